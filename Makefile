@@ -1,0 +1,72 @@
+# Everything a contributor runs. `make help` lists the targets.
+#
+# Variables:
+#   PYTHON=python3.12      the interpreter that .venv is made from (3.11 or later)
+#   TORCH='torch==2.11.0'  which torch to install, in the words of pip; the default is the pin in constraints.txt.
+#                          torch goes in first and stays: write TORCH=torch for the newest build that your index
+#                          offers, or TORCH='--index-url URL torch==2.13.0' for a CPU or a certain CUDA build.
+#   BENCH=benchmarks/x.py  which benchmarks `make bench` runs
+
+PYTHON ?= python3
+TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+BENCH ?= benchmarks/grpo_step.py
+DEMO_OUT ?= runs/demo
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install
+# The pins without torch's: what TORCH has installed is kept.
+PINS := $(VENV)/constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check docs bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1 - /p' Makefile
+
+install: $(VENV)/.dev  ## make .venv with flowrl and what its tests need
+
+demo: $(VENV)/.dev  ## warm up a small model and train it with GRPO on additions
+	$(PY) algorithms/grpo.py --program warmup,evaluate,grpo,evaluate --out $(DEMO_OUT) --overwrite
+
+test: $(VENV)/.dev  ## run the tests
+	$(PY) -m pytest -q
+
+check: $(VENV)/.dev  ## lint, format, types, direction of imports
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright --pythonpath $(PY)
+	$(VENV)/bin/lint-imports --no-logo
+
+docs: $(VENV)/.docs  ## build the pages into docs/_build/html; a warning is an error
+	$(VENV)/bin/sphinx-build -W --keep-going -E -q -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+bench: $(VENV)/.bench  ## compare with the peers; ratios and hardware are printed
+	set -e; for file in $(BENCH); do $(PY) $$file; done
+
+clean:  ## remove caches and built pages; runs and .venv stay
+	rm -rf docs/_build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PINS): constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "flowrl needs Python 3.11 or later, and $(PYTHON) is older; use make PYTHON=..."; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	sed '/^torch==/d' constraints.txt > $@
+
+$(VENV)/.torch: $(PINS)
+	$(PIP) -c $(PINS) $(TORCH)
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -c $(PINS) -e '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) -c $(PINS) -e '.[docs]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev benchmarks/requirements.txt
+	$(PIP) -c $(PINS) -r benchmarks/requirements.txt
+	touch $@

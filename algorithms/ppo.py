@@ -1,0 +1,49 @@
+"""PPO for language models (Ouyang et al. 2022, arXiv:2203.02155; Schulman et al. 2017, arXiv:1707.06347).
+
+Departures: 1. the KL penalty to the reference is an estimate on the sampled tokens (k1), added to the reward of each.
+2. actor and critic are trained on the whole step at once, ``epochs`` times.
+"""
+
+from tasks import arithmetic
+
+import flowrl as fl
+from flowrl import rl
+
+flow = fl.Flow("ppo")
+actor = flow.worker(fl.Actor, model=arithmetic.MODEL, lr=1e-4, max_tokens=8)
+critic = flow.worker(fl.Critic, model=arithmetic.MODEL, lr=3e-4)
+ref = flow.worker(fl.Reference, of=actor)
+reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
+
+
+@flow.program
+def ppo(steps: int = 400, prompts_per_step: int = 128, kl: float = 1e-3, gamma: float = 1.0, lam: float = 0.95):
+    for step, batch in flow.steps(arithmetic.prompts(prompts_per_step), steps):
+        batch = actor.generate(batch)
+        batch = reward.score(batch) | ref.logprobs(batch) | critic.values(batch)
+        batch = rl.kl_penalty(batch, coef=kl)
+        batch = rl.gae(batch, gamma=gamma, lam=lam)
+        critic_metrics = critic.update(batch)
+        metrics = actor.update(batch, loss=rl.ppo_clip())
+        flow.log(step, metrics, critic_metrics, reward=batch.rewards.mean())
+
+
+@flow.program
+def warmup(steps: int = 200, rows: int = 128, lr: float = 1e-3):
+    """A supervised warm-up: the actor learns the form of an answer, and some of the sums."""
+    for step, batch in flow.steps(arithmetic.examples(rows), steps):
+        rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)
+        flow.log(step, actor.update(batch, loss=rl.sft(), lr=rate))
+
+
+@flow.program
+def evaluate():
+    """Greedy answers to held-out sums of two-digit numbers."""
+    for step, batch in flow.steps(arithmetic.heldout()):
+        batch = actor.generate(batch, greedy=True)
+        batch = reward.score(batch)
+        flow.log(step, greedy_exact_match=batch.rewards.mean())
+
+
+if __name__ == "__main__":
+    flow.main()

@@ -1,0 +1,117 @@
+"""Addition of one- and two-digit numbers: ``12+7=`` is answered with ``19;``, where ``;`` ends a response.
+
+512 sums of two two-digit numbers are held out; no training source ever draws them.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import flowrl as fl
+from flowrl.errors import DataError
+
+CHARS = "0123456789+=;"
+HELD_OUT = 512
+
+
+def build_tokenizer() -> Any:
+    """One token per character; ``;`` ends a sequence. 16 tokens with padding and two that no text needs."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # "?" and "_" are ordinary tokens: sampled ones stay visible in the text, so an answer with one is wrong.
+    vocabulary = {token: i for i, token in enumerate(["<pad>", *CHARS, "?", "_"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token=";", padding_side="left")
+
+
+#: A Qwen2 of 1.6 million parameters with random weights.
+MODEL = fl.Model(
+    config={
+        "model_type": "qwen2",
+        "vocab_size": 16,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 1 + CHARS.index(";"),
+        "pad_token_id": 0,
+    },
+    tokenizer=build_tokenizer,
+)
+
+
+def prompts(batch: int, *, one_digit: float | None = None, seed: int = 0) -> fl.data.Source:
+    """``batch`` sums a step, with the columns ``prompt`` ("12+7=") and ``answer`` ("19").
+
+    ``one_digit`` is the probability that an operand has one digit; None draws from all pairs of numbers below 100
+    alike, each once before any comes again.
+    """
+    return _source(batch, one_digit, seed, response=None)
+
+
+def examples(batch: int, *, one_digit: float | None = None, seed: int = 1) -> fl.data.Source:
+    """The same to learn from: prompts with their answers, ended by ``;``."""
+    return _source(batch, one_digit, seed, response="answer")
+
+
+def heldout(n: int = HELD_OUT, *, repeat: bool = False) -> fl.data.Source:
+    """n held-out sums of two two-digit numbers, as one batch, always the same."""
+    if not 1 <= n <= HELD_OUT:
+        raise DataError(f"heldout({n}): there are {HELD_OUT} held-out sums.", fix=f"Ask for 1 to {HELD_OUT}.")
+    return fl.data.rows(_held_out()[:n], batch=n, shuffle=False, repeat=repeat)
+
+
+def exact_match(prompt: str, response: str) -> float:
+    """1 where the response is the sum in decimal digits and nothing else, otherwise 0."""
+    return float(response == _answer(prompt))
+
+
+def _source(batch: int, one_digit: float | None, seed: int, response: str | None) -> fl.data.Source:
+    if one_digit is None:
+        return fl.data.rows(_training(), batch=batch, seed=seed, response=response)
+
+    def draw(index: int) -> dict[str, str]:
+        chance = random.Random(f"{seed} {index}")  # a text: numbers next to each other would start alike
+        while True:
+            a, b = (chance.randrange(10) if chance.random() < one_digit else chance.randrange(10, 100) for _ in "ab")
+            if (a, b) not in _held_out_pairs():
+                return _row(a, b)
+
+    return fl.data.generated(draw, batch=batch, response=response)
+
+
+def _answer(prompt: str) -> str:
+    a, b = prompt.removesuffix("=").split("+")
+    return str(int(a) + int(b))
+
+
+def _row(a: int, b: int) -> dict[str, str]:
+    return {"prompt": f"{a}+{b}=", "answer": str(a + b)}
+
+
+@cache
+def _held_out_pairs() -> dict[tuple[int, int], None]:
+    """In a fixed order, so that the first n of them are always the same."""
+    pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    random.Random(7).shuffle(pairs)
+    return dict.fromkeys(pairs[:HELD_OUT])
+
+
+@cache
+def _held_out() -> list[dict[str, str]]:
+    return [_row(a, b) for a, b in _held_out_pairs()]
+
+
+@cache
+def _training() -> list[dict[str, str]]:
+    held_out = _held_out_pairs()
+    return [_row(a, b) for a in range(100) for b in range(100) if (a, b) not in held_out]

@@ -1,0 +1,42 @@
+"""flowrl: RL algorithms as plain Python programs over typed worker groups, compiled to a dataflow graph.
+
+``import flowrl as fl`` is light: torch, transformers and the rest are imported where a worker opens.
+"""
+
+from __future__ import annotations
+
+from . import data, rl
+from .batch import Batch, Column
+from .errors import FlowError
+from .flow import Flow
+from .flow import open_worker as open
+from .graph.op import Metrics, op
+from .workers.actor import Actor, Reference
+from .workers.base import Worker
+from .workers.critic import Critic, RewardModel
+from .workers.env import Env
+from .workers.records import Lora, Model
+from .workers.reward import FunctionReward
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Actor",
+    "Batch",
+    "Column",
+    "Critic",
+    "Env",
+    "Flow",
+    "FlowError",
+    "FunctionReward",
+    "Lora",
+    "Metrics",
+    "Model",
+    "Reference",
+    "RewardModel",
+    "Worker",
+    "data",
+    "op",
+    "open",
+    "rl",
+]

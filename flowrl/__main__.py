@@ -1,0 +1,7 @@
+"""``python -m flowrl`` is the command line."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

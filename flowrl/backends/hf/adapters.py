@@ -1,0 +1,73 @@
+"""Low-rank adapters through peft: put into a model, and taken together with its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import ModelError
+from ...workers.records import Lora
+
+_NAME = "default"
+
+
+def add(model: Any, lora: Lora, seed: int) -> None:
+    """Put adapters into the model; they alone, and a scalar head, are trained. They start as no change at all."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            "Adapters need the package 'peft', which is not installed.",
+            fix="Install flowrl with its extra: pip install '.[lora]' in the source tree.",
+        ) from error
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    if targets == "all-linear":
+        heads = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
+        targets = sorted(n for n, m in model.named_modules() if type(m) is torch.nn.Linear and id(m) not in heads)
+    device, dtype = model.device, next(model.parameters()).dtype
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model.cpu()
+            inject_adapter_in_model(LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=targets), model, _NAME)
+    except ValueError as error:
+        raise ModelError(
+            f"Adapters cannot be put into {type(model).__name__}: {str(error).splitlines()[0][:200]}",
+            fix="Name linear layers of the model in targets=, such as ('q_proj', 'v_proj').",
+        ) from error
+    model.to(device=device, dtype=dtype).eval()
+    if hasattr(model, "score"):
+        model.score.requires_grad_(True)
+
+
+def plain(model: Any) -> dict[str, Tensor]:
+    """All weights by name, tied ones once."""
+    return {n: p.detach() for n, p in model.named_parameters()}
+
+
+def merged(model: Any) -> dict[str, Tensor]:
+    """All weights under the names that they have without adapters, each adapter added to its layer's weight."""
+    found: dict[str, Tensor] = {}
+    layers = dict(model.named_modules())
+    for name, weight in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        outer = name.replace(".base_layer.", ".")
+        weight = weight.detach()
+        if outer != name and outer.endswith(".weight"):
+            layer = layers[outer.rpartition(".")[0]]
+            weight = weight + layer.get_delta_weight(_NAME).detach().to(weight.dtype)
+        found[outer] = weight
+    return found
+
+
+def whole_state(model: Any) -> dict[str, Tensor] | None:
+    """What to save for a model with adapters: its state with them merged. None: the model's own state will do."""
+    if not any(".lora_" in name for name, _ in model.named_parameters()):
+        return None
+    weights = merged(model)
+    buffers = {n: b for n, b in model.state_dict().items() if n not in dict(model.named_parameters())}
+    tied = {n: b for n, b in buffers.items() if ".lora_" not in n and ".base_layer." not in n and n not in weights}
+    return {**tied, **weights}

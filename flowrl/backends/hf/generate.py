@@ -1,0 +1,221 @@
+"""Sampling responses: a prompt is computed once for all its rows, and finished rows leave the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...batch import Column
+from ...errors import DataError
+from ...workers.records import Sampled, Sampling
+from .decode import Decoder, Plain, Slotted, prefill_tokens
+from .ragged import ragged_index, starts_of
+from .sample import draw, uniforms
+
+if TYPE_CHECKING:
+    from .net import Net
+
+#: Rows leave the batch once fewer than this share of it is alive.
+COMPACT_BELOW = 0.8
+#: Tokens between two looks at who is alive; a device that computes ahead of the CPU must not wait for each.
+LOOK_EVERY = {"cpu": 1, "cuda": 16}
+#: Uniforms made at a time.
+AHEAD = 32
+
+
+def generate(
+    net: Net,
+    prompts: Column,
+    n: int,
+    seeds: Tensor,
+    sampling: Sampling,
+    stops: tuple[int, ...],
+    starts: Tensor | None = None,
+    *,
+    cache_bytes: int | None = None,
+) -> Sampled:
+    """``n`` responses to each prompt, rows parent-major.
+
+    Args:
+        net: the model.
+        prompts: i32[*prompt], none empty.
+        n: responses for each.
+        seeds: i64[prompts * n]; token number ``t`` of a row takes the uniform of ``(seed, start + t)``.
+        sampling: how tokens are drawn, and how many at most; a response also ends where the model's positions end.
+        stops: ids that end a response and are its last token.
+        starts: i64[prompts * n], the first token's number; None is 0.
+        cache_bytes: most memory for keys and values; None is a quarter of the device's, or 2 GiB on a CPU.
+
+    Raises DataError for an empty prompt, or one that fills all positions of the model.
+    """
+    run = _Run(net, prompts, n, seeds, sampling, stops, starts)
+    with torch.no_grad(), net.mixed():
+        parts = [run.bucket(rows) for rows in run.buckets(cache_bytes or default_cache_bytes(net))]
+    return run.collect(parts)
+
+
+def default_cache_bytes(net: Net) -> int:
+    """A figure that does not depend on what is free just now, so that the same call has the same shapes."""
+    if net.device.type != "cuda":
+        return 2 << 30
+    return torch.cuda.get_device_properties(net.device).total_memory // 4
+
+
+Part = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class _Run:
+    """One call of :func:`generate`: its inputs on the device, and how rows are put together."""
+
+    def __init__(
+        self,
+        net: Net,
+        prompts: Column,
+        n: int,
+        seeds: Tensor,
+        sampling: Sampling,
+        stops: tuple[int, ...],
+        starts: Tensor | None,
+    ) -> None:
+        device = net.device
+        self.net, self.n, self.sampling = net, n, sampling
+        self.lengths, self.offsets = prompts.lengths, prompts.offsets[:-1]
+        self.most = _positions(net, self.lengths)
+        self.ids = prompts.values.to(device=device, dtype=torch.int64)
+        self.seeds = seeds.to(device)
+        self.starts = None if starts is None else starts.to(device)
+        self.stops = torch.tensor(sorted(set(stops)), dtype=torch.int64, device=device)
+        self.head = net.head.cast()
+        #: Whether the distribution that is sampled from is the policy's own.
+        self.own = not sampling.greedy and sampling == Sampling(max_tokens=sampling.max_tokens, stop=sampling.stop)
+
+    def buckets(self, cache_bytes: int) -> Iterator[Tensor]:
+        """Rows by falling prompt length, as many at a time as the memory for keys and values allows."""
+        order = torch.argsort(self.lengths, descending=True, stable=True)
+        lengths = self.lengths[order].tolist()
+        rows = (order[:, None] * self.n + torch.arange(self.n)).flatten()
+        per_token = self.net.cache_bytes_per_token()
+        start = 0
+        while start < len(rows):
+            prompt = start // self.n
+            longest = lengths[prompt]
+            room = max(1, cache_bytes // (per_token * (longest + self.sampling.max_tokens)))
+            if not self.slotted(longest):  # one length at a time, so that nothing is padded
+                same = prompt + sum(length == longest for length in lengths[prompt:])
+                room = min(room, max(1, prefill_tokens(self.net.device) // longest), same * self.n - start)
+            yield rows[start : start + room]
+            start += room
+
+    def slotted(self, longest: int) -> bool:
+        """Whether the engine's own cache serves a bucket with prompts up to this length."""
+        reach = self.net.reach
+        return self.net.own_cache and (reach is None or longest + self.sampling.max_tokens < reach)
+
+    def decoder(self, rows: Tensor, limit: int) -> Decoder:
+        """What computes these rows."""
+        prompts, source = torch.unique_consecutive(rows // self.n, return_inverse=True)
+        lengths, offsets = self.lengths[prompts], self.offsets[prompts]
+        if self.slotted(int(lengths.max())):
+            return Slotted(self.net, self.ids, offsets, lengths, source, limit)
+        index = ragged_index(offsets[source], lengths[source]).to(self.net.device)
+        return Plain(self.net, self.ids[index].view(len(rows), -1))
+
+    def bucket(self, rows: Tensor) -> Part:
+        """Sample the responses of these rows to their end."""
+        device = self.net.device
+        limits = torch.full_like(rows, self.sampling.max_tokens)
+        if self.most is not None:
+            limits = limits.minimum(self.most - self.lengths[rows // self.n])
+        limit = int(limits.max())
+        even = int(limits.min()) == limit
+        decoder = self.decoder(rows, limit)
+        rows, limits = rows.to(device), limits.to(device)
+        ids = torch.zeros(len(rows), limit, dtype=torch.int64, device=device)
+        plain = torch.zeros(len(rows), limit, dtype=self.head.wide, device=device)
+        sampled = plain if self.own else torch.zeros_like(plain)
+
+        at: Tensor | slice = slice(None)  # where the rows of the batch lie in these
+        alive = torch.arange(len(rows), device=device)
+        done = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        look = LOOK_EVERY.get(device.type, 1)
+        uniform: Tensor | None = None
+        hidden = decoder.first()
+        for t in range(limit):
+            if not self.sampling.greedy:
+                if t % AHEAD == 0:
+                    uniform = self.uniforms(rows[at], t)
+                column = uniform[:, t % AHEAD]  # type: ignore[index]
+            else:
+                column = None
+            with self.net.exact():
+                token, plain_t, sampled_t = draw(hidden, self.head, column, self.sampling)
+            ids[at, t], plain[at, t] = token, plain_t
+            if not self.own:
+                sampled[at, t] = sampled_t
+            if t + 1 == limit:
+                break
+            done = done | torch.isin(token, self.stops)
+            if not even:
+                done = done | (limits[at] <= t + 1)
+            if (t + 1) % look == 0:
+                live = (~done).nonzero().squeeze(-1)
+                if not len(live):
+                    break
+                if decoder.compacts and len(live) < COMPACT_BELOW * len(done):
+                    decoder.keep(live)
+                    at = alive = alive[live]
+                    done, token = done[live], token[live]
+                    uniform = None if uniform is None else uniform[live]
+            hidden = decoder.next(token, t)
+        return rows, *_cut(ids, plain, sampled, limits, self.stops)
+
+    def uniforms(self, rows: Tensor, t: int) -> Tensor:
+        """The uniforms [rows, AHEAD] of tokens ``t`` and on."""
+        ahead = torch.arange(t, t + AHEAD, device=rows.device)
+        first = 0 if self.starts is None else self.starts[rows][:, None]
+        return uniforms(self.seeds[rows][:, None], first + ahead)
+
+    def collect(self, parts: list[Part]) -> Sampled:
+        """The results of all buckets in the order of the call's rows, on the CPU."""
+        if not parts:
+            none = Column.packed(torch.zeros(0), [0] * (len(self.lengths) * self.n), "response")
+            finished = torch.zeros(len(none), dtype=torch.bool)
+            return Sampled(none.with_values(torch.zeros(0, dtype=torch.int32)), none, none, finished)
+        rows, ended, stopped, ids, plain, sampled = (torch.cat(p).cpu() for p in zip(*parts, strict=True))
+        order = torch.argsort(rows)
+        lengths = ended[order]
+        source = ragged_index(starts_of(ended)[order], lengths)
+        made = Column.packed(ids[source].int(), lengths, "response")
+        logprobs = made.with_values(plain[source].float())
+        same = logprobs if self.own else made.with_values(sampled[source].float())
+        return Sampled(made, logprobs, same, stopped[order])
+
+
+def _cut(
+    ids: Tensor, plain: Tensor, sampled: Tensor, limits: Tensor, stops: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Lengths, whether a stop ended the row, and the three packed: each row up to its first stop, or its limit."""
+    at = torch.arange(ids.shape[1], device=ids.device)
+    stop = torch.isin(ids, stops) & (at < limits[:, None])
+    stopped = stop.any(1)
+    ended = torch.where(stopped, stop.int().argmax(1) + 1, limits)
+    inside = at < ended[:, None]
+    return ended, stopped, ids[inside], plain[inside], sampled[inside]
+
+
+def _positions(net: Net, lengths: Tensor) -> int | None:
+    """How many positions the model has, once every prompt is known to leave room for one more token."""
+    if len(lengths) and int(lengths.min()) < 1:
+        row = int(lengths.argmin())
+        raise DataError(f"The prompt of row {row} is empty.", fix="Give every prompt at least one token.")
+    most = net.positions
+    if most is not None and len(lengths) and int(lengths.max()) >= most:
+        row = int(lengths.argmax())
+        raise DataError(
+            f"The prompt of row {row} has {int(lengths[row])} tokens; the model has {most} positions in all.",
+            fix="Shorten or filter the prompts, or use a model with more positions.",
+        )
+    return most

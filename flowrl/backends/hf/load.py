@@ -1,0 +1,196 @@
+"""A transformers model and its tokenizer from a hub name, a local folder, or a configuration with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ModelError, near
+from ...workers.records import Build, Model
+from ...workers.tokenizer import find_tokenizer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def pick_device(said: str) -> torch.device:
+    """``auto`` is the CUDA device where there is one, else the CPU."""
+    if said == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(said)
+    except RuntimeError:
+        raise ModelError(f"'{said}' is no device.", fix="Write auto, cpu, cuda or cuda:1.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            f"The device '{said}' was asked for, but torch finds no CUDA here.", fix="Write device='auto'."
+        )
+    return device
+
+
+def pick_dtypes(build: Build, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype of the weights and that of the computation. Trained weights are never narrower than float32."""
+    if build.dtype not in (*DTYPES, "auto"):
+        raise ModelError(
+            f"dtype='{build.dtype}' is none of auto, fp32, bf16.",
+            fix=f"Write dtype='{near(build.dtype, DTYPES) or 'auto'}'.",
+        )
+    compute = DTYPES["bf16" if device.type == "cuda" else "fp32"] if build.dtype == "auto" else DTYPES[build.dtype]
+    wide = torch.float32 if compute == torch.bfloat16 else compute
+    return (wide if build.trainable else compute), compute
+
+
+def load_model(build: Build, device: torch.device, dtype: torch.dtype) -> Any:
+    """The transformers model, in ``dtype`` on ``device``, in evaluation mode (no dropout, in training neither).
+
+    Random weights come from the model's seed alone, whatever the state of torch's generators, which stay as they are.
+    A scalar head that the checkpoint does not hold gets normal weights of std 1 / hidden size from ``build.seed``.
+    """
+    with quiet(), torch.random.fork_rng(devices=[]):  # made on the CPU, so that every device has the same weights
+        torch.manual_seed(build.model.seed)
+        if build.model.config is not None:
+            model, fresh = _from_config(build.model.config, build.head, dtype), True
+        else:
+            model, fresh = _from_name(build.model, build.head, dtype)
+    if build.head == "scalar" and fresh:
+        generator = torch.Generator().manual_seed(build.seed)
+        weight = model.score.weight
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1])
+    model.config.use_cache = False  # asked for where it is wanted
+    return model.to(device=device, dtype=dtype).eval()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers, and none of its warnings about what is checked here."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _auto(head: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+
+
+def _from_config(said: Mapping[str, Any], head: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    options = dict(said)
+    kind = options.pop("model_type")
+    if kind not in CONFIG_MAPPING:
+        meant = near(kind, CONFIG_MAPPING.keys())
+        raise ModelError(
+            f"transformers knows no model_type '{kind}'.",
+            fix=f'Write "model_type": "{meant}".' if meant else "Name one of its model types, such as qwen2.",
+        )
+    plain = CONFIG_MAPPING[kind]()
+    known = {k for k in (*dir(plain), *getattr(plain, "attribute_map", {})) if not k.startswith("_")}
+    for key in sorted(set(options) - known):
+        # A model may read keys that its configuration does not list; one that is nearly a listed key is a slip.
+        meant = get_close_matches(key, known, n=1, cutoff=0.85)
+        if meant:
+            raise ModelError(f"The configuration of {kind} has no '{key}'.", fix=f"Did you mean '{meant[0]}'?")
+    try:
+        config = AutoConfig.for_model(kind, **options, **({"num_labels": 1} if head == "scalar" else {}))
+        return _auto(head).from_config(config, dtype=dtype)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(
+            f"A random {kind} with head '{head}' cannot be made: {_first_line(error)}",
+            fix="Change the configuration.",
+        ) from error
+
+
+def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool]:
+    """The model, and whether its scalar head is fresh."""
+    name = _existing(str(model.name))
+    options: dict[str, Any] = {"num_labels": 1} if head == "scalar" else {}
+    try:
+        loaded, info = _auto(head).from_pretrained(
+            name, revision=model.revision or "main", dtype=dtype, output_loading_info=True, **options
+        )
+    except Exception as error:
+        what = f"The model '{model.name}' cannot be loaded: {_first_line(error)}"
+        raise ModelError(what, fix=_fix(name)) from error
+    missing = sorted(info["missing_keys"])
+    lost = [k for k in missing if not (head == "scalar" and k.startswith("score"))]
+    if lost:
+        raise ModelError(
+            f"'{model.name}' lacks {len(lost)} weights of {type(loaded).__name__}, such as '{lost[0]}'.",
+            fix="Name a folder that holds a whole model of this kind.",
+        )
+    return loaded, bool(missing)
+
+
+def _existing(name: str) -> str:
+    """The name, once it is sure that it is no misspelt folder."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            inside = [p.parent.name for p in sorted(path.glob("*/config.json"))]
+            raise ModelError(
+                f"The folder '{name}' holds no config.json, so it is no saved model.",
+                have=inside or None,
+                fix=f"Write {path / inside[0]}." if inside else "Name the folder of a saved model.",
+            )
+        return str(path)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in (".safetensors", ".bin")
+    if not looks_local and "\\" not in name:
+        return name
+    raise ModelError(f"There is no folder '{name}'.", fix=_fix(name))
+
+
+def _fix(name: str) -> str:
+    path = Path(name).expanduser()
+    folder = path.parent
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    beside = [p.name for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
+    missed = path.relative_to(folder).parts[0] if path != folder else path.name
+    meant = near(missed, beside)
+    if meant:
+        return f"Did you mean the folder {folder / meant}?"
+    return "Name a folder with a saved model, or a model of the hub that this machine can reach."
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def load_tokenizer(model: Model) -> Any:
+    """The tokenizer that the model names, or that lies beside it; None where there is none beside it."""
+    said = model.tokenizer if model.tokenizer is not None else model.name
+    if said is None:
+        return None
+    if callable(said):
+        return said()
+    name = _existing(said) if model.tokenizer is None else said
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        if model.tokenizer is None:
+            return None  # transformers would make an empty one for some models
+        raise ModelError(f"The folder '{said}' holds no tokenizer.", fix="Name a folder with a tokenizer.json.")
+    try:
+        return find_tokenizer(name, model.revision)
+    except Exception as error:
+        raise ModelError(
+            f"The tokenizer of '{said}' cannot be loaded: {_first_line(error)}",
+            fix="Save a tokenizer in that folder, or give Model(..., tokenizer=...).",
+        ) from error

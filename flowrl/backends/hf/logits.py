@@ -1,0 +1,162 @@
+"""Log-probabilities and entropy of tokens from hidden states; the logits of all tokens are never held at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+#: How many bytes of float32 logits are held at a time.
+LOGITS_BYTES = 128 << 20
+
+#: Whether this torch gives float32 results of bfloat16 products.
+_WIDE_SUMS = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
+
+
+@dataclass(frozen=True)
+class Head:
+    """How hidden states become logits: ``softcap(scale * (h W^T + b))``, in float32 (float64 for a float64 model).
+
+    ``compute`` is the dtype of what is multiplied; sums are float32.
+    """
+
+    weight: Tensor  # [vocab, hidden]
+    bias: Tensor | None = None  # [vocab]
+    scale: float = 1.0
+    softcap: float | None = None
+    compute: torch.dtype = torch.float32
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of logits and log-probabilities."""
+        return torch.promote_types(self.compute, torch.float32)
+
+    def cast(self) -> Head:
+        """The same with the weight in the dtype of the product: no copy for each call."""
+        return replace(self, weight=self.weight.detach().to(self.compute))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [tokens, vocab] of ``hidden`` [tokens, hidden], without gradient."""
+        return self.shape(product(hidden.to(self.compute), self.weight.to(self.compute)))
+
+    def shape(self, raw: Tensor) -> Tensor:
+        """Bias, scale and cap, in place where that is possible."""
+        if self.bias is not None:
+            raw += self.bias
+        if self.scale != 1.0:
+            raw *= self.scale
+        return raw if self.softcap is None else raw.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def unshape(self, grad: Tensor, logits: Tensor) -> Tensor:
+        """Gradient before scale and cap, from that of the logits; in place."""
+        if self.softcap is not None:
+            grad *= 1 - (logits / self.softcap).square_()
+        return grad if self.scale == 1.0 else grad.mul_(self.scale)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a b^T`` with sums and result in float32 at least."""
+    if a.dtype in (torch.float32, torch.float64):
+        return a @ b.T
+    if a.is_cuda and _WIDE_SUMS:
+        return torch.mm(a, b.T, out_dtype=torch.float32)
+    return a.float() @ b.float().T
+
+
+def token_logprobs(
+    hidden: Tensor, head: Head, targets: Tensor, *, entropy: bool = False, budget: int = LOGITS_BYTES
+) -> tuple[Tensor, Tensor | None]:
+    """``log softmax(logits)[target]`` and, if asked, the entropy of each token's distribution, in nats.
+
+    Args:
+        hidden: [tokens, hidden], with or without gradient.
+        head: the output layer. Gradients reach its weight and bias where they ask for them.
+        targets: i64[tokens].
+        entropy: also give the entropy.
+        budget: bytes of logits held at a time. They are computed again in the backward pass.
+
+    Returns f32[tokens] each (f64 for a float64 model); None for the entropy where it is not asked for.
+    """
+    chunk = max(1, budget // (head.wide.itemsize * head.weight.shape[0]))
+    found = _Chunked.apply(hidden, head.weight, head.bias, targets, head, chunk, entropy)
+    return found if entropy else (found, None)
+
+
+class _Chunked(torch.autograd.Function):
+    """The logits of ``chunk`` tokens at a time, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        head: Head,
+        chunk: int,
+        entropy: bool,
+    ) -> Any:
+        low, table = hidden.to(head.compute), weight.to(head.compute)
+        tokens = hidden.shape[0]
+        logprobs = torch.empty(tokens, dtype=head.wide, device=hidden.device)
+        total = torch.empty_like(logprobs)
+        spread = torch.empty_like(logprobs) if entropy else None
+        for a in range(0, tokens, chunk):
+            logits = head.shape(product(low[a : a + chunk], table))
+            total[a : a + chunk] = torch.logsumexp(logits, -1)
+            chosen = logits.gather(-1, targets[a : a + chunk, None]).squeeze(-1)
+            logprobs[a : a + chunk] = chosen - total[a : a + chunk]
+            if spread is not None:
+                logits -= total[a : a + chunk, None]
+                spread[a : a + chunk] = -logits.exp().mul_(logits).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, total, spread)
+        ctx.head, ctx.chunk = head, chunk
+        return logprobs if spread is None else (logprobs, spread)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        hidden, weight, bias, targets, total, spread = ctx.saved_tensors
+        head, chunk = ctx.head, ctx.chunk
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        low, table = hidden.to(head.compute), weight.to(head.compute)
+        grad_hidden = torch.empty_like(hidden) if need_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=total.dtype) if need_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=total.dtype) if need_bias else None
+        for a in range(0, hidden.shape[0], chunk):
+            part = slice(a, a + chunk)
+            logits = head.shape(product(low[part], table))
+            grad = (logits - total[part, None]).exp_()  # the probabilities, to begin with
+            weighed = grads[0][part, None]
+            if spread is not None:
+                weighed = weighed + grads[1][part, None] * (logits - total[part, None] + spread[part, None])
+            grad.mul_(weighed).neg_()
+            grad.scatter_add_(-1, targets[part, None], grads[0][part, None])
+            grad = head.unshape(grad, logits)
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+            grad = grad.to(head.compute)
+            if grad_hidden is not None:
+                grad_hidden[part] = product(grad, table.T)
+            if grad_weight is not None:
+                _accumulate(grad_weight, grad, low[part])
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _accumulate(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+    """``total += grad^T hidden``, with sums in the dtype of ``total``."""
+    if grad.dtype == total.dtype:
+        total.addmm_(grad.T, hidden)
+    else:
+        total += product(grad.T, hidden.T)

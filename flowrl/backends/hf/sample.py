@@ -1,0 +1,92 @@
+"""Drawing tokens: one uniform per row and token from a counter, then the inverse of the distribution's sum."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...workers.records import Sampling
+from .logits import Head
+
+#: How many bytes of float64 probabilities are held at a time.
+DRAW_BYTES = 256 << 20
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
+_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_SECOND = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele et al. 2014): every bit of i64 in moves about half of those out."""
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _FIRST
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _SECOND
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def uniforms(seeds: Tensor, counters: Tensor) -> Tensor:
+    """Numbers in [0, 1), f64, each a function of its own seed and counter alone; the two are i64 and broadcast."""
+    bits = _mix(_mix(seeds) + (counters + 1) * _GOLDEN)
+    return ((bits >> 11) & 0x1FFFFFFFFFFFFF).double() * 2.0**-53
+
+
+def draw(hidden: Tensor, head: Head, uniform: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """A token for each row of ``hidden`` [rows, hidden], by ``uniform`` f64[rows] (None where sampling is greedy).
+
+    Gives tokens i64[rows], their log-probability under the policy itself, and under the distribution that was sampled
+    from: after temperature, then top-k, then top-p among what top-k left. For a greedy token the latter is 0.
+    """
+    rows = max(1, DRAW_BYTES // (8 * head.weight.shape[0]))
+    if len(hidden) <= rows:
+        return _draw(head.logits(hidden), uniform, sampling)
+    parts = [
+        _draw(head.logits(hidden[a : a + rows]), None if uniform is None else uniform[a : a + rows], sampling)
+        for a in range(0, len(hidden), rows)
+    ]
+    tokens, plain, sampled = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(plain), torch.cat(sampled)
+
+
+def _draw(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    logprobs = torch.log_softmax(logits, -1)
+    if sampling.greedy or uniform is None:
+        tokens = logits.argmax(-1)
+        plain = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+        return tokens, plain, torch.zeros_like(plain)
+    shaped = logprobs
+    if sampling.temperature != 1.0:
+        shaped = torch.log_softmax(logits / sampling.temperature, -1)
+    if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
+        shaped = _truncated(shaped, sampling.top_k, sampling.top_p)
+    sums = shaped.double().exp_().cumsum_(-1) if shaped.dtype != torch.float64 else shaped.exp().cumsum_(-1)
+    last = sums[:, -1]
+    # Strictly below the whole sum, so that the token found is one with a probability above 0.
+    goal = torch.minimum(uniform * last, torch.nextafter(last, torch.zeros_like(last)))
+    tokens = torch.searchsorted(sums, goal[:, None], right=True)
+    plain = logprobs.gather(-1, tokens).squeeze(-1)
+    sampled = plain if shaped is logprobs else shaped.gather(-1, tokens).squeeze(-1)
+    return tokens.squeeze(-1), plain, sampled
+
+
+def _truncated(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Log-probabilities after top-k and top-p. Tokens as likely as the last one kept are kept too."""
+    ordered = None
+    if 0 < top_k < logprobs.shape[-1]:
+        ordered = logprobs.topk(top_k, -1).values
+        logprobs = logprobs.masked_fill(logprobs < ordered[:, -1:], -torch.inf)
+        whole = logprobs.logsumexp(-1, keepdim=True)
+        logprobs, ordered = logprobs - whole, ordered - whole
+    if top_p < 1:
+        ordered = _most_likely(logprobs, top_p) if ordered is None else ordered
+        shares = ordered.double().exp_()
+        least = ordered.masked_fill(shares.cumsum(-1) - shares >= top_p, torch.inf).amin(-1, keepdim=True)
+        logprobs = torch.log_softmax(logprobs.masked_fill(logprobs < least, -torch.inf), -1)
+    return logprobs
+
+
+def _most_likely(logprobs: Tensor, top_p: float, first: int = 1024) -> Tensor:
+    """Log-probabilities in falling order: all of them, or on a CPU only so many as hold ``top_p`` of every row."""
+    if logprobs.device.type == "cpu" and first < logprobs.shape[-1]:  # sorting a whole vocabulary is slow there
+        ordered = logprobs.topk(first, -1).values
+        if bool((ordered.double().exp_().sum(-1) >= top_p).all()):
+            return ordered
+    return logprobs.sort(-1, descending=True).values

@@ -1,0 +1,497 @@
+"""What one field of all rows is: a tensor packed along its ragged dim, never padded; and its arithmetic."""
+
+from __future__ import annotations
+
+import base64
+import operator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .errors import DataError, FieldError, RowsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@cache
+def _dtypes() -> dict[str, Any]:
+    import torch
+
+    return {
+        "i32": torch.int32,
+        "i64": torch.int64,
+        "f32": torch.float32,
+        "f64": torch.float64,
+        "bf16": torch.bfloat16,
+        "bool": torch.bool,
+    }
+
+
+@cache
+def _dtype_names() -> dict[Any, str]:
+    return {dtype: name for name, dtype in _dtypes().items()}
+
+
+def _binary(name: str, *, reflected: bool = False) -> Callable[[Column, Any], Column]:
+    fn = getattr(operator, name)
+    counts = name in ("add", "sub", "mul", "floordiv", "mod", "pow")  # where Python takes True as 1
+    if reflected:
+        return lambda self, other: self._combine(other, lambda a, b: fn(b, a), counts=counts)
+    return lambda self, other: self._combine(other, fn, counts=counts)
+
+
+def _unary(name: str) -> Callable[[Column], Column]:
+    fn = getattr(operator, name)
+    return lambda self: self._map(fn, counts=name != "invert")
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Column:
+    """One field of all rows: ``Column.of([[1, 2], [], [3]], dim="response", dtype="i32")``.
+
+    ``values``: a tensor [total, ...] for a ragged column (its rows one after the other), [rows, ...] for a
+    fixed one, a list of objects for ``any``. ``lengths``: i64[rows] on the CPU, and ``dim``, the name of the
+    ragged dim; None where there is none. ``type`` is ``i32[*response]``, ``f32[]``, ``any`` or the like.
+    Arithmetic and comparisons are per element; a number or a fixed column is spread over a ragged one.
+    """
+
+    values: Any
+    lengths: Any = None
+    dim: str | None = None
+    _offsets: Any = field(default=None, init=False)
+
+    @staticmethod
+    def of(data: Any, dim: str | None = None, dtype: str | None = None) -> Column:
+        """A column from a column, a tensor, or a list of numbers, texts, objects, lists or tensors.
+
+        With ``dim`` every item is a row of a ragged column. Whole numbers become i64, others f32.
+        """
+        if isinstance(data, Column):
+            values = data.values if dtype in (None, data.dtype) else _tensor(data.values, dtype)
+            named = data.dim if data.lengths is None else dim or data.dim
+            return data if values is data.values and named == data.dim else Column(values, data.lengths, named)
+        if not hasattr(data, "shape"):  # neither a tensor nor an array
+            data = list(data)
+            if dtype == "any":
+                return Column(data)
+            if dim is not None:
+                return _ragged(data, dim, dtype)
+            if dtype is None and not _numbers(data):
+                return _stacked(data)
+        values = _tensor(data, dtype)
+        if dim is None:
+            return Column(values)
+        if values.dim() < 2:
+            raise FieldError(
+                f"A tensor of shape {list(values.shape)} has no dim '{dim}'.",
+                fix="Use Column.packed for packed rows.",
+            )
+        rows, length = values.shape[:2]
+        return Column.packed(values.flatten(0, 1), [length] * rows, dim)
+
+    @staticmethod
+    def packed(values: Tensor, lengths: Any, dim: str) -> Column:
+        """A ragged column over ``values`` [total, ...], not copied. RowsError unless the lengths add up."""
+        import torch
+
+        lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+        if int(lengths.sum()) != values.shape[0]:
+            raise RowsError(f"*{dim}: {values.shape[0]} values, but the lengths add up to {int(lengths.sum())}.")
+        return Column(values, lengths, dim)
+
+    @property
+    def dtype(self) -> str:
+        return "any" if isinstance(self.values, list) else _dtype_names()[self.values.dtype]
+
+    @property
+    def type(self) -> str:
+        """The field type as it is written in signatures: ``f32[*response]``."""
+        if isinstance(self.values, list):
+            return "any"
+        dims = [] if self.dim is None else [f"*{self.dim}"]
+        return f"{self.dtype}[{', '.join([*dims, *map(str, self.values.shape[1:])])}]"
+
+    @property
+    def offsets(self) -> Tensor:
+        """Where each row begins in ``values``, and the end: i64[rows + 1]."""
+        found = self._offsets
+        if found is None:
+            found = _ends(self._ragged().lengths)
+            object.__setattr__(self, "_offsets", found)
+        return found
+
+    def __len__(self) -> int:
+        return len(self.values) if self.lengths is None else len(self.lengths)
+
+    def __getitem__(self, i: int | slice) -> Any:
+        if isinstance(i, slice):
+            start, stop, step = i.indices(len(self))
+            if step != 1:
+                return self.take(range(start, stop, step))
+            return self._slice(start, max(start, stop), {})
+        rows = len(self)
+        if not -rows <= i < rows:
+            raise IndexError(f"row {i} of {rows}")
+        i %= rows
+        if self.lengths is not None:
+            offsets = self.offsets
+            return self.values[int(offsets[i]) : int(offsets[i + 1])]
+        item = self.values[i]
+        return item.item() if not isinstance(self.values, list) and item.dim() == 0 else item
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.lengths is not None:
+            return iter(self.values.split(self.lengths.tolist()) if len(self) else ())
+        if isinstance(self.values, list):
+            return iter(self.values)
+        return iter(self.values.tolist() if self.values.dim() == 1 else self.values.unbind())
+
+    def to_list(self) -> list[Any]:
+        """The rows as Python objects, a list per row where the column is ragged."""
+        if isinstance(self.values, list):
+            return list(self.values)
+        flat = self.values.tolist()
+        if self.lengths is None:
+            return flat
+        ends = self.offsets.tolist()
+        return [flat[a:b] for a, b in pairwise(ends)]
+
+    def __repr__(self) -> str:
+        return f"<Column {self.type}, {len(self)} rows>"
+
+    def equal(self, other: Column) -> bool:
+        """Whether both hold the same bits: type, lengths and values; nan equals nan, 0.0 is not -0.0."""
+        if self is other:
+            return True
+        if self.type != other.type or len(self) != len(other):
+            return False
+        if isinstance(self.values, list):
+            return self.values == other.values
+        if self.lengths is not None and not _same_lengths(self, other):
+            return False
+        return self.values.shape == other.values.shape and _same_bits(self.values, other.values)
+
+    def take(self, index: Any) -> Column:
+        """The rows of ``index`` (numbers from 0), in its order; a row may come twice."""
+        return self._take(_index(index), {})
+
+    def _take(self, index: Tensor, known: dict[int, Any]) -> Column:
+        """``known`` keeps what columns of one lengths tensor share: new lengths and positions."""
+        if isinstance(self.values, list):
+            return Column([self.values[i] for i in index.tolist()])
+        device = self.values.device
+        if self.lengths is None:
+            return Column(self.values.index_select(0, index.to(device)))
+        found = known.get(id(self.lengths))
+        if found is None:
+            import torch
+
+            lengths = self.lengths.index_select(0, index)
+            ends = _ends(lengths)
+            total = int(ends[-1])
+            shift = self.offsets[:-1].index_select(0, index).sub_(ends[:-1])
+            positions = torch.arange(total) + shift.repeat_interleave(lengths, output_size=total)
+            found = known[id(self.lengths)] = (lengths, positions.to(device))
+        return Column(self.values.index_select(0, found[1].to(device)), found[0], self.dim)
+
+    def _slice(self, start: int, stop: int, known: dict[int, Any]) -> Column:
+        """Neighbouring rows, without a copy. ``known`` keeps what columns of one lengths tensor share."""
+        if self.lengths is None:
+            return Column(self.values[start:stop])
+        found = known.get(id(self.lengths))
+        if found is None:
+            ends = self.offsets
+            found = known[id(self.lengths)] = (int(ends[start]), int(ends[stop]), self.lengths[start:stop])
+        return Column(self.values[found[0] : found[1]], found[2], self.dim)
+
+    def padded(self, value: float, side: str = "right") -> tuple[Tensor, Tensor]:
+        """As [rows, longest, ...] filled with ``value`` on ``side``, and a bool mask of what is real."""
+        import torch
+
+        lengths = self._ragged().lengths.to(self.values.device)
+        longest = int(self.lengths.max()) if len(self) else 0
+        place = torch.arange(longest, device=lengths.device)
+        mask = place < lengths[:, None] if side == "right" else place >= longest - lengths[:, None]
+        shape, rest = (len(self), longest), self.values.shape[1:]
+        out = self.values.new_full((*shape, *rest), value)
+        return out.masked_scatter(mask.reshape(*shape, *[1] * len(rest)).expand_as(out), self.values), mask
+
+    def to_record(self) -> dict[str, Any]:
+        """The column as a JSON record, to the bit."""
+        if isinstance(self.values, list):
+            return {"values": list(self.values)}
+        record = {"dtype": self.dtype, "shape": list(self.values.shape), "data": _pack(self.values)}
+        return record if self.lengths is None else {**record, "dim": self.dim, "lengths": _pack(self.lengths)}
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> Column:
+        """The column that :meth:`to_record` wrote."""
+        if "values" in record:
+            return Column(list(record["values"]))
+        lengths = _unpack(record["lengths"], "i64") if "lengths" in record else None
+        values = _unpack(record["data"], record["dtype"]).reshape(record["shape"])
+        return Column(values, lengths, record.get("dim"))
+
+    def to(self, device: Any) -> Column:
+        """The column with its values on ``device``; lengths stay on the CPU."""
+        if isinstance(self.values, list):
+            return self
+        return Column(self.values.to(device), self.lengths, self.dim)
+
+    def with_values(self, values: Tensor) -> Column:
+        """A column of the same rows and lengths around other values."""
+        if len(values) != len(self.values):
+            raise RowsError(f"{self.type} has {len(self.values)} values; {len(values)} cannot take their place.")
+        return Column(values, self.lengths, self.dim)
+
+    __add__, __radd__ = _binary("add"), _binary("add", reflected=True)
+    __sub__, __rsub__ = _binary("sub"), _binary("sub", reflected=True)
+    __mul__, __rmul__ = _binary("mul"), _binary("mul", reflected=True)
+    __truediv__, __rtruediv__ = _binary("truediv"), _binary("truediv", reflected=True)
+    __floordiv__, __rfloordiv__ = _binary("floordiv"), _binary("floordiv", reflected=True)
+    __mod__, __rmod__ = _binary("mod"), _binary("mod", reflected=True)
+    __pow__, __rpow__ = _binary("pow"), _binary("pow", reflected=True)
+    __and__, __rand__ = _binary("and_"), _binary("and_", reflected=True)
+    __or__, __ror__ = _binary("or_"), _binary("or_", reflected=True)
+    __lt__, __le__, __gt__, __ge__ = _binary("lt"), _binary("le"), _binary("gt"), _binary("ge")
+    __eq__, __ne__ = _binary("eq"), _binary("ne")  # type: ignore[assignment]
+    __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("invert")
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise FieldError(
+            f"A column ({self.type}) is neither true nor false.", fix="Reduce it: .mean(), .min(), .max()."
+        )
+
+    def _map(self, fn: Callable[[Any], Any], *, counts: bool) -> Column:
+        if isinstance(self.values, list):
+            return Column.of([fn(x) for x in self.values])
+        return Column(fn(_counted(self.values) if counts else self.values), self.lengths, self.dim)
+
+    def _combine(self, other: Any, fn: Callable[[Any, Any], Any], *, counts: bool) -> Column:
+        if not isinstance(other, Column) and getattr(other, "shape", ()) != ():
+            other = Column.of(other)
+        shape = self
+        if isinstance(other, Column):
+            if len(other) != len(self):
+                raise RowsError(f"{self.type} has {len(self)} rows, {other.type} has {len(other)}.")
+            if isinstance(self.values, list) or isinstance(other.values, list):
+                return Column.of([fn(a, b) for a, b in zip(self, other, strict=True)])
+            a, b, shape = _aligned(self, other)
+        elif isinstance(self.values, list):
+            return Column.of([fn(x, other) for x in self.values])
+        elif isinstance(other, (int, float)) or hasattr(other, "shape"):
+            a, b = self.values, other
+        else:
+            raise FieldError(f"{self.type} cannot be combined with {other!r}.", fix="Use a number or another column.")
+        return Column(fn(_counted(a), _counted(b)) if counts else fn(a, b), shape.lengths, shape.dim)
+
+    def _ragged(self) -> Column:
+        if self.lengths is None:
+            raise FieldError(f"{self.type} has no ragged dim.")
+        return self
+
+    def _numbers(self) -> Tensor:
+        return _tensor(self.values, "f64")
+
+    def mean(self) -> float:
+        """Mean over all elements; of none it is 0."""
+        return float(self._numbers().mean()) if len(self.values) else 0.0
+
+    def sum(self) -> float:
+        return float(self._numbers().sum())
+
+    def std(self) -> float:
+        """Standard deviation over all elements, without Bessel's correction; of none it is 0."""
+        return float(self._numbers().std(correction=0)) if len(self.values) else 0.0
+
+    def min(self) -> float:
+        """Smallest element; DataError where there is none."""
+        return float(self._some().min())
+
+    def max(self) -> float:
+        """Largest element; DataError where there is none."""
+        return float(self._some().max())
+
+    def _some(self) -> Tensor:
+        if not len(self.values):
+            raise DataError(
+                f"{self.type}: no element, so none is the smallest or largest.",
+                fix="Test batch.count() first.",
+            )
+        return self._numbers()
+
+    def row_sum(self) -> Column:
+        """Sum per row: f32[]; 0 for an empty row."""
+        return Column(_row_sums(self._numbers(), self.lengths).float())
+
+    def row_mean(self) -> Column:
+        """Mean per row: f32[]; 0 for an empty row."""
+        values = self._numbers()
+        counts = values[:1].numel() or 1
+        sums = _row_sums(values, self.lengths)
+        if self.lengths is not None:
+            counts = self.lengths.clamp(min=1).to(sums.device) * counts
+        return Column((sums / counts).float())
+
+    def lengths_column(self) -> Column:
+        """Length per row: i64[]."""
+        return Column(self._ragged().lengths)
+
+
+def _index(index: Any) -> Tensor:
+    import torch
+
+    if isinstance(index, range):
+        index = list(index)
+    return torch.as_tensor(index.values if isinstance(index, Column) else index, dtype=torch.int64, device="cpu")
+
+
+def _numbers(data: list[Any]) -> bool:
+    """Whether a list can be a tensor of numbers as it is."""
+    return all(isinstance(x, (int, float)) for x in data)
+
+
+def _tensor(data: Any, dtype: str | None) -> Tensor:
+    import torch
+
+    if dtype is not None and dtype not in _dtypes():
+        raise FieldError(f"'{dtype}' is no dtype of a column.", have=_dtypes())
+    wanted = None if dtype is None else _dtypes()[dtype]
+    if isinstance(data, list) and wanted is None and any(isinstance(x, float) for x in data):
+        wanted = torch.float32
+    try:
+        values = torch.as_tensor(data, dtype=wanted)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise FieldError(f"These values are no numbers: {cause}.") from cause
+    if values.dtype not in _dtype_names():
+        names = ", ".join(_dtypes())
+        raise FieldError(f"A column cannot hold {values.dtype}.", fix=f"Convert it to one of {names}.")
+    if values.dim() == 0:
+        raise FieldError("A column has one value per row; this is a single number.")
+    return values
+
+
+def _stacked(data: list[Any]) -> Column:
+    """Tensors of one shape become a tensor, anything else stays a list of objects."""
+    import torch
+
+    if not data or not all(isinstance(x, torch.Tensor) for x in data):
+        return Column(data)
+    if len({x.shape for x in data}) > 1:
+        raise FieldError(
+            "Tensors of different lengths make a ragged column.", fix="Name the ragged dim: dim='response'."
+        )
+    return Column(_tensor(torch.stack(data), None))
+
+
+def _ragged(rows: list[Any], dim: str, dtype: str | None) -> Column:
+    import torch
+
+    lengths = [len(row) for row in rows]
+    if rows and all(hasattr(row, "shape") for row in rows):
+        values = _tensor(torch.cat([torch.as_tensor(row) for row in rows]), dtype)
+    else:
+        values = _tensor([x for row in rows for x in (row.tolist() if hasattr(row, "tolist") else row)], dtype)
+    return Column.packed(values, lengths, dim)
+
+
+def _ends(lengths: Tensor) -> Tensor:
+    ends = lengths.new_zeros(len(lengths) + 1)
+    ends[1:] = lengths.cumsum(0)
+    return ends
+
+
+def _counted(x: Any) -> Any:
+    """Bools as numbers, for arithmetic as Python does it."""
+    import torch
+
+    return x.long() if isinstance(x, torch.Tensor) and x.dtype == torch.bool else x
+
+
+def _same_lengths(a: Column, b: Column) -> bool:
+    return a.lengths is b.lengths or bool((a.lengths == b.lengths).all())
+
+
+def _aligned(a: Column, b: Column) -> tuple[Tensor, Tensor, Column]:
+    """The values of two columns element by element, and the one whose lengths the result has."""
+    if a.lengths is not None and b.lengths is not None and not _same_lengths(a, b):
+        row = int((a.lengths != b.lengths).nonzero()[0])
+        raise RowsError(f"{a.type} and {b.type} differ in row {row}: {a.lengths[row]} and {b.lengths[row]} elements.")
+    shape = a if a.lengths is not None else b
+    x, y = _spread(a, shape), _spread(b, shape)
+    deep = max(x.dim(), y.dim())
+    return x.reshape(*x.shape, *[1] * (deep - x.dim())), y.reshape(*y.shape, *[1] * (deep - y.dim())), shape
+
+
+def _spread(column: Column, shape: Column) -> Tensor:
+    """One value per element of ``shape``."""
+    values = column.values
+    if column.lengths is not None or shape.lengths is None:
+        return values
+    return values.repeat_interleave(shape.lengths.to(values.device), dim=0, output_size=len(shape.values))
+
+
+def _segments(values: Tensor, lengths: Tensor) -> Tensor:
+    """Sums over neighbouring rows of these lengths; each is a sum of its own rows only."""
+    import torch
+
+    if not len(values):
+        return values.new_zeros((len(lengths), *values.shape[1:]))
+    return torch.segment_reduce(values, "sum", lengths=lengths.to(values.device), axis=0, unsafe=True, initial=0)
+
+
+def _row_sums(values: Tensor, lengths: Tensor | None) -> Tensor:
+    sums = values if lengths is None else _segments(values, lengths)
+    return sums.flatten(1).sum(1) if sums.dim() > 1 else sums
+
+
+def _concat(name: str, columns: list[Column], known: dict[tuple[int, ...], Any]) -> Column:
+    import torch
+
+    types = {c.type for c in columns}
+    if len(types) > 1:
+        raise FieldError(f"'{name}' has different types: {', '.join(sorted(types))}.")
+    if isinstance(columns[0].values, list):
+        return Column([x for c in columns for x in c.values])
+    values = torch.cat([c.values for c in columns])
+    if columns[0].lengths is None:
+        return Column(values)
+    shared = tuple(id(c.lengths) for c in columns)  # columns that had one lengths tensor have one again
+    if shared not in known:
+        known[shared] = torch.cat([c.lengths for c in columns])
+    return Column(values, known[shared], columns[0].dim)
+
+
+def _bits(values: Tensor) -> Tensor:
+    import torch
+
+    return values.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    import torch
+
+    return torch.equal(_bits(a), _bits(b.to(a.device)))
+
+
+def _bytes_of(values: Tensor) -> bytes:
+    return _bits(values).cpu().numpy().tobytes()
+
+
+def _pack(values: Tensor) -> str:
+    return base64.b64encode(zlib.compress(_bytes_of(values), 1)).decode()
+
+
+def _unpack(text: str, dtype: str) -> Tensor:
+    import torch
+
+    raw = bytearray(zlib.decompress(base64.b64decode(text)))
+    return torch.frombuffer(raw, dtype=_dtypes()[dtype]) if raw else torch.empty(0, dtype=_dtypes()[dtype])
+
+
+__all__ = ["Column"]

@@ -1,0 +1,205 @@
+"""How rows of data become a batch: text or messages through the tokenizer, the other columns as they are."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..batch import Batch, Column
+from ..errors import At, DataError, near
+
+if TYPE_CHECKING:
+    from .source import Reading
+    from .stores import Row
+
+_log = logging.getLogger("flowrl.data")
+_SUPERVISED = ("response_ids", "tokens", "response_mask")
+_PLAIN = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """How the rows of one source are read.
+
+    ``made`` are the fields that reading adds, ``kept`` the columns that stay as they are. ``messages``: prompts of
+    this source are lists of messages.
+    """
+
+    reading: Reading
+    made: tuple[str, ...]
+    kept: tuple[str, ...]
+    messages: bool
+
+    @staticmethod
+    def of(reading: Reading, columns: Mapping[str, bool], *, title: str) -> Prompts:
+        """For data with these columns (by name: whether they hold lists). DataError for one that is not there."""
+        for option in ("prompt", "response"):
+            _present(getattr(reading, option), columns, f"{title} has no column '{{}}', which is its {option}.", option)
+        for name in reading.columns or ():
+            _present(name, columns, f"{title} has no column '{{}}'.", "columns")
+        messages = columns[reading.prompt]
+        if reading.system is not None and not (reading.chat or messages):
+            raise DataError("system= is for chats, and the prompts are plain text.", fix="Add chat=True.")
+        made = ("prompt", "prompt_ids", *(_SUPERVISED if reading.response else ()), *(["messages"] if messages else ()))
+        wanted = list(columns) if reading.columns is None else reading.columns
+        kept = tuple(name for name in wanted if name != reading.prompt)
+        taken = next((name for name in kept if name in made), None)
+        if taken is not None:
+            others = [n for n in kept if n != taken]
+            raise DataError(
+                f"{title}: the column '{taken}' has the name of a field that reading the data adds.",
+                fix=f"Rename it, or leave it out with columns={others}.",
+            )
+        return Prompts(reading, made, kept, messages)
+
+    def batch(self, rows: Sequence[Row], first_uid: int, tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
+        """Rows as a batch; row i has the key (first_uid + i,)."""
+        if tokenizer is None:
+            raise DataError("There is no tokenizer for the prompts.", fix="Give the source tokenizer=.")
+        if self.chat:
+            chats = [self._chat(row, at) for row in rows]
+            texts = [_templated(chat, tokenizer, at(row.index)) for chat, row in zip(chats, rows, strict=True)]
+        else:
+            chats, texts = [], [self._value(row, at, str) for row in rows]
+        ids = _encode(texts, tokenizer, special=not self.chat)
+        kept = self._fitting(rows, ids, at)
+        rows, ids = [rows[i] for i in kept], [ids[i] for i in kept]
+        values = [row[self.reading.prompt] for row in rows]
+        columns: dict[str, list[Any]] = {}
+        columns["prompt"] = [v if isinstance(v, str) else texts[i] for v, i in zip(values, kept, strict=True)]
+        if self.messages:
+            columns["messages"] = [chats[i] for i in kept]
+        for name in self.kept:
+            columns[name] = [_plain(row.get(name), name, row, at) for row in rows]
+        tensors = {"prompt_ids": Column.of(ids, dim="prompt", dtype="i32")}
+        if self.reading.response is not None:
+            tensors |= self._supervised(rows, ids, tokenizer, at)
+        objects = {name: Column.of(values, dtype="any") for name, values in columns.items()}
+        return Batch([(first_uid + i,) for i in kept], objects | tensors)
+
+    @property
+    def chat(self) -> bool:
+        """Whether the tokenizer's chat template is used."""
+        return self.reading.chat or self.messages
+
+    def _value(self, row: Row, at: Callable[[int], At], kinds: Any) -> Any:
+        """The prompt as the data has it."""
+        name, value = self.reading.prompt, row.get(self.reading.prompt)
+        if value and isinstance(value, kinds):
+            return value
+        if isinstance(value, (list, tuple)) and value:
+            said, fix = "is a list, and the first rows hold text", "Add chat=True."
+        else:
+            said = "is empty" if value in ("", [], ()) else "is missing" if value is None else f"is {value!r}"
+            fix = "Give text, or a list of messages."
+        raise DataError(f"The prompt '{name}' of a row {said}.", at=at(row.index), fix=fix)
+
+    def _chat(self, row: Row, at: Callable[[int], At]) -> list[dict[str, Any]]:
+        """The prompt as messages, a system message first where one was given."""
+        value = self._value(row, at, (str, list, tuple))
+        messages = [{"role": "user", "content": value}] if isinstance(value, str) else [dict(m) for m in value]
+        if not all("role" in m and "content" in m for m in messages):
+            raise DataError(
+                f"A message of '{self.reading.prompt}' lacks 'role' or 'content'.",
+                at=at(row.index),
+                fix='Write messages as {"role": "user", "content": "..."}.',
+            )
+        if self.reading.system is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.reading.system})
+        return messages
+
+    def _fitting(self, rows: Sequence[Row], ids: list[list[int]], at: Callable[[int], At]) -> list[int]:
+        """Numbers of the rows whose prompts are short enough; cuts them where asked to."""
+        longest, overlong = self.reading.max_prompt_tokens, self.reading.overlong
+        if longest is None:
+            return list(range(len(rows)))
+        kept = []
+        for i, row in enumerate(rows):
+            length = len(ids[i])
+            if length > longest and overlong == "error":
+                raise DataError(
+                    f"A prompt has {length} tokens; max_prompt_tokens is {longest}.",
+                    at=at(row.index),
+                    fix="Raise max_prompt_tokens, or write overlong='drop' or 'truncate'.",
+                )
+            if length > longest and overlong == "drop":
+                _log.warning("dropped a prompt of %d tokens (at most %d): %s", length, longest, at(row.index))
+                continue
+            ids[i] = ids[i][-longest:]
+            kept.append(i)
+        if rows and not kept:
+            raise DataError(
+                f"All {len(rows)} prompts of a step are longer than max_prompt_tokens={longest}.",
+                at=at(rows[0].index),
+                fix="Raise max_prompt_tokens.",
+            )
+        return kept
+
+    def _supervised(
+        self, rows: Sequence[Row], ids: list[list[int]], tokenizer: Any, at: Callable[[int], At]
+    ) -> dict[str, Column]:
+        """The text to learn from, ended by the end-of-sequence token."""
+        name, end = self.reading.response or "", tokenizer.eos_token_id
+        if end is None:
+            raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
+        for row in rows:
+            if not isinstance(row.get(name), str):
+                what = f"The response '{name}' of a row is {row.get(name)!r}, not text."
+                raise DataError(what, at=at(row.index), fix="Give text.")
+        encoded = _encode([row[name] for row in rows], tokenizer, special=False)
+        responses = [tokens if tokens[-1:] == [end] else [*tokens, end] for tokens in encoded]
+        return {
+            "response_ids": Column.of(responses, dim="response", dtype="i32"),
+            "tokens": Column.of([p + r for p, r in zip(ids, responses, strict=True)], dim="token", dtype="i32"),
+            "response_mask": Column.of([[True] * len(r) for r in responses], dim="response", dtype="bool"),
+        }
+
+
+def _present(name: str | None, columns: Mapping[str, bool], what: str, option: str) -> None:
+    if name is not None and name not in columns:
+        meant = near(name, columns) or "the column"
+        fix = f"Write {option}='{meant}'." if option != "columns" else f"Did you mean '{meant}'?"
+        raise DataError(what.format(name), have=columns, fix=fix)
+
+
+def _encode(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []
+
+
+def _templated(messages: list[dict[str, Any]], tokenizer: Any, at: At) -> str:
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DataError(
+            "The prompts are chats, and the tokenizer has no chat template.",
+            at=at,
+            fix="Give tokenizer= that of an instruction-tuned model, or plain text and chat=False.",
+        )
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:
+        what = f"The chat template refuses these messages: {error}."
+        raise DataError(what, at=at, fix="Give the messages in the order and roles that it takes.") from error
+
+
+def _plain(value: Any, name: str, row: Row, at: Callable[[int], At]) -> Any:
+    """The value as JSON can hold it, so that it can be journalled."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, name, row, at) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, name, row, at) for v in value]
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if hasattr(value, "tolist"):  # of numpy
+        return value.tolist()
+    raise DataError(
+        f"The column '{name}' holds {type(value).__name__}, which is neither text nor number, list nor dict.",
+        at=at(row.index),
+        fix="Leave it out: columns=[...] names those to keep.",
+    )
+
+
+__all__ = ["Prompts"]

@@ -1,0 +1,217 @@
+"""What a source of prompts is: a store of rows, how they are drawn, and how they are read; and a place in it."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ..batch import Batch
+from ..errors import DataError, FlowError, near
+from ..graph.site import caller
+from ..graph.types import STANDARD, FieldType
+from .prompts import Prompts
+
+if TYPE_CHECKING:
+    from .stores import Row, Store
+
+OVERLONG = ("error", "drop", "truncate")
+_ANY = FieldType("any")
+
+
+class Options(TypedDict, total=False):
+    """What every constructor of :mod:`flowrl.data` takes; only ``batch`` is required."""
+
+    batch: int  # rows per step
+    prompt: str  # the column of the prompt: text, or a list of {"role", "content"}; default "prompt"
+    response: str | None  # a column of text to learn from: adds response_ids, tokens, response_mask
+    chat: bool  # put text prompts through the tokenizer's chat template; lists of messages always are
+    system: str | None  # the system message of chats that have none
+    columns: Sequence[str] | None  # the other columns to keep; None keeps all
+    shuffle: bool  # a new seeded order in every epoch (the default), or the order of the data
+    seed: int  # of that order, which depends on nothing else
+    repeat: bool  # go on with the next epoch (the default), or end with the data
+    max_prompt_tokens: int | None  # the longest prompt
+    overlong: str  # what becomes of a longer one: "error", "drop", or "truncate", which keeps its end
+    tokenizer: Any  # a name, a folder, a function that builds one, a tokenizer; None takes the actor's
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The options of one source, checked: ``Reading(batch=16, prompt="question")``. See :class:`Options`."""
+
+    batch: int = 0
+    prompt: str = "prompt"
+    response: str | None = None
+    chat: bool = False
+    system: str | None = None
+    columns: Sequence[str] | None = None
+    shuffle: bool = True
+    seed: int = 0
+    repeat: bool = True
+    max_prompt_tokens: int | None = None
+    overlong: str = "error"
+    tokenizer: Any = None
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> Reading:
+        """The options as given by a user; DataError for a wrong one."""
+        at, names = caller(), [f.name for f in fields(Reading)]
+        for name in options:
+            if name not in names:
+                meant = near(name, names)
+                fix = f"Write {meant}=." if meant else None
+                raise DataError(f"A data source has no option '{name}'.", at=at, have=names, fix=fix)
+        reading = Reading(**options)
+        if not isinstance(reading.batch, int) or reading.batch < 1:
+            said = f"batch={reading.batch!r}" if "batch" in options else "no batch="
+            raise DataError(f"A data source with {said}.", at=at, fix="Give batch=, the rows per step, at least 1.")
+        if reading.overlong not in OVERLONG:
+            meant = near(str(reading.overlong), OVERLONG) or OVERLONG[0]
+            what = f"overlong='{reading.overlong}' is none of {', '.join(OVERLONG)}."
+            raise DataError(what, at=at, fix=f"Write overlong='{meant}'.")
+        if reading.max_prompt_tokens is not None and reading.max_prompt_tokens < 1:
+            raise DataError(f"max_prompt_tokens={reading.max_prompt_tokens}.", at=at, fix="Give 1 or more, or None.")
+        return reading
+
+
+class Source:
+    """Prompts to draw from. Made by :func:`rows`, :func:`jsonl`, :func:`parquet`, :func:`hf`, :func:`generated`.
+
+    ``schema()`` names the columns of its batches, ``cursor()`` is a place in it, ``to_batch()`` reads drawn rows.
+    ``dropped`` counts the prompts left out by ``overlong="drop"``.
+    """
+
+    def __init__(self, store: Store, options: Mapping[str, Any]) -> None:
+        self.reading = Reading.of(options)
+        self.made_at = caller()
+        self.dropped = 0
+        self._store = store
+        self._prompts: Prompts | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self._store.title}, {self.reading.batch} rows a step>"
+
+    @property
+    def tokenizer(self) -> Any:
+        """What the user gave; None asks for the tokenizer of the actor."""
+        return self.reading.tokenizer
+
+    @property
+    def batch(self) -> int:
+        """Rows per step."""
+        return self.reading.batch
+
+    def schema(self) -> dict[str, FieldType]:
+        """Columns of the batches and their types, known without reading the data or loading a tokenizer.
+
+        ``prompt`` (text), ``prompt_ids`` i32[*prompt], with ``response=`` also ``response_ids`` i32[*response],
+        ``tokens`` i32[*token] and ``response_mask`` bool[*response]; every other column is ``any``.
+        DataError for a file, column or row that is not as asked.
+        """
+        prompts = self._reader()
+        return {name: STANDARD.get(name, _ANY) for name in prompts.made} | {n: _ANY for n in prompts.kept}
+
+    def cursor(self) -> Cursor:
+        """A place at the beginning of the source."""
+        return Cursor(self)
+
+    def to_batch(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> Batch:
+        """The batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... DataError names a bad row."""
+        prompts = self._reader()
+        with self._placing():
+            batch = prompts.batch(rows, first_uid, tokenizer, at=self._store.at)
+        self.dropped += len(rows) - len(batch)
+        return batch
+
+    def opened(self) -> Store:
+        """The store, ready to be read; DataError with the driver's line if it has no row."""
+        with self._placing():
+            self._store.open()
+            if self._store.size == 0:
+                raise DataError(f"{self._store.title} has no rows.", fix="Give it rows.")
+        return self._store
+
+    def _reader(self) -> Prompts:
+        if self._prompts is None:
+            with self._placing():
+                self._prompts = Prompts.of(self.reading, self._store.columns(), title=self._store.title)
+        return self._prompts
+
+    @contextmanager
+    def _placing(self) -> Iterator[None]:
+        """Errors that know no better place are at the line where the source was made."""
+        try:
+            yield
+        except FlowError as error:
+            error.at = error.at or self.made_at
+            raise
+
+
+class Cursor:
+    """A place in a source: epoch, and rows drawn in it. Draws the same rows after ``load_state(state())``."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.epoch = 0
+        self.index = 0
+        self._rows: int | None = None  # of the data that a loaded state was in
+        self._order: tuple[int, Sequence[int]] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """The place, as a JSON record: ``{"epoch": 0, "index": 32, "rows": 1000}``."""
+        return {"epoch": self.epoch, "index": self.index, "rows": self._rows}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a place that :meth:`state` gave."""
+        self.epoch, self.index, self._rows = state["epoch"], state["index"], state["rows"]
+
+    def draw(self, n: int | None = None) -> list[Row]:
+        """The next n rows (a step's, if None). Fewer, and then none, at the end of a source that does not repeat."""
+        store = self.source.opened()
+        self._same_data(store.size)
+        places: list[int] = []
+        wanted = self.source.batch if n is None else n
+        while len(places) < wanted:
+            if self.index == store.size:
+                if not self.source.reading.repeat:
+                    break
+                self.epoch, self.index = self.epoch + 1, 0
+            end = self.index + wanted - len(places)
+            end = end if store.size is None else min(end, store.size)
+            places += self._places(self.index, end, store.size)
+            self.index = end
+        return store.read(places)
+
+    def _same_data(self, rows: int | None) -> None:
+        if self._rows is not None and rows != self._rows:
+            raise DataError(
+                f"This place is in a data set of {self._rows} rows, and now there are {rows}.",
+                at=self.source.made_at,
+                fix="Resume with the data that the run began with.",
+            )
+        self._rows = rows
+
+    def _places(self, start: int, end: int, size: int | None) -> Sequence[int]:
+        """Row numbers of the epoch's draws from start to end."""
+        reading = self.source.reading
+        if size is None or not reading.shuffle:
+            return range(start, end)
+        if self._order is None or self._order[0] != self.epoch:
+            self._order = (self.epoch, shuffled(size, reading.seed, self.epoch))
+        return self._order[1][start:end]
+
+
+def shuffled(size: int, seed: int, epoch: int) -> Sequence[int]:
+    """The order of an epoch: a permutation of range(size) that depends on seed and epoch only."""
+    order = array("Q", range(size))
+    digest = hashlib.blake2b(repr((seed, epoch)).encode(), digest_size=16).digest()
+    random.Random(int.from_bytes(digest, "little")).shuffle(order)
+    return order
+
+
+__all__ = ["Cursor", "Options", "Reading", "Source", "shuffled"]

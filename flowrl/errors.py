@@ -1,0 +1,153 @@
+"""What can go wrong, as a user meets it: what, at which line of whose file, and how to mend it.
+
+FlowError
+├── ProgramError     the driver does what a program cannot (an op outside a program, an unknown option)
+│   ├── FieldError   a field is missing, of the wrong type, or written twice
+│   └── RowsError    two batches with different rows were put together
+├── CheckError       a program with findings: it holds all of them
+├── PlanError        a plan that does not fit
+├── WorkerError      a worker that is wrongly declared or never used
+├── ModelError       a model, tokenizer or configuration that cannot be loaded as asked
+├── DataError        a data set that cannot be read as asked
+├── RewardError      user code of a reward failed or ran out of time; names the row
+├── RunError         an op failed while running; names the op and the driver's line
+├── ResumeError      a run that cannot be continued as asked
+└── UsageError       wrong words on the command line
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True)
+class At:
+    """A place in somebody's file: ``At("algorithms/ppo.py", 31, "metrics = critic.update(batch)")``."""
+
+    file: str
+    line: int
+    text: str = ""
+
+    def __str__(self) -> str:
+        name = self.file if self.file.startswith("<") else shown(self.file)
+        place = f"{name}:{self.line}" if self.line else name
+        return f"{place}   {self.text}" if self.text else place
+
+
+def shown(path: str) -> str:
+    """The path as a user would type it: relative to the working directory where it lies below it."""
+    try:
+        short = os.path.relpath(path)
+    except ValueError:  # another drive
+        return path
+    return path if short.startswith("..") else short
+
+
+class FlowError(Exception):
+    """Base of all errors meant for users. Prints as ``Name: what`` and lines ``at``, ``have``, ``fix``."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        at: At | None = None,
+        have: Iterable[str] | str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.at = at
+        self.have = None if have is None else have if isinstance(have, str) else ", ".join(sorted(have))
+        self.fix = fix
+
+    def __str__(self) -> str:
+        rows = [self.what]
+        if self.at is not None:
+            rows.append(f"  at   {self.at}")
+        if self.have is not None:
+            rows.append(f"  have {self.have or 'nothing'}")
+        if self.fix is not None:
+            rows.append(f"  fix  {self.fix}")
+        return "\n".join(rows)
+
+    def report(self) -> str:
+        """The whole message as it is printed, with the class name in front."""
+        return f"{type(self).__name__}: {self}"
+
+    def to_json(self) -> dict[str, object]:
+        """The same as a record: ``{"error", "what", "file", "line", "text", "have", "fix"}``."""
+        at = self.at
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "file": at.file if at else None,
+            "line": at.line if at else None,
+            "text": at.text if at else None,
+            "have": self.have,
+            "fix": self.fix,
+        }
+
+
+class ProgramError(FlowError):
+    """The driver does what a program cannot."""
+
+
+class FieldError(ProgramError):
+    """A field is missing, of the wrong type, or written twice."""
+
+
+class RowsError(ProgramError):
+    """Two batches with different rows were put together."""
+
+
+class PlanError(FlowError):
+    """A plan that does not fit."""
+
+
+class WorkerError(FlowError):
+    """A worker that is wrongly declared or never used."""
+
+
+class ModelError(FlowError):
+    """A model, tokenizer or configuration that cannot be loaded as asked."""
+
+
+class DataError(FlowError):
+    """A data set that cannot be read as asked."""
+
+
+class RewardError(FlowError):
+    """User code of a reward or environment failed or ran out of time."""
+
+
+class RunError(FlowError):
+    """An op failed while running. ``__cause__`` is what the op raised."""
+
+
+class ResumeError(FlowError):
+    """A run that cannot be continued as asked."""
+
+
+class UsageError(FlowError):
+    """Wrong words on the command line."""
+
+
+class CheckError(FlowError):
+    """A program with findings. ``errors`` holds every one of them."""
+
+    def __init__(self, errors: Sequence[FlowError]) -> None:
+        self.errors = tuple(errors)
+        count = len(self.errors)
+        super().__init__(f"{count} {'error' if count == 1 else 'errors'} found before anything was loaded.")
+
+    def report(self) -> str:
+        return "\n\n".join(error.report() for error in self.errors)
+
+
+def near(word: str, words: Iterable[str]) -> str | None:
+    """The word of ``words`` that ``word`` was probably meant to be, or None."""
+    found = get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return found[0] if found else None

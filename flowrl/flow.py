@@ -1,0 +1,501 @@
+"""The flow: workers and programs of one script, and what can be done with them: trace, check, draw, run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from . import rl
+from .errors import At, CheckError, FlowError, ModelError, ProgramError, UsageError, WorkerError, near, shown
+from .graph import session as sessions
+from .graph.check import Report, check, unused
+from .graph.compile import compile_graph
+from .graph.op import CallShape, Op, bad_call, described
+from .graph.record import Graph, WorkerInfo
+from .graph.site import defined_at, place, user_frame
+from .graph.terms import Adder, Traced
+from .graph.trace import trace
+from .graph.types import parse_fields
+from .graph.values import NoSuchName
+from .placement.plan import Plan
+from .workers.actor import Actor, Reference
+from .workers.base import Worker
+from .workers.critic import Critic, RewardModel
+from .workers.records import Model
+from .workers.reward import FunctionReward
+
+if TYPE_CHECKING:
+    from .batch import Batch
+    from .runtime.run import Outcome
+
+W = TypeVar("W", bound=Worker)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Calls of workers that a script may not have yet, offered when a field is missing.
+_OFFERS: tuple[tuple[type, str, str], ...] = (
+    (Reference, "logprobs", "ref = flow.worker(fl.Reference, of=actor) and batch = ref.logprobs(batch)"),
+    (Critic, "values", "critic = flow.worker(fl.Critic, ...) and batch = critic.values(batch)"),
+    (Actor, "generate", "batch = actor.generate(batch)"),
+    (FunctionReward, "score", "reward = flow.worker(fl.FunctionReward, fn) and batch = reward.score(batch)"),
+    (RewardModel, "score", "reward = flow.worker(fl.RewardModel, ...) and batch = reward.score(batch)"),
+)
+
+
+#: Names that nodes of a graph have without a worker.
+_LIBRARIES = ("rl", "batch", "data", "user")
+
+
+def _plain(text: str) -> str:
+    """A docstring's line without its markup."""
+    return re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "")
+
+
+class Handle:
+    """A worker as a program sees it: its ops, by name. To type checkers it is the worker itself."""
+
+    is_handle = True
+
+    def __init__(self, cls: type[Worker], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str | None) -> None:
+        frame = user_frame()
+        self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
+        self.at = place(frame) if frame is not None else At("<unknown>", 0)
+        self._name = name
+        self._scope = frame.f_globals if frame is not None else {}
+        self.arguments = self._bind()
+        try:
+            cls.check_declaration(self.arguments)
+        except FlowError as error:
+            error.at = error.at or self.at
+            raise
+
+    @property
+    def name(self) -> str:
+        """That of the module-level variable that holds it, unless ``name=`` said otherwise."""
+        if self._name is None:
+            self._name = next((n for n, v in self._scope.items() if v is self), None) or self.cls.__name__.lower()
+        return self._name
+
+    def _bind(self) -> dict[str, Any]:
+        try:
+            bound = inspect.signature(self.cls).bind(*self.args, **self.kwargs)
+        except TypeError as error:
+            known, fix = bad_call(inspect.signature(self.cls).parameters, self.kwargs, error)
+            raise WorkerError(f"{self.cls.__name__}: {error}.", at=self.at, have=known, fix=fix) from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = inspect.getattr_static(self.cls, name, None)
+        if isinstance(found, Op):
+            return _BoundOp(self, found)
+        ops = [n for n in dir(self.cls) if isinstance(inspect.getattr_static(self.cls, n), Op)]
+        meant = near(name, ops)
+        what = "is no op: it can be called on its rank only" if found is not None else "is not there"
+        frame = user_frame()
+        raise NoSuchName(
+            f"{self.name}.{name} {what}; the ops of {self.cls.__name__} are {', '.join(ops)}.",
+            at=place(frame) if frame else None,
+            fix=f"Did you mean {self.name}.{meant}?" if meant else None,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self.cls.__name__} '{self.name}'>"
+
+
+@dataclass(frozen=True)
+class _BoundOp:
+    """An op of a handle, ready to be called in a program."""
+
+    handle: Handle
+    op: Op
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        session = sessions.current()
+        if session is None:
+            frame = user_frame()
+            raise ProgramError(
+                f"{self.handle.name}.{self.op.name} was called outside of a program.",
+                at=place(frame) if frame else None,
+                fix="Call it inside a function under @flow.program, and run that with flow.main() or flow.run().",
+            )
+        return session.call(self.op, self.handle, args, kwargs)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of a flow, with its parameters. Calling it is an error; a flow runs it."""
+
+    flow: Flow
+    fn: Callable[..., Any]
+    name: str
+    at: At
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.fn).parameters
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All parameters: given or by default. Raises UsageError for an unknown or a missing one."""
+        found: dict[str, Any] = {}
+        for name in given:
+            if name not in self.parameters:
+                meant = near(name, self.parameters)
+                raise UsageError(
+                    f"program '{self.name}' has no parameter '{name}'.",
+                    at=self.at,
+                    have=self.parameters,
+                    fix=f"Did you mean '{meant}'?" if meant else None,
+                )
+        for name, parameter in self.parameters.items():
+            if name in given:
+                found[name] = given[name]
+            elif parameter.default is parameter.empty:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(
+                    f"program '{self.name}' needs a value for '{name}'.",
+                    at=self.at,
+                    fix=f"Give it a default, or {flag} VALUE.",
+                )
+            else:
+                found[name] = parameter.default
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ProgramError(
+            f"program '{self.name}' was called like a function.",
+            at=sessions.caller(),
+            fix=f"Run programs in a row with --program {self.name},...; put shared lines into a plain function.",
+        )
+
+
+class Flow:
+    """Workers and programs that belong together.
+
+    ``name`` is that of the default program. docs/language.md has the whole language.
+    """
+
+    def __init__(self, name: str) -> None:
+        frame = user_frame()
+        self.name = name
+        self.script = frame.f_code.co_filename if frame else ""
+        self.handles: list[Handle] = []
+        self.programs: dict[str, Program] = {}
+        self._traces: dict[Any, Traced] = {}
+
+    # -- the language -------------------------------------------------------------------------------------------
+
+    def worker(self, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> W:
+        """Declare a worker: its class and constructor arguments. Nothing is loaded.
+
+        The handle is typed as the worker, so editors complete and check its ops. ``name=`` overrides its name, which
+        is that of the module-level variable.
+        """
+        given: Any = cls
+        if not (isinstance(cls, type) and issubclass(cls, Worker)):
+            wrapped = f"Wrap a reward function: flow.worker(fl.FunctionReward, {getattr(given, '__name__', 'fn')})."
+            raise WorkerError(
+                f"flow.worker takes a worker class, and was given {described(given)}.",
+                at=sessions.caller(),
+                fix=wrapped if inspect.isfunction(given) else "Subclass fl.Worker.",
+            )
+        name = kwargs.pop("name", None) if "name" not in inspect.signature(cls).parameters else None
+        handle = Handle(cls, args, kwargs, cast("str | None", name))
+        self.handles.append(handle)
+        return cast("W", handle)
+
+    def program(self, fn: Callable[P, R]) -> Callable[P, R]:
+        """Declare a program: a function over the workers of this flow, named like it."""
+        at = defined_at(fn)
+        if fn.__name__ in self.programs:
+            first = self.programs[fn.__name__].at.line
+            raise ProgramError(
+                f"this flow has a program '{fn.__name__}' already, at line {first}.",
+                at=at,
+                fix="Give one of them another name.",
+            )
+        made = Program(self, fn, fn.__name__, at)
+        self.programs[fn.__name__] = made
+        return cast("Callable[P, R]", made)
+
+    def steps(self, source: Any, steps: int | None = None) -> Iterator[tuple[int, Batch]]:
+        """Yield (step, batch) ``steps`` times, or until the source ends. Each round is one step of the program."""
+        return self._session("steps").steps(source, steps)
+
+    def more(self, count: int) -> Batch:
+        """``count`` further prompts of this step's source: for loops that refill."""
+        return self._session("more").more(count)
+
+    def take(self, source: Any, count: int | None = None) -> Batch:
+        """The next ``count`` rows of another source (its own batch size by default), such as an evaluation set."""
+        return self._session("take").take(source, count)
+
+    def log(self, step: Any, *metrics: Any, **values: Any) -> None:
+        """Record metrics and numbers with this step. Never waits: they are written when the step commits.
+
+        Metrics of one worker keep their names; those of several are told apart as ``actor/loss``.
+        """
+        session = self._session("log")
+        named: dict[str, Any] = {}
+        for entry in metrics:
+            owner = getattr(getattr(entry, "ref", None), "worker", None)
+            named["" if len(metrics) == 1 else str(owner or f"metrics{len(named)}")] = entry
+        session.log(step, {**named, **values})
+
+    # -- what can be done with it -------------------------------------------------------------------------------
+
+    def main(self, argv: Sequence[str] | None = None) -> None:
+        """Run this script's command line: ``python SCRIPT`` is ``flowrl run SCRIPT``. Ends the process."""
+        frame = user_frame()
+        if frame is not None and frame.f_globals.get("__name__") != "__main__":
+            return
+        command_line = import_module("flowrl.cli")  # by name: the command line lies above the flow
+        sys.exit(command_line.main(["run", self.script, *(sys.argv[1:] if argv is None else argv)]))
+
+    def default_program(self) -> str:
+        """The program named like the flow, or the only one."""
+        if self.name in self.programs or not self.programs:
+            return self.name
+        return next(iter(self.programs))
+
+    def find_program(self, name: str | None) -> Program:
+        """The program of that name. Raises UsageError with the near miss."""
+        wanted = name or self.default_program()
+        if wanted not in self.programs:
+            meant = near(wanted, self.programs)
+            raise UsageError(
+                f"flow '{self.name}' has no program '{wanted}'.",
+                have=self.programs,
+                fix=f"Did you mean '{meant}'?" if meant else "Write a function under @flow.program.",
+            )
+        return self.programs[wanted]
+
+    def trace(self, program: str | None = None, **parameters: Any) -> Traced:
+        """Run a program abstractly. Nothing is loaded."""
+        found = self.find_program(program)
+        arguments = found.arguments(parameters)
+        key = (found.name, repr(sorted(arguments.items())))
+        if key not in self._traces:
+            self._traces[key] = trace(found.fn, arguments, name=found.name, adders=self._adders())
+        return self._traces[key]
+
+    def graph(self, program: str | None = None, **parameters: Any) -> Graph:
+        """The dataflow graph of a program's steady step."""
+        return compile_graph(self.trace(program, **parameters), self._infos())
+
+    def check(self, program: str | None = None, **parameters: Any) -> Report:
+        """All findings on a program: errors and lints, among them workers that no program of this flow uses."""
+        report = check(traced := self.trace(program, **parameters), self.graph(program, **parameters))
+        used, whole = set(self.workers_of(traced)), traced.whole
+        for name in self.programs:
+            if name != traced.program and not used >= {h.name for h in self.handles}:
+                try:
+                    other = self.trace(name)
+                except UsageError:  # a program that needs parameters of its own
+                    whole = False
+                    continue
+                used |= set(self.workers_of(other))
+                whole &= other.whole
+        lost = unused(self._infos(), used, {h.name: h.at for h in self.handles}) if whole else []
+        return Report(report.program, (*report.errors, *lost, *self._misnamed()), report.lints)
+
+    def workers_of(self, traced: Traced) -> tuple[str, ...]:
+        """Names of the workers that a program calls, hands on, or copies, in the order of their declaration."""
+        called = {n for t in traced.trails for c in t.calls for n in (c.worker, *c.serves)}
+        copied = {
+            h.kwargs["of"].name for h in self.handles if h.name in called and isinstance(h.kwargs.get("of"), Handle)
+        }
+        return tuple(h.name for h in self.handles if h.name in called | copied)
+
+    def run(
+        self,
+        *programs: str,
+        out: str | Path,
+        plan: str | Path | Plan | None = None,
+        runtime: str = "local",
+        seed: int = 0,
+        resume: bool = False,
+        overwrite: bool = False,
+        checkpoint_every: int = 50,
+        save_models: bool = True,
+        quiet: bool = False,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> Outcome:
+        """Check programs, then run them one after another over the same workers, recorded in ``out``.
+
+        ``parameters`` are by program name. Raises CheckError with every finding before anything is loaded.
+        """
+        from .backends import names as engines
+        from .backends import open_engine
+        from .runtime.run import Runner, Settings, Stage
+        from .runtime.workplace import Workplace
+
+        given = dict(parameters or {})
+        names = programs or (self.default_program(),)
+        stages: list[Stage] = []
+        for name in names:
+            found = self.find_program(name)
+            mine = given.get(name, {})
+            report = self.check(name, **mine)
+            if report.errors:
+                raise CheckError(report.errors)
+            workers = self.workers_of(self.trace(name, **mine))
+            stages.append(Stage(name, found.fn, found.arguments(mine), workers, self.graph(name, **mine).to_json()))
+        placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
+        known = [h.name for h in self.handles]
+        placed.check_workers(known, engines())
+        workplace = Workplace(
+            declared={h.name: h for h in self.handles},
+            open_engine=open_engine,
+            backends={n: placed.backend(n) for n in known},
+            devices={n: placed.device(n) for n in known},
+            seed=seed,
+        )
+        settings = Settings(
+            out=Path(out),
+            runtime=runtime,
+            seed=seed,
+            resume=resume,
+            overwrite=overwrite,
+            checkpoint_every=checkpoint_every,
+            save_models=save_models,
+            quiet=quiet,
+            script=self.script,
+            plan=placed.to_json(),
+            arguments=tuple(arguments),
+        )
+        return Runner(stages, workplace, {n: placed.pool(n) for n in known}, settings).run()
+
+    def use_model(self, worker: str, model: str) -> None:
+        """Put another model in the place of a worker's own: ``--model actor=NAME``."""
+        handle = next((h for h in self.handles if h.name == worker), None)
+        if handle is None:
+            names = [h.name for h in self.handles]
+            meant = near(worker, names)
+            raise UsageError(
+                f"--model {worker}=...: flow '{self.name}' has no worker '{worker}'.",
+                have=names,
+                fix=f"Did you mean '{meant}'?" if meant else None,
+            )
+        if "model" not in handle.arguments:
+            raise UsageError(f"--model {worker}=...: worker '{worker}' ({handle.cls.__name__}) has no model.")
+        if handle.args and "model" not in handle.kwargs:
+            handle.args = handle.args[1:]
+        handle.kwargs["model"] = Model.of(model)
+        handle.arguments = handle._bind()  # pyright: ignore[reportPrivateUsage]
+        self._traces.clear()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _session(self, what: str) -> Any:
+        session = sessions.current()
+        if session is None:
+            raise ProgramError(
+                f"flow.{what} was called outside of a program.",
+                at=sessions.caller(),
+                fix="Call it inside a function under @flow.program.",
+            )
+        return session
+
+    def _infos(self) -> list[WorkerInfo]:
+        return [
+            WorkerInfo(
+                h.name,
+                h.cls.__name__,
+                shown(h.at.file),
+                h.at.line,
+                _plain((inspect.getdoc(h.cls) or "").split("\n")[0]),
+            )
+            for h in self.handles
+        ]
+
+    def _misnamed(self) -> list[FlowError]:
+        """Workers that plans, graphs and records could not tell apart from others, or from a library."""
+        found: list[FlowError] = []
+        first: dict[str, Handle] = {}
+        for handle in self.handles:
+            other = first.setdefault(handle.name, handle)
+            if handle.name not in _LIBRARIES and other is handle:
+                continue
+            taken = (
+                f"as is the one at line {other.at.line}" if other is not handle else "which is the name of a library"
+            )
+            found.append(
+                WorkerError(
+                    f"a worker is called '{handle.name}', {taken}.",
+                    at=handle.at,
+                    fix=f'Give it a variable of its own, or a name: flow.worker(..., name="{handle.name}_2").',
+                )
+            )
+        return found
+
+    def _adders(self) -> list[Adder]:
+        """Calls that add fields, to be offered where one is missing: own workers', then of rl, then of others."""
+        found: list[Adder] = []
+        for handle in self.handles:
+            for name in dir(handle.cls):
+                op = inspect.getattr_static(handle.cls, name)
+                if isinstance(op, Op) and isinstance(op.adds, str) and op.adds:
+                    extra = ", policy=..." if "policy" in op.parameters.parameters else ""
+                    found.append(_adder(f"batch = {handle.name}.{name}(batch{extra})", op))
+        for name, op in vars(rl).items():
+            if isinstance(op, Op) and isinstance(op.adds, str):
+                found.append(_adder(f"batch = rl.{name}(batch)", op))
+        there = frozenset[str]().union(*(a.adds for a in found))
+        for cls, name, text in _OFFERS:
+            op = inspect.getattr_static(cls, name)
+            if isinstance(op.adds, str) and not frozenset(parse_fields(op.adds)) <= there:
+                found.append(_adder(text, op, new=True))
+        return found
+
+
+def _adder(text: str, op: Op, *, new: bool = False) -> Adder:
+    """What an op adds, and reads where that does not depend on the worker."""
+    reads = op.reads
+    if callable(reads) and not op.is_method:
+        defaults = {n: p.default for n, p in op.parameters.parameters.items()}
+        reads = reads(CallShape({}, defaults, frozenset()))
+    wanted = parse_fields(reads) if isinstance(reads, str) else {}
+    return Adder(text, frozenset(parse_fields(op.adds if isinstance(op.adds, str) else "")), frozenset(wanted), new)
+
+
+def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str = "hf") -> W:
+    """Open a worker made by hand, to call its ops on plain batches: ``actor = fl.open(fl.Actor("folder"))``.
+
+    A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.
+    """
+    from .backends import open_engine
+    from .workers.base import ModelWorker, Opening
+    from .workers.tokenizer import find_tokenizer
+
+    worker.name = name or worker.name or type(worker).__name__.lower()
+
+    def tokenizer(said: Any) -> Any:
+        if said is None:
+            raise ModelError(
+                f"{worker.name} belongs to no flow, so there is no actor whose tokenizer it could take.",
+                fix="Give it tokenizer=: an open actor, a function that builds one, a hub name or a folder.",
+            )
+        return said.tokenizer if isinstance(said, ModelWorker) else find_tokenizer(said)
+
+    worker.open(
+        Opening(
+            open_engine=lambda build: open_engine(backend, build),
+            peer=lambda other: other,
+            tokenizer=tokenizer,
+            warn=lambda text: warnings.warn(text, stacklevel=2),
+            device=device,
+        )
+    )
+    worker.program_starts()
+    return worker

@@ -1,0 +1,130 @@
+"""Arithmetic and row operations on batches and fields, as ops of the worker ``batch``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..batch import Batch
+from .op import Op
+from .types import FieldType
+from .values import PYTHON, BatchValue, FieldValue
+
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "invert"})
+ELEMENTWISE = frozenset({*PYTHON, *(f"r{n}" for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))})
+REDUCTIONS = frozenset({"mean", "sum", "min", "max", "std"})
+BY_ROW = {"row_sum": "f32", "row_mean": "f32", "lengths_column": "i64"}
+GROUPED = frozenset({"group_mean", "group_std"})
+#: What changes neither rows nor contents: no node of the graph, only other names for what is there.
+STRUCTURAL = frozenset({"join", "select", "drop", "rename", "with_columns"})
+
+SYMBOLS = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|",
+}  # fmt: skip
+
+
+def _elementwise(name: str) -> Callable[..., Any]:
+    if name in PYTHON:
+        return PYTHON[name]
+    plain = PYTHON[name[1:]]
+
+    def reflected(a: Any, b: Any) -> Any:
+        return plain(b, a)
+
+    return reflected
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def call(column: Any) -> Any:
+        return getattr(column, name)()
+
+    return call
+
+
+def _group_mean(batch: Batch, name: str) -> Any:
+    return batch.group_reduce(batch[name], "mean")
+
+
+def _group_std(batch: Batch, name: str) -> Any:
+    return batch.group_reduce(batch[name], "std")
+
+
+def _join(batch: Batch, other: Batch) -> Batch:
+    return batch | other
+
+
+def _filter(batch: Batch, mask: Any) -> Batch:
+    return batch.filter(mask)
+
+
+def _concat(batch: Batch, *others: Batch) -> Batch:
+    return Batch.concat([batch, *others])
+
+
+def _with_columns(batch: Batch, columns: dict[str, Any]) -> Batch:
+    return batch.with_columns(columns)
+
+
+def _select(batch: Batch, names: tuple[str, ...]) -> Batch:
+    return batch.select(*names)
+
+
+def _drop(batch: Batch, names: tuple[str, ...]) -> Batch:
+    return batch.drop(*names)
+
+
+def _rename(batch: Batch, names: dict[str, str]) -> Batch:
+    return batch.rename(**names)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: _elementwise(name) for name in ELEMENTWISE},
+    **{name: _method(name) for name in (*REDUCTIONS, *BY_ROW)},
+    "group_mean": _group_mean,
+    "group_std": _group_std,
+    "count": len,
+    "join": _join,
+    "filter": _filter,
+    "concat": _concat,
+    "select": _select,
+    "drop": _drop,
+    "rename": _rename,
+    "with_columns": _with_columns,
+}
+
+_ROWS = {"filter": "filter", "concat": "regroup"}
+
+OPS: dict[str, Op] = {
+    name: Op(
+        name=name.removeprefix("r") if name in ELEMENTWISE and name not in PYTHON else name,
+        owner="batch",
+        fn=fn,
+        reads=None,
+        adds="",
+        rows=_ROWS.get(name, "same"),
+        returns="raw",
+        cost="local",
+    )
+    for name, fn in _FUNCTIONS.items()
+}
+
+
+def result_kind(op: Op, args: tuple[Any, ...]) -> str:
+    """What a call of one of these ops gives: ``batch``, ``field`` or ``scalar``."""
+    if op.name in REDUCTIONS or op.name == "count":
+        return "scalar"
+    if op.name in BY_ROW or op.name in GROUPED or any(isinstance(a, FieldValue) for a in args):
+        return "batch" if op.name == "filter" else "field"
+    return "batch" if isinstance(args[0], BatchValue) else "scalar"
+
+
+def result_type(name: str, types: list[FieldType]) -> FieldType:
+    """The type of an elementwise result: ragged if an operand is; bool for comparisons; else the widest dtype."""
+    dims = next((t.dims for t in types if t.dims), ())
+    if name in COMPARISONS:
+        return FieldType("bool", dims)
+    if name == "truediv" or not types:
+        return FieldType("f64" if any(t.dtype == "f64" for t in types) else "f32", dims)
+    order = ("bool", "i32", "i64", "bf16", "f32", "f64", "any")
+    return FieldType(max((t.dtype for t in types), key=order.index), dims)

@@ -1,0 +1,78 @@
+"""What is wrong with a program, found from its trace alone: no engine, no torch, no model is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import FlowError, WorkerError
+from .record import Graph, WorkerInfo
+from .terms import Lint, Traced
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings on one program: ``errors`` stop a run, ``lints`` are remarks."""
+
+    program: str
+    errors: tuple[FlowError, ...]
+    lints: tuple[Lint, ...]
+
+    def text(self) -> str:
+        """The findings as they are printed."""
+        blocks = [e.report() for e in self.errors] + [lint.report() for lint in self.lints]
+        count = f"{_counted(len(self.errors), 'error')}, {_counted(len(self.lints), 'lint')}"
+        blocks.append(f"{self.program}: {'fine' if not blocks else count}")
+        return "\n\n".join(blocks)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "program": self.program,
+            "errors": [e.to_json() for e in self.errors],
+            "lints": [lint.to_json() for lint in self.lints],
+        }
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def check(traced: Traced, graph: Graph) -> Report:
+    """The findings of the trace, and what only the whole of it shows."""
+    lints = [*traced.lints, *([] if traced.errors else unread(traced))]  # an error often leaves something unread
+    del graph
+    return Report(traced.program, tuple(traced.errors), tuple(lints))
+
+
+def unused(workers: Sequence[WorkerInfo], used: Iterable[str], at: Mapping[str, Any]) -> list[FlowError]:
+    """A worker that no program of the flow calls: it would only hold memory."""
+    known = set(used)
+    return [
+        WorkerError(
+            f"worker '{w.name}' ({w.kind}) is never used by a program of this flow.",
+            at=at.get(w.name),
+            fix="Call one of its ops, or take the worker out.",
+        )
+        for w in workers
+        if w.name not in known
+    ]
+
+
+def unread(traced: Traced) -> list[Lint]:
+    """Calls of workers whose every result goes unread on every path: work for nothing."""
+    read: set[tuple[Any, ...]] = set()
+    made: dict[tuple[Any, ...], Any] = {}
+    for trail in traced.trails:
+        wanted = {c for call in trail.calls for c, _ in call.uses} | {c for c, _ in trail.logged}
+        for call in trail.calls:
+            worker_op = call.op.owner != "batch"
+            if worker_op and call.op.returns == "batch" and not call.updates and call.iteration in (0, 1):
+                made.setdefault(call.place, call)
+                if call.index in wanted:
+                    read.add(call.place)
+    return [
+        Lint("unread", f"{call.title} adds {', '.join(call.signature.adds) or 'rows'}, which nothing reads.", call.at)
+        for place, call in made.items()
+        if place not in read
+    ]

@@ -1,0 +1,28 @@
+"""How a graph is shown: text, Mermaid, Graphviz, JSON, SVG, a page to explore. One module per format."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError, near
+
+if TYPE_CHECKING:
+    from ..record import Graph
+
+FORMATS = ("text", "mermaid", "dot", "json", "svg", "html")
+
+
+def render(graph: Graph, format: str) -> str:
+    """The graph in one of :data:`FORMATS`.
+
+    Raises UsageError for another one, and FlowError where pygraphviz is missing, which svg and html need.
+    """
+    if format not in FORMATS:
+        meant = near(format, FORMATS)
+        raise UsageError(
+            f"there is no graph format '{format}'.",
+            have=", ".join(FORMATS),
+            fix=f"Use --format {meant or 'text'}.",
+        )
+    return import_module(f".{format}", __name__).render(graph)

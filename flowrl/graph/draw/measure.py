@@ -1,0 +1,70 @@
+"""What is written in a box, at a line and over a group, and the room it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .fonts import width
+from .picture import Box, Line, Picture
+
+TITLE, NOTE, LABEL, HEAD = 12.5, 9.5, 9.5, 12.0  # font sizes in points
+LEADING = 1.25  # line height in font sizes
+
+Size = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Words:
+    """One line of text: ``Words("generate", 12.5, bold=True)``."""
+
+    text: str
+    size: float
+    bold: bool = False
+    italic: bool = False
+
+    @property
+    def width(self) -> float:
+        return width(self.text, self.size, "bold" if self.bold else "normal")
+
+
+def box_words(box: Box) -> tuple[Words, ...]:
+    """The lines of text in a box: its name, what is special about it, under which condition it happens."""
+    library = box.role == "library"
+    rows = [Words(box.title, NOTE + 1 if library else TITLE, bold=not library)]
+    rows += [Words(note, NOTE) for note in box.notes]
+    if box.condition:
+        rows.append(Words(f"if {box.condition}", NOTE, italic=True))
+    return tuple(rows)
+
+
+def line_words(line: Line) -> tuple[Words, ...]:
+    """The lines of text at a line."""
+    slanted = line.edge.kind in ("weights", "serves")
+    rows = [Words(text, LABEL, italic=slanted) for text in line.label]
+    if line.condition:
+        rows.append(Words(f"if {line.condition}", LABEL, italic=True))
+    return tuple(rows)
+
+
+def sizes(picture: Picture) -> Mapping[str, Size]:
+    """Room in points for every box, label and title of a group, by id."""
+    found = {box.id: _box(box) for box in picture.boxes}
+    found |= {line.id: _label(line) for line in picture.lines if line_words(line)}
+    for group in picture.groups:
+        wide = width(group.name, HEAD, "bold") + 6 + width(group.kind, NOTE)
+        found[f"title of {group.name}"] = (wide + 6, HEAD * 1.4)
+    return found
+
+
+def _box(box: Box) -> Size:
+    rows = box_words(box)
+    across, down = (9.0, 4.5) if box.role == "library" else (13.0, 7.0)
+    wide, high = max(row.width for row in rows), sum(row.size * LEADING for row in rows)
+    return max(wide + 2 * across, 34.0), high + 2 * down
+
+
+def _label(line: Line) -> Size:
+    rows = line_words(line)
+    sign = 12 if line.edge.kind == "carried" else 0
+    return max(row.width for row in rows) + 8 + sign, len(rows) * LABEL * LEADING + 2

@@ -1,0 +1,55 @@
+"""The colours of the drawings: a hue per worker, grey for library calls, one of its own for carried edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .picture import Box, Group, Line, Picture
+
+
+@dataclass(frozen=True)
+class Hue:
+    """``tint`` fills a group, ``edge`` outlines it, ``ink`` writes in it and has contrast for that."""
+
+    tint: str
+    edge: str
+    ink: str
+
+
+HUES = (
+    Hue("#eaf2fb", "#7fb0e0", "#1b5a9c"),  # blue
+    Hue("#fdf1e1", "#e3ab62", "#8f5000"),  # orange
+    Hue("#e7f5ec", "#7cc39b", "#17693f"),  # green
+    Hue("#f2ecfb", "#b39adb", "#5b3a94"),  # violet
+    Hue("#e3f4f5", "#6fbcc2", "#0b6068"),  # teal
+    Hue("#fbeceb", "#e09a93", "#9c2f26"),  # red
+    Hue("#f3f3dd", "#b9b866", "#5d5c0d"),  # olive
+    Hue("#f4ece6", "#c3a289", "#6b4426"),  # brown
+)
+NEUTRAL = Hue("#f3f5f7", "#b3bcc6", "#4b5561")
+CARRIED = "#b4239a"
+INK = "#1f2328"
+FAINT = "#656d76"
+PAPER = "#ffffff"
+FRAME = "#d0d7de"
+
+
+def hue_of_group(group: Group) -> Hue:
+    """The colours of a worker; they start again after eight."""
+    return HUES[group.hue % len(HUES)]
+
+
+def hue_of(box: Box, picture: Picture) -> Hue:
+    """The colours of a box: those of its worker, grey for the rest."""
+    group = picture.group(box.group)
+    return hue_of_group(group) if group else NEUTRAL
+
+
+def ink_of(line: Line, picture: Picture) -> str:
+    """The colour of a line: that of the worker it comes from, so that an eye can follow it."""
+    if line.edge.kind == "carried":
+        return CARRIED
+    if line.edge.kind == "order":
+        return FAINT
+    group = picture.group(line.edge.src)
+    return hue_of_group(group).ink if group else hue_of(picture.box(line.edge.src), picture).ink

@@ -1,0 +1,85 @@
+"""The parts of which the SVG is drawn: words held to their width, paths, arrow heads, looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from . import palette
+from .layout import Point
+from .measure import Words
+
+DASHES = {"weights": "6 4", "order": "0.1 4"}
+WIDTHS = {"data": 1.2, "weights": 1.5, "carried": 1.6, "order": 1.5, "serves": 4.0}
+
+
+def words(row: Words, x: float, base: float, *, anchor: str = "middle", fill: str | None = None) -> str:
+    """One line of text on the baseline ``base``, pressed into its measured width whatever font is there."""
+    look = f' font-size="{number(row.size)}"'
+    look += ' font-weight="bold"' if row.bold else ""
+    look += ' font-style="italic"' if row.italic else ""
+    look += f' text-anchor="{anchor}"' if anchor != "start" else ""
+    look += f' fill="{fill}"' if fill else ""
+    fit = f' textLength="{number(row.width)}" lengthAdjust="spacingAndGlyphs"' if row.width else ""
+    return f'<text x="{number(x)}" y="{number(base)}"{look}{fit}>{text(row.text)}</text>'
+
+
+def stroke(kind: str, path: str, ink: str) -> str:
+    """A line in the look of its kind; a serves line is double."""
+    look = f'stroke="{ink}" stroke-width="{WIDTHS.get(kind, 1.2)}"'
+    if kind in DASHES:
+        look += f' stroke-dasharray="{DASHES[kind]}"' + (' stroke-linecap="round"' if kind == "order" else "")
+    drawn = f'<path class="stroke" d="{path}" fill="none" {look}/>'
+    if kind == "serves":
+        drawn += f'<path d="{path}" fill="none" stroke="{palette.PAPER}" stroke-width="1.6"/>'
+    return drawn
+
+
+def head(end: Point, tip: Point, kind: str, ink: str) -> str:
+    """The arrow head. A shape of its own: markers need ids, which clash where two pictures share a page."""
+    long = math.dist(end, tip) or 1.0
+    ux, uy = (tip[0] - end[0]) / long, (tip[1] - end[1]) / long
+
+    def at(back: float, aside: float) -> Point:
+        return tip[0] - back * ux - aside * uy, tip[1] - back * uy + aside * ux
+
+    if kind == "serves":
+        diamond = polygon([tip, at(5, 3.6), at(10, 0), at(5, -3.6)])
+        return f'<path class="head" d="{diamond}" fill="{palette.PAPER}" stroke="{ink}" stroke-width="1.2"/>'
+    return f'<path class="head" d="{polygon([tip, at(8, 3), at(8, -3)])}" fill="{ink}"/>'
+
+
+def turn(x: float, y: float, ink: str) -> str:
+    """A small arrow that goes round: carried into the next step. Drawn, as few fonts have the sign."""
+    r = 3.4
+    left, right, top = number(x - r / 2), number(x + r / 2), number(y - 0.866 * r)
+    arc = f"M{left} {top}A{r} {r} 0 1 0 {right} {top}"
+    tip = polygon([(x - 0.4, y - r - 1.6), (x + 3.6, y - r + 0.2), (x + 0.6, y - r + 2.8)])
+    return f'<path d="{arc}" fill="none" stroke="{ink}" stroke-width="1.2"/><path d="{tip}" fill="{ink}"/>'
+
+
+def curve(points: Sequence[Point]) -> str:
+    """The path of a chain of Bezier curves."""
+    start, *rest = [f"{number(x)} {number(y)}" for x, y in points]
+    return f"M{start}C{' '.join(rest)}"
+
+
+def polygon(corners: Iterable[Point]) -> str:
+    """The path of a closed polygon."""
+    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in corners) + "Z"
+
+
+def number(value: float) -> str:
+    """A tenth of a point is enough."""
+    short = f"{value:.1f}".removesuffix(".0")
+    return "0" if short == "-0" else short
+
+
+def text(value: str) -> str:
+    """Escaped for XML, without the characters that XML has no way to write."""
+    return escape("".join(c for c in value if _writable(c)), quote=True)
+
+
+def _writable(char: str) -> bool:
+    return char in "\t\n" or (char >= " " and not "\ud800" <= char <= "\udfff" and char not in "\ufffe\uffff")

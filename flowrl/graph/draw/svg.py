@@ -1,0 +1,139 @@
+"""The graph as one self-contained SVG: Graphviz lays it out, this module draws it, the same on every machine.
+
+Nothing in it points outside. Boxes, groups and lines carry ``data-id`` and a ``<title>`` that a browser shows
+when they are hovered.
+"""
+
+from __future__ import annotations
+
+from ..record import Graph
+from . import legend, palette
+from .arrange import arrange
+from .fonts import STACK
+from .layout import Layout, Point, Rect, Route
+from .measure import HEAD, LABEL, LEADING, NOTE, Words, box_words, line_words, sizes
+from .picture import NEXT_STEP, Box, Group, Line, Picture, draw
+from .strokes import curve, head, number, stroke, text, turn, words
+
+_PAD = 14.0
+
+
+def render(graph: Graph) -> str:
+    """The SVG of the graph, with a legend. Raises FlowError where pygraphviz is missing."""
+    return picture_svg(draw(graph))
+
+
+def picture_svg(picture: Picture, *, with_legend: bool = True) -> str:
+    """The SVG of a picture."""
+    layout = arrange(picture, sizes(picture))
+    room = max(layout.width, 240.0)
+    rows = legend.rows(picture, room) if with_legend else []
+    wide, high = room + 2 * _PAD, layout.height + 2 * _PAD + (len(rows) * legend.ROW + 8 if rows else 0)
+    summary = text(picture.summary)
+    box = f'width="{number(wide)}" height="{number(high)}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="flowrl" role="img" aria-label="{summary}" '
+        f'viewBox="0 0 {number(wide)} {number(high)}" {box} font-family="{text(STACK)}">',
+        f"<title>{text(picture.program)}</title>\n<desc>{summary}</desc>",
+        f'<rect class="paper" x="0.5" y="0.5" width="{number(wide - 1)}" height="{number(high - 1)}" rx="10" '
+        f'fill="{palette.PAPER}" stroke="{palette.FRAME}"/>',
+        f'<g transform="translate({number(_PAD + (room - layout.width) / 2)} {number(_PAD)})">',
+        *(_group(group, layout) for group in picture.groups),
+        *(_line(line, picture, layout.routes[line.id]) for line in picture.lines),
+        *(_box(box, picture, layout.boxes[box.id]) for box in picture.boxes),
+        *(_group_title(group, layout.titles[group.name]) for group in picture.groups),
+        *(_label(line, picture, layout) for line in picture.lines if line_words(line)),
+        "</g>",
+        *_legend(rows, layout),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _group(group: Group, layout: Layout) -> str:
+    hue = palette.hue_of_group(group)
+    return (
+        f'<g class="group" data-id="{text(group.name)}"><title>{text(group.tip)}</title>'
+        f'<rect {_rect(layout.groups[group.name])} rx="9" fill="{hue.tint}" stroke="{hue.edge}"/></g>'
+    )
+
+
+def _group_title(group: Group, at: Point) -> str:
+    hue, id = palette.hue_of_group(group), text(group.name)
+    name, kind = Words(group.name, HEAD, bold=True), Words(group.kind, NOTE)
+    left, base = at[0] - (name.width + 6 + kind.width) / 2, at[1] + HEAD * 0.35
+    second = left + name.width + 6
+    return (
+        f'<g class="group-title" data-id="{id}" pointer-events="none" fill="{hue.ink}" {_halo(hue.tint)}>'
+        f"{words(name, left, base, anchor='start')}{words(kind, second, base, anchor='start')}</g>"
+    )
+
+
+def _box(box: Box, picture: Picture, at: Rect) -> str:
+    hue, update = palette.hue_of(box, picture), box.role == "update"
+    look = f'fill="{palette.PAPER if box.group else hue.tint}" stroke="{hue.ink if update else hue.edge}"'
+    look += f' stroke-width="{2 if update else 1.2}"'
+    look += ' stroke-dasharray="4 3"' if box.condition or box.role == "worker" else ""
+    round = 12 if box.role in ("library", "source") else 5
+    rows, drawn = box_words(box), ""
+    y = at.y + (at.height - sum(row.size * LEADING for row in rows)) / 2
+    for place, row in enumerate(rows):
+        drawn += words(row, at.center[0], y + row.size, fill=palette.FAINT if place else palette.INK)
+        y += row.size * LEADING
+    return (
+        f'<g class="node {box.role}" data-id="{text(box.id)}" data-group="{text(box.group or "")}">'
+        f"<title>{text(box.tip)}</title>"
+        f'<rect {_rect(at)} rx="{number(min(round, at.height / 2))}" {look}/>{drawn}</g>'
+    )
+
+
+def _line(line: Line, picture: Picture, route: Route) -> str:
+    """The line twice: as it is seen, and wide and clear, so that a pointer finds it."""
+    kind, path, ink = line.edge.kind, curve(route.points), palette.ink_of(line, picture)
+    return (
+        f'<g class="edge {text(kind)}" data-id="{line.id}" data-src="{text(line.edge.src)}" '
+        f'data-dst="{text(line.edge.dst)}"><title>{text(line.tip)}</title>'
+        f'<path class="reach" d="{path}" fill="none" stroke="#000" stroke-opacity="0" stroke-width="9"/>'
+        f"{stroke(kind, path, ink)}{head(route.points[-1], route.tip, kind, ink)}</g>"
+    )
+
+
+def _label(line: Line, picture: Picture, layout: Layout) -> str:
+    at, ink, rows = layout.routes[line.id].label, palette.ink_of(line, picture), line_words(line)
+    assert at is not None, f"{line.id} has words, but Graphviz placed none"
+    top, drawn, sign = at[1] - len(rows) * LABEL * LEADING / 2, "", ""
+    for place, row in enumerate(rows):
+        base = top + (place + 0.8) * LABEL * LEADING
+        carried = line.edge.kind == "carried" and row.text == NEXT_STEP
+        if carried:
+            sign = turn(at[0] - row.width / 2 - 2, base - LABEL * 0.34, ink)
+        drawn += words(row, at[0] + 6 * carried, base)
+    return (
+        f'<g class="label {text(line.edge.kind)}" data-id="{line.id}" pointer-events="none">'
+        f'<g fill="{ink}" {_halo(_ground(at, picture, layout))}>{drawn}</g>{sign}</g>'
+    )
+
+
+def _legend(rows: list[str], layout: Layout) -> list[str]:
+    if not rows:
+        return []
+    y = layout.height + 2 * _PAD + 6
+    return [f'<g class="legend" transform="translate({number(_PAD)} {number(y)})">', *rows, "</g>"]
+
+
+def _ground(at: Point, picture: Picture, layout: Layout) -> str:
+    """The colour behind a point."""
+    for group in picture.groups:
+        rect = layout.groups[group.name]
+        if rect.x <= at[0] <= rect.x + rect.width and rect.y <= at[1] <= rect.y + rect.height:
+            return palette.hue_of_group(group).tint
+    return palette.PAPER
+
+
+def _halo(color: str) -> str:
+    """A rim around letters in the colour of the ground, so that a line below does not strike them through."""
+    return f'stroke="{color}" stroke-width="3" stroke-linejoin="round" stroke-opacity="0.9" paint-order="stroke"'
+
+
+def _rect(at: Rect) -> str:
+    return f'x="{number(at.x)}" y="{number(at.y)}" width="{number(at.width)}" height="{number(at.height)}"'

@@ -1,0 +1,153 @@
+"""The graph as a small language, one line per call, made for reading and for comparing with an earlier one::
+
+    program grpo {                                                          # algorithms/grpo.py
+      worker actor: Actor                                                   # :7
+      source -> prompt_ids, answer
+      actor.generate(prompt_ids) -> tokens rows=expand weights<-actor.update lag=0      # :14
+      if step % 50 == 0 {
+        actor.generate#2(prompt_ids@source) -> tokens weights<-actor.update lag=0       # :16
+      }
+      types {
+        tokens: i32[*token]
+      }
+    }
+
+Arguments are the fields that travel to the call. A field comes from the last call above that adds it or makes other
+rows of it, outside of blocks that the line is not in, else its origin is said: ``rewards@reward.score``. A number
+without a name is its origin alone, ``@batch.mean``; ``?`` marks a field that nothing adds. ``weights<-x``,
+``carried<-x``, ``order<-x`` and ``serves<-x`` say what else comes from where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...errors import shown
+from ..record import Edge, Graph, Node
+from .picture import NAMELESS, SOURCE, names_of, source_edges
+
+_COMMENT = 76  # where comments start; fixed, so that one long line does not move all the others
+
+
+def render(graph: Graph) -> str:
+    """The graph in the language of this module."""
+    return "\n".join(" ".join(row.splitlines()) for row in _rows(graph)) + "\n"
+
+
+def _rows(graph: Graph) -> Iterator[str]:
+    files = [file for file in (*(n.file for n in graph.nodes), *(w.file for w in graph.workers)) if file]
+    home = _file(max(files, key=files.count, default=""))
+    yield _commented(f"program {graph.program} {{", ", ".join([*([home] if home else []), *_paths(graph)]))
+    for worker in graph.workers:
+        yield _commented(f"  worker {worker.name}: {worker.kind}", _place(worker.file, worker.line, home))
+    if graph.source_fields:
+        yield f"  source -> {', '.join(graph.source_fields)}"
+    yield from _calls(graph, home)
+    yield from _types(graph)
+    yield "}"
+
+
+def _calls(graph: Graph, home: str) -> Iterator[str]:
+    """One line per call, in blocks by stage and condition."""
+    edges = (*source_edges(graph), *graph.edges)
+    open_block: str | None = None
+    for node in graph.nodes:
+        block = _block(node)
+        if block != open_block:
+            if open_block:
+                yield "  }"
+            if block:
+                yield f"  {block} {{"
+            open_block = block
+        inner = "    " if block else "  "
+        yield _commented(inner + _call(node, graph, edges), _place(node.file, node.line, home))
+    if open_block:
+        yield "  }"
+
+
+def _block(node: Node) -> str | None:
+    once = "once" if node.stage == "once" else ""
+    condition = f"if {node.branch}" if node.branch else ""
+    return f"{once} {condition}".strip() or None
+
+
+def _call(node: Node, graph: Graph, edges: tuple[Edge, ...]) -> str:
+    incoming = [edge for edge in edges if edge.dst == node.id]
+    words = [f"{node.id}({', '.join(_arguments(node, graph, incoming))})"]
+    if node.adds:
+        words.append(f"-> {', '.join(node.adds)}")
+    words += [f"rows={node.rows}"] if node.rows != "same" else []
+    words += [f"updates={node.updates}"] if node.updates else []
+    words += [f"cost={node.cost}"] if node.cost not in ("none", "external") else []
+    words += ["external"] if node.external else []
+    words += [_mark(edge, node, graph) for edge in incoming if edge.kind != "data"]
+    return " ".join(words)
+
+
+def _arguments(node: Node, graph: Graph, incoming: list[Edge]) -> list[str]:
+    """Fields in the order in which the op reads them, then what else travels to the call."""
+    found: dict[str, list[str]] = {}
+    nameless: list[str] = []
+    for edge in incoming:
+        condition = _condition(edge, node)
+        if edge.kind == "data":
+            names = names_of(edge, graph)
+            nameless += [f"@{edge.src}{condition}"] if edge.fields != names or not names else []
+            for name in names:
+                found.setdefault(name, []).append(f"{name}{_origin(name, edge.src, node, graph)}{condition}")
+    known = {NAMELESS, *found, *(name for edge in incoming if edge.kind == "carried" for name in edge.fields)}
+    order = [*node.reads, *(name for name in found if name not in node.reads)]
+    missing = [f"?{name}" for name in node.reads if name not in known]
+    return [word for name in order for word in found.get(name, ())] + nameless + missing
+
+
+def _origin(name: str, src: str, node: Node, graph: Graph) -> str:
+    """``@src`` where the field does not come from the last call above that adds it or makes other rows of it."""
+    usual = SOURCE if name in graph.source_fields else None
+    for above in graph.nodes[: graph.nodes.index(node)]:
+        if above.branch in (None, node.branch) and (name in above.adds or (usual and above.rows != "same")):
+            usual = above.id
+    return "" if usual == src else f"@{src}"
+
+
+def _mark(edge: Edge, node: Node, graph: Graph) -> str:
+    names = names_of(edge, graph)
+    fields = f"({', '.join(names)})" if names else ""
+    lag = f" lag={edge.lag}" if edge.lag is not None else ""
+    return f"{edge.kind}<-{edge.src}{fields}{lag}{_condition(edge, node)}"
+
+
+def _condition(edge: Edge, node: Node) -> str:
+    return f" if {edge.branch}" if edge.branch and edge.branch != node.branch else ""
+
+
+def _types(graph: Graph) -> Iterator[str]:
+    """The type of every field, in order of appearance; several where calls do not agree."""
+    types: dict[str, dict[str, None]] = {}
+    for node in graph.nodes:
+        for name in (*node.reads, *node.adds):
+            if name in node.types:
+                types.setdefault(name, {})[node.types[name]] = None
+    if types:
+        yield "  types {"
+        yield from (f"    {name}: {' | '.join(found)}" for name, found in types.items())
+        yield "  }"
+
+
+def _paths(graph: Graph) -> list[str]:
+    return ([f"{graph.paths} paths"] if graph.paths > 1 else []) + (["more not followed"] if graph.capped else [])
+
+
+def _place(file: str, line: int, home: str) -> str:
+    if not line:
+        return ""
+    name = _file(file)
+    return f":{line}" if name == home else f"{name}:{line}"
+
+
+def _file(file: str) -> str:
+    return file if not file or file.startswith("<") else shown(file)
+
+
+def _commented(row: str, comment: str) -> str:
+    return f"{row.ljust(_COMMENT)}  # {comment}" if comment else row

@@ -1,0 +1,426 @@
+"""What an op is: a function that declares the fields it reads and adds, and how it is called on plain values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+from ..batch import Batch, Column
+from ..errors import FieldError, RowsError, WorkerError, near
+from . import session as sessions
+from .types import Fields, FieldType, TypeTextError, parse_fields
+from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, find
+
+if TYPE_CHECKING:
+    from ..batch import CallInfo
+
+ROWS = ("same", "expand", "filter", "regroup")
+COSTS = ("none", "local", "forward", "generate", "train", "external")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Init:
+    """How a worker was declared: its class and the arguments it will be made with, before it is made."""
+
+    cls: type
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def arguments(self) -> dict[str, Any]:
+        """Constructor arguments by parameter name, defaults filled in."""
+        bound = inspect.signature(self.cls).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What one call reads and adds: ``Signature({"batch": {"values": f32[*response]}}, adds={"returns": ...})``."""
+
+    reads: Mapping[str, Fields]  # by the name of the batch parameter
+    adds: Mapping[str, FieldType]
+    rows: str = "same"
+
+    def __str__(self) -> str:
+        reads = ", ".join(f"{n}: {t}" if t else n for fields in self.reads.values() for n, t in fields.items())
+        adds = ", ".join(f"{n}: {t}" for n, t in self.adds.items())
+        return f"({reads}) -> ({adds})" + ("" if self.rows == "same" else f" rows={self.rows}")
+
+
+#: ``reads`` or ``adds`` of an op: text, text by batch parameter, or a function of the call that gives either.
+Declared = str | Mapping[str, str] | Callable[["CallShape"], "str | Mapping[str, str]"] | None
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """What a ``reads=`` or ``adds=`` function may look at: arguments of the worker and the call, fields at hand."""
+
+    init: Mapping[str, Any]
+    call: Mapping[str, Any]
+    have: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op of a worker or of a library. Called on a plain worker or plain batches it just runs."""
+
+    name: str
+    owner: str
+    fn: Callable[..., Any]
+    reads: Declared
+    adds: Declared
+    updates: str | None = None
+    rows: str = "same"
+    cost: str = "none"
+    external: bool = False
+    returns: str = "batch"  # batch | metrics | scalar | none; raw: whatever the function returns
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        return functools.partial(self._plain, instance)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        object.__setattr__(self, "owner", owner.__name__)
+
+    @property
+    def parameters(self) -> inspect.Signature:
+        return _signature(self.fn)
+
+    @property
+    def is_method(self) -> bool:
+        return next(iter(self.parameters.parameters), "") == "self"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a library op (``rl.gae(batch)``): deferred on a program's values, at once on plain batches."""
+        value = next(iter(find((args, kwargs))), None)
+        if value is not None:
+            return value.session.call(self, None, args, kwargs)
+        return self.apply(None, args, kwargs)
+
+    def _plain(self, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        session = sessions.current()
+        value = next(iter(find((args, kwargs))), None)
+        if session is not None and value is not None:
+            raise WorkerError(
+                f"{type(worker).__name__}.{self.name}: a worker made by hand was called inside a program.",
+                at=sessions.caller(),
+                fix=f"Declare it with flow.worker({type(worker).__name__}, ...).",
+            )
+        return self.apply(worker, args, kwargs)
+
+    def bind(self, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter name, defaults filled in, without ``self``. Raises TypeError like Python."""
+        first = (worker,) if self.is_method else ()
+        bound = self.parameters.bind(*first, *args, **kwargs)
+        bound.apply_defaults()
+        found = dict(bound.arguments)
+        if self.is_method:
+            found.pop("self")
+        return found
+
+    def signature(self, init: Mapping[str, Any], arguments: Mapping[str, Any], have: frozenset[str]) -> Signature:
+        """What this call reads and adds. ``reads`` of argument specs (a loss) count as the op's own."""
+        shape = CallShape(init, arguments, have)
+        reads = self.reads(shape) if callable(self.reads) else self.reads
+        adds = self.adds(shape) if callable(self.adds) else self.adds
+        by_param = {self.batch_parameter: reads} if isinstance(reads, str) else dict(reads or {})
+        parsed: dict[str, dict[str, FieldType | None]] = {p: parse_fields(t) for p, t in by_param.items()}
+        for value in arguments.values():
+            if isinstance(value, Spec):
+                parsed.setdefault(self.batch_parameter, {}).update(parse_fields(value.reads))
+        added = {n: t or FieldType("any") for n, t in parse_fields(adds if isinstance(adds, str) else "").items()}
+        return Signature(parsed, added, self.rows)
+
+    @property
+    def batch_parameter(self) -> str:
+        """The parameter that holds the batch whose fields flow through: the first one."""
+        names = [n for n in self.parameters.parameters if n != "self"]
+        return names[0] if names else "batch"
+
+    # -- running on plain values ------------------------------------------------------------------------------
+
+    def apply(self, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallInfo | None = None) -> Any:
+        """Run the op on real values: hand it the fields it reads, merge what it adds.
+
+        Raises FieldError when a read field is missing or an added one is there already or of another type.
+        """
+        kwargs = dict(kwargs)
+        into: Mapping[str, str] = kwargs.pop("into", None) or {}
+        arguments = self.bind(worker, args, kwargs)
+        main = arguments.get(self.batch_parameter)
+        have = frozenset(main.fields) if isinstance(main, Batch) else frozenset[str]()
+        signature = self.signature(getattr(worker, "init_arguments", {}), arguments, have)
+        if isinstance(main, Batch) and self.returns == "batch" and self.rows != "regroup":
+            twice = [n for n in (into.get(n, n) for n in signature.adds) if n in have]
+            if twice:
+                raise written_twice(self.title(worker), twice, None)
+        called = {n: self._narrow(worker, n, v, signature, call) for n, v in arguments.items()}
+        positional = (worker,) if self.is_method else ()
+        bound = self.parameters.bind_partial(*positional)
+        bound.arguments.update(called)
+        result = self.fn(*bound.args, **bound.kwargs)
+        if self.updates and hasattr(worker, "touched"):
+            worker.touched()
+        if self.returns != "batch" or not isinstance(main, Batch):
+            return result
+        return self._merge(worker, main, result, signature, into)
+
+    def title(self, worker: Any) -> str:
+        name = getattr(worker, "name", None) or self.owner
+        return f"{name}.{self.name}"
+
+    def _narrow(self, worker: Any, param: str, value: Any, signature: Signature, call: CallInfo | None) -> Any:
+        if not isinstance(value, Batch):
+            return value
+        if param in signature.reads:
+            fields = signature.reads[param]
+            for name in fields:
+                if name not in value.fields:
+                    raise missing_field(self.title(worker), name, value.fields, None, ())
+            value = value.select(*fields)
+        return value if call is None else value.with_call(call)
+
+    def _merge(self, worker: Any, main: Batch, result: Any, signature: Signature, into: Mapping[str, str]) -> Batch:
+        columns: dict[str, Any]
+        if self.rows == "regroup":
+            made = _expect_batch(self.title(worker), result)
+            rows, columns = made.select(), dict(made.columns)
+        elif self.rows == "same":
+            if not isinstance(result, Mapping):
+                raise WorkerError(
+                    f"{self.title(worker)} returned {type(result).__name__}, not a dict of the fields it adds."
+                )
+            rows, columns = main, dict(cast("Mapping[str, Any]", result))
+        elif isinstance(result, Mapping):
+            if self.rows != "expand":
+                raise WorkerError(
+                    f"{self.title(worker)} has rows='filter' and returned a dict.",
+                    fix="Return batch.filter(mask), with the added fields by .with_columns(...).",
+                )
+            columns = dict(cast("Mapping[str, Any]", result))
+            size = len(next(iter(columns.values())))
+            if len(main) and size % len(main):
+                raise RowsError(f"{self.title(worker)} made {size} rows from {len(main)}: not a whole number for each.")
+            rows = main.expand(size // len(main) if len(main) else 0)
+        else:
+            made = _expect_batch(self.title(worker), result)
+            rows, columns = main.take_keys(made.keys), {n: made[n] for n in made.fields if n not in main.fields}
+        wrong = set(columns) ^ set(signature.adds)
+        if wrong:
+            raise FieldError(
+                f"{self.title(worker)} declares that it adds {_names(signature.adds)}, but returned {_names(columns)}.",
+                fix="Make adds= and the returned dict name the same fields.",
+            )
+        for name, column in columns.items():
+            columns[name] = check_column(self.title(worker), name, column, signature.adds[name], len(rows))
+        return rows.with_columns({into.get(n, n): c for n, c in columns.items()})
+
+
+def _names(names: Any) -> str:
+    return ", ".join(f"'{n}'" for n in sorted(names)) or "nothing"
+
+
+def _expect_batch(title: str, result: Any) -> Batch:
+    if isinstance(result, Batch):
+        return result
+    raise WorkerError(f"{title} changes rows and must return a Batch; it returned {type(result).__name__}.")
+
+
+def check_column(title: str, name: str, data: Any, type_: FieldType, rows: int) -> Column:
+    """The column that an op returned, held against its declaration."""
+    ragged = type_.dims[0][1:] if type_.dims and type_.dims[0].startswith("*") else None
+    column = data if isinstance(data, Column) else Column.of(data, dim=ragged, dtype=type_.dtype)
+    if len(column) != rows:
+        raise RowsError(f"{title} returned {len(column)} rows of '{name}' for {rows} rows.")
+    if type_.dtype != "any" and (column.dtype != type_.dtype or column.dim != ragged):
+        raise FieldError(f"{title} declares '{name}: {type_}' but returned {column.type}.")
+    return column
+
+
+@functools.lru_cache(maxsize=4096)
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(fn)
+
+
+def bad_call(parameters: Mapping[str, Any], given: Iterable[str], error: TypeError) -> tuple[list[str], str]:
+    """What to say of arguments that do not fit: the names there are, and the fix."""
+    known = [n for n in parameters if n != "self"]
+    wrong = next((n for n in given if n not in known), None)
+    meant = near(wrong, known) if wrong else None
+    if wrong is not None:
+        return known, f"Write {meant}= for {wrong}=." if meant else f"Leave out {wrong}=."
+    lacking = re.search(r"missing a required (?:keyword-only )?argument: '(\w+)'", str(error))
+    return known, f"Give {lacking[1]}=." if lacking else f"Its parameters are {', '.join(known)}."
+
+
+def described(value: Any) -> str:
+    """A value in a message: ``the function exact``, ``int 3``."""
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    if value is None:
+        return "None"
+    kinds = {BatchValue: "a batch", FieldValue: "a field", MetricsValue: "metrics", ScalarValue: "a number"}
+    kind = next((k for cls, k in kinds.items() if isinstance(value, cls)), None)
+    return kind or f"{type(value).__name__} {value!r}"[:60]
+
+
+def missing_field(title: str, name: str, have: Any, at: Any, adders: Any, made: str | None = None) -> FieldError:
+    """The error of a read of a field that nothing before it adds.
+
+    ``adders`` are calls that would add it; ``made`` says which call added it to a batch that is not this one.
+    """
+    meant = near(name, have)
+    fix = made or (
+        f"Add {' or '.join(adders)} before this line."
+        if adders
+        else f"Did you mean '{meant}'?"
+        if meant
+        else f"Add an op that adds '{name}' before this line."
+    )
+    return FieldError(f"{title} reads '{name}', which no op before it adds.", at=at, have=have, fix=fix)
+
+
+def written_twice(title: str, names: Sequence[str], at: Any) -> FieldError:
+    """The error of an op that adds fields that the batch already has."""
+    first = names[0]
+    fix = (
+        f"Give it another name: into={{'{first}': 'other_{first}'}}."
+        if len(names) == 1
+        else "Call it on the batch as it was before they were added."
+    )
+    return FieldError(f"{title} adds {_names(names)}, which the batch already has.", at=at, fix=fix)
+
+
+class Metrics(dict[str, float]):
+    """What an update reports, as numbers by name: ``Metrics(loss=0.1, grad_norm=1.2)``."""
+
+    def __getattr__(self, name: str) -> float:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A named function with parameters, handed to an op, such as a loss: what it reads counts as read by the op."""
+
+    name: str
+    reads: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def with_parameters(self, parameters: Mapping[str, Any]) -> Spec:
+        return replace(self, parameters=dict(parameters))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{k}={v!r}" for k, v in self.parameters.items())
+        return f"{self.name}({inside})"
+
+
+@overload
+def op(fn: F, /) -> F: ...
+@overload
+def op(
+    *,
+    reads: Declared = "",
+    adds: Declared = "",
+    updates: str | None = None,
+    rows: str = "same",
+    cost: str = "none",
+    external: bool = False,
+    owner: str = "",
+) -> Callable[[F], F]: ...
+def op(
+    fn: Any = None,
+    *,
+    reads: Declared = "",
+    adds: Declared = "",
+    updates: str | None = None,
+    rows: str = "same",
+    cost: str = "none",
+    external: bool = False,
+    owner: str = "",
+) -> Any:
+    """Declare a method of a worker, or a function, as an op.
+
+    Args:
+        reads: fields it is handed, ``"tokens, values: f32[*response]"``; a mapping by batch parameter, or a
+            function of :class:`CallShape`, where that depends on the call; None hands it every field.
+        adds: fields it returns, each with its type.
+        updates: ``"weights"`` when it changes the worker's weights.
+        rows: what it does to the rows: ``same``, ``expand`` (each row becomes some), ``filter``, ``regroup``.
+        cost: its class for the cost model: ``none``, ``local``, ``forward``, ``generate``, ``train``, ``external``.
+        external: it touches the world (a reward, an environment): its output is journalled, and never made twice.
+        owner: name of the library it belongs to, for functions outside a worker.
+
+    The declaration is read at once: a wrong field type, row effect or cost raises WorkerError at the ``def``.
+    """
+
+    def make(function: Callable[..., Any]) -> Op:
+        at = sessions.caller()
+        title = getattr(function, "__qualname__", str(function))
+        for word, allowed, what in ((rows, ROWS, "rows"), (cost, COSTS, "cost")):
+            if word not in allowed:
+                meant = near(word, allowed)
+                raise WorkerError(
+                    f"{title}: {what}='{word}' is none of {', '.join(allowed)}.",
+                    at=at,
+                    fix=f"Write {what}='{meant or allowed[0]}'.",
+                )
+        for declared in (reads, adds):
+            if declared is None or callable(declared):
+                continue
+            for text in [declared] if isinstance(declared, str) else declared.values():
+                try:
+                    parse_fields(text)
+                except TypeTextError as error:
+                    raise WorkerError(f"{title}: {error}.", at=at, fix=error.fix) from None
+        if isinstance(adds, str):
+            for name, type_ in parse_fields(adds).items():
+                if type_ is None:
+                    raise WorkerError(
+                        f"{title} adds '{name}' without a type.", at=at, fix=f"Write {name}: f32[] or another type."
+                    )
+        made = Op(
+            name=function.__name__,
+            owner=owner or _owner(function),
+            fn=function,
+            reads=reads,
+            adds=adds,
+            updates=updates,
+            rows=rows,
+            cost=cost,
+            external=external or cost == "external",
+            returns=_returns(function, adds, rows, updates),
+        )
+        object.__setattr__(made, "__doc__", function.__doc__)
+        object.__setattr__(made, "__wrapped__", function)
+        return made
+
+    return make(fn) if fn is not None else make
+
+
+def _owner(function: Callable[..., Any]) -> str:
+    """The class of a method; functions outside of a class belong to the user."""
+    around = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+    return "user" if around in ("", "<locals>") else around
+
+
+def _returns(function: Callable[..., Any], adds: Declared, rows: str, updates: str | None) -> str:
+    if adds or rows != "same":
+        return "batch"
+    said = function.__annotations__.get("return", "")
+    text = (said if isinstance(said, str) else getattr(said, "__name__", str(said))).rpartition(".")[2]
+    if text == "Metrics" or updates:
+        return "metrics"
+    if text in ("float", "int", "bool"):
+        return "scalar"
+    return "none" if text in ("None", "", "NoneType") else "batch"

@@ -1,0 +1,159 @@
+"""The dataflow graph as a frozen record: nodes, edges, and the forms in which it is handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import networkx
+
+EDGE_KINDS = ("data", "weights", "order", "carried", "serves")
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call of an op in a steady step.
+
+    ``Node("critic.values", worker="critic", op="values", file="algorithms/ppo.py", line=28, ...)``. ``branch`` says
+    under which outcome of the program's own conditions the call happens, None when always. ``stage`` is ``step`` for
+    what happens in every step, ``once`` for what lies outside ``flow.steps``.
+    """
+
+    id: str
+    worker: str
+    op: str
+    file: str = ""
+    line: int = 0
+    source: str = ""
+    reads: tuple[str, ...] = ()
+    adds: tuple[str, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict[str, str])
+    updates: str | None = None
+    rows: str = "same"
+    cost: str = "none"
+    external: bool = False
+    branch: str | None = None
+    stage: str = "step"
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What flows or orders between two nodes: ``Edge("actor.generate", "reward.score", "data", ("response_ids",))``.
+
+    ``lag`` is the staleness allowed on a weights edge (0: the newest version), None on others. A serves edge runs
+    from a worker's name to the op that holds its handle.
+    """
+
+    src: str
+    dst: str
+    kind: str
+    fields: tuple[str, ...] = ()
+    lag: int | None = None
+    branch: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker of the flow: ``WorkerInfo("actor", "Actor", line=8)``."""
+
+    name: str
+    kind: str
+    file: str = ""
+    line: int = 0
+    describes: str = ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The dataflow of one steady iteration of a program."""
+
+    program: str
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    workers: tuple[WorkerInfo, ...] = ()
+    source_fields: tuple[str, ...] = ()
+    paths: int = 1
+    capped: bool = False
+
+    def node(self, id: str) -> Node:
+        """The node of that id. Raises KeyError."""
+        for node in self.nodes:
+            if node.id == id:
+                return node
+        raise KeyError(id)
+
+    def edges_of(self, kind: str) -> tuple[Edge, ...]:
+        """All edges of one kind."""
+        return tuple(e for e in self.edges if e.kind == kind)
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented record (docs/reading_graphs.md). ``Graph.from_json`` reads it back."""
+        return {
+            "schema": SCHEMA,
+            "program": self.program,
+            "nodes": [_plain(asdict(n)) for n in self.nodes],
+            "edges": [_plain(asdict(e)) for e in self.edges],
+            "workers": [asdict(w) for w in self.workers],
+            "source_fields": list(self.source_fields),
+            "paths": self.paths,
+            "capped": self.capped,
+        }
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Graph:
+        """Read what :meth:`to_json` gave."""
+        if record.get("schema", SCHEMA) != SCHEMA:
+            raise ValueError(f"graph record of schema {record['schema']}; this flowrl reads {SCHEMA}")
+        return Graph(
+            program=record["program"],
+            nodes=tuple(Node(**_tuples(n)) for n in record["nodes"]),
+            edges=tuple(Edge(**_tuples(e)) for e in record["edges"]),
+            workers=tuple(WorkerInfo(**w) for w in record.get("workers", ())),
+            source_fields=tuple(record.get("source_fields", ())),
+            paths=record.get("paths", 1),
+            capped=record.get("capped", False),
+        )
+
+    def to_networkx(self) -> networkx.MultiDiGraph[Any]:
+        """A networkx graph with every attribute on its nodes and edges; workers that serve become nodes too."""
+        import networkx as nx
+
+        graph: networkx.MultiDiGraph[Any] = nx.MultiDiGraph(
+            program=self.program,
+            workers=self.workers,
+            source_fields=self.source_fields,
+            paths=self.paths,
+            capped=self.capped,
+        )
+        for node in self.nodes:
+            graph.add_node(node.id, node=node)
+        for place, edge in enumerate(self.edges):
+            graph.add_edge(edge.src, edge.dst, edge=edge, place=place)
+        return graph
+
+    @staticmethod
+    def from_networkx(graph: networkx.MultiDiGraph[Any]) -> Graph:
+        """Read what :meth:`to_networkx` gave, changed or not."""
+        about = graph.graph
+        edges = sorted((d for *_, d in graph.edges(data=True)), key=lambda d: d.get("place", graph.number_of_edges()))
+        return Graph(
+            program=about.get("program", ""),
+            nodes=tuple(d["node"] for _, d in graph.nodes(data=True) if "node" in d),
+            edges=tuple(d["edge"] for d in edges),
+            workers=about.get("workers", ()),
+            source_fields=about.get("source_fields", ()),
+            paths=about.get("paths", 1),
+            capped=about.get("capped", False),
+        )
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for k, v in record.items()}
+
+
+def _tuples(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(cast("list[Any]", v)) if isinstance(v, list) else v for k, v in record.items()}

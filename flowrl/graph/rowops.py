@@ -1,0 +1,248 @@
+"""Arithmetic on fields and numbers, filters, joins and concatenation, in a trace: their types, rows and mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from ..errors import At, FieldError, ProgramError, RowsError
+from .arithmetic import BY_ROW, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, SYMBOLS, result_type
+from .op import Op, Signature, described, written_twice
+from .site import caller
+from .terms import Rows, Symbol, TBatch, TField, TNumber
+from .types import FieldType
+from .values import BatchValue, FieldValue, ScalarValue, Value
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+
+class RowOps:
+    """The ops of the worker ``batch``, for one path of a trace."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def call(self, op: Op, args: tuple[Any, ...]) -> Any:
+        at = caller()
+        if op.name in STRUCTURAL:
+            return self._structural(op.name, args, at)
+        first = args[0]
+        if isinstance(first, BatchValue):
+            return self._on_batch(op, first.ref, args[1:], at)
+        fields = [a.ref for a in args if isinstance(a, FieldValue)]
+        if not fields:
+            return self._on_numbers(op, args, at)
+        self._same_rows(op.name, fields, at)
+        uses = [u for a in args if isinstance(a, Value) for u in self.tracer.uses(a)]
+        signature = Signature({"batch": {f.name or "value": f.type for f in fields}}, {})
+        call = self.tracer.record(op, "batch", at, signature, uses)
+        name = op.name
+        if name in REDUCTIONS:
+            label = f"{fields[0].name}.{name}" if fields[0].name else name
+            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), f"{label}()", f"c{call.index}", label))
+        if name in BY_ROW:
+            return FieldValue(self.tracer, TField(FieldType(BY_ROW[name]), call.index, "", fields[0].rows))
+        return FieldValue(
+            self.tracer, TField(result_type(name, [f.type for f in fields]), call.index, "", fields[0].rows)
+        )
+
+    def _on_numbers(self, op: Op, args: tuple[Any, ...], at: At) -> Any:
+        """Arithmetic on numbers: a node where one of them is not read yet, a symbol otherwise."""
+        numbers = [a.ref for a in args if isinstance(a, ScalarValue)]
+        bare = [a.ref.text if isinstance(a, ScalarValue) else repr(a) for a in args]
+        keys = [a.ref.key if isinstance(a, ScalarValue) else repr(a) for a in args]
+        if op.fn is not None and self._reflected(op):
+            bare.reverse()
+            keys.reverse()
+        text = _written(op.name, bare)
+        calls = frozenset[int]().union(*(n.calls for n in numbers))
+        key = _written(op.name, keys)
+        if all(isinstance(a, Symbol) or not isinstance(a, Value) for a in args):
+            labels = {n.label for n in numbers if n.calls}
+            return Symbol(self.tracer, TNumber(calls, text, key, labels.pop() if len(labels) == 1 else "value"))
+        call = self.tracer.record(
+            op, "batch", at, Signature({}, {}), [u for a in args if isinstance(a, Value) for u in self.tracer.uses(a)]
+        )
+        return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, key))
+
+    @staticmethod
+    def _reflected(op: Op) -> bool:
+
+        return op.name in ELEMENTWISE and OPS.get("r" + op.name) is op
+
+    def _on_batch(self, op: Op, batch: TBatch, rest: tuple[Any, ...], at: At) -> Any:
+        name = op.name
+        uses: list[tuple[int, str]] = [] if batch.rows_call is None else [(batch.rows_call, "keys")]
+        if name == "count":
+            call = self.tracer.record(op, "batch", at, Signature({}, {}), uses)
+            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), "len(batch)", f"c{call.index}", "count"))
+        if name in GROUPED:
+            field_ = self.tracer.field(BatchValue(self.tracer, batch), rest[0])
+            call = self.tracer.record(
+                op, "batch", at, Signature({"batch": {rest[0]: field_.ref.type}}, {}), self.tracer.uses(field_)
+            )
+            return FieldValue(self.tracer, TField(FieldType("f32"), call.index, "", batch.rows))
+        if name == "filter":
+            return self._filter(op, batch, rest[0], at)
+        return self._concat(op, [batch, *(b.ref for b in rest)], at)
+
+    def _filter(self, op: Op, batch: TBatch, mask: Any, at: At) -> Any:
+        if not isinstance(mask, FieldValue):
+            self.tracer.wrong(
+                ProgramError(
+                    "filter takes a bool field of the batch.", at=at, fix="Write batch.filter(batch.rewards > 0)."
+                )
+            )
+            return BatchValue(self.tracer, batch)
+        wanted = FieldType("bool")
+        if not wanted.accepts(mask.ref.type):
+            self.tracer.wrong(
+                FieldError(
+                    f"filter takes one bool per row, and was given {mask.ref.type}.",
+                    at=at,
+                    fix="Compare a number per row: batch.filter(batch.rewards > 0).",
+                )
+            )
+        if mask.ref.rows != batch.rows:
+            self.tracer.wrong(self._different_rows("filter", batch.rows, mask.ref.rows, at))
+        reads = {"batch": {mask.ref.name or "value": mask.ref.type}}
+        call = self.tracer.record(op, "batch", at, Signature(reads, {}, "filter"), self.tracer.uses(mask))
+        rows: Rows = ("filter", batch.rows, call.index)
+        return BatchValue(self.tracer, TBatch(passed_on(batch.fields, call.index, rows), rows, call.index))
+
+    def _concat(self, op: Op, batches: list[TBatch], at: At) -> Any:
+        names = set(batches[0].fields)
+        for other in batches[1:]:
+            if set(other.fields) != names:
+                lacking = ", ".join(f"'{n}'" for n in sorted(names ^ set(other.fields)))
+                self.tracer.wrong(
+                    FieldError(
+                        f"concat takes batches with the same fields; {lacking} is only in one.",
+                        at=at,
+                        fix="Drop it, or add it to both.",
+                    )
+                )
+        shared = names.intersection(*(b.fields for b in batches))
+        uses = [(b.rows_call, "keys") for b in batches if b.rows_call is not None]
+        call = self.tracer.record(op, "batch", at, Signature({}, {}, "regroup"), uses)
+        rows: Rows = ("concat", *(b.rows for b in batches))
+        fields = {
+            n: TField(
+                f.type, call.index, n, rows, (call.index, n), tuple(replace(b.fields[n], name=n) for b in batches)
+            )
+            for n, f in batches[0].fields.items()
+            if n in shared
+        }
+        return BatchValue(self.tracer, TBatch(fields, rows, call.index))
+
+    def _structural(self, name: str, args: tuple[Any, ...], at: At) -> Any:
+        batch: TBatch = args[0].ref
+        if name == "join":
+            return self._join(batch, args[1], at)
+        if name == "with_columns":
+            return self._with_columns(batch, args[1], at)
+        named = list(args[1])
+        for field_ in named:
+            if field_ not in batch.fields:
+                self.tracer.field(args[0], field_)  # reports it
+        if name == "select":
+            fields = {n: f for n, f in batch.fields.items() if n in named}
+        elif name == "drop":
+            fields = {n: f for n, f in batch.fields.items() if n not in named}
+        else:
+            fields = {}
+            for n, f in batch.fields.items():
+                new = args[1].get(n, n)
+                if new in fields or (new != n and new in batch.fields and new not in args[1]):
+                    self.tracer.wrong(written_twice("rename", [new], at))
+                fields[new] = f
+        return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
+
+    def _with_columns(self, batch: TBatch, columns: Any, at: At) -> Any:
+        fields = dict(batch.fields)
+        given = cast("Mapping[str, Any]", columns if isinstance(columns, Mapping) else {})
+        for name, column in given.items():
+            if not isinstance(column, FieldValue):
+                self.tracer.wrong(
+                    ProgramError(f"with_columns: '{name}' takes a field, and was given {described(column)}.", at=at)
+                )
+                continue
+            if name in fields:
+                self.tracer.wrong(written_twice("with_columns", [name], at))
+            found: TField = column.ref
+            if found.rows != batch.rows:
+                self.tracer.wrong(self._different_rows("with_columns", batch.rows, found.rows, at))
+            fields[name] = replace(found, name=name, rows=batch.rows, origin=found.origin or (found.call, name))
+        return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
+
+    def _join(self, batch: TBatch, other: Any, at: At) -> Any:
+        if not isinstance(other, BatchValue):
+            self.tracer.wrong(ProgramError(f"a | b joins two batches; the right one is {type(other).__name__}.", at=at))
+            return BatchValue(self.tracer, batch)
+        right: TBatch = other.ref
+        if right.rows != batch.rows:
+            self.tracer.wrong(self._different_rows("a | b", batch.rows, right.rows, at))
+            return BatchValue(self.tracer, TBatch({**right.fields, **batch.fields}, batch.rows, batch.rows_call))
+        fields = dict(batch.fields)
+        for name, found in right.fields.items():
+            if name in fields and fields[name].origin != found.origin:
+                makers = " and ".join(
+                    "the data" if f.call is None else self.tracer.trail.calls[f.call].title
+                    for f in (fields[name], found)
+                )
+                self.tracer.wrong(
+                    FieldError(
+                        f"a | b: '{name}' is written twice, by {makers}.",
+                        at=at,
+                        fix=f"Rename one: into={{'{name}': 'other_{name}'}} where it is added, "
+                        f"or .rename({name}='other_{name}').",
+                    )
+                )
+            fields.setdefault(name, found)
+        return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
+
+    def _same_rows(self, name: str, fields: Sequence[TField], at: At) -> None:
+        for other in fields[1:]:
+            if other.rows and fields[0].rows and other.rows != fields[0].rows:
+                self.tracer.wrong(self._different_rows(SYMBOLS.get(name, name), fields[0].rows, other.rows, at))
+
+    def _different_rows(self, what: str, left: Rows, right: Rows, at: At) -> RowsError:
+        filtered = left[:2] == ("filter", right) or right[:2] == ("filter", left)
+        fix = (
+            "Put them together first, then filter."
+            if filtered
+            else "Put together what was made from the same rows, with the same n and the same filters."
+        )
+        return RowsError(
+            f"{what} takes the same rows on both sides; the left has {self._rows_text(left)}, "
+            f"the right has {self._rows_text(right)}.",
+            at=at,
+            fix=fix,
+        )
+
+    def _rows_text(self, rows: Rows) -> str:
+        kind = rows[0]
+        if kind == "draw":
+            return f"the rows drawn at line {self.tracer.draw_lines.get(rows[1], 0)}"
+        if kind == "expand":
+            made = f"{rows[2]} for each" if isinstance(rows[2], int) else "some for each"
+            return f"{made} of {self._rows_text(rows[1])}"
+        if kind == "concat":
+            return " and ".join(self._rows_text(r) for r in rows[1:])
+        call = self.tracer.trail.calls[int(rows[-1])]
+        if kind == "filter":
+            return f"what line {call.at.line} kept of {self._rows_text(rows[1])}"
+        return f"the rows that {call.title} made at line {call.at.line}"
+
+
+def _written(name: str, parts: Sequence[str]) -> str:
+    if name in SYMBOLS and len(parts) == 2:
+        return f"{parts[0]} {SYMBOLS[name]} {parts[1]}"
+    return f"{name}({', '.join(parts)})"
+
+
+def passed_on(fields: Mapping[str, TField], call: int, rows: Rows) -> dict[str, TField]:
+    """Fields as they are after a call that made rows anew."""
+    return {n: replace(f, name=n, call=call, rows=rows, sources=(replace(f, name=n),)) for n, f in fields.items()}

@@ -1,0 +1,76 @@
+"""Where in the user's script something happened: file, line and source text of the nearest frame outside flowrl."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ..errors import At
+
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def caller() -> At:
+    """The line of the user's code that called into flowrl."""
+    frame = user_frame()
+    return At("<unknown>", 0) if frame is None else place(frame)
+
+
+def user_frame() -> FrameType | None:
+    """The nearest frame of the stack that is not flowrl's own."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith(_HOME):
+        frame = frame.f_back
+    return frame
+
+
+def place(frame: FrameType) -> At:
+    """The place of a frame, with the text of its line."""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return At(file, line, linecache.getline(file, line).strip())
+
+
+def raised_at(error: BaseException) -> At | None:
+    """The innermost line of the user's own code that an exception passed through; None where it passed none."""
+    own = own_frames(error)
+    return At(own[-1].filename, own[-1].lineno or 0, own[-1].line or "") if own else None
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The lines of the user's own code that an exception passed through, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f for f in frames if not f.filename.startswith((_HOME, *_LIBRARIES, "<"))]
+
+
+def defined_at(fn: Callable[..., Any]) -> At:
+    """The line of a function's ``def``, below its decorators."""
+    code = fn.__code__
+    first = line = code.co_firstlineno
+    while line < first + 50 and (text := linecache.getline(code.co_filename, line)):
+        if text.lstrip().startswith(("def ", "async def ")):
+            return At(code.co_filename, line, text.strip())
+        line += 1
+    return At(code.co_filename, first, f"def {fn.__name__}")
+
+
+def call_path(upto: object) -> tuple[tuple[str, int, int], ...]:
+    """The chain of user calls from the program's own frame (whose code is ``upto``) down to here.
+
+    One entry per frame: file, line and instruction. Two calls with the same path are the same place in the program.
+    """
+    path: list[tuple[str, int, int]] = []
+    frame = user_frame()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_HOME):
+            path.append((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti))
+        if frame.f_code is upto:
+            break
+        frame = frame.f_back
+    return tuple(reversed(path))

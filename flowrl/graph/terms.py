@@ -1,0 +1,172 @@
+"""What a trace knows of the values and calls of a program: records and symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..errors import At, FlowError
+from .op import Op, Signature
+from .oracle import Decision, Path
+from .types import FieldType
+from .values import ScalarValue, Value
+
+Rows = tuple[Any, ...]  # a term that is equal for two batches exactly when their rows have the same keys
+
+
+class SourceLike(Protocol):
+    """What the trace needs of a data source."""
+
+    def schema(self) -> Mapping[str, FieldType]: ...
+
+
+class HandleLike(Protocol):
+    """What the trace needs of a worker's handle. ``arguments`` are those of its constructor."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cls(self) -> type: ...
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class TField:
+    """A field of a traced batch: its type, the call that made it for these rows (None: the data), and where it began.
+
+    ``sources``: where that call made rows anew, the same field as it was before.
+    """
+
+    type: FieldType
+    call: int | None
+    name: str = ""
+    rows: Rows = ()
+    origin: tuple[Any, ...] = ()
+    sources: tuple[TField, ...] = ()
+
+
+@dataclass(frozen=True)
+class TBatch:
+    """A traced batch: fields by name, the term of its rows, and the call that made those rows."""
+
+    fields: Mapping[str, TField]
+    rows: Rows
+    rows_call: int | None = None
+
+
+@dataclass(frozen=True)
+class TNumber:
+    """A traced number: the calls it comes from, how it is written, and a key equal for equal numbers."""
+
+    calls: frozenset[int]
+    text: str
+    key: str
+    label: str = "value"
+
+
+@dataclass(frozen=True)
+class TMetrics:
+    """What an update will report."""
+
+    call: int
+    title: str
+
+
+class Symbol(ScalarValue):
+    """A number that the program has read, or a step: arithmetic gives symbols, a comparison asks the oracle."""
+
+    __slots__ = ()
+    __hash__ = Value.__hash__
+
+    def __float__(self) -> float:
+        return 1.0
+
+    def __int__(self) -> int:
+        return 1
+
+    def __index__(self) -> int:
+        return 1
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        try:
+            return format(1.0, spec)
+        except ValueError:
+            return format(1, spec)
+
+    def __str__(self) -> str:
+        return self.ref.text
+
+
+@dataclass
+class TCall:
+    """One recorded call. ``uses``: (call, field or label) pairs that it reads; ``place`` tells calls apart."""
+
+    index: int
+    op: Op
+    worker: str
+    at: At
+    place: tuple[Any, ...]
+    loop: int  # 0 outside of flow.steps, else the number of the loop
+    iteration: int
+    signature: Signature
+    updates: str | None
+    uses: tuple[tuple[int, str], ...] = ()
+    serves: tuple[str, ...] = ()
+    decided: tuple[Decision, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def title(self) -> str:
+        return f"{self.worker}.{self.op.name}"
+
+
+@dataclass(frozen=True)
+class Adder:
+    """A call to offer where a field is missing: ``Adder("batch = rl.gae(batch)", adds, reads)``."""
+
+    text: str
+    adds: frozenset[str]
+    reads: frozenset[str] = frozenset()
+    new: bool = False  # it asks for a worker that the flow does not have
+
+
+@dataclass(frozen=True)
+class Lint:
+    """A remark that stops nothing: ``Lint("serial", "float(...) waits for actor.update", At(...))``."""
+
+    kind: str
+    what: str
+    at: At
+
+    def report(self) -> str:
+        return f"lint {self.kind}: {self.what}\n  at   {self.at}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"lint": self.kind, "what": self.what, "file": self.at.file, "line": self.at.line, "text": self.at.text}
+
+
+@dataclass
+class Trail:
+    """What one path recorded."""
+
+    calls: list[TCall] = field(default_factory=list[TCall])
+    path: Path = field(default_factory=Path)
+    logged: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    source_fields: dict[str, FieldType] = field(default_factory=dict[str, FieldType])
+
+
+@dataclass
+class Traced:
+    """All paths of a program, and what was found on the way."""
+
+    program: str
+    trails: list[Trail]
+    errors: list[FlowError]
+    lints: list[Lint]
+    capped: bool = False
+    whole: bool = True  # every path came to its end

@@ -1,0 +1,381 @@
+"""The session of one path of a trace: it records the calls of a program and checks what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import At, FieldError, FlowError, ProgramError, near
+from .op import Op, Signature, Spec, bad_call, described, missing_field, written_twice
+from .oracle import Path
+from .rowops import RowOps, passed_on
+from .site import call_path, caller
+from .terms import Adder, Lint, Rows, SourceLike, Symbol, TBatch, TCall, TField, TMetrics, TNumber, Trail
+from .types import FieldType, parse_fields
+from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, find, is_handle
+
+
+class Tracer:
+    """The session of one path."""
+
+    def __init__(self, path: Path, adders: Sequence[Adder], program: Callable[..., Any]) -> None:
+        self.trail = Trail(path=path)
+        self.adders = adders
+        self.row_ops = RowOps(self)
+        self.errors: list[FlowError] = []
+        self.lints: list[Lint] = []
+        self.code = getattr(program, "__code__", None)
+        self.loop, self.iteration, self._loops, self._draws = 0, 0, 0, 0
+        self._seen: dict[tuple[Any, ...], int] = {}
+        self._source: SourceLike | None = None
+        self.draw_lines: dict[int, int] = {}
+        self._missed: set[tuple[str, Rows]] = set()
+
+    # -- what a flow asks ---------------------------------------------------------------------------------------
+
+    def steps(self, source: SourceLike, steps: Any) -> Iterator[tuple[Any, Any]]:
+        """Two iterations with symbolic steps."""
+        del steps
+        _expect_source("flow.steps(source, steps)", source)
+        self._loops += 1
+        number = self._loops
+        self._source = source
+        for iteration in (1, 2):
+            self.loop, self.iteration = number, iteration
+            step = Symbol(self, TNumber(frozenset(), "step", f"step{number}.{iteration}", "step"))
+            yield step, self.draw(source)
+        self.loop, self.iteration, self._source = 0, 0, None
+
+    def draw(self, source: SourceLike, count: Any = None) -> Any:
+        """A batch of the source's next rows."""
+        del count
+        self._draws += 1
+        self.draw_lines[self._draws] = caller().line
+        rows: Rows = ("draw", self._draws)
+        schema = source.schema()
+        self.trail.source_fields.update(schema)
+        fields = {n: TField(t, None, n, rows, (*rows, n)) for n, t in schema.items()}
+        return BatchValue(self, TBatch(fields, rows))
+
+    def more(self, count: Any) -> Any:
+        """Further rows of the source of this step."""
+        if self._source is None:
+            self.wrong(
+                ProgramError(
+                    "flow.more was called outside of flow.steps.", at=caller(), fix="Use flow.take(source, n)."
+                )
+            )
+            return BatchValue(self, TBatch({}, ("draw", 0)))
+        return self.draw(self._source, count)
+
+    def take(self, source: SourceLike, count: Any = None) -> Any:
+        """The next rows of another source."""
+        _expect_source("flow.take(source, count)", source)
+        return self.draw(source, count)
+
+    def log(self, step: Any, values: Mapping[str, Any]) -> None:
+        """Values that are logged count as used."""
+        del step
+        for value in find(list(values.values())):
+            self.trail.logged.update(self.uses(value))
+
+    # -- the session protocol -----------------------------------------------------------------------------------
+
+    def field(self, value: Value, name: str) -> Any:
+        ref = value.ref
+        if isinstance(ref, TMetrics):
+            key = f"c{ref.call}.{name}"
+            return ScalarValue(self, TNumber(frozenset({ref.call}), f"{ref.title}.{name}", key, name))
+        assert isinstance(ref, TBatch)
+        if name not in ref.fields:
+            meant = near(name, ref.fields)
+            self.wrong(
+                FieldError(
+                    f"the batch has no field '{name}' here.",
+                    at=caller(),
+                    have=ref.fields,
+                    fix=f"Did you mean '{meant}'?" if meant else _adding(name, self.fixes(name, ref.fields)),
+                )
+            )
+            return FieldValue(self, TField(FieldType("any"), None, name, ref.rows))
+        found = ref.fields[name]
+        return FieldValue(self, replace(found, name=name, rows=ref.rows))
+
+    def read(self, value: Value, kind: type) -> Any:
+        at = caller()
+        if isinstance(value, BatchValue):
+            return True
+        ref = value.ref
+        if isinstance(ref, TField):
+            one = "a condition takes one" if kind is bool else f"{kind.__name__}() takes one"
+            keep = ", or keep rows with batch.filter(...)" if kind is bool and not ref.type.dims else ""
+            self.wrong(
+                ProgramError(
+                    f"'{ref.name}' has a value for each row, and {one}."
+                    if ref.name
+                    else f"A field has a value for each row, and {one}.",
+                    at=at,
+                    fix=f"Reduce it first, with .mean(), .sum(), .min() or .max(){keep}.",
+                )
+            )
+            return False if kind is bool else 1.0
+        if isinstance(ref, TMetrics):
+            ref = TNumber(frozenset({ref.call}), ref.title, f"c{ref.call}")
+        assert isinstance(ref, TNumber)
+        if not isinstance(value, Symbol):
+            self._lint_read(ref, at)
+        if kind is bool:
+            return self.trail.path.ask(ref.key, ref.text, at, self.iteration, ref.calls)
+        return Symbol(self, ref)
+
+    def call(self, op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if op.owner == "batch":
+            return self.row_ops.call(op, args)
+        at = caller()
+        kwargs = dict(kwargs)
+        into = dict(kwargs.pop("into", None) or {})
+        try:
+            arguments = op.bind(worker, args, kwargs)
+        except TypeError as error:
+            self.wrong(self._bad_arguments(op, worker, error, kwargs, at))
+            first = next((a for a in args if isinstance(a, BatchValue)), None)
+            arguments = {} if first is None else {op.batch_parameter: first}
+        main = arguments.get(op.batch_parameter)
+        batch = main.ref if isinstance(main, BatchValue) else None
+        have = frozenset(batch.fields) if batch else frozenset[str]()
+        title = f"{worker.name if worker else op.owner}.{op.name}"
+        try:
+            signature = op.signature(worker.arguments if worker else {}, arguments, have)
+        except FlowError as error:
+            error.at = error.at or at
+            self.wrong(error)
+            added = parse_fields(op.adds) if isinstance(op.adds, str) else {}
+            signature = Signature({}, {n: t or FieldType("any") for n, t in added.items()}, op.rows)
+        self._check_arguments(op, title, arguments, signature, at)
+        uses = self._read_fields(title, arguments, signature, at)
+        uses += [
+            u for v in arguments.values() if not isinstance(v, BatchValue) for x in find([v]) for u in self.uses(x)
+        ]
+        serves = tuple(v.name for v in arguments.values() if is_handle(v))
+        said = {**arguments, "into": into} if into else arguments
+        call = self.record(op, worker.name if worker else op.owner, at, signature, uses, serves, said)
+        return self._result(call, batch, into, arguments, at)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        op: Op,
+        worker: str,
+        at: At,
+        signature: Signature,
+        uses: Iterable[tuple[int, str]],
+        serves: tuple[str, ...] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> TCall:
+        place = (self.loop, worker, op.name, *call_path(self.code))
+        again = self._seen[(*place, self.iteration)] = self._seen.get((*place, self.iteration), 0) + 1
+        call = TCall(
+            index=len(self.trail.calls),
+            op=op,
+            worker=worker,
+            at=at,
+            place=(*place, again),
+            loop=self.loop,
+            iteration=self.iteration,
+            signature=signature,
+            updates=op.updates,
+            uses=tuple(dict.fromkeys(uses)),
+            serves=serves,
+            decided=tuple(d for d in self.trail.path.taken if d.iteration == self.iteration),
+            arguments=dict(arguments or {}),
+        )
+        self.trail.calls.append(call)
+        return call
+
+    def _result(
+        self, call: TCall, batch: TBatch | None, into: Mapping[str, str], arguments: Mapping[str, Any], at: At
+    ) -> Any:
+        op, signature = call.op, call.signature
+        if op.returns == "metrics":
+            return MetricsValue(self, TMetrics(call.index, call.title))
+        if op.returns == "scalar":
+            return ScalarValue(self, TNumber(frozenset({call.index}), call.title, f"c{call.index}"))
+        if op.returns == "none":
+            return None
+        for word in sorted(set(into) - set(signature.adds)):
+            meant = near(word, signature.adds)
+            self.wrong(
+                FieldError(
+                    f"{call.title} adds no '{word}' that into= could rename.",
+                    at=at,
+                    have=signature.adds,
+                    fix=f"Did you mean '{meant}'?" if meant else None,
+                )
+            )
+            if meant:
+                into = {meant: into[word], **into}
+        inherited = dict(batch.fields) if batch and op.rows != "regroup" else {}
+        rows, rows_call = self._rows_after(call, batch, arguments)
+        if op.rows in ("expand", "filter"):  # rows were made anew: what is read later comes from here
+            inherited = passed_on(inherited, call.index, rows)
+        added = {into.get(n, n): t for n, t in signature.adds.items()}
+        if twice := [n for n in added if n in inherited]:
+            self.wrong(written_twice(call.title, twice, at))
+        for name, type_ in added.items():
+            inherited[name] = TField(type_, call.index, name, rows, (call.index, name))
+        return BatchValue(self, TBatch(inherited, rows, rows_call))
+
+    def _rows_after(self, call: TCall, batch: TBatch | None, arguments: Mapping[str, Any]) -> tuple[Rows, int | None]:
+        if batch is None or call.op.rows == "regroup":
+            return ("regroup", call.index), call.index
+        if call.op.rows == "same":
+            return batch.rows, batch.rows_call
+        n = arguments.get("n")
+        if call.op.rows == "expand" and isinstance(n, int):
+            return ("expand", batch.rows, n), call.index
+        return (call.op.rows, batch.rows, call.index), call.index
+
+    def _check_arguments(self, op: Op, title: str, arguments: Mapping[str, Any], signature: Signature, at: At) -> None:
+        """A batch where fields are read, a loss where one is declared."""
+        for param, value in arguments.items():
+            if signature.reads.get(param) and not isinstance(value, BatchValue):
+                given = described(value)
+                fix = "Give the batch"
+                if isinstance(value, MetricsValue):
+                    fix += "; an update gives metrics"
+                elif value is None:
+                    fix += "; a function that makes one must return it"
+                self.wrong(ProgramError(f"{title} takes a batch, and was given {given}.", at=at, fix=f"{fix}."))
+            declared = op.parameters.parameters.get(param)
+            if declared is not None and declared.annotation in ("Spec", Spec) and not isinstance(value, Spec):
+                name = getattr(value, "__name__", "")
+                fix = (
+                    f"Call it: {param}={name}(...)."
+                    if name
+                    else "Give what rl.ppo_clip(), rl.sft() or a loss of your own gives."
+                )
+                self.wrong(
+                    ProgramError(f"{title}: {param}= takes a loss, and was given {described(value)}.", at=at, fix=fix)
+                )
+
+    def _read_fields(
+        self, title: str, arguments: Mapping[str, Any], signature: Signature, at: At
+    ) -> list[tuple[int, str]]:
+        uses: list[tuple[int, str]] = []
+        specs = [(s.name, s.reads) for s in arguments.values() if isinstance(s, Spec)]
+        for param, value in arguments.items():
+            if not isinstance(value, BatchValue):
+                continue
+            batch: TBatch = value.ref
+            wanted = signature.reads.get(param)
+            if wanted is None:
+                wanted = dict.fromkeys(batch.fields)
+            for name, type_ in wanted.items():
+                by = next((s for s, reads in specs if name in reads.replace(",", " ").replace(":", " ").split()), None)
+                reader = f"{title} with loss {by}" if by else title
+                if name not in batch.fields:
+                    if (name, batch.rows) not in self._missed:  # who reads it next has the same to say
+                        fixes, made = self.fixes(name, batch.fields), self._made_apart(name)
+                        self.wrong(missing_field(reader, name, batch.fields, at, fixes, made))
+                    self._missed.add((name, batch.rows))
+                    continue
+                found = batch.fields[name]
+                if type_ is not None and not type_.accepts(found.type):
+                    self.wrong(self._wrong_type(reader, name, type_, found, at))
+                uses += self.use(found, name)
+            if batch.rows_call is not None and all(c != batch.rows_call for c, _ in uses):
+                uses.append((batch.rows_call, "keys"))
+        return uses
+
+    def _wrong_type(self, reader: str, name: str, wanted: FieldType, found: TField, at: At) -> FieldError:
+        maker = "the data" if found.call is None else self.trail.calls[found.call].title
+        what = "has another dtype" if wanted.dims == found.type.dims else "has other dims"
+        return FieldError(
+            f"{reader} reads '{name}: {wanted}', but '{name}' {what} here: {maker} gives {found.type}.",
+            at=at,
+            fix=f"Make {maker} give {wanted}, or read another field.",
+        )
+
+    def use(self, found: TField, name: str) -> list[tuple[int, str]]:
+        """The call that gives a field. Calls that made its rows anew read it from where it was before."""
+        if found.call is None:
+            return []
+        passing = self.trail.calls[found.call]
+        for source in found.sources:
+            more = self.use(source, source.name)
+            makers = {maker for maker, _ in more}
+            kept = [u for u in passing.uses if u[1] != "keys" or u[0] not in makers]  # rows come along with a field
+            passing.uses = tuple(dict.fromkeys([*kept, *more]))
+        return [(found.call, name)]
+
+    def uses(self, value: Value) -> list[tuple[int, str]]:
+        """The calls that a value comes from, each with the field or number that is used."""
+        ref = value.ref
+        if isinstance(ref, TField):
+            return self.use(ref, ref.name or "value")
+        if isinstance(ref, TNumber):
+            return [(c, ref.label) for c in sorted(ref.calls)]
+        if isinstance(ref, TMetrics):
+            return [(ref.call, "metrics")]
+        if isinstance(ref, TBatch):
+            return [u for n, f in ref.fields.items() for u in self.use(f, n)]
+        return []
+
+    def _made_apart(self, name: str) -> str | None:
+        """Where a missing field was added in this step, but to another batch."""
+        for call in reversed(self.trail.calls):
+            if call.iteration == self.iteration and name in call.signature.adds and not call.arguments.get("into"):
+                return (
+                    f"Line {call.at.line} adds it to the batch that it returns: "
+                    f"write batch = {call.title}(batch) there, or join the two."
+                )
+        return None
+
+    def fixes(self, name: str, have: Iterable[str]) -> list[str]:
+        """Calls that would add a field: those that could be made here, before those that lack a field themselves."""
+        fields = frozenset(have)
+        adding = [a for a in self.adders if name in a.adds]
+        ready = [a for a in adding if a.reads <= fields] or adding
+        return [a.text for a in ready if not a.new][:2] or [a.text for a in ready[:1]]
+
+    def _bad_arguments(self, op: Op, worker: Any, error: TypeError, kwargs: Mapping[str, Any], at: At) -> ProgramError:
+        title = f"{worker.name if worker else op.owner}.{op.name}"
+        known, fix = bad_call(op.parameters.parameters, kwargs, error)
+        return ProgramError(f"{title}: {error}.", at=at, have=known, fix=fix)
+
+    def wrong(self, error: FlowError) -> None:
+        self.errors.append(error)
+
+    def _lint_read(self, ref: TNumber, at: At) -> None:
+        waits = ", ".join(sorted({c.title for c in self._workers_behind(ref.calls)})) or "the data"
+        self.lints.append(Lint("serial", f"this line waits for {waits}: steps cannot overlap past it.", at))
+
+    def _workers_behind(self, calls: Iterable[int]) -> list[TCall]:
+        """The calls of workers and libraries that arithmetic goes back to."""
+        found: dict[int, TCall] = {}
+        waiting = list(calls)
+        while waiting:
+            call = self.trail.calls[waiting.pop()]
+            if call.op.owner == "batch":
+                waiting += [maker for maker, _ in call.uses]
+            else:
+                found[call.index] = call
+        return list(found.values())
+
+
+def _adding(name: str, fixes: Sequence[str]) -> str:
+    return f"Add {' or '.join(fixes)} before this line." if fixes else f"Add an op that adds '{name}' before this line."
+
+
+def _expect_source(form: str, given: Any) -> None:
+    if not hasattr(given, "schema"):
+        name = getattr(given, "__name__", "")
+        raise ProgramError(
+            f"{form} takes a source of data, and was given {described(given)}.",
+            at=caller(),
+            fix=f"Call it: {name}(...)."
+            if name
+            else "Give a source, such as fl.data.jsonl(path, batch=16), as the first argument.",
+        )

@@ -1,0 +1,301 @@
+"""What flows through a program: stand-ins for batches, fields, numbers and metrics that are not there yet."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from ..errors import ProgramError, near
+from .site import caller
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class NoSuchName(ProgramError, AttributeError):
+    """A name that a value or a handle has not; also an AttributeError, so that ``hasattr`` and ``getattr`` work."""
+
+
+NoSuchName.__name__ = "ProgramError"  # as it is reported
+
+
+class Value:
+    """A result that is not there yet. ``ref`` is what its session knows of it."""
+
+    __slots__ = ("__weakref__", "ref", "session")
+
+    def __init__(self, session: Session, ref: Any) -> None:
+        self.session = session
+        self.ref = ref
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        from .arithmetic import OPS
+
+        return self.session.call(OPS[name], None, (self, *args), kwargs)
+
+    def __bool__(self) -> bool:
+        return self.session.read(self, bool)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.ref}>"
+
+
+class BatchValue(Value):
+    """A batch that is not there yet. Its fields are attributes; ``a | b`` joins on keys."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.session.field(self, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.session.field(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Value.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            self._unchanging(name)
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        self._unchanging(name)
+
+    def _unchanging(self, name: str) -> NoReturn:
+        raise ProgramError(
+            f"a batch never changes: '{name}' cannot be assigned.",
+            at=caller(),
+            fix=f'Write batch = batch.with_columns({{"{name}": ...}}).',
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ProgramError(
+            "a program does not go through the rows of a batch.",
+            at=caller(),
+            fix="Use arithmetic on its fields, or write an op, whose batch has rows.",
+        )
+
+    def __contains__(self, name: str) -> bool:
+        raise ProgramError(
+            f"whether a batch has '{name}' cannot be asked in a program.",
+            at=caller(),
+            fix="The fields of a batch do not depend on the run: name the field, and check says whether it is there.",
+        )
+
+    def __or__(self, other: Any) -> Any:
+        return self._call("join", other)
+
+    def filter(self, mask: Any) -> Any:
+        """The rows where ``mask`` (a bool field) is true."""
+        return self._call("filter", mask)
+
+    def select(self, *names: str) -> Any:
+        """Only these fields."""
+        return self._call("select", names)
+
+    def drop(self, *names: str) -> Any:
+        """All fields but these."""
+        return self._call("drop", names)
+
+    def rename(self, **names: str) -> Any:
+        """Fields under other names: ``batch.rename(rewards="costs")`` calls the rewards costs."""
+        return self._call("rename", names)
+
+    def with_columns(self, columns: Mapping[str, Any]) -> Any:
+        """Further fields of the same rows: ``batch.with_columns({"advantages": batch.rewards - 0.5})``."""
+        return self._call("with_columns", columns)
+
+    def concat(self, *others: Any) -> Any:
+        """The rows of this batch and of ``others``, which have other keys and the same fields."""
+        return self._call("concat", *others)
+
+    def group_mean(self, name: str) -> Any:
+        """Mean of a number per row over the rows of the same prompt, given to each of them."""
+        return self._call("group_mean", name)
+
+    def group_std(self, name: str) -> Any:
+        """Standard deviation over the rows of the same prompt, without Bessel's correction."""
+        return self._call("group_std", name)
+
+    def count(self) -> Any:
+        """The number of rows, as a number that is not there yet."""
+        return self._call("count")
+
+    def __len__(self) -> int:
+        return self.session.read(self.count(), int)
+
+
+class _Arithmetic(Value):
+    """Arithmetic and comparisons, deferred."""
+
+    __slots__ = ()
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        return self.session.read(self, bool)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there. An error of flowrl, with the line, where Python's own would name a class of flowrl."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        known = [n for n in dir(type(self)) if not n.startswith("_") and n not in Value.__slots__]
+        meant = near(name, known)
+        raise NoSuchName(
+            f"{'a field' if known else 'a number'} has no '{name}'.",
+            at=caller(),
+            have=known or None,
+            fix=f"Did you mean .{meant}()?"
+            if meant
+            else None
+            if known
+            else "It is one number already: use it as it is.",
+        )
+
+
+def _deferred(name: str) -> Callable[..., Any]:
+    """The method for one of Python's operators."""
+
+    def operate(self: Value, *others: Any) -> Any:
+        return self._call(name, *others)  # pyright: ignore[reportPrivateUsage]
+
+    return operate
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(_Arithmetic, f"__{_name}__", _deferred(_name))
+    setattr(_Arithmetic, f"__r{_name}__", _deferred(f"r{_name}"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "neg", "abs", "invert"):
+    setattr(_Arithmetic, f"__{_name}__", _deferred(_name))
+
+
+class FieldValue(_Arithmetic):
+    """A field of a batch that is not there yet. Arithmetic is per element, reductions give numbers."""
+
+    __slots__ = ()
+
+    def __float__(self) -> float:
+        return float(self.session.read(self, float))  # says that a field is no number
+
+    def __int__(self) -> int:
+        return int(self.session.read(self, int))
+
+    def mean(self) -> Any:
+        """Mean over all elements; a ragged field counts each of its elements once."""
+        return self._call("mean")
+
+    def sum(self) -> Any:
+        """Sum over all elements."""
+        return self._call("sum")
+
+    def min(self) -> Any:
+        """Smallest element."""
+        return self._call("min")
+
+    def max(self) -> Any:
+        """Largest element."""
+        return self._call("max")
+
+    def std(self) -> Any:
+        """Standard deviation over all elements, without Bessel's correction."""
+        return self._call("std")
+
+    def row_sum(self) -> Any:
+        """Sum over the ragged dim: one number per row."""
+        return self._call("row_sum")
+
+    def row_mean(self) -> Any:
+        """Mean over the ragged dim: one number per row, 0 for an empty row."""
+        return self._call("row_mean")
+
+    def lengths_column(self) -> Any:
+        """Length of the ragged dim: one whole number per row."""
+        return self._call("lengths_column")
+
+
+class ScalarValue(_Arithmetic):
+    """A number that is not there yet. ``float(x)``, ``if x > 0`` wait for it."""
+
+    __slots__ = ()
+
+    def __float__(self) -> float:
+        return float(self.session.read(self, float))  # in a trace that is a symbol, which is the number 1 to others
+
+    def __int__(self) -> int:
+        return int(self.session.read(self, int))
+
+    def __index__(self) -> int:
+        return int(self.session.read(self, int))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.session.read(self, float), digits)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.session.read(self, float), spec)
+
+    def __str__(self) -> str:
+        return str(self.session.read(self, str))
+
+
+class MetricsValue(Value):
+    """What an update will report. An entry is an attribute: ``metrics.loss``."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.session.field(self, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.session.field(self, name)
+
+
+def is_handle(value: Any) -> bool:
+    """Whether a value is the handle of a worker."""
+    cls = cast("Any", type(value))
+    return getattr(cls, "is_handle", False) is True
+
+
+def find(tree: Any) -> Iterator[Value]:
+    """All values inside arguments: in tuples, lists, dicts and the parameters of specs."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in cast("Sequence[Any]", tree):
+            yield from find(item)
+    elif isinstance(tree, Mapping):
+        for item in cast("Mapping[Any, Any]", tree).values():
+            yield from find(item)
+    elif _is_spec(tree):
+        yield from find(tree.parameters)
+
+
+def _is_spec(tree: Any) -> bool:
+    cls = cast("Any", type(tree))  # asked of the class: a handle would take the name for an op
+    return hasattr(cls, "with_parameters")
+
+
+def replace_values(tree: Any, change: Callable[[Value], Any]) -> Any:
+    """The same arguments with every value changed."""
+    if isinstance(tree, Value):
+        return change(tree)
+    if isinstance(tree, (tuple, list)):
+        made = [replace_values(item, change) for item in cast("Sequence[Any]", tree)]
+        return made if isinstance(tree, list) else tuple(made)
+    if isinstance(tree, dict):
+        return {k: replace_values(v, change) for k, v in cast("dict[Any, Any]", tree).items()}
+    if _is_spec(tree) and next(find(tree.parameters), None) is not None:
+        return tree.with_parameters(replace_values(dict(tree.parameters), change))
+    return tree
+
+
+#: Python's own functions for the deferred arithmetic, by name.
+PYTHON: dict[str, Callable[..., Any]] = {
+    **{n: getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
+    **{n: getattr(operator, n) for n in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs", "invert")},
+    "and": getattr(operator, "and_"),  # noqa: B009  typed as what it is given
+    "or": getattr(operator, "or_"),  # noqa: B009
+}

@@ -1,0 +1,1 @@
+"""WHERE: which worker runs in which pool, as integers and names."""

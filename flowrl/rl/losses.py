@@ -1,0 +1,84 @@
+"""Losses per token: pure functions of :class:`flowrl.rl.LossInputs`. ``aggregate`` makes one number of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import ProgramError
+from .kl import estimate
+from .spec import LossInputs
+
+
+def ppo_clip(
+    x: LossInputs,
+    *,
+    clip: float = 0.2,
+    clip_high: float | None = None,
+    kl: float = 0.0,
+    kl_kind: str = "k3",
+    entropy: float = 0.0,
+    anchor: str = "rollout",
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-min(w A, clamp(w, 1-clip, 1+clip_high) A) + kl KL - entropy H`` [total]; see :func:`flowrl.rl.ppo_clip`."""
+    advantages, before = x["advantages"], x[f"{anchor}_logprobs"]
+    moved = x.predicted - before
+    ratio = moved.exp()
+    clipped = ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
+    plain, held = ratio * advantages, clipped * advantages
+    loss = -torch.minimum(plain, held)
+    with torch.no_grad():
+        reports = {
+            "ratio": ratio.detach(),
+            "clip_fraction": (held < plain).to(ratio.dtype),
+            "approx_kl": estimate(before, x.predicted.detach(), "k3"),
+        }
+    if "ref_logprobs" in x.fields:
+        divergence = estimate(x.predicted, x["ref_logprobs"], kl_kind)
+        loss = loss + kl * divergence
+        reports["kl"] = divergence.detach()
+    if x.entropy is not None:
+        loss = loss - entropy * x.entropy
+        reports["entropy"] = x.entropy.detach()
+    return loss, reports
+
+
+def value_clip(x: LossInputs, *, clip: float | None = 0.2) -> tuple[Tensor, dict[str, Tensor]]:
+    """``max((V - R)^2, (V_clipped - R)^2) / 2`` [total]; see :func:`flowrl.rl.value_clip`."""
+    returns, before = x["returns"], x["values"]
+    square = (x.predicted - returns).square()
+    reports = {"value_error": square.detach()}
+    if clip is None:
+        return square / 2, reports
+    near = before + (x.predicted - before).clamp(-clip, clip)
+    held = (near - returns).square()
+    reports["value_clip_fraction"] = (held > square).to(square.dtype).detach()
+    return torch.maximum(square, held) / 2, reports
+
+
+def sft(x: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-log p`` [total]."""
+    return -x.predicted, {}
+
+
+def token_weights(mask: Tensor, row: Tensor, rows: int, aggregate: str) -> Tensor:
+    """The weight of each token in the loss of a whole mini-batch, so that ``loss = sum(weights * per_token)``.
+
+    ``mask`` bool[total], ``row`` i64[total]; gives f64[total], 0 outside the mask. Rows without a masked token do not
+    count as rows. Raises ProgramError for an unknown ``aggregate``.
+
+    >>> token_weights(torch.tensor([True, True, False, True]), torch.tensor([0, 0, 1, 2]), 3, "seq-mean-token-mean")
+    tensor([0.2500, 0.2500, 0.0000, 0.5000], dtype=torch.float64)
+    """
+    one = mask.double()
+    if aggregate == "token-sum":
+        return one
+    if aggregate == "token-mean":
+        return one / one.sum().clamp(min=1)
+    tokens = torch.zeros(rows, dtype=one.dtype, device=one.device).index_add_(0, row, one)
+    filled = (tokens > 0).sum().clamp(min=1)
+    if aggregate == "seq-mean-token-sum":
+        return one / filled
+    if aggregate == "seq-mean-token-mean":
+        return one / tokens.clamp(min=1)[row] / filled
+    raise ProgramError(f"'{aggregate}' is no way to aggregate a loss.")

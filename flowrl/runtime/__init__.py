@@ -1,0 +1,1 @@
+"""DOING: the program run for real, in order or overlapped, watched, journalled and continued."""

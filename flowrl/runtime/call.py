@@ -1,0 +1,108 @@
+"""One call of a running program, and the stand-ins for its result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..batch import CallInfo
+from ..errors import At
+from ..graph.op import Op
+
+
+class Call:
+    """An op call on its way: what to run, and later its result or its error."""
+
+    __slots__ = (
+        "__weakref__",
+        "args",
+        "at",
+        "done",
+        "error",
+        "index",
+        "info",
+        "kwargs",
+        "op",
+        "result",
+        "step",
+        "waiter",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        op: Op,
+        worker: str | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        at: At | None,
+        info: CallInfo,
+    ) -> None:
+        self.index, self.op, self.worker, self.args, self.kwargs = index, op, worker, args, kwargs
+        self.at, self.info, self.step = at, info, info.step
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.waiter: threading.Event | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.worker or self.op.owner}.{self.op.name}"
+
+    def finish(self, result: Any, error: BaseException | None = None) -> None:
+        """Set the outcome, let go of the inputs, and wake who waits."""
+        self.result, self.error = result, error
+        self.args, self.kwargs = (), {}
+        self.done = True
+        waiter = self.waiter
+        if waiter is not None:
+            waiter.set()
+
+    def wait(self) -> None:
+        """Return once the call is done."""
+        if self.done:
+            return
+        waiter = self.waiter
+        if waiter is None:
+            waiter = self.waiter = threading.Event()
+        if not self.done:  # it may have finished before it saw the event
+            waiter.wait()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A field of a batch, or an entry of metrics, of a call that may not be done yet."""
+
+    of: Any  # Call or Part
+    name: str
+
+    @property
+    def call(self) -> Call:
+        return self.of if isinstance(self.of, Call) else self.of.call
+
+
+class NotKept:
+    """The result of a call before the cut of a resumed run that no value of the program held at the cut."""
+
+
+def outcome(ref: Any) -> Any:
+    """The plain value behind a reference; waits for it, and raises what its call raised."""
+    if isinstance(ref, Part):
+        whole = outcome(ref.of)
+        if isinstance(whole, dict) and ref.name not in whole:
+            from ..errors import FieldError, near
+
+            names: list[str] = sorted(whole)  # type: ignore[type-var]
+            meant = near(ref.name, names)
+            raise FieldError(
+                f"the metrics have no '{ref.name}'.", have=names, fix=f"Did you mean '{meant}'?" if meant else None
+            )
+        return whole[ref.name]
+    call: Call = ref
+    call.wait()
+    if call.error is not None:
+        raise call.error
+    return call.result

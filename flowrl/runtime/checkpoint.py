@@ -1,0 +1,158 @@
+"""A checkpoint: one folder that appears whole or not at all, of safetensors and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..batch import Batch, Column
+from ..errors import ResumeError
+
+FORMAT = 1
+KEEP = 2
+
+
+def save(folder: Path, manifest: Mapping[str, Any], workers: Mapping[str, Any], live: Mapping[int, Any]) -> Path:
+    """Write ``folder/NNNNNN`` with the state of workers and the live values; older ones than two are taken away.
+
+    The files of a worker that has not changed since the last checkpoint are linked, not written again.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    before = latest(folder)
+    number = int(before.name) + 1 if before else 0
+    target, made = folder / f"{number:06d}", folder / f".{number:06d}.part"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    stamps: dict[str, int] = {}
+    old = json.loads((before / "manifest.json").read_text())["stamps"] if before else {}
+    for name, worker in workers.items():
+        stamps[name] = worker.stamp
+        if before and old.get(name) == worker.stamp and (before / f"{name}.json").exists():
+            for file in (f"{name}.json", f"{name}.safetensors"):
+                if (before / file).exists():
+                    os.link(before / file, made / file)
+            continue
+        tensors, record = worker.state()
+        distinct, same = _distinct(tensors)
+        (made / f"{name}.json").write_text(json.dumps({"record": record, "same": same}))
+        if distinct:
+            save_file(distinct, made / f"{name}.safetensors")
+    tensors, values = _packed(live)
+    distinct, same = _distinct(tensors)
+    if distinct:
+        save_file(distinct, made / "live.safetensors")
+    full = {"format": FORMAT, **manifest, "stamps": stamps, "live": values, "live_same": same}
+    with (made / "manifest.json").open("w") as file:
+        json.dump(full, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    made.rename(target)
+    _sync(folder)
+    for stale in _all(folder)[:-KEEP]:
+        shutil.rmtree(stale)
+    return target
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint in a folder."""
+    found = _all(folder)
+    return found[-1] if found else None
+
+
+def load_manifest(checkpoint: Path) -> dict[str, Any]:
+    """Its manifest. Raises ResumeError for a format that this flowrl does not read."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    if manifest.get("format") != FORMAT:
+        raise ResumeError(
+            f"checkpoint {checkpoint} has format {manifest.get('format')}; this flowrl reads {FORMAT}.",
+            fix="Resume with the flowrl that wrote it.",
+        )
+    return manifest
+
+
+def load_worker(checkpoint: Path, name: str, worker: Any) -> None:
+    """Give a worker its state back."""
+    path = checkpoint / f"{name}.json"
+    if not path.exists():
+        raise ResumeError(
+            f"checkpoint {checkpoint} holds no worker '{name}'.", fix="Resume with the script the run was started with."
+        )
+    said = json.loads(path.read_text())
+    worker.load_state(_tensors(checkpoint / f"{name}.safetensors", said["same"]), said["record"])
+
+
+def load_live(checkpoint: Path, manifest: Mapping[str, Any]) -> dict[int, Any]:
+    """The values that the program held."""
+    tensors = _tensors(checkpoint / "live.safetensors", manifest["live_same"])
+    return {int(i): _unpacked(i, said, tensors) for i, said in manifest["live"].items()}
+
+
+def _tensors(file: Path, same: Mapping[str, str]) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    tensors = load_file(file) if file.exists() else {}
+    return tensors | {name: tensors[first] for name, first in same.items()}
+
+
+def _distinct(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tensors on the CPU that share no memory, and the names of those that are another one."""
+    found: dict[str, Any] = {}
+    same: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    stores: set[int] = set()
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in first:
+            same[name] = first[place]
+            continue
+        first[place] = name
+        store = tensor.untyped_storage().data_ptr()
+        tensor = tensor.detach().cpu().contiguous()
+        found[name] = tensor.clone() if store in stores else tensor
+        stores.add(store)
+    return found, same
+
+
+def _packed(live: Mapping[int, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    tensors: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for index, value in live.items():
+        if isinstance(value, Column):
+            values[str(index)] = {"column": value.to_record()}
+        elif isinstance(value, Batch):
+            tensors |= {f"{index}/{n}": t for n, t in value.tensors().items()}
+            values[str(index)] = {"batch": value.meta()}
+        else:
+            values[str(index)] = {"metrics" if isinstance(value, dict) else "plain": value}
+    return tensors, values
+
+
+def _unpacked(index: str, said: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+    if "column" in said:
+        return Column.from_record(said["column"])
+    if "batch" in said:
+        mine = {n.partition("/")[2]: t for n, t in tensors.items() if n.partition("/")[0] == index}
+        return Batch.from_tensors(mine, said["batch"])
+    if "metrics" in said:
+        from ..graph.op import Metrics
+
+        return Metrics(said["metrics"])
+    return said["plain"]
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("[0-9]*") if (p / "manifest.json").exists())
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,74 @@
+"""What a run must remember line by line: the values that its program read, and what touched the world."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..batch import Batch
+
+
+class Journal:
+    """An append-only file of JSON lines, ``journal.jsonl``. A line that was cut off by a crash is dropped.
+
+    ``{"program": 0, "read": 3, "value": 0.25}``: the program's fourth read gave 0.25.
+    ``{"program": 0, "call": 17, "inputs": "9f...", "adds": {...}}``: what the external call 17 added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reads: dict[tuple[int, int], Any] = {}
+        self.external: dict[tuple[int, int], dict[str, Any]] = {}
+        for line in lines(path):
+            if "read" in line:
+                self.reads[(line["program"], line["read"])] = line["value"]
+            else:
+                self.external[(line["program"], line["call"])] = line
+        self._file = path.open("a", encoding="utf-8")
+
+    def read(self, program: int, number: int, value: Any) -> None:
+        """Keep the value of a read."""
+        self._write({"program": program, "read": number, "value": value})
+
+    def keep(self, program: int, call: int, inputs: str, added: Batch) -> None:
+        """Keep what an external call added to its rows."""
+        self._write({"program": program, "call": call, "inputs": inputs, "adds": added.to_record()})
+
+    def kept(self, program: int, call: int, inputs: str, differs: Callable[[], None]) -> Batch | None:
+        """What the call added before, when it was made with the same inputs; ``differs`` is told when not."""
+        line = self.external.get((program, call))
+        if line is None:
+            return None
+        if line["inputs"] != inputs:
+            differs()
+            return None
+        return Batch.from_record(line["adds"])
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Have the disk hold all of it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a JSONL file; a last line without its end is dropped from the file."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        whole = 0
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                break
+            whole += len(raw)
+            yield json.loads(raw)
+        file.truncate(whole)

@@ -1,0 +1,200 @@
+"""What a run leaves behind: run.json, metrics.jsonl, timeline.jsonl, trajectories.jsonl, events.jsonl, a curve."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..batch import Batch, Column
+from ..errors import UsageError
+from .call import outcome
+from .session import Step
+
+STREAMS = ("metrics", "timeline", "trajectories", "events")
+PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft")
+
+
+class Recorder:
+    """The files of one run folder. Lines are written when a step commits, so they can be cut back to a checkpoint."""
+
+    def __init__(self, folder: Path, *, every: int = 10, rows: int = 4) -> None:
+        self.folder, self.every, self.rows = folder, every, rows
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"{folder} cannot be the folder of a run: {error.strerror}."
+            raise UsageError(what, fix="Name another folder with --out.") from None
+        self._files = {name: (folder / f"{name}.jsonl").open("a", encoding="utf-8") for name in STREAMS}
+        self.history: list[dict[str, Any]] = []
+        self._last = time.perf_counter()
+        self._zero = self._last - self._age()
+
+    def _age(self) -> float:
+        """Seconds since the run began, of a run that is continued."""
+        path = self.folder / "run.json"
+        return time.time() - json.loads(path.read_text())["started"] if path.exists() else 0.0
+
+    def restart_clock(self) -> None:
+        """Leave what came before out of the next step's seconds."""
+        self._last = time.perf_counter()
+
+    def commit(self, program: str, step: Step, tokenizer: Any) -> dict[str, Any]:
+        """Write a step's lines; returns its line of metrics."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        line: dict[str, Any] = {"program": program, "step": step.number}
+        for said, values in step.logs:
+            line |= {"step": _number(said), **{k: _number(v) for k, v in _flat(values).items()}}
+        line["seconds"] = round(seconds, 6)
+        if step.tokens:
+            line |= {
+                "response_length": step.tokens / max(step.responses, 1),
+                "tokens_per_second": round(step.tokens / max(seconds, 1e-9), 1),
+            }
+        self.write("metrics", line)
+        self.history.append(line)
+        for timing in step.timings:
+            start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
+            where = {"program": program, "step": step.number}
+            self.write("timeline", {**where, "node": timing.title, "start": start, "end": end})
+        if step.rows is not None and step.number % self.every == 0:
+            self._trajectories(program, step.number, step.rows, tokenizer)
+        return line
+
+    def event(self, kind: str, text: str) -> None:
+        """Something that a reader of the run should know of."""
+        self.write("events", {"time": time.time(), "kind": kind, "text": text})
+
+    def write(self, stream: str, line: Mapping[str, Any]) -> None:
+        """Append a line; NaN and infinities are written as null, as JSON has none."""
+        self._files[stream].write(json.dumps(_finite(line), ensure_ascii=False) + "\n")
+        self._files[stream].flush()
+
+    def marks(self) -> dict[str, int]:
+        """How long each file is now, for a checkpoint."""
+        return {name: file.tell() for name, file in self._files.items()}
+
+    def cut_back(self, marks: Mapping[str, int]) -> None:
+        """Forget what was written after a checkpoint; the steps will be run again. Events stay."""
+        for name, length in marks.items():
+            if name != "events":
+                self._files[name].truncate(length)
+                self._files[name].seek(0, os.SEEK_END)
+        with (self.folder / "metrics.jsonl").open(encoding="utf-8") as file:
+            self.history = [json.loads(line) for line in file if line.endswith("\n")]
+
+    def run_record(self, **updates: Any) -> dict[str, Any]:
+        """Merge into run.json, atomically."""
+        path = self.folder / "run.json"
+        record = json.loads(path.read_text()) if path.exists() else {}
+        record.update(updates)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(record, indent=1, ensure_ascii=False))
+        part.replace(path)
+        return record
+
+    def _trajectories(self, program: str, step: int, rows: Batch, tokenizer: Any) -> None:
+        some = rows.take(list(range(min(self.rows, len(rows)))))
+        columns = {n: some[n].to_list() for n in some.fields}
+        for i, key in enumerate(some.keys):
+            line: dict[str, Any] = {"program": program, "step": step, "key": list(key)}
+            line |= {n: c[i] for n, c in columns.items() if _plain(c[i])}
+            if tokenizer is not None:
+                for name in ("prompt", "response"):
+                    if f"{name}_ids" in columns and name not in line:
+                        line[name] = tokenizer.decode(columns[f"{name}_ids"][i], skip_special_tokens=False)
+            self.write("trajectories", line)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def curve(self) -> Path | None:
+        """Draw reward over steps to reward.png; None when nothing called reward was logged."""
+        rows = [(i, h) for i, h in enumerate(self.history) if isinstance(h.get("reward"), (int, float))]
+        if len(rows) < 2:
+            return None
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.add_subplot()
+        for program in dict.fromkeys(h["program"] for _, h in rows):
+            xs = [h["step"] for _, h in rows if h["program"] == program]
+            ys = [h["reward"] for _, h in rows if h["program"] == program]
+            if len(xs) > 1:
+                axes.plot(xs, ys, alpha=0.3, linewidth=1)
+                axes.plot(
+                    xs, _smooth(ys), color=axes.lines[-1].get_color(), label=f"{program} (mean of {_window(ys)} steps)"
+                )
+        axes.set_xlabel("step")
+        axes.set_ylabel("reward")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+        path = self.folder / "reward.png"
+        figure.savefig(path, dpi=120)
+        return path
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the packages that decide a result."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _window(values: list[float]) -> int:
+    return max(1, min(20, len(values) // 5))
+
+
+def _smooth(values: list[float]) -> list[float]:
+    width = _window(values)
+    return [sum(values[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(values))]
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics are spread into their entries; ``critic=metrics`` gives ``critic/loss``."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        plain = outcome(value.ref) if hasattr(value, "ref") else value
+        if isinstance(plain, Mapping):
+            entries: Mapping[str, Any] = plain  # type: ignore[assignment]
+            flat |= {f"{name}/{k}" if name else k: v for k, v in entries.items()}
+        else:
+            flat[name] = plain
+    return flat
+
+
+def _number(value: Any) -> Any:
+    value = outcome(value.ref) if hasattr(value, "ref") else value
+    if isinstance(value, Column):
+        return value.mean()
+    return value.item() if hasattr(value, "item") else value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}  # type: ignore[misc]
+    if isinstance(value, list):
+        return [_finite(v) for v in value]  # type: ignore[misc]
+    return value
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, bool, list, dict))

@@ -1,0 +1,315 @@
+"""A run: programs one after another over the same workers, recorded in a folder, stopped and continued at will."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError, ResumeError, UsageError
+from ..graph import session as sessions
+from . import checkpoint
+from .journal import Journal
+from .progress import Progress
+from .recorder import Recorder, versions
+from .session import Cut, Hooks, Interrupted, Running, Step
+from .workplace import Workplace
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One program of a run: ``Stage("grpo", fn, {"steps": 400}, ("actor", "reward"), graph_record)``."""
+
+    program: str
+    fn: Callable[..., Any]
+    parameters: Mapping[str, Any]
+    workers: tuple[str, ...]
+    graph: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run, as opposed to what: ``Settings(out=Path("runs/a"), runtime="local", checkpoint_every=50)``."""
+
+    out: Path
+    runtime: str = "local"
+    seed: int = 0
+    resume: bool = False
+    overwrite: bool = False
+    checkpoint_every: int = 50
+    save_models: bool = True
+    quiet: bool = False
+    script: str = ""
+    plan: Mapping[str, Any] | None = None
+    arguments: tuple[str, ...] = ()  # the words of the command line
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to. ``status`` is ``done`` or ``interrupted``; ``last`` are the last metrics of each stage."""
+
+    status: str
+    out: Path
+    weights_digest: str | None
+    last: tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+class Runner:
+    """Runs stages in a folder. One per run."""
+
+    def __init__(self, stages: Sequence[Stage], place: Workplace, pools: Mapping[str, str], settings: Settings) -> None:
+        self.stages, self.place, self.pools, self.settings = stages, place, pools, settings
+        self._prepare_folder()
+        self.recorder = Recorder(settings.out)
+        self.journal = Journal(settings.out / "journal.jsonl")
+        self.progress = Progress(quiet=settings.quiet)
+        self.place.warn = self._warn
+        self._asked_to_stop = False
+        self._asked: dict[str, Any] = {}
+        self._number = 0
+        self._session: Running | None = None
+        self._finished: list[tuple[str, dict[str, Any]]] = []
+
+    def run(self) -> Outcome:
+        """Run what is left of the stages. Raises what a program raised, after a line in the events."""
+        settings = self.settings
+        manifest = self._found() if settings.resume else None
+        self._record_start(manifest)
+        first, cut = 0, None
+        if manifest is not None:
+            first = manifest["stage"]
+            self._finished = [(p, m) for p, m in manifest["finished"]]
+            self.recorder.cut_back(manifest["marks"])
+        status = "done"
+        try:
+            with self._stoppable(), self.progress:
+                if settings.resume:
+                    self.progress.note(f"resumed {self._place(manifest)}")
+                if manifest is not None:
+                    cut = self._restore(manifest)
+                for number in range(first, len(self.stages)):
+                    self._number = number
+                    self._run_stage(self.stages[number], cut if number == first else None)
+                    cut = None
+        except Interrupted:
+            status = "interrupted"
+        except KeyboardInterrupt:
+            self.recorder.event("stopped", "at once; what came after the last checkpoint is done again")
+            self.recorder.run_record(status="interrupted")
+            raise
+        except BaseException as error:
+            self.recorder.event("failed", f"{type(error).__name__}: {error}")
+            self.recorder.run_record(status="failed")
+            raise
+        return self._end(status)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _run_stage(self, stage: Stage, cut: Cut | None) -> None:
+        workers = {name: self.place.open(name) for name in stage.workers}
+        if cut is None:
+            for worker in workers.values():
+                worker.program_starts()
+        session = self._session = Running(
+            program=stage.program,
+            number=self._number,
+            seed=self.settings.seed,
+            workers=workers,
+            pools=self.pools,
+            runtime=self.settings.runtime,
+            journal=self.journal,
+            hooks=Hooks(
+                commit=lambda step: self._commit(stage, step),
+                checkpoint=self._checkpoint,
+                due=lambda step: (step + 1) % self.settings.checkpoint_every == 0,
+                stop=lambda: self._asked_to_stop,
+                warn=self._warn,
+                tokenizer=self.place.tokenizer,
+            ),
+            cut=cut,
+        )
+        steps = stage.parameters.get("steps")
+        self.progress.start(stage.program, steps if isinstance(steps, int) else None, cut.steps if cut else 0)
+        self.recorder.restart_clock()
+        wait = True
+        try:
+            with sessions.using(session):
+                stage.fn(**stage.parameters)
+                session.finish()
+        except KeyboardInterrupt:
+            wait = False
+            raise
+        finally:
+            session.close(wait)
+        mine = [h for h in self.recorder.history if h["program"] == stage.program]
+        self._finished.append((stage.program, mine[-1] if mine else {}))
+        self._session = None
+        self._number += 1
+        self._checkpoint()
+
+    def _commit(self, stage: Stage, step: Step) -> None:
+        tokenizer = None
+        if step.rows is not None:
+            with suppress(ModelError):  # a flow without one: trajectories are written without texts
+                tokenizer = self.place.tokenizer(None)
+        line = self.recorder.commit(stage.program, step, tokenizer)
+        self.progress.step(line, step.timings)
+
+    def _checkpoint(self) -> None:
+        """Keep all that the rest of the run depends on, in one piece."""
+        session = self._session
+        record, live = session.snapshot() if session is not None else (None, {})
+        self.journal.sync()
+        manifest = {
+            "stage": self._number,
+            "program": record,
+            "finished": self._finished,
+            "marks": self.recorder.marks(),
+            "seed": self.settings.seed,
+        }
+        checkpoint.save(self.settings.out / "checkpoints", manifest, self.place.workers, live)
+        if self._asked:  # what a resumed run was asked holds from here on, also when it is resumed again
+            self.recorder.run_record(**self._asked)
+            self._asked = {}
+
+    def _restore(self, manifest: Mapping[str, Any]) -> Cut | None:
+        folder = checkpoint.latest(self.settings.out / "checkpoints")
+        assert folder is not None, "a manifest came from a checkpoint"
+        for name in manifest["stamps"]:
+            worker = self.place.open(name)
+            checkpoint.load_worker(folder, name, worker)
+            worker.stamp = manifest["stamps"][name]
+        program = manifest["program"]
+        if program is None:
+            return None
+        return Cut(
+            calls=program["calls"],
+            reads=program["reads"],
+            steps=program["steps"],
+            course=program["course"],
+            live=checkpoint.load_live(folder, manifest),
+            cursors=program["cursors"],
+            draws=program["draws"],
+        )
+
+    def _found(self) -> dict[str, Any] | None:
+        """The manifest to go on from; None when the run was stopped before its first checkpoint."""
+        folder = checkpoint.latest(self.settings.out / "checkpoints")
+        if folder is None:
+            self.recorder.cut_back(dict.fromkeys(self.recorder.marks(), 0))
+            return None
+        manifest = checkpoint.load_manifest(folder)
+        before = json.loads((self.settings.out / "run.json").read_text())["programs"]
+        now = [s.program for s in self.stages]
+        if now[: len(before)] != before:
+            raise ResumeError(
+                f"the run is one of {','.join(before)}, and was asked to go on with {','.join(now)}.",
+                fix="Leave out --program; programs can only be added, after those of the run.",
+            )
+        if manifest["seed"] != self.settings.seed:
+            raise ResumeError(
+                f"the run has seed {manifest['seed']}, and was asked to go on with {self.settings.seed}.",
+                fix=f"Leave out --seed, or give --seed {manifest['seed']}.",
+            )
+        return manifest
+
+    def _prepare_folder(self) -> None:
+        out = self.settings.out
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"{out} is a file; a run needs a folder.", fix="Name another folder with --out.")
+        there = out.exists() and any(out.iterdir())
+        if self.settings.resume:
+            if not (out / "run.json").exists():
+                raise UsageError(
+                    f"--resume: {out} holds no run.", fix="Name the folder of a run with --out, or leave out --resume."
+                )
+            return
+        if there and not self.settings.overwrite:
+            raise UsageError(
+                f"{out} is not empty.",
+                fix="Go on with --resume, start anew with --overwrite, or name another folder with --out.",
+            )
+        if there:
+            if not (out / "run.json").exists():
+                raise UsageError(
+                    f"{out} is not empty and holds no run; it is left as it is.", fix="Name another folder with --out."
+                )
+            shutil.rmtree(out)
+
+    def _record_start(self, manifest: Mapping[str, Any] | None) -> None:
+        settings = self.settings
+        asked: dict[str, Any] = {
+            "script": settings.script,
+            "arguments": list(settings.arguments),
+            "programs": [s.program for s in self.stages],
+            "parameters": [dict(s.parameters) for s in self.stages],
+            "seed": settings.seed,
+            "runtime": settings.runtime,
+            "plan": settings.plan,
+            "graph": max((s.graph for s in self.stages), key=lambda graph: len(graph["nodes"])),
+            "graphs": {s.program: s.graph for s in self.stages},
+        }
+        if settings.resume:
+            self.recorder.event("resumed", self._place(manifest))
+            self.recorder.run_record(status="running")
+            self._asked = asked
+        else:
+            self.recorder.run_record(**asked, versions=versions(), started=time.time(), status="running")
+
+    def _place(self, manifest: Mapping[str, Any] | None) -> str:
+        """Where a run goes on, in words."""
+        if manifest is None:
+            return "from its start: it had no checkpoint yet"
+        if manifest["stage"] >= len(self.stages):
+            return "at its end: nothing is left to do"
+        steps = manifest["program"]["steps"] if manifest["program"] else 0
+        return f"{self.stages[manifest['stage']].program} from step {steps}"
+
+    def _end(self, status: str) -> Outcome:
+        out = self.settings.out
+        self.recorder.curve()
+        digest = None
+        if status == "done":
+            digests = {n: d for n, w in sorted(self.place.workers.items()) if (d := w.digest()) is not None}
+            digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+            self.recorder.run_record(weights_digest=digest, weights_digests=digests)
+            if self.settings.save_models:
+                for name, worker in self.place.workers.items():
+                    if hasattr(type(worker), "update"):
+                        worker.save_model(str(out / "model" / name))
+        self.recorder.run_record(status=status, ended=time.time())
+        self.recorder.close()
+        self.journal.close()
+        self.place.close()
+        return Outcome(status, out, digest, tuple(self._finished))
+
+    def _warn(self, text: str) -> None:
+        self.recorder.event("warning", text)
+        self.progress.note(text)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Ctrl-C asks for a stop after the step that runs; a second one stops at once."""
+
+        def asked(signum: int, frame: Any) -> None:
+            if self._asked_to_stop:
+                raise KeyboardInterrupt
+            self._asked_to_stop = True
+            self.progress.note("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
+
+        try:
+            before = signal.signal(signal.SIGINT, asked)
+        except ValueError:  # not the main thread
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,96 @@
+"""The workers of a run, made and opened when they are first needed, and kept from program to program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from ..errors import FlowError, ModelError, WorkerError
+from ..graph.values import is_handle
+from ..workers.base import Engine, Opening, Worker
+from ..workers.records import Build
+from ..workers.tokenizer import find_tokenizer
+
+
+class Declared(Protocol):
+    """A worker as the flow declares it: a handle."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cls(self) -> type[Worker]: ...
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+    @property
+    def at(self) -> Any: ...
+
+
+@dataclass
+class Workplace:
+    """Opens workers by name. ``devices`` says where, by worker; ``open_engine`` asks a backend."""
+
+    declared: Mapping[str, Declared]
+    open_engine: Callable[[str, Build], Engine]
+    backends: Mapping[str, str] = field(default_factory=dict[str, str])
+    devices: Mapping[str, str] = field(default_factory=dict[str, str])
+    seed: int = 0
+    warn: Callable[[str], None] = lambda text: None
+    workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
+    _tokenizers: dict[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
+
+    def open(self, name: str) -> Worker:
+        """The open worker of that name."""
+        if name in self.workers:
+            return self.workers[name]
+        said = self.declared[name]
+        worker = said.cls(*said.args, **said.kwargs)
+        worker.name = name
+        worker.init_arguments = said.arguments
+        backend = self.backends.get(name, "hf")
+        opening = Opening(
+            open_engine=lambda build: self.open_engine(backend, build),
+            peer=lambda handle: self.open(handle.name) if is_handle(handle) else handle,
+            tokenizer=self.tokenizer,
+            warn=self.warn,
+            seed=self.seed,
+            device=self.devices.get(name, "auto"),
+        )
+        try:
+            worker.open(opening)
+        except FlowError as error:
+            error.at = error.at or said.at
+            raise
+        except Exception as error:
+            raise WorkerError(
+                f"worker '{name}' could not be opened: {type(error).__name__}: {error}", at=said.at
+            ) from error
+        self.workers[name] = worker
+        return worker
+
+    def tokenizer(self, said: Any) -> Any:
+        """The tokenizer that ``said`` names: a handle, a function, a name or folder; None: the flow's first model's."""
+        if said is None:
+            owner = next((n for n, d in self.declared.items() if hasattr(d.cls, "generate")), None)
+            owner = owner or next((n for n, d in self.declared.items() if hasattr(d.cls, "build")), None)
+            if owner is None:
+                raise ModelError(
+                    "No worker of this flow has a tokenizer.",
+                    fix="Give tokenizer=, a hub name, a folder or a function that builds one.",
+                )
+            return cast("Any", self.open(owner)).tokenizer
+        if is_handle(said):
+            return cast("Any", self.open(said.name)).tokenizer
+        if id(said) not in self._tokenizers:  # kept with what named it, so that the id stays its own
+            self._tokenizers[id(said)] = (said, find_tokenizer(said))
+        return self._tokenizers[id(said)][1]
+
+    def close(self) -> None:
+        """Close every open worker."""
+        for worker in self.workers.values():
+            worker.close()
+        self.workers.clear()

@@ -1,0 +1,1 @@
+"""What a role does: the workers, their ops, and the engines they ask for."""

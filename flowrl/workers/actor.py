@@ -1,0 +1,254 @@
+"""The policy: it generates, says how likely its tokens are, and is trained. And the frozen copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError, ProgramError
+from ..graph.op import Metrics, Spec, op
+from .base import ModelWorker, Opening, trains
+from .records import Build, Lora, Model, Optim, Sampled, Sampling
+from .tokens import append, constant
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..batch import Batch, Column
+
+GENERATED = (
+    "response_ids: i32[*response], tokens: i32[*token], response_mask: bool[*response], "
+    "rollout_logprobs: f32[*response], sampling_logprobs: f32[*response], versions: i32[*response]"
+)
+
+
+class Actor(ModelWorker):
+    """A causal language model that is trained and generates.
+
+    Args:
+        model: a hub name, a local folder, a transformers configuration, or a :class:`Model`.
+        lr, betas, eps, weight_decay, grad_clip: AdamW, and the largest norm of a gradient.
+        schedule, warmup, total, min_lr: the learning rate over optimizer steps (:class:`Optim`).
+        max_tokens, temperature, top_p, top_k, stop: how it samples unless a call says otherwise. ``stop`` are
+            token ids or strings that are one token (or one of them), besides the tokenizer's end-of-sequence.
+        lora: train adapters instead of the whole model.
+        dtype: ``auto`` (fp32 on a CPU; bf16 with fp32 master weights on CUDA), ``fp32`` or ``bf16``.
+        gradient_checkpointing: recompute activations in the backward pass.
+    """
+
+    def __init__(
+        self,
+        model: str | Mapping[str, Any] | Model,
+        *,
+        lr: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        grad_clip: float | None = 1.0,
+        schedule: str = "constant",
+        warmup: int = 0,
+        total: int | None = None,
+        min_lr: float = 0.0,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: int | str | tuple[int | str, ...] = (),
+        lora: Lora | None = None,
+        dtype: str = "auto",
+        gradient_checkpointing: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.model = Model.of(model)
+        self.optim = Optim(lr, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
+        self.sampling = Sampling(max_tokens, temperature, top_p, top_k)
+        self.stop = stop
+        self.lora, self.dtype = lora, dtype
+        self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
+
+    @classmethod
+    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
+        cls(**arguments)
+
+    def build(self) -> Build:
+        return Build(
+            self.model,
+            optim=self.optim,
+            lora=self.lora,
+            dtype=self.dtype,
+            gradient_checkpointing=self.gradient_checkpointing,
+            seed=self.seed,
+        )
+
+    @op(reads="prompt_ids", adds=GENERATED, rows="expand", cost="generate")
+    def generate(
+        self,
+        batch: Batch,
+        *,
+        n: int = 1,
+        greedy: bool = False,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        stop: int | str | tuple[int | str, ...] | None = None,
+    ) -> Mapping[str, Any]:
+        """Sample ``n`` responses per row. Each row becomes ``n`` rows; their keys append 0 to n-1.
+
+        Adds ``response_ids`` (with the stop token), ``tokens`` (prompt and response), ``response_mask`` (all true),
+        ``rollout_logprobs`` (at temperature 1), ``sampling_logprobs`` (of the distribution sampled from), ``versions``.
+        A token depends on its row's seed and its place alone, never on other rows (docs/workers.md).
+        """
+        if n < 1:
+            raise ProgramError(f"{self.name or 'actor'}.generate: n={n}.", fix="Give 1 or more.")
+        children = batch.expand(n)
+        sampling = self._sampling(greedy, max_tokens, temperature, top_p, top_k, stop)
+        sampled = self.engine.generate(batch["prompt_ids"], n, children.row_seeds(), sampling)
+        return {
+            "response_ids": sampled.ids,
+            "tokens": append(children["prompt_ids"], sampled.ids, dim="token"),
+            "response_mask": constant(sampled.ids, True, "bool"),
+            "rollout_logprobs": sampled.rollout_logprobs,
+            "sampling_logprobs": sampled.sampling_logprobs,
+            "versions": constant(sampled.ids, self.read_version(), "i32"),
+        }
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens a row may have, prompt and response; None where the model does not say."""
+        return self.engine.positions
+
+    def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, **how: Any) -> Sampled:
+        """One response per prompt, for an environment that holds this handle.
+
+        ``prompts`` i32[*prompt], ``seeds`` i64[rows], ``starts`` i64[rows]: how many tokens of the row's
+        random sequence were used before.
+        """
+        sampling = self._sampling(
+            **{**dict.fromkeys(("max_tokens", "temperature", "top_p", "top_k", "stop")), "greedy": False, **how}
+        )
+        return self.engine.generate(prompts, 1, seeds, sampling, starts)
+
+    def _sampling(
+        self,
+        greedy: bool,
+        max_tokens: int | None,
+        temperature: float | None,
+        top_p: float | None,
+        top_k: int | None,
+        stop: int | str | tuple[int | str, ...] | None,
+    ) -> Sampling:
+        own = self.sampling
+        return Sampling(
+            own.max_tokens if max_tokens is None else max_tokens,
+            own.temperature if temperature is None else temperature,
+            own.top_p if top_p is None else top_p,
+            own.top_k if top_k is None else top_k,
+            greedy,
+            tuple(self._token(s) for s in _several(self.stop if stop is None else stop)),
+        )
+
+    def _token(self, said: int | str) -> int:
+        if isinstance(said, int):
+            return said
+        ids = self.tokenizer.encode(said, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ModelError(
+                f"stop={said!r} is {len(ids)} tokens of this tokenizer, not one.",
+                fix="Give a string that is one token, or its id.",
+            )
+        return int(ids[0])
+
+    @op(reads="tokens, response_mask", adds="old_logprobs: f32[*response]", cost="forward")
+    def logprobs(self, batch: Batch) -> Mapping[str, Any]:
+        """Adds ``old_logprobs``: of each response token under the weights as they are now, at temperature 1."""
+        return {"old_logprobs": self.engine.logprobs(batch)}
+
+    @op(reads=trains("logprobs", "tokens, response_mask"), updates="weights", cost="train")
+    def update(
+        self,
+        batch: Batch,
+        *,
+        loss: Spec,
+        minibatch: int | None = None,
+        minibatch_tokens: int | None = None,
+        epochs: int = 1,
+        micro_tokens: int | None = None,
+        lr: float | None = None,
+        allow_stale: bool = False,
+    ) -> Metrics:
+        """Train on the rows: one optimizer step per mini-batch and epoch.
+
+        Args:
+            loss: what is minimised, per token; fields that it reads are read by this call.
+            minibatch, minibatch_tokens: rows, or tokens at most, of a mini-batch; None takes all rows.
+            epochs: how often the rows are gone through, in an order of their own each time.
+            micro_tokens: tokens at most in one forward pass. Changes memory and speed, never the result.
+            lr: the learning rate of this call, in place of the schedule's.
+            allow_stale: do not refuse a loss that does not correct for rows older than the weights.
+
+        Returns: ``loss``, ``grad_norm``, ``lr``, ``tokens``, and what the loss reports, each a mean over the
+        response tokens of the call.
+        """
+        del allow_stale  # read by the check
+        self.updated()
+        return Metrics(
+            self.engine.update(
+                batch,
+                loss,
+                minibatch=minibatch,
+                minibatch_tokens=minibatch_tokens,
+                epochs=epochs,
+                micro_tokens=micro_tokens,
+                lr=lr,
+            )
+        )
+
+    @op(reads="", cost="local")
+    def save(self, folder: str) -> None:
+        """Save the model and its tokenizer as a Hugging Face folder."""
+        self.engine.save(folder)
+
+
+def _several(stop: int | str | tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """A text would be a tuple of its letters."""
+    return (stop,) if isinstance(stop, (int, str)) else tuple(stop)
+
+
+class Reference(ModelWorker):
+    """A frozen language model: another model, or ``of=actor``, the actor as it is when the program starts."""
+
+    def __init__(
+        self, model: str | Mapping[str, Any] | Model | None = None, *, of: Any = None, dtype: str = "auto"
+    ) -> None:
+        if (model is None) == (of is None):
+            raise ModelError("A reference is a model of its own, or of another worker.", fix="Give model= or of=actor.")
+        self.model = None if model is None else Model.of(model)
+        self.of, self.dtype = of, dtype
+        self._source: Any = None
+
+    @classmethod
+    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
+        cls(**arguments)
+
+    def build(self) -> Build:
+        if self.model is not None:
+            return Build(self.model, dtype=self.dtype)
+        source: Build = self._source.build()
+        dtype = source.dtype if self.dtype == "auto" else self.dtype
+        return Build(source.model, lora=source.lora, dtype=dtype, seed=source.seed)
+
+    def open(self, opening: Opening) -> None:
+        if self.of is not None:
+            self._source = opening.peer(self.of)
+        super().open(opening)
+
+    def program_starts(self) -> None:
+        if self._source is not None:
+            self.engine.copy_weights_from(self._source.engine)
+            self.touched()
+
+    @op(reads="tokens, response_mask", adds="ref_logprobs: f32[*response]", cost="forward")
+    def logprobs(self, batch: Batch) -> Mapping[str, Any]:
+        """Adds ``ref_logprobs``: of each response token under this model, at temperature 1."""
+        return {"ref_logprobs": self.engine.logprobs(batch)}

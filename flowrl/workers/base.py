@@ -1,0 +1,202 @@
+"""What every worker has: a name, a state that it declares, and a moment at which it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from ..errors import ProgramError, WorkerError
+from ..graph.op import CallShape
+from .records import Build, Sampled, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..batch import Batch, Column
+
+State = tuple[dict[str, "Tensor"], dict[str, Any]]
+
+
+class Engine(Protocol):
+    """What a backend offers on one rank. Shapes: ``backends/hf/engine.py``, the reference one."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def positions(self) -> int | None: ...
+    def generate(
+        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
+    ) -> Sampled: ...
+    def logprobs(self, batch: Batch, *, micro_tokens: int | None = None, entropy: bool = False) -> Any: ...
+    def values(self, batch: Batch) -> Column: ...
+    def scores(self, batch: Batch) -> Column: ...
+    def update(self, batch: Batch, loss: Any, **how: Any) -> Mapping[str, float]: ...
+    def restart_optimizer(self) -> None: ...
+    def copy_weights_from(self, other: Any) -> None: ...
+    def state(self) -> State: ...
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None: ...
+    def digest(self) -> str: ...
+    def save(self, folder: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a worker may ask for when it opens: an engine for a :class:`Build`, another worker, a tokenizer."""
+
+    open_engine: Callable[[Build], Engine]
+    peer: Callable[[Any], Any]  # a handle -> the open worker behind it
+    tokenizer: Callable[[Any], Any]  # what ``tokenizer=`` says, None: that of the flow's actor
+    warn: Callable[[str], None]
+    seed: int = 0
+    device: str = "auto"
+
+
+class Worker:
+    """Base of all workers. Subclass it, declare ops with ``@fl.op``, and name the attributes that are state.
+
+    ``__init__`` only keeps its arguments; what is heavy is loaded in :meth:`open`. ``keeps`` names the attributes
+    that a checkpoint saves: numbers, strings, lists and dicts of them, and tensors::
+
+        class Count(fl.Worker):
+            keeps = ("seen",)
+
+            def __init__(self):
+                self.seen = 0
+
+            @fl.op(reads="rewards", updates="seen")
+            def tally(self, batch) -> fl.Metrics:
+                self.seen += len(batch)
+                return fl.Metrics(seen=self.seen)
+    """
+
+    name: str = ""
+    init_arguments: Mapping[str, Any] = {}
+    keeps: ClassVar[tuple[str, ...]] = ()
+    version: int = 0  # publishes so far
+    dirty: bool = False  # updated since the last publish
+    stamp: int = 0  # grows whenever the state changes
+
+    @classmethod
+    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
+        """Look at constructor arguments before anything is loaded; raise FlowError on what cannot work."""
+
+    def open(self, opening: Opening) -> None:
+        """Load what is heavy. Called once, on the rank, before the first op."""
+
+    def program_starts(self) -> None:
+        """Called when a program starts, after :meth:`open`."""
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+
+    def read_version(self) -> int:
+        """The version that a reader of the weights sees; updates since the last read are published by it."""
+        if self.dirty:
+            self.version += 1
+            self.dirty = False
+        return self.version
+
+    def touched(self) -> None:
+        """Note that the state changed."""
+        self.stamp += 1
+
+    def updated(self) -> None:
+        """Note an update of the weights, to be published at the next read."""
+        self.dirty = True
+        self.touched()
+
+    def state(self) -> State:
+        """What a checkpoint saves: tensors by name, and a JSON record."""
+        tensors: dict[str, Any] = {}
+        record: dict[str, Any] = {}
+        for name in self.keeps:
+            value = getattr(self, name)
+            if type(value).__module__.partition(".")[0] == "torch":
+                tensors[name] = value
+            else:
+                record[name] = value
+        return tensors, record
+
+    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state` gave."""
+        for name in self.keeps:
+            setattr(self, name, tensors[name] if name in tensors else record[name])
+
+    def digest(self) -> str | None:
+        """A digest of the weights that does not depend on layout; None for a worker without weights."""
+        return None
+
+    def save_model(self, folder: str) -> bool:
+        """Save the model as a Hugging Face folder. False for a worker without one."""
+        return False
+
+
+def trains(on: str, reads: str) -> Callable[[CallShape], str]:
+    """``reads=`` of an update whose losses are functions of ``on``: another loss raises ProgramError."""
+
+    def declared(shape: CallShape) -> str:
+        loss = shape.call.get("loss")
+        wanted = getattr(loss, "on", on)
+        if wanted != on:
+            fix = "Give it to the update of a critic." if wanted == "values" else "Give it to the update of an actor."
+            raise ProgramError(
+                f"loss {getattr(loss, 'name', loss)} is one of {wanted}; this update trains {on}.", fix=fix
+            )
+        return reads
+
+    return declared
+
+
+class ModelWorker(Worker):
+    """A worker around an engine: shared by actors, critics, references and reward models."""
+
+    _engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise WorkerError(
+                f"{self.name or type(self).__name__} is not open.",
+                fix="Run it in a program, or open it with fl.open(worker).",
+            )
+        return self._engine
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.engine.tokenizer
+
+    def build(self) -> Build:
+        """The engine that it asks for."""
+        raise WorkerError(f"{type(self).__name__} does not say which engine it needs.", fix="Define build().")
+
+    def open(self, opening: Opening) -> None:
+        from dataclasses import replace
+
+        build = self.build()
+        self._engine = opening.open_engine(
+            replace(build, device=opening.device if build.device == "auto" else build.device)
+        )
+
+    def program_starts(self) -> None:
+        """A program is a stage of training: its optimizer and its schedule begin anew."""
+        self.engine.restart_optimizer()
+        self.touched()
+
+    def close(self) -> None:
+        self._engine = None
+
+    def state(self) -> State:
+        tensors, record = self.engine.state()
+        return tensors, {"engine": record, "version": self.version, "dirty": self.dirty}
+
+    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        self.engine.load_state(tensors, record["engine"])
+        self.version, self.dirty = record["version"], record["dirty"]
+
+    def digest(self) -> str | None:
+        return self.engine.digest()
+
+    def save_model(self, folder: str) -> bool:
+        self.engine.save(folder)
+        return True

@@ -1,0 +1,108 @@
+"""Models that give numbers: the critic, a value for each response token, and the reward model, a score for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..graph.op import Metrics, Spec, op
+from ..rl import value_clip
+from .base import ModelWorker, trains
+from .records import Build, Lora, Model, Optim
+
+if TYPE_CHECKING:
+    from ..batch import Batch
+
+VALUE_LOSS: Spec = value_clip()
+
+
+class _Scalar(ModelWorker):
+    """A model with a scalar head, trained or not."""
+
+    def __init__(
+        self,
+        model: str | Mapping[str, Any] | Model,
+        *,
+        lr: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        grad_clip: float | None = 1.0,
+        schedule: str = "constant",
+        warmup: int = 0,
+        total: int | None = None,
+        min_lr: float = 0.0,
+        lora: Lora | None = None,
+        dtype: str = "auto",
+        gradient_checkpointing: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.model = Model.of(model)
+        self.optim = Optim(lr, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
+        self.lora, self.dtype = lora, dtype
+        self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
+
+    @classmethod
+    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
+        cls(**arguments)
+
+    def build(self) -> Build:
+        return Build(
+            self.model,
+            head="scalar",
+            optim=self.optim,
+            lora=self.lora,
+            dtype=self.dtype,
+            gradient_checkpointing=self.gradient_checkpointing,
+            seed=self.seed,
+        )
+
+
+class Critic(_Scalar):
+    """A value model: what the rest of a response is worth, before each of its tokens. Arguments as :class:`Actor`."""
+
+    @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward")
+    def values(self, batch: Batch) -> Mapping[str, Any]:
+        """Adds ``values``: for each response token, of the state in which it was chosen."""
+        return {"values": self.engine.values(batch)}
+
+    @op(reads=trains("values", "tokens, response_mask"), updates="weights", cost="train")
+    def update(
+        self,
+        batch: Batch,
+        *,
+        loss: Spec = VALUE_LOSS,
+        minibatch: int | None = None,
+        minibatch_tokens: int | None = None,
+        epochs: int = 1,
+        micro_tokens: int | None = None,
+        lr: float | None = None,
+    ) -> Metrics:
+        """Regress to ``returns``, with squared error clipped around the old ``values``; the rest as :class:`Actor`."""
+        self.updated()
+        return Metrics(
+            self.engine.update(
+                batch,
+                loss,
+                minibatch=minibatch,
+                minibatch_tokens=minibatch_tokens,
+                epochs=epochs,
+                micro_tokens=micro_tokens,
+                lr=lr,
+            )
+        )
+
+
+class RewardModel(_Scalar):
+    """A scalar head over the whole row: its value at the last token is the reward."""
+
+    def __init__(self, model: str | Mapping[str, Any] | Model, *, dtype: str = "auto", seed: int = 0) -> None:
+        super().__init__(model, dtype=dtype, seed=seed)
+
+    def build(self) -> Build:
+        return Build(self.model, head="scalar", dtype=self.dtype, seed=self.seed)
+
+    @op(reads="tokens", adds="rewards: f32[]", cost="forward")
+    def score(self, batch: Batch) -> Mapping[str, Any]:
+        """Adds ``rewards``: the score of each row."""
+        return {"rewards": self.engine.scores(batch)}

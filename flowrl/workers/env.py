@@ -1,0 +1,207 @@
+"""An environment that the policy plays in for several turns, its sampled tokens kept exactly as they were sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RewardError, WorkerError
+from ..graph.op import CallShape, op
+from ..graph.types import STANDARD
+from .actor import GENERATED
+from .base import Opening, Worker
+from .reward import named_row
+from .tokens import append, pack
+
+if TYPE_CHECKING:
+    from ..batch import Batch
+
+
+def _columns(shape: CallShape) -> str:
+    return ", ".join(["prompt_ids", *sorted(name for name in shape.have if name not in STANDARD)])
+
+
+@dataclass
+class Episode:
+    """One play: its state, and the response so far. ``tokens[i]`` was sampled where ``mask[i]``, else observed."""
+
+    state: Any
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list[int])
+    mask: list[bool] = field(default_factory=list[bool])
+    rollout_logprobs: list[float] = field(default_factory=list[float])
+    sampling_logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    reward: float = 0.0
+    turns: int = 0
+    done: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, those of the prompt among them."""
+        return len(self.prompt) + len(self.tokens)
+
+    def observe(self, ids: list[int]) -> None:
+        """Append what the environment says: no loss, no log-probability."""
+        self._append(ids, False, [0.0] * len(ids), [0.0] * len(ids), 0)
+
+    def act(self, ids: list[int], rollout: list[float], sampling: list[float], version: int) -> None:
+        """Append what the policy sampled, as it was sampled."""
+        self._append(ids, True, rollout, sampling, version)
+        self.turns += 1
+
+    def _append(self, ids: list[int], mask: bool, rollout: list[float], sampling: list[float], version: int) -> None:
+        self.tokens += ids
+        self.mask += [mask] * len(ids)
+        self.rollout_logprobs += rollout
+        self.sampling_logprobs += sampling
+        self.versions += [version] * len(ids)
+
+
+def _begun(returned: Any) -> tuple[Any, str]:
+    """What a reset returned. Raises ValueError and TypeError for another thing."""
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+        raise TypeError(f"it returned {returned!r}, not (state, observation)")
+    return returned[0], _text(returned[1])
+
+
+def _stepped(returned: Any) -> tuple[Any, str, float, bool]:
+    """What a step returned. Raises ValueError and TypeError for another thing."""
+    if not isinstance(returned, (tuple, list)) or len(returned) != 4:
+        raise TypeError(f"it returned {returned!r}, not (state, observation, reward, done)")
+    state, observation, reward, done = returned
+    if not math.isfinite(number := float(reward)):
+        raise ValueError(f"it returned the reward {number}")
+    return state, _text(observation), number, bool(done)
+
+
+def _text(observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(f"it returned the observation {observation!r}, which is no text")
+    return observation
+
+
+class Env(Worker):
+    """Base of environments. Subclass it and write two plain functions::
+
+        class Guess(fl.Env):
+            def reset(self, row: dict, seed: int) -> tuple[state, str]: ...          # state, first observation
+            def step(self, state, action: str) -> tuple[state, str, float, bool]: ...  # and reward, done
+
+    ``row`` holds the columns of the batch. An observation is text; an empty one adds nothing. Rewards add up.
+    ``turns`` is the most turns of an episode (32 unless a subclass or a call says otherwise).
+    """
+
+    turns: int = 32
+    _tokenizer: Any = None
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> tuple[Any, str]:
+        """Start an episode: its state, and the first observation, shown after the prompt."""
+        raise WorkerError(
+            f"{type(self).__name__} has no reset.", fix="Define reset(self, row, seed) -> (state, observation)."
+        )
+
+    def step(self, state: Any, action: str) -> tuple[Any, str, float, bool]:
+        """Take an action (the policy's text): the next state, the observation, the reward, whether it is over."""
+        raise WorkerError(
+            f"{type(self).__name__} has no step.",
+            fix="Define step(self, state, action) -> (state, observation, reward, done).",
+        )
+
+    def open(self, opening: Opening) -> None:
+        self._opening = opening
+
+    @op(reads=_columns, adds=GENERATED + ", rewards: f32[], turns: i32[]", rows="expand", cost="external")
+    def rollout(
+        self,
+        batch: Batch,
+        *,
+        policy: Any,
+        n: int = 1,
+        turns: int | None = None,
+        turn_tokens: int | None = None,
+        greedy: bool = False,
+        temperature: float | None = None,
+    ) -> Mapping[str, Any]:
+        """Play ``n`` episodes per row with ``policy``, the handle of an actor that serves.
+
+        A response is everything after the prompt: observations (``response_mask`` false) and sampled tokens
+        (true). Sampled ids are kept as sampled and never made again from text; the next turn's prompt is
+        exactly the tokens so far. ``turn_tokens`` bounds one turn. Whether an episode is over is asked before
+        each turn, so nothing is sampled after its end; it also ends where the model has no position left. An
+        exception in user code, or a result that is not as declared, raises RewardError with the row.
+        """
+        children = batch.expand(n)
+        episodes = self._begin(children, policy.tokenizer)
+        seeds = children.row_seeds()
+        limit = self.turns if turns is None else turns
+        how: dict[str, Any] = {"greedy": greedy, "temperature": temperature, "max_tokens": turn_tokens}
+        room = policy.positions
+        for _ in range(limit):
+            active = [i for i, e in enumerate(episodes) if not e.done and (room is None or e.length < room)]
+            if not active:
+                break
+            self._turn(children, episodes, active, seeds, policy, how)
+        return self._fields(children, episodes)
+
+    def _begin(self, rows: Batch, tokenizer: Any) -> list[Episode]:
+        columns = {n: rows[n].to_list() for n in rows.fields}
+        prompts = columns.pop("prompt_ids")
+        seeds = rows.row_seeds("episode").tolist()
+        episodes: list[Episode] = []
+        for i, key in enumerate(rows.keys):
+            row = {n: c[i] for n, c in columns.items()}
+            state, observation = self._user("reset", _begun, key, row, seeds[i])
+            episode = Episode(state, list(prompts[i]))
+            if observation:
+                episode.observe(tokenizer.encode(observation, add_special_tokens=False))
+            episodes.append(episode)
+        return episodes
+
+    def _turn(
+        self, rows: Batch, episodes: list[Episode], active: list[int], seeds: Any, policy: Any, how: Mapping[str, Any]
+    ) -> None:
+        """One turn of all episodes that go on: sample, step, observe."""
+        import torch
+
+        contexts = pack([episodes[i].prompt + episodes[i].tokens for i in active], "prompt", "i32")
+        starts = torch.tensor([len(episodes[i].tokens) for i in active], dtype=torch.int64)
+        sampled = policy.respond(contexts, seeds[torch.tensor(active)], starts, **how)
+        version = policy.read_version()
+        ids = sampled.ids.to_list()
+        rollout, sampling = sampled.rollout_logprobs.to_list(), sampled.sampling_logprobs.to_list()
+        texts = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        for place, i in enumerate(active):
+            episode = episodes[i]
+            episode.act(ids[place], rollout[place], sampling[place], version)
+            episode.state, observation, reward, episode.done = self._user(
+                "step", _stepped, rows.keys[i], episode.state, texts[place]
+            )
+            episode.reward += reward
+            if observation and not episode.done:
+                episode.observe(policy.tokenizer.encode(observation, add_special_tokens=False))
+
+    def _user(self, name: str, take: Callable[[Any], Any], key: tuple[int, ...], *args: Any) -> Any:
+        """Call user code and take what it returned apart; a failure of either names the row."""
+        try:
+            return take(getattr(self, name)(*args))
+        except WorkerError:
+            raise
+        except Exception as error:
+            title = f"{self.name or type(self).__name__}.{name}"
+            raise RewardError(f"{title} failed for row {named_row(key)}: {type(error).__name__}: {error}.") from error
+
+    def _fields(self, rows: Batch, episodes: list[Episode]) -> dict[str, Any]:
+        ids = pack([e.tokens for e in episodes], "response", "i32")
+        return {
+            "response_ids": ids,
+            "tokens": append(rows["prompt_ids"], ids, dim="token"),
+            "response_mask": pack([e.mask for e in episodes], "response", "bool"),
+            "rollout_logprobs": pack([e.rollout_logprobs for e in episodes], "response", "f32"),
+            "sampling_logprobs": pack([e.sampling_logprobs for e in episodes], "response", "f32"),
+            "versions": pack([e.versions for e in episodes], "response", "i32"),
+            "rewards": [e.reward for e in episodes],
+            "turns": [e.turns for e in episodes],
+        }

@@ -1,0 +1,28 @@
+"""A tokenizer from what a user said: a hub name, a folder, a function that builds one, or the tokenizer itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+#: Classes of a tokenizer that is all in its ``tokenizer.json``.
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def find_tokenizer(said: Any, revision: str | None = None) -> Any:
+    """The tokenizer that ``said`` names, builds or is. Raises what transformers raises for one that cannot be read."""
+    if isinstance(said, (str, Path)):
+        return _read(Path(said).expanduser(), str(said), revision)
+    return said() if callable(said) and not hasattr(said, "encode") else said
+
+
+def _read(folder: Path, name: str, revision: str | None) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    about = folder / "tokenizer_config.json"
+    whole = about.is_file() and (folder / "tokenizer.json").is_file()
+    if whole and json.loads(about.read_text()).get("tokenizer_class") in _GENERIC:
+        # Beside some kinds of model, Qwen2 among them, AutoTokenizer would take that kind's own, whatever stands there.
+        return PreTrainedTokenizerFast.from_pretrained(str(folder))
+    return AutoTokenizer.from_pretrained(name, revision=revision or "main")

@@ -1,0 +1,57 @@
+"""Packed token columns put together row by row, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..batch import Column
+
+if TYPE_CHECKING:
+    import torch
+
+
+def append(first: Column, second: Column, *, dim: str) -> Column:
+    """Row i of the result is row i of ``first`` followed by row i of ``second``."""
+    import torch
+
+    a, b = _lengths(first), _lengths(second)
+    total = a + b
+    starts = torch.cumsum(total, 0) - total
+    values = first.values.new_empty(int(total.sum()))
+    values[_places(starts, a).to(values.device)] = first.values
+    values[_places(starts + a, b).to(values.device)] = second.values.to(values)
+    return Column.packed(values, total, dim)
+
+
+def constant(like: Column, value: Any, dtype: str) -> Column:
+    """A column of the same rows and lengths that holds ``value`` everywhere."""
+    import torch
+
+    kinds = {"bool": torch.bool, "i32": torch.int32, "f32": torch.float32}
+    return Column.packed(
+        torch.full_like(like.values, value, dtype=kinds[dtype]), _lengths(like), like.dim or "response"
+    )
+
+
+def pack(rows: Sequence[Sequence[Any]], dim: str, dtype: str) -> Column:
+    """A ragged column from lists, one per row; rows may be empty."""
+    import torch
+
+    kinds = {"bool": torch.bool, "i32": torch.int32, "f32": torch.float32}
+    flat = [item for row in rows for item in row]
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return Column.packed(torch.tensor(flat, dtype=kinds[dtype]), lengths, dim)
+
+
+def _lengths(column: Column) -> torch.Tensor:
+    assert column.lengths is not None, "token columns are ragged"
+    return column.lengths
+
+
+def _places(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Positions of the elements of rows that start at ``starts``."""
+    import torch
+
+    own = torch.cumsum(lengths, 0) - lengths
+    return torch.arange(int(lengths.sum())) + torch.repeat_interleave(starts - own, lengths)

@@ -1,0 +1,136 @@
+"""Both layouts of micro-batches give what each row gives alone; the cheaper one is chosen."""
+
+import random
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flowrl.backends.hf.pack import Rows, micro_batches
+from flowrl.batch import Batch, Column
+from flowrl.errors import DataError
+
+T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
+
+
+def some_rows(shapes, seed=0, same_prompt=True):
+    """A batch from ``[(prompt length, [response lengths])]``, a group for each."""
+    draw = random.Random(seed)
+    keys, tokens, masks = [], [], []
+    for uid, (length, responses) in enumerate(shapes):
+        prompt = [draw.randrange(2, T.VOCAB) for _ in range(length)]
+        for i, response in enumerate(responses):
+            if not same_prompt:
+                prompt = [draw.randrange(2, T.VOCAB) for _ in range(length)]
+            keys.append((uid, i))
+            tokens.append(prompt + [draw.randrange(2, T.VOCAB) for _ in range(response)])
+            masks.append([draw.random() < 0.8 for _ in range(response)])
+    return Batch.of(
+        keys,
+        tokens=Column.of(tokens, dim="token", dtype="i32"),
+        response_mask=Column.of(masks, dim="response", dtype="bool"),
+    )
+
+
+def logprobs(opened, batch, budget=10**6, layout=None):
+    """Log-probabilities of all response tokens through one layout, and the micro-batches."""
+    rows = Rows.of(batch)
+    micros = micro_batches(opened.net, rows, torch.arange(len(rows)), budget, layout)
+    found = torch.full((len(rows.targets),), torch.nan)
+    for micro in micros:
+        with torch.no_grad():
+            logits = opened.net.head.logits(micro.hidden(opened.net))
+        found[micro.at] = logits.log_softmax(-1).gather(-1, rows.targets[micro.at, None]).squeeze(-1)
+    return found, micros
+
+
+def alone(opened, batch):
+    """The same from whole sequences, one row at a time."""
+    found = []
+    for ids, mask in zip(batch.tokens.to_list(), batch.response_mask.to_list(), strict=True):
+        every = T.whole_logits(opened, ids).log_softmax(-1)
+        first = len(ids) - len(mask)
+        found += [float(every[t - 1, ids[t]]) for t in range(first, len(ids))]
+    return torch.tensor(found)
+
+
+SHAPES = [(3, [4, 1, 6]), (9, [2, 2]), (1, [5]), (4, [3, 0, 7, 1])]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "gpt2", "mixtral"])
+@pytest.mark.parametrize("layout", ["rows", None])
+@pytest.mark.parametrize("budget", [1, 25, 10**6])
+def test_both_layouts_give_what_each_row_gives_alone(kind, layout, budget):
+    opened, batch = T.engine(kind), some_rows(SHAPES)
+    if layout is None:
+        opened.net.__dict__["flops"] = (1.0, 0.0)  # attention for nothing: the shared layout is cheaper
+    found, micros = logprobs(opened, batch, budget, layout)
+    assert (micros[0].owner is None) == (layout == "rows" or budget == 1)
+    assert torch.allclose(found, alone(opened, batch), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gemma2-window", "mistral-window", "mamba", "bloom"])
+def test_models_without_full_attention_take_rows_alone(kind):
+    opened, batch = T.engine(kind), some_rows(SHAPES)
+    found, micros = logprobs(opened, batch)
+    assert all(micro.owner is None for micro in micros)
+    assert torch.allclose(found, alone(opened, batch), atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_groups(seed):
+    draw = random.Random(seed)
+    shapes = [
+        (draw.randint(1, 12), [draw.randint(0, 9) for _ in range(draw.randint(1, 6))])
+        for _ in range(draw.randint(1, 7))
+    ]
+    opened = T.engine("qwen2", sharpen=2.0)
+    opened.net.__dict__["flops"] = (draw.random(), 0.0)
+    batch = some_rows(shapes, seed)
+    found, _ = logprobs(opened, batch, budget=draw.randint(20, 200))
+    assert torch.allclose(found, alone(opened, batch), atol=1e-4)
+
+
+def test_a_prompt_is_fed_once_where_that_is_cheaper():
+    opened = T.engine("qwen2")
+    _, long_prompts = logprobs(opened, some_rows([(20, [3, 3, 3, 3]), (12, [2, 4, 2, 5])]))
+    fed = sum(int((m.owner >= 0).sum()) for m in long_prompts)
+    assert fed == (20 + 4 * 2) + (12 + 1 + 3 + 1 + 4)
+    _, long_responses = logprobs(opened, some_rows([(1, [60, 60, 60, 60])]))
+    assert all(m.owner is None for m in long_responses)
+
+
+def test_small_groups_share_a_sequence():
+    opened = T.engine("qwen2")
+    opened.net.__dict__["flops"] = (1.0, 0.0)
+    _, micros = logprobs(opened, some_rows([(10, [5] * 8)] + [(3, [2, 2])] * 8))
+    assert sum(m.ids.numel() for m in micros) < 1.1 * sum(int((m.owner >= 0).sum()) for m in micros)
+
+
+def test_rows_of_a_uid_with_other_prompts_are_not_taken_for_a_group():
+    opened, batch = T.engine("qwen2"), some_rows([(5, [3, 3, 3])], same_prompt=False)
+    assert len(set(Rows.of(batch).group.tolist())) == 3
+    opened.net.__dict__["flops"] = (1.0, 0.0)
+    assert torch.allclose(logprobs(opened, batch)[0], alone(opened, batch), atol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [30, 64, 200])
+def test_micro_batches_stay_within_their_budget(budget):
+    opened, batch = T.engine("qwen2"), some_rows([(5, [4, 8, 2, 9])] * 9)
+    for layout in ("rows", None):
+        _, micros = logprobs(opened, batch, budget, layout)
+        assert max(m.ids.numel() for m in micros) <= budget
+        assert len(micros) > 1
+        assert sorted(int(i) for m in micros for i in m.at) == list(range(len(batch.response_mask.values)))
+
+
+def test_a_row_needs_a_token_before_its_response():
+    batch = Batch.of(
+        [(4, 0)],
+        tokens=Column.of([[1, 2]], dim="token", dtype="i32"),
+        response_mask=Column.of([[True, True]], dim="response"),
+    )
+    with pytest.raises(DataError, match=r"Row \(4, 0\) has 2 tokens and a response of 2"):
+        Rows.of(batch)

@@ -1,0 +1,256 @@
+"""Graphs as the trace makes them, put together by hand: the drawings are tested on these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flowrl.graph.record import Edge, Graph, Node, WorkerInfo
+from flowrl.graph.types import STANDARD
+
+TYPES = {name: str(type_) for name, type_ in STANDARD.items()} | {"answer": "any", "prompt": "any"}
+GENERATED = "response_ids tokens response_mask rollout_logprobs sampling_logprobs versions"
+
+GENERATE: Mapping[str, Any] = {"rows": "expand", "cost": "generate"}
+SCORE: Mapping[str, Any] = {"cost": "external", "external": True}
+TRAIN: Mapping[str, Any] = {"updates": "weights", "cost": "train"}
+FORWARD: Mapping[str, Any] = {"cost": "forward"}
+LOCAL: Mapping[str, Any] = {"cost": "local"}
+
+
+def call(id: str, line: int, source: str, fields: str = "->", *, branch: str | None = None, **more: Any) -> Node:
+    """A node that reads and adds the fields left and right of the arrow."""
+    worker, _, op = id.partition("#")[0].partition(".")
+    reads, adds = (tuple(side.split()) for side in fields.split("->"))
+    types = {name: TYPES.get(name, "f32[]") for name in (*reads, *adds)}
+    left, right = (", ".join(f"{name}: {types[name]}" for name in side) for side in (reads, adds))
+    about = {"types": types, "signature": f"({left}) -> ({right})", "branch": branch} | more
+    return Node(id, worker, op, "", line, source, reads, adds, **about)
+
+
+def flow_data(nodes: list[Node]) -> list[Edge]:
+    """Data edges: what a call reads comes from the last one before that adds it, or has made other rows of it.
+
+    Calls that expand rows read the source, which is no node.
+    """
+    edges: list[Edge] = []
+    for number, node in enumerate(nodes):
+        wanted: dict[str, list[str]] = {}
+        for name in node.reads if node.rows == "same" else ():
+            before = [n for n in nodes[:number] if n.branch in (None, node.branch)]
+            found = [n.id for n in before if name in n.adds or n.rows != "same"]
+            if found:
+                wanted.setdefault(found[-1], []).append(name)
+        edges += [Edge(src, node.id, "data", tuple(names), branch=node.branch) for src, names in wanted.items()]
+    return edges
+
+
+def program(
+    name: str, workers: list[WorkerInfo], nodes: list[Node], extra: list[Edge], source: str, paths: int = 1
+) -> Graph:
+    """A graph of those calls with their data edges, and ``extra`` ones."""
+    file = f"algorithms/{name}.py"
+    placed = [Node(**{**vars(n), "file": file}) for n in nodes]
+    there = tuple(WorkerInfo(w.name, w.kind, file, w.line, w.describes) for w in workers)
+    edges = (*flow_data(placed), *extra)
+    return Graph(name, tuple(placed), edges, there, tuple(source.split()), paths)
+
+
+def workers(*declared: str) -> list[WorkerInfo]:
+    """Workers declared like ``ref: Reference, of actor``, on lines 7 and following."""
+    found: list[WorkerInfo] = []
+    for line, text in enumerate(declared, 7):
+        name, _, rest = text.partition(": ")
+        kind, _, describes = rest.partition(", ")
+        found.append(WorkerInfo(name, kind, "", line, describes))
+    return found
+
+
+GRPO = program(
+    "grpo",
+    workers("actor: Actor", "ref: Reference, of actor", "reward: FunctionReward, exact_match"),
+    [
+        call(
+            "actor.generate",
+            14,
+            "batch = actor.generate(batch, n=8)",
+            f"prompt_ids -> {GENERATED}",
+            **GENERATE,
+        ),
+        call(
+            "reward.score",
+            15,
+            "batch = reward.score(batch)",
+            "prompt answer response_ids -> rewards",
+            **SCORE,
+        ),
+        call(
+            "ref.logprobs",
+            16,
+            "batch = ref.logprobs(batch)",
+            "tokens response_mask -> ref_logprobs",
+            **FORWARD,
+        ),
+        call(
+            "rl.group_advantages",
+            17,
+            "batch = rl.group_advantages(batch)",
+            "rewards response_mask -> advantages",
+            **LOCAL,
+        ),
+        call(
+            "actor.update",
+            18,
+            "metrics = actor.update(batch, loss=rl.ppo_clip(kl=kl))",
+            "tokens response_mask rollout_logprobs advantages ref_logprobs ->",
+            **TRAIN,
+        ),
+        call("batch.mean", 19, "flow.log(step, metrics, reward=batch.rewards.mean())", "rewards ->", **LOCAL),
+    ],
+    [Edge("actor.update", "actor.generate", "weights", lag=0)],
+    "prompt prompt_ids answer",
+)
+
+_PPO_WORKERS = workers(
+    "actor: Actor", "critic: Critic", "ref: Reference, of actor", "reward: FunctionReward, exact_match"
+)
+_PPO_CALLS = [
+    call("actor.generate", 16, "batch = actor.generate(batch)", f"prompt_ids -> {GENERATED}", **GENERATE),
+    call("reward.score", 17, "batch = reward.score(batch)", "prompt answer response_ids -> rewards", **SCORE),
+    call("ref.logprobs", 18, "batch = ref.logprobs(batch)", "tokens response_mask -> ref_logprobs", **FORWARD),
+    call("critic.values", 19, "batch = critic.values(batch)", "tokens response_mask -> values", **FORWARD),
+    call(
+        "rl.kl_penalty",
+        20,
+        "batch = rl.kl_penalty(batch, kl)",
+        "rewards rollout_logprobs ref_logprobs response_mask -> token_rewards",
+        **LOCAL,
+    ),
+    call(
+        "rl.gae",
+        21,
+        "batch = rl.gae(batch, gamma=1.0, lam=0.95)",
+        "token_rewards values response_mask -> advantages returns",
+        **LOCAL,
+    ),
+    call(
+        "critic.update",
+        22,
+        "value_loss = critic.update(batch)",
+        "tokens response_mask values returns ->",
+        **TRAIN,
+    ),
+    call(
+        "actor.update",
+        23,
+        "metrics = actor.update(batch, loss=rl.ppo_clip())",
+        "tokens response_mask rollout_logprobs advantages ->",
+        **TRAIN,
+    ),
+]
+_PPO_WEIGHTS = [
+    Edge("actor.update", "actor.generate", "weights", lag=1),
+    Edge("critic.update", "critic.values", "weights", lag=0),
+]
+
+PPO = program(
+    "ppo",
+    _PPO_WORKERS,
+    [
+        *_PPO_CALLS,
+        call("batch.mean", 24, "flow.log(step, metrics, reward=batch.rewards.mean())", "rewards ->", **LOCAL),
+    ],
+    _PPO_WEIGHTS,
+    "prompt prompt_ids answer",
+)
+
+_EVERY = "step % 50 == 0"
+_KL = "kl = kl * (1 + 0.1 * (metrics.kl - 6.0))"
+PPO_CARRIED = program(
+    "ppo_adaptive",
+    _PPO_WORKERS,
+    [
+        *_PPO_CALLS,
+        call("batch.sub", 24, _KL, **LOCAL),
+        call("batch.mul", 24, _KL, **LOCAL),
+        call("batch.add", 24, _KL, **LOCAL),
+        call("batch.mul#2", 24, _KL, **LOCAL),
+        call(
+            "actor.generate#2",
+            26,
+            "held_out = actor.generate(held_out, greedy=True)",
+            f"prompt_ids -> {GENERATED}",
+            branch=_EVERY,
+            **GENERATE,
+        ),
+        call(
+            "reward.score#2",
+            27,
+            "held_out = reward.score(held_out)",
+            "prompt answer response_ids -> rewards",
+            branch=_EVERY,
+            **SCORE,
+        ),
+        call(
+            "batch.mean",
+            28,
+            "flow.log(step, accuracy=held_out.rewards.mean())",
+            "rewards ->",
+            branch=_EVERY,
+            **LOCAL,
+        ),
+        call("batch.mean#2", 29, "flow.log(step, metrics, reward=batch.rewards.mean())", "rewards ->", **LOCAL),
+        call("actor.save", 30, 'actor.save("out")', stage="once"),
+    ],
+    [
+        *_PPO_WEIGHTS,
+        Edge("actor.update", "batch.sub", "data", ("kl",)),
+        Edge("batch.sub", "batch.mul", "data", ("value",)),
+        Edge("batch.mul", "batch.add", "data", ("value",)),
+        Edge("batch.add", "batch.mul#2", "data", ("value",)),
+        Edge("batch.mul#2", "batch.mul#2", "carried", ("value",)),
+        Edge("batch.mul#2", "rl.kl_penalty", "carried", ("value",)),
+        Edge("actor.update", "actor.generate#2", "weights", lag=0, branch=_EVERY),
+        Edge("actor.update", "actor.save", "weights", lag=0),
+        Edge("actor.update", "actor.save", "order"),
+    ],
+    "prompt prompt_ids answer",
+    paths=2,
+)
+
+ENV = program(
+    "guess",
+    workers("actor: Actor", "game: GuessingGame, 1 to 64"),
+    [
+        call(
+            "game.rollout",
+            12,
+            "batch = game.rollout(batch, policy=actor, n=8)",
+            f"prompt_ids secret -> {GENERATED} rewards",
+            rows="expand",
+            **SCORE,
+        ),
+        call(
+            "rl.group_advantages",
+            13,
+            "batch = rl.group_advantages(batch)",
+            "rewards response_mask -> advantages",
+            **LOCAL,
+        ),
+        call(
+            "actor.update",
+            14,
+            "metrics = actor.update(batch, loss=rl.ppo_clip())",
+            "tokens response_mask rollout_logprobs advantages ->",
+            **TRAIN,
+        ),
+        call("batch.mean", 15, "flow.log(step, metrics, reward=batch.rewards.mean())", "rewards ->", **LOCAL),
+    ],
+    [
+        Edge("actor", "game.rollout", "serves"),
+        Edge("actor.update", "game.rollout", "weights", lag=2),
+    ],
+    "prompt_ids secret",
+)
+
+SAMPLES = {graph.program: graph for graph in (GRPO, PPO, PPO_CARRIED, ENV)}

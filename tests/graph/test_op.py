@@ -1,0 +1,231 @@
+"""Ops: what a declaration says, and what a call on plain batches does and refuses."""
+
+import pytest
+
+import flowrl as fl
+from flowrl.batch import Batch, Column
+from flowrl.errors import FieldError, RowsError, WorkerError
+from flowrl.graph.op import Metrics, Op, Spec
+
+
+class Judge(fl.Worker):
+    """Counts, scores and changes rows."""
+
+    def __init__(self, weight=1.0, fields=()):
+        self.weight, self.fields = weight, fields
+        self.seen = []
+
+    @fl.op(reads="length: f32[]", adds="rewards: f32[]", cost="local")
+    def score(self, batch, *, scale=1.0):
+        self.seen.append(batch.fields)
+        return {"rewards": batch.length * (self.weight * scale)}
+
+    @fl.op(reads="length", adds="copy: i64[]", rows="expand")
+    def copies(self, batch, *, n):
+        return {"copy": list(range(n)) * len(batch)}
+
+    @fl.op(reads="length", rows="filter")
+    def short(self, batch, *, most=2.0):
+        return batch.filter(batch.length <= most)
+
+    @fl.op(reads="length", adds="place: i64[]", rows="filter")
+    def ranked(self, batch):
+        kept = batch.filter(batch.length > 1.0)
+        return kept.with_columns({"place": Column.of(list(range(len(kept))))})
+
+    @fl.op(reads=None, adds="length: f32[]", rows="regroup")
+    def longest(self, batch):
+        return Batch.of([(0,)], length=[batch.length.max()])
+
+    @fl.op(reads="length", updates="seen")
+    def tally(self, batch) -> Metrics:
+        return Metrics(total=batch.length.sum())
+
+    @fl.op(reads="length", cost="local")
+    def mean(self, batch) -> float:
+        return batch.length.mean()
+
+    @fl.op(reads={"batch": "length", "other": "rewards"}, adds="gap: f32[]")
+    def compare(self, batch, *, other):
+        return {"gap": batch.length - other.rewards}
+
+    @fl.op(reads="length", adds="rewards: f32[]")
+    def liar(self, batch):
+        return {"reward": batch.length}
+
+    @fl.op(reads="length", adds="rewards: f32[]")
+    def forgetful(self, batch):
+        return None
+
+    @fl.op(reads="length", adds="rewards: f32[]")
+    def sloppy(self, batch):
+        return {"rewards": batch.length > 1.0}
+
+    @fl.op(reads="length", adds="rewards: f32[]")
+    def lossy(self, batch):
+        return {"rewards": [0.5]}
+
+
+@pytest.fixture
+def batch():
+    return Batch.of(3, length=[1.0, 2.0, 3.0], note=Column.of(["a", "b", "c"], dtype="any"))
+
+
+def test_an_op_is_handed_what_it_reads_and_the_rest_flows_through(batch):
+    judge = Judge(weight=2.0)
+    scored = judge.score(batch, scale=0.5)
+    assert judge.seen == [("length",)]
+    assert set(scored.fields) == {"length", "note", "rewards"}
+    assert scored.rewards.to_list() == [1.0, 2.0, 3.0]
+    assert scored.keys == batch.keys
+    assert "rewards" not in batch.fields
+
+
+def test_added_fields_can_be_renamed(batch):
+    scored = Judge().score(Judge().score(batch), into={"rewards": "costs"})
+    assert {"rewards", "costs"} <= set(scored.fields)
+
+
+def test_expand_appends_a_number_to_each_key(batch):
+    copies = Judge().copies(batch, n=2)
+    assert copies.keys == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
+    assert copies["copy"].to_list() == [0, 1, 0, 1, 0, 1]
+    assert copies.note.to_list() == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_filter_keeps_the_other_fields_of_the_rows_that_stay(batch):
+    assert Judge().short(batch).note.to_list() == ["a", "b"]
+    ranked = Judge().ranked(batch)
+    assert (ranked.keys, ranked.note.to_list(), ranked.place.to_list()) == (((1,), (2,)), ["b", "c"], [0, 1])
+
+
+def test_regroup_returns_rows_of_its_own(batch):
+    assert Judge().longest(batch).length.to_list() == [3.0]
+
+
+def test_an_update_is_noted_by_its_worker(batch):
+    judge = Judge()
+    before = judge.stamp
+    judge.score(batch)
+    assert judge.stamp == before, "a pure op changes nothing"
+    judge.tally(batch)
+    assert judge.stamp > before, "the next checkpoint saves it anew"
+
+
+def test_metrics_and_numbers_come_back_as_they_are(batch):
+    assert Judge().tally(batch) == {"total": 6.0}
+    assert Judge().tally(batch).total == 6.0
+    assert Judge().mean(batch) == 2.0
+
+
+def test_an_op_on_two_batches_reads_of_each_what_it_declares(batch):
+    other = Judge(weight=3.0).score(batch)
+    assert Judge().compare(batch, other=other).gap.to_list() == [-2.0, -4.0, -6.0]
+    with pytest.raises(FieldError, match="reads 'rewards', which no op before it adds"):
+        Judge().compare(batch, other=batch)
+
+
+def test_what_each_kind_of_op_returns_is_read_off_its_declaration():
+    returns = {n: Judge.__dict__[n].returns for n in ("score", "copies", "short", "longest", "tally", "mean")}
+    assert returns == {
+        "score": "batch",
+        "copies": "batch",
+        "short": "batch",
+        "longest": "batch",
+        "tally": "metrics",
+        "mean": "scalar",
+    }
+    assert fl.Actor.__dict__["save"].returns == "none"
+
+
+@pytest.mark.parametrize(
+    ("op", "error", "what"),
+    [
+        ("liar", FieldError, r"declares that it adds 'rewards', but returned 'reward'"),
+        ("forgetful", WorkerError, r"returned NoneType, not a dict of the fields it adds"),
+        ("sloppy", FieldError, r"declares 'rewards: f32\[\]' but returned bool\[\]"),
+        ("lossy", RowsError, r"returned 1 rows of 'rewards' for 3 rows"),
+    ],
+)
+def test_an_op_that_breaks_its_word_is_told(batch, op, error, what):
+    with pytest.raises(error, match=what):
+        getattr(Judge(), op)(batch)
+
+
+def test_a_missing_field_names_the_near_miss():
+    with pytest.raises(FieldError) as error:
+        Judge().score(Batch.of(1, lenght=[1.0]))
+    assert "Judge.score reads 'length', which no op before it adds." in str(error.value)
+    assert "Did you mean 'lenght'?" in str(error.value)
+
+
+def test_a_field_is_not_written_twice(batch):
+    once = Judge().score(batch)
+    with pytest.raises(FieldError, match="adds 'rewards', which the batch already has"):
+        Judge().score(once)
+
+
+def test_arguments_are_those_of_the_function(batch):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scal'"):
+        Judge().score(batch, scal=2.0)
+
+
+def test_the_declaration_can_depend_on_the_call():
+    class Sized(fl.Worker):
+        def __init__(self, reads):
+            self.reads = reads
+
+        @fl.op(reads=lambda shape: shape.init["reads"], adds=lambda shape: f"{shape.call['name']}: f32[]")
+        def add(self, batch, *, name="x"):
+            return {name: [0.0] * len(batch)}
+
+    op: Op = Sized.__dict__["add"]
+    signature = op.signature({"reads": "tokens"}, {"name": "y"}, frozenset())
+    assert str(signature) == "(tokens: i32[*token]) -> (y: f32[])"
+
+
+def test_what_a_loss_reads_counts_as_read_by_the_op():
+    op: Op = fl.Actor.__dict__["update"]
+    signature = op.signature({}, {"batch": None, "loss": Spec("mine", "weights: f32[]")}, frozenset())
+    assert list(signature.reads["batch"]) == ["tokens", "response_mask", "weights"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "what"),
+    [
+        ({"reads": "tokens: int32[]"}, "'int32' is no dtype"),
+        ({"reads": {"batch": "tokens: i32[", "other": "x"}}, "no field type"),
+        ({"adds": "mine"}, "adds 'mine' without a type"),
+        ({"rows": "same_rows"}, "rows='same_rows' is none of same, expand, filter, regroup"),
+        ({"cost": "gpu"}, "cost='gpu' is none of"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_where_it_stands(declared, what):
+    with pytest.raises(WorkerError) as error:
+
+        class Wrong(fl.Worker):
+            @fl.op(**declared)
+            def act(self, batch): ...
+
+    assert what in str(error.value)
+    assert error.value.at.file == __file__
+
+
+def test_a_function_outside_of_a_worker_is_an_op_too(batch):
+    @fl.op(reads="length", adds="double: f32[]")
+    def doubled(batch):
+        """Twice the length."""
+        return {"double": batch.length * 2.0}
+
+    assert doubled(batch)["double"].to_list() == [2.0, 4.0, 6.0]
+    assert doubled.__doc__ == "Twice the length."
+    assert doubled.owner == "user"
+
+
+def test_a_regrouping_op_keeps_to_its_declaration(batch):
+    @fl.op(reads=None, adds="top: f32[]", rows="regroup")
+    def top(batch):
+        return Batch.of(1, top=[batch.length.max()], length=[3.0])
+
+    with pytest.raises(FieldError, match="declares that it adds 'top', but returned 'length', 'top'"):
+        top(batch)

@@ -1,0 +1,367 @@
+"""The abstract run of a program: symbols, every outcome of its conditions, and what is found on the way."""
+
+import math
+import types
+
+import pytest
+
+import flowrl as fl
+from flowrl import rl
+from flowrl.graph.trace import PATH_CAP, trace
+
+prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)
+flow = fl.Flow("tests")
+actor = flow.worker(fl.Actor, model="a/model")
+reward = flow.worker(fl.RewardModel, model="a/judge")
+seen = []
+counter = 0
+
+
+def traced(program, **parameters):
+    return trace(program, parameters, name=program.__name__)
+
+
+def clean(program, **parameters):
+    """The trace of a program without errors."""
+    found = traced(program, **parameters)
+    assert [e.report() for e in found.errors] == []
+    return found
+
+
+def labels(found):
+    """The outcomes of each path."""
+    return sorted([d.label + ("" if d.iteration == 2 else " *") for d in t.path.taken] for t in found.trails)
+
+
+def whats(found):
+    return [e.what for e in found.errors]
+
+
+# -- Python in a program --------------------------------------------------------------------------------------------
+
+
+def test_python_works_on_numbers_that_are_not_there():
+    kept = {}
+
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = reward.score(actor.generate(batch, n=2))
+            mean = batch.rewards.mean()
+            kept["float"], kept["int"] = float(mean), int(mean)
+            kept["round"], kept["len"] = round(mean, 2), len(batch)
+            kept["text"] = f"{mean:.3f} {step:04d} {mean}" + str(mean)
+            kept["sum"] = sum([mean, 1.0, float(mean)])
+            kept["abs"], kept["neg"] = abs(mean), -mean
+            kept["power"] = 2 ** float(mean) - (step // 3) % 2
+            kept["log"], kept["range"] = math.log(mean + 1), list(range(int(mean)))
+            print("nothing of this is seen", mean)
+            flow.log(step, mean=mean)
+
+    clean(program)
+    assert all(isinstance(kept[n], fl.graph.values.ScalarValue) for n in ("float", "int", "len", "sum", "power"))
+    assert isinstance(kept["text"], str) and isinstance(kept["log"], float) and len(kept["range"]) == 1
+
+
+def test_a_trace_prints_nothing(capsys):
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            print("step", step, batch)
+            flow.log(step, n=len(batch))
+
+    clean(program)
+    assert capsys.readouterr().out == ""
+
+
+def test_types_are_still_types():
+    def program():
+        assert isinstance(1.5, float) and isinstance(2, int) and not isinstance(2, float)
+        assert float("1.5") == 1.5 and int("12", 8) == 10 and len([1, 2]) == 2
+        assert float.fromhex("0x1p-1") == 0.5 and int.from_bytes(b"\x02", "little") == 2
+        for step, batch in flow.steps(prompts, 10):
+            flow.log(step, n=batch.count())
+
+    clean(program)
+
+
+def test_min_and_max_follow_both_outcomes():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            flow.log(step, low=max(float(reward.score(actor.generate(batch)).rewards.mean()), 0.5))
+
+    assert len(clean(program).trails) == 4
+
+
+def test_the_globals_of_the_module_stay_as_they_were():
+    def program():
+        global counter, fresh
+        seen.append("a list is shared")  # what is changed in place is changed
+        counter += 1
+        fresh = 3
+        for step, batch in flow.steps(prompts, 10):
+            flow.log(step, n=batch.count())
+
+    before = dict(globals())
+    clean(program)
+    assert counter == 0 and "fresh" not in globals()
+    assert dict(globals()) == before
+    assert float is __builtins__["float"] if isinstance(__builtins__, dict) else float is __builtins__.float
+
+
+def helper(number):
+    return float(number)
+
+
+def test_functions_of_the_script_see_symbols_too():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if helper(reward.score(actor.generate(batch)).rewards.mean()) > 0.5:
+                flow.log(step, n=batch.count())
+
+    assert len(clean(program).trails) == 4
+    assert isinstance(helper, types.FunctionType) and helper(1) == 1.0
+
+
+def test_parameters_arrive():
+    def program(n: int = 2, *, name: str = "x"):
+        assert (n, name) == (3, "y")
+        for step, batch in flow.steps(prompts, n):
+            flow.log(step, n=actor.generate(batch, n=n).count())
+
+    clean(program, n=3, name="y")
+
+
+# -- conditions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_condition_on_the_step_takes_both_outcomes_in_both_iterations():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if step % 50 == 0:
+                flow.log(step, n=batch.count())
+
+    a, b = "step % 50 == 0", "not (step % 50 == 0)"
+    assert labels(clean(program)) == sorted([[f"{x} *", y] for x in (a, b) for y in (a, b)])
+
+
+def test_a_condition_asked_again_keeps_its_outcome():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if step > 5:
+                flow.log(step, n=batch.count())
+            if step > 5:
+                flow.log(step, m=batch.count())
+
+    found = clean(program)
+    assert len(found.trails) == 4
+    assert all(len(t.calls) in (0, 2, 4) for t in found.trails)
+
+
+def test_comparisons_of_fields_make_fields_and_ask_nothing():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = reward.score(actor.generate(batch, n=2))
+            good = (batch.rewards > 0.5) & (batch.rewards <= 1.0) | ~(batch.rewards != 0.25)
+            flow.log(step, share=batch.filter(good).count() / batch.count())
+
+    assert len(clean(program).trails) == 1
+
+
+def test_a_value_of_metrics_in_a_condition():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = rl.group_advantages(reward.score(actor.generate(batch, n=2)))
+            metrics = actor.update(batch, loss=rl.ppo_clip())
+            if not metrics.kl < 0.1 or step == 3:
+                break
+
+    found = clean(program)
+    assert any("actor.update.kl < 0.1" in d.label for t in found.trails for d in t.path.taken)
+    assert [(x.kind, x.what) for x in found.lints] == [
+        ("serial", "this line waits for actor.update: steps cannot overlap past it.")
+    ]
+
+
+def test_a_loop_on_a_value_ends():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = actor.generate(batch)
+            while batch.count() < 100:
+                batch = batch.concat(actor.generate(flow.more(2)))
+            while True:
+                if float(batch.response_ids.lengths_column().mean()) > 3:
+                    break
+                batch = batch.concat(actor.generate(flow.more(2)))
+            flow.log(step, n=batch.count())
+
+    found = clean(program)
+    assert all(len(t.calls) < 80 for t in found.trails)
+
+
+def test_the_number_of_paths_has_a_cap_that_is_reported():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            n = sum(1 for i in range(8) if step > i)
+            flow.log(step, n=n, rows=batch.count())
+
+    found = clean(program)
+    assert found.capped and len(found.trails) == PATH_CAP
+    [lint] = found.lints
+    assert lint.kind == "paths" and f"only {PATH_CAP} of the program's paths were followed" in lint.what
+    assert lint.at.text == "def program():"
+
+
+def test_a_smaller_cap():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if step > 1:
+                flow.log(step, n=batch.count())
+
+    assert len(trace(program, {}, name="program", cap=3).trails) == 3
+    assert not trace(program, {}, name="program", cap=4).capped
+
+
+# -- mistakes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_mistake_on_a_rare_path_is_found():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = actor.generate(batch)
+            if step % 50 == 0:
+                batch.rewards.mean()
+            if step % 100 == 99:
+                actor.genrate(batch)
+
+    assert whats(traced(program)) == [
+        "the batch has no field 'rewards' here.",
+        "actor.genrate is not there; the ops of Actor are generate, logprobs, save, update.",
+    ]
+
+
+def test_a_mistake_after_a_condition_is_found():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if step > 5:
+                flow.log(step, n=batch.count())
+            actor.genrate(batch)
+
+    assert len(whats(traced(program))) == 1
+
+
+def test_python_failing_on_a_path_that_may_not_exist_is_a_remark():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if step == 0:
+                first = batch.count()
+            flow.log(step, first=first)
+
+    found = clean(program)
+    assert {x.kind for x in found.lints} == {"path"}
+    assert "where not (step == 0): UnboundLocalError" in found.lints[0].what
+    assert not found.whole and found.trails
+
+
+def test_python_failing_on_every_path_is_an_error_with_the_line():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if step > 3:
+                flow.log(step, n=batch.count())
+            {}["missing"]  # noqa: B018
+
+    [error] = traced(program).errors
+    assert error.what == "the program failed while it was traced: KeyError: 'missing'."
+    assert error.at.text.startswith('{}["missing"]')
+
+
+def test_an_error_inside_a_library_names_the_line_of_the_script():
+    def program():
+        import json
+
+        json.loads("{")
+
+    [error] = traced(program).errors
+    assert error.at.file == __file__ and error.at.text == 'json.loads("{")'
+
+
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [
+        (lambda batch: list(batch), "a program does not go through the rows of a batch."),
+        (lambda batch: "rewards" in batch, "whether a batch has 'rewards' cannot be asked in a program."),
+        (lambda batch: setattr(batch, "x", 1), "a batch never changes: 'x' cannot be assigned."),
+        (lambda batch: batch.__setitem__("x", 1), "a batch never changes: 'x' cannot be assigned."),
+        (lambda batch: batch.prompt_ids.median(), "a field has no 'median'."),
+        (lambda batch: batch.count().item(), "a number has no 'item'."),
+        (lambda batch: actor.engine, "actor.engine is no op: it can be called on its rank only;"),
+        (lambda batch: batch | 3, "a | b joins two batches; the right one is int."),
+        (lambda batch: batch.filter([True]), "filter takes a bool field of the batch."),
+        (lambda batch: batch.with_columns({"x": 1.0}), "with_columns: 'x' takes a field, and was given float 1.0."),
+        (lambda batch: batch.with_columns({"prompt": batch.prompt_ids}), "with_columns adds 'prompt', which the batch"),
+        (lambda batch: batch.rename(prompt="prompt_ids"), "rename adds 'prompt_ids', which the batch already has."),
+        (lambda batch: batch.select("promt"), "the batch has no field 'promt' here."),
+        (lambda batch: float(batch.prompt_ids), "'prompt_ids' has a value for each row, and float() takes one."),
+        (lambda batch: flow.take(3), "flow.take(source, count) takes a source of data, and was given int 3."),
+        (lambda batch: actor.generate(), "actor.generate: missing a required argument: 'batch'."),
+        (lambda batch: batch.prompt_ids + flow.more(1).prompt_ids, "+ takes the same rows on both sides;"),
+    ],
+)
+def test_what_a_value_cannot_do_is_said_in_the_words_of_the_language(act, what):
+    def program():
+        for _step, batch in flow.steps(prompts, 10):
+            act(batch)
+
+    found = traced(program)
+    assert len(found.errors) == 1, whats(found)
+    assert found.errors[0].what.startswith(what)
+    assert found.errors[0].at.file == __file__
+
+
+def test_hasattr_and_getattr_work_on_handles_and_values():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            assert not hasattr(actor, "with_parameters") and hasattr(actor, "generate")
+            assert getattr(batch.count(), "item", None) is None
+            flow.log(step, n=batch.count())
+
+    clean(program)
+
+
+def test_one_mistake_is_told_once():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if step > 2:
+                flow.log(step, n=batch.count())
+            flow.log(step, reward=batch.rewards.mean())
+
+    assert len(whats(traced(program))) == 1
+
+
+def test_a_batch_of_the_step_before_has_other_rows():
+    def program():
+        old = None
+        for step, batch in flow.steps(prompts, 10):
+            if old is not None:
+                batch = batch | old.rename(prompt="before").select("before")
+            old = batch.select("prompt")
+            flow.log(step, n=batch.count())
+
+    [error] = traced(program).errors
+    assert error.what.startswith("a | b takes the same rows on both sides; the left has the rows drawn at line")
+
+
+def test_the_same_n_gives_the_same_rows():
+    def program(n=4):
+        for step, batch in flow.steps(prompts, 10):
+            one = actor.generate(batch, n=n).select("rollout_logprobs").rename(rollout_logprobs="first")
+            flow.log(step, x=(one | actor.generate(batch, n=4)).first.mean())
+
+    clean(program)
+
+
+def test_joining_a_batch_with_a_part_of_itself_changes_nothing():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = reward.score(actor.generate(batch))
+            flow.log(step, x=(batch | batch.select("rewards", "prompt")).rewards.mean())
+
+    clean(program)

@@ -1,0 +1,316 @@
+"""The command line: a script's parameters as flags, near misses, formats, exit statuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flowrl
+from flowrl.cli import main
+
+SCRIPT = '''
+import flowrl as fl
+from flowrl import rl
+
+prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)
+examples = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1, response="answer")
+seen = []
+
+flow = fl.Flow("train")
+actor = flow.worker(fl.Actor, model="a/model")
+reward = flow.worker(fl.RewardModel, model="a/judge")
+
+
+@flow.program
+def train(
+    steps: int = 10,
+    prompts_per_step: int = 4,
+    lr_scale: float = 1.0,
+    shuffle: bool = False,
+    name: str = "x",
+    best: int | None = None,
+    share: "float | None" = 0.5,
+    plain=2,
+):
+    seen.append((steps, prompts_per_step, lr_scale, shuffle, name, best, share, plain))
+    for step, batch in flow.steps(prompts, steps):
+        batch = rl.group_advantages(reward.score(actor.generate(batch, n=2)))
+        flow.log(step, actor.update(batch, loss=rl.ppo_clip()))
+
+
+@flow.program
+def warmup(steps: int = 5, rows: int = 8):
+    seen.append(("warmup", steps, rows))
+    for step, batch in flow.steps(examples, steps):
+        flow.log(step, actor.update(batch, loss=rl.sft()))
+
+
+if __name__ == "__main__":
+    flow.main()
+'''
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """Each test has a folder, a search path and modules of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line; its exit status, what it printed, and what it complained of."""
+
+    def call(*words):
+        status = main([str(w) for w in words])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return call
+
+
+def test_a_check_that_finds_nothing(run, script):
+    assert run("check", script) == (0, "train: fine\n\nwarmup: fine\n", "")
+    assert run("check", script, "--program", "warmup") == (0, "warmup: fine\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "value"),
+    [
+        (["--steps", "3"], 0, 3),
+        (["--steps=1_000"], 0, 1000),
+        (["--prompts-per-step", "8"], 1, 8),
+        (["--prompts_per_step", "8"], 1, 8),
+        (["--lr-scale", "1e-3"], 2, 1e-3),
+        (["--shuffle"], 3, True),
+        (["--shuffle", "yes"], 3, True),
+        (["--shuffle=off"], 3, False),
+        (["--name", "a b"], 4, "a b"),
+        (["--best", "3"], 5, 3),
+        (["--best", "none"], 5, None),
+        (["--share", "0.25"], 6, 0.25),
+        (["--share", "none"], 6, None),
+        (["--plain", "7"], 7, 7),
+    ],
+)
+def test_parameters_are_flags_with_the_type_of_their_annotation(run, script, words, place, value):
+    assert run("check", script, "--program", "train", *words)[0] == 0
+    given = sys.modules["train"].seen[0][place]
+    assert given == value and type(given) is type(value)
+
+
+def test_flags_of_several_programs_are_told_apart_by_a_dot(run, script):
+    words = ["--program", "warmup,train", "--warmup.steps", "2", "--train.steps=4", "--rows", "3", "--train.name", "y"]
+    assert run("check", script, *words)[:2] == (0, "warmup: fine\n\ntrain: fine\n")
+    seen = sys.modules["train"].seen
+    assert ("warmup", 2, 3) in seen and (4, 4, 1.0, False, "y", None, 0.5, 2) in seen
+
+
+def test_a_program_that_is_run_twice_is_checked_once(run, script):
+    assert run("check", script, "--program", "warmup,train,warmup")[1] == "warmup: fine\n\ntrain: fine\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        (["--stepz", "3"], "'--stepz' is no option here.", "Did you mean --steps?"),
+        (["--promts-per-step=3"], "'--promts-per-step=3' is no option here.", "Did you mean --prompts-per-step?"),
+        (["--qqq"], "'--qqq' is no option here.", "See flowrl check train.py --help."),
+        (["stray"], "'stray' is no option here.", "See flowrl check train.py --help."),
+        (["--steps", "x"], "argument --steps: invalid int value: 'x'.", None),
+        (["--steps"], "argument --steps: expected one argument.", None),
+        (["--shuffle", "maybe"], "argument --shuffle: invalid true or false value: 'maybe'.", None),
+        (["--program", "trian"], "flow 'train' has no program 'trian'.", "Did you mean 'train'?"),
+        (["--program", "train,warmpu"], "flow 'train' has no program 'warmpu'.", "Did you mean 'warmup'?"),
+        (
+            ["--program", "train,warmup", "--steps", "3"],
+            "'--steps' is no option here.",
+            "Several programs have it: write --train.steps or --warmup.steps.",
+        ),
+        (["--model", "acter=x"], "--model acter=...: flow 'train' has no worker 'acter'.", "Did you mean 'actor'?"),
+        (["--model", "actor"], "--model actor: write --model WORKER=NAME.", None),
+    ],
+)
+def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix):
+    status, out, err = run("check", script, *words)
+    assert (status, out) == (2, "")
+    assert err.splitlines()[0] == f"UsageError: {what}"
+    assert (err.splitlines()[-1] == f"  fix  {fix}") if fix else "fix" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["chek", "SCRIPT"], "'chek' is no command; the commands are run, check, graph.\n  fix  Did you mean flowrl check?"),
+        (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
+        (["check", "--steps", "3"], "flowrl check needs a script."),
+        (["check", "trian.py"], "there is no script trian.py.\n  fix  Did you mean train.py?"),
+        (["graph", "SCRIPT", "--format", "jsn"], "--format jsn: the formats are text, mermaid, dot, json, svg, html."),
+        (["graph", "SCRIPT", "--program", "train,warmup"], "flowrl graph draws one program."),
+        (["run", "SCRIPT", "--resume"], "--resume needs to know which run.\n  fix  Name its folder: --out DIR --resume."),
+        (["run", "SCRIPT", "--resume", "--out", "nowhere"], "--resume: nowhere holds no run."),
+        (["run", "SCRIPT", "--checkpoint-every", "0"], "--checkpoint-every 0: give 1 or more."),
+        (["run", "SCRIPT", "--runtime", "cloud"], "argument --runtime: invalid choice: 'cloud'"),
+    ],
+)
+def test_wrong_use_ends_with_status_2(run, script, words, said):
+    status, _, err = run(*["train.py" if w == "SCRIPT" else w for w in words])
+    assert status == 2 and err.startswith(f"UsageError: {said}")
+
+
+def test_help_and_version(run, script):
+    assert run()[0] == 2
+    assert run("--help")[0] == 0 and "flowrl graph SCRIPT" in run("-h")[1]
+    assert run("--version") == (0, f"flowrl {flowrl.__version__}\n", "")
+    with pytest.raises(SystemExit) as ended:
+        run("check", script, "--help")
+    assert ended.value.code == 0
+
+
+def test_findings_end_with_status_1(run, script, tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text(SCRIPT.replace("actor.generate(batch, n=2)", "batch"))
+    status, out, err = run("check", path)
+    assert status == 1 and err == ""
+    assert out.startswith("FieldError: reward.score reads 'tokens', which no op before it adds.")
+    assert out.rstrip().endswith("train: 3 errors, 0 lints\n\nwarmup: fine")
+    assert [line.split(", which")[0] for line in out.splitlines() if "FieldError" in line] == [
+        "FieldError: reward.score reads 'tokens'",
+        "FieldError: rl.group_advantages reads 'response_mask'",
+        "FieldError: actor.update with loss ppo_clip reads 'rollout_logprobs'",
+    ]
+
+    status, out, err = run("graph", path, "--format", "json")
+    assert status == 1 and err.startswith("FieldError") and json.loads(out)["program"] == "train"
+    status, out, err = run("run", path, "--out", tmp_path / "out")
+    assert status == 1 and err.startswith("FieldError") and not (tmp_path / "out").exists()
+
+
+def test_remarks_end_with_status_0(run, script, tmp_path):
+    path = tmp_path / "remark.py"
+    path.write_text(SCRIPT.replace("n=2)))", "n=2)))\n        float(batch.rewards.mean())"))
+    status, out, _ = run("check", path)
+    assert status == 0 and out.startswith("lint serial: this line waits for reward.score")
+    assert "train: 0 errors, 1 lint" in out
+
+
+def test_check_as_json(run, script, tmp_path):
+    status, out, err = run("check", script, "--format", "json")
+    assert (status, err) == (0, "")
+    assert json.loads(out) == [{"program": p, "errors": [], "lints": []} for p in ("train", "warmup")]
+
+    path = tmp_path / "wrong.py"
+    path.write_text(SCRIPT.replace("fl.Actor, model=", "fl.Actor, modle="))
+    status, out, err = run("check", path, "--format=json")
+    assert (status, err) == (1, "")
+    [report] = json.loads(out)
+    assert report["program"] is None and report["errors"][0]["fix"] == "Write model= for modle=."
+    assert report["errors"][0]["line"] == 10
+
+
+def test_a_program_that_needs_parameters_is_left_out_until_it_is_asked_for(run, script, tmp_path):
+    path = tmp_path / "needs.py"
+    path.write_text(SCRIPT.replace("steps: int = 5", "steps: int"))
+    status, out, _ = run("check", path)
+    assert status == 0
+    assert "lint unchecked: program 'warmup' needs a value for 'steps'. To check it, add --program warmup." in out
+    assert run("check", path, "--program", "warmup")[0] == 2
+    assert run("check", path, "--program", "warmup", "--steps", "3")[:2] == (0, "warmup: fine\n")
+
+
+@pytest.mark.parametrize("form", ["text", "mermaid", "dot", "json"])
+def test_graphs_are_printed_or_written(run, script, tmp_path, form):
+    status, out, err = run("graph", script, "--program", "warmup", "--format", form)
+    assert (status, err) == (0, "") and "update" in out
+    file = tmp_path / f"graph.{form}"
+    assert run("graph", script, "--program", "warmup", "--format", form, "-o", file) == (0, f"{file}\n", "")
+    assert file.read_text().strip() == out.strip()
+
+
+def test_another_model_takes_the_place_of_a_workers_own(run, script):
+    assert run("check", script, "--model", "actor=other/model", "--model", "reward=folder")[0] == 0
+    actor = sys.modules["train"].actor
+    assert actor.arguments["model"].name == "other/model"
+
+
+def test_plans_are_checked(run, script, tmp_path):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("place:\n  acter: {pool: main}\n")
+    status, _, err = run("check", script, "--plan", plan)
+    assert status == 1 and "the plan places 'acter', which is no worker of this flow." in err
+    assert "plan.yaml:2" in err and "Did you mean 'actor'?" in err
+    plan.write_text("place:\n  actor: {pool: main}\n")
+    assert run("check", script, "--plan", plan)[0] == 0
+
+
+def test_a_parameter_with_the_name_of_an_option_is_refused(run, tmp_path):
+    path = tmp_path / "clash.py"
+    path.write_text(SCRIPT.replace("steps: int = 5", "plan: int = 5").replace("flow.steps(examples, steps)", "flow.steps(examples)"))
+    status, _, err = run("check", path, "--program", "warmup")
+    assert status == 2 and "program 'warmup' has a parameter 'plan', which is an option of flowrl." in err
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("import nothing_like_this", 2, "broken.py cannot be loaded: ModuleNotFoundError: No module named"),
+        ("def f(:", 2, "broken.py cannot be loaded: SyntaxError"),
+        ("x = 1 / 0", 1, "broken.py failed while it was loaded: ZeroDivisionError: division by zero.\n  at   broken.py:1"),
+        ("x = 1", 2, "broken.py has 0 flows; a script has one."),
+        ("import flowrl\nflow = flowrl.Flow('a')", 2, "broken.py has no program."),
+        ("import flowrl\nm = flowrl.Model(config={})", 1, "A model configuration needs 'model_type'.\n  at   broken.py:2"),
+    ],
+)
+def test_scripts_that_cannot_be_loaded(run, tmp_path, text, status, said):
+    (tmp_path / "broken.py").write_text(text)
+    found, _, err = run("check", "broken.py")
+    assert found == status and err.partition(": ")[2].startswith(said)
+
+
+def test_the_traceback_of_a_failing_script_begins_in_it(run, tmp_path):
+    (tmp_path / "broken.py").write_text("def half(x):\n    return x / 0\n\n\nhalf(1)\n")
+    status, _, err = run("check", "broken.py")
+    assert status == 1 and "Traceback" in err and "broken.py" in err
+    assert "cli.py" not in err and "importlib" not in err
+
+
+def test_a_script_sees_the_modules_beside_it(run, script, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside.py").write_text("STEPS = 7\n")
+    path = tmp_path / "sub" / "uses.py"
+    path.write_text("import beside\n" + SCRIPT.replace("steps: int = 5", "steps: int = beside.STEPS"))
+    assert run("check", path)[0] == 0
+    assert ("warmup", 7, 8) in sys.modules["uses"].seen
+
+
+def test_a_script_named_like_a_library_does_not_take_its_place(run, tmp_path):
+    path = tmp_path / "json.py"
+    path.write_text(SCRIPT)
+    assert run("check", path)[0] == 0
+    assert sys.modules["json"] is json
+
+
+def test_a_script_is_a_command_of_its_own(script):
+    done = subprocess.run([sys.executable, script, "--stepz", "3"], capture_output=True, text=True)
+    assert done.returncode == 2 and "Did you mean --steps?" in done.stderr
+    done = subprocess.run([sys.executable, "-m", "flowrl", "check", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "train: fine\n\nwarmup: fine\n")
+
+
+def test_the_installed_command_is_this_one():
+    scripts = (Path(__file__).parents[1] / "pyproject.toml").read_text().partition("[project.scripts]")[2]
+    assert 'flowrl = "flowrl.cli:main"' in scripts.partition("[tool")[0]

@@ -1,0 +1,29 @@
+"""Pages that name files and messages stay true to them."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def test_the_page_of_wrong_programs_is_made_from_them():
+    made = runpy.run_path(str(DOCS / "make_wrong_programs.py"))["page"]()
+    assert (DOCS / "wrong_programs.md").read_text() == made, "run python docs/make_wrong_programs.py"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
+def test_files_that_a_page_names_are_there(page):
+    named = re.findall(r"`((?:flowrl|algorithms|tests|docs|benchmarks)/[\w/.]*)`", page.read_text())
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_the_journey_names_a_file_at_every_stop():
+    text = (DOCS / "journey.md").read_text()
+    stops = re.findall(r"^\*\*(\d+)\. (.*?)(?=^\*\*|^## |\Z)", text, re.M | re.S)
+    assert [int(number) for number, _ in stops] == list(range(1, len(stops) + 1)) and len(stops) > 12
+    assert [number for number, body in stops if "`flowrl/" not in body] == []

@@ -1,0 +1,24 @@
+"""ProgramError: actor.update: loss= takes a loss, and was given the function ppo_clip.
+  at   tests/wrong/40_loss_not_called.py:24   flow.log(step, actor.update(batch, loss=rl.ppo_clip))
+  fix  Call it: loss=ppo_clip(...).
+
+grpo: 1 error, 0 lints
+"""
+
+# The loss is what rl.ppo_clip() gives, not the function.
+import flowrl as fl
+from flowrl import rl
+
+prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)
+
+flow = fl.Flow("grpo")
+actor = flow.worker(fl.Actor, model="Qwen/Qwen3-0.6B")
+reward = flow.worker(fl.RewardModel, model="runs/judge")
+
+
+@flow.program
+def grpo(steps: int = 10):
+    for step, batch in flow.steps(prompts, steps):
+        batch = reward.score(actor.generate(batch, n=8))
+        batch = rl.group_advantages(batch)
+        flow.log(step, actor.update(batch, loss=rl.ppo_clip))

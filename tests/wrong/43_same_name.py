@@ -1,0 +1,24 @@
+"""WorkerError: a worker is called 'rewardmodel', as is the one at line 15.
+  at   tests/wrong/43_same_name.py:15   judges = [flow.worker(fl.RewardModel, model=f"runs/judge-{i}") for i in range(2)]
+  fix  Give it a variable of its own, or a name: flow.worker(..., name="rewardmodel_2").
+
+sample: 1 error, 0 lints
+"""
+
+# Plans, graphs and records tell workers apart by name.
+import flowrl as fl
+
+prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)
+
+flow = fl.Flow("sample")
+actor = flow.worker(fl.Actor, model="Qwen/Qwen3-0.6B")
+judges = [flow.worker(fl.RewardModel, model=f"runs/judge-{i}") for i in range(2)]
+
+
+@flow.program
+def sample(steps: int = 10):
+    for step, batch in flow.steps(prompts, steps):
+        batch = actor.generate(batch)
+        for i, judge in enumerate(judges):
+            batch = judge.score(batch, into={"rewards": f"score_{i}"})
+        flow.log(step, first=batch.score_0.mean(), second=batch.score_1.mean())
