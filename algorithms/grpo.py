@@ -12,7 +12,14 @@ from flowrl import rl
 
 flow = fl.Flow("grpo")
 actor = flow.worker(
-    fl.Actor, model=arithmetic.MODEL, lr=1.5e-4, betas=(0.9, 0.99), schedule="linear", warmup=100, total=800, max_tokens=8
+    fl.Actor,
+    model=arithmetic.MODEL,
+    lr=1.5e-4,
+    betas=(0.9, 0.99),
+    schedule="linear",
+    warmup=100,
+    total=800,
+    max_tokens=8,
 )
 ref = flow.worker(fl.Reference, of=actor)  # the actor as it is when the program starts
 reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
@@ -30,9 +37,9 @@ def grpo(steps: int = 800, prompts_per_step: int = 64, group_size: int = 8, kl: 
 
 
 @flow.program
-def warmup(steps: int = 200, rows: int = 128, lr: float = 1e-3):
+def warmup(steps: int = 400, rows: int = 128, lr: float = 1e-3):
     """A supervised warm-up: the actor learns the form of an answer, and some of the sums."""
-    for step, batch in flow.steps(arithmetic.examples(rows), steps):
+    for step, batch in flow.steps(arithmetic.examples(rows, one_digit=0.5), steps):
         rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)
         flow.log(step, actor.update(batch, loss=rl.sft(), lr=rate))
 

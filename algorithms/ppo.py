@@ -29,9 +29,9 @@ def ppo(steps: int = 400, prompts_per_step: int = 128, kl: float = 1e-3, gamma: 
 
 
 @flow.program
-def warmup(steps: int = 200, rows: int = 128, lr: float = 1e-3):
+def warmup(steps: int = 400, rows: int = 128, lr: float = 1e-3):
     """A supervised warm-up: the actor learns the form of an answer, and some of the sums."""
-    for step, batch in flow.steps(arithmetic.examples(rows), steps):
+    for step, batch in flow.steps(arithmetic.examples(rows, one_digit=0.5), steps):
         rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)
         flow.log(step, actor.update(batch, loss=rl.sft(), lr=rate))
 

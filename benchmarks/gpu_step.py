@@ -3,9 +3,9 @@
     python benchmarks/gpu_step.py [--prompts 32] [--group 8] [--prompt-tokens 256] [--response-tokens 256]
                                   [--rounds 5] [--device cuda] [--small] [--format table|json]
 
-The plain loops are what one writes by hand: ``model.generate``, a forward pass with ``log_softmax`` over all logits, and
-AdamW on the same clipped loss, in bf16 autocast with fp32 master weights. Both sides run in turn in one process; figures
-are medians, to be read as ratios. ``--small --device cpu`` tries the script itself on a small model.
+The plain loops are what one writes by hand: ``model.generate``, a forward pass with ``log_softmax`` over all logits,
+and AdamW on the same clipped loss, in bf16 autocast with fp32 master weights. Both sides run in turn in one process;
+figures are medians, to be read as ratios. ``--small --device cpu`` tries the script itself on a small model.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ class Plain:
     def update(
         self, tokens: torch.Tensor, prompt: int, old: torch.Tensor, advantages: torch.Tensor, micro: int
     ) -> None:
-        for part, before, advantage in zip(
-            tokens.split(micro), old.split(micro), advantages.split(micro), strict=True
-        ):
+        for part, before, advantage in zip(tokens.split(micro), old.split(micro), advantages.split(micro), strict=True):
             ratio = (self._logprobs(part, prompt) - before).exp()
             clipped = ratio.clamp(0.8, 1.2)
             loss = -torch.minimum(ratio * advantage[:, None], clipped * advantage[:, None]).sum() / old.numel()

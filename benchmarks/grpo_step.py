@@ -3,7 +3,8 @@
     python benchmarks/grpo_step.py [--steps 60] [--rounds 3] [--threads 2] [--format table|json] [--without-trl]
 
 The four run in turn, ``rounds`` times over, so that a machine whose speed drifts is fair to all. A figure is the median
-of all steps but the first three of each run. No reference model. ``pip install -r benchmarks/requirements.txt`` brings TRL.
+of all steps but the first three of each run. No reference model. ``pip install -r benchmarks/requirements.txt``
+brings TRL.
 """
 
 from __future__ import annotations

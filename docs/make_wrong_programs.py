@@ -8,11 +8,12 @@ PROGRAMS = HERE.parent / "tests" / "wrong"
 HEAD = """\
 # Wrong programs
 
-What `flowrl check` says of programs with a mistake in them. It runs the program on stand-ins, loads no model and imports no torch. Each
-message says what is wrong, at which line, what there is, and how to mend it. All mistakes of a program are reported together.
+What `flowrl check` says of programs with a mistake in them. It runs the program on stand-ins, loads no model and
+imports no torch. Each message says what is wrong, at which line, what there is, and how to mend it. All mistakes of a
+program are reported together.
 
-The programs lie in `tests/wrong/`; a test compares each with its message, letter by letter. This page is made from them by
-`docs/make_wrong_programs.py`.
+The programs lie in `tests/wrong/`; a test compares each with its message, letter by letter. This page is made from them
+by `docs/make_wrong_programs.py`.
 """
 
 

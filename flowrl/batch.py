@@ -290,6 +290,14 @@ class Batch:
         square = (values - mean).square()
         return Column((_segments(square[order], sizes) / per_group)[index].sqrt().float())
 
+    def group_mean(self, name: str) -> Column:
+        """Mean of a number per row over the rows of the same prompt, given to each of them."""
+        return self.group_reduce(name, "mean")
+
+    def group_std(self, name: str) -> Column:
+        """Standard deviation over the rows of the same prompt, without Bessel's correction."""
+        return self.group_reduce(name, "std")
+
     def expand(self, n: int) -> Batch:
         """Every row n times, its copies side by side under the keys (..., 0), (..., 1), ..."""
         if n < 0:

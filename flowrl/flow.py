@@ -23,7 +23,7 @@ from .graph.site import defined_at, place, user_frame
 from .graph.terms import Adder, Traced
 from .graph.trace import trace
 from .graph.types import parse_fields
-from .graph.values import NoSuchName
+from .graph.values import BatchValue, MetricsValue, NoSuchName, ScalarValue
 from .placement.plan import Plan
 from .workers.actor import Actor, Reference
 from .workers.base import Worker
@@ -242,13 +242,35 @@ class Flow:
     def log(self, step: Any, *metrics: Any, **values: Any) -> None:
         """Record metrics and numbers with this step. Never waits: they are written when the step commits.
 
-        Metrics of one worker keep their names; those of several are told apart as ``actor/loss``.
+        Metrics of one update keep their names; those of several are told apart as ``actor/loss`` and ``critic/loss``,
+        or ``actor/loss`` and ``actor_2/loss``.
         """
         session = self._session("log")
+        if not isinstance(step, (int, float, ScalarValue)):
+            raise ProgramError(
+                f"flow.log takes the step first, and was given {described(step)}.",
+                at=sessions.caller(),
+                fix="Write flow.log(step, ...).",
+            )
         named: dict[str, Any] = {}
         for entry in metrics:
-            owner = getattr(getattr(entry, "ref", None), "worker", None)
-            named["" if len(metrics) == 1 else str(owner or f"metrics{len(named)}")] = entry
+            if not isinstance(entry, (MetricsValue, Mapping)):
+                raise ProgramError(
+                    f"flow.log takes metrics and named numbers, and was given {described(entry)}.",
+                    at=sessions.caller(),
+                    fix="Give it a name: flow.log(step, name=...).",
+                )
+            call: Any = getattr(cast("Any", entry), "ref", None)
+            owner = "" if len(metrics) == 1 else str(getattr(call, "worker", None) or "metrics")
+            number = 1 + sum(name.rpartition("_")[0] == owner or name == owner for name in named)
+            named[owner if number == 1 else f"{owner}_{number}"] = entry
+        for name, value in values.items():
+            if isinstance(value, BatchValue):
+                raise ProgramError(
+                    f"flow.log: '{name}' is a batch.",
+                    at=sessions.caller(),
+                    fix=f"Log a number of it: {name}=batch.rewards.mean().",
+                )
         session.log(step, {**named, **values})
 
     # -- what can be done with it -------------------------------------------------------------------------------

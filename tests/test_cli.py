@@ -10,7 +10,7 @@ import pytest
 import flowrl
 from flowrl.cli import main
 
-SCRIPT = '''
+SCRIPT = """
 import flowrl as fl
 from flowrl import rl
 
@@ -49,7 +49,7 @@ def warmup(steps: int = 5, rows: int = 8):
 
 if __name__ == "__main__":
     flow.main()
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -155,13 +155,19 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["chek", "SCRIPT"], "'chek' is no command; the commands are run, check, graph.\n  fix  Did you mean flowrl check?"),
+        (
+            ["chek", "SCRIPT"],
+            "'chek' is no command; the commands are run, check, graph.\n  fix  Did you mean flowrl check?",
+        ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),
         (["check", "trian.py"], "there is no script trian.py.\n  fix  Did you mean train.py?"),
         (["graph", "SCRIPT", "--format", "jsn"], "--format jsn: the formats are text, mermaid, dot, json, svg, html."),
         (["graph", "SCRIPT", "--program", "train,warmup"], "flowrl graph draws one program."),
-        (["run", "SCRIPT", "--resume"], "--resume needs to know which run.\n  fix  Name its folder: --out DIR --resume."),
+        (
+            ["run", "SCRIPT", "--resume"],
+            "--resume needs to know which run.\n  fix  Name its folder: --out DIR --resume.",
+        ),
         (["run", "SCRIPT", "--resume", "--out", "nowhere"], "--resume: nowhere holds no run."),
         (["run", "SCRIPT", "--checkpoint-every", "0"], "--checkpoint-every 0: give 1 or more."),
         (["run", "SCRIPT", "--runtime", "cloud"], "argument --runtime: invalid choice: 'cloud'"),
@@ -259,7 +265,9 @@ def test_plans_are_checked(run, script, tmp_path):
 
 def test_a_parameter_with_the_name_of_an_option_is_refused(run, tmp_path):
     path = tmp_path / "clash.py"
-    path.write_text(SCRIPT.replace("steps: int = 5", "plan: int = 5").replace("flow.steps(examples, steps)", "flow.steps(examples)"))
+    path.write_text(
+        SCRIPT.replace("steps: int = 5", "plan: int = 5").replace("flow.steps(examples, steps)", "flow.steps(examples)")
+    )
     status, _, err = run("check", path, "--program", "warmup")
     assert status == 2 and "program 'warmup' has a parameter 'plan', which is an option of flowrl." in err
 
@@ -269,10 +277,18 @@ def test_a_parameter_with_the_name_of_an_option_is_refused(run, tmp_path):
     [
         ("import nothing_like_this", 2, "broken.py cannot be loaded: ModuleNotFoundError: No module named"),
         ("def f(:", 2, "broken.py cannot be loaded: SyntaxError"),
-        ("x = 1 / 0", 1, "broken.py failed while it was loaded: ZeroDivisionError: division by zero.\n  at   broken.py:1"),
+        (
+            "x = 1 / 0",
+            1,
+            "broken.py failed while it was loaded: ZeroDivisionError: division by zero.\n  at   broken.py:1",
+        ),
         ("x = 1", 2, "broken.py has 0 flows; a script has one."),
         ("import flowrl\nflow = flowrl.Flow('a')", 2, "broken.py has no program."),
-        ("import flowrl\nm = flowrl.Model(config={})", 1, "A model configuration needs 'model_type'.\n  at   broken.py:2"),
+        (
+            "import flowrl\nm = flowrl.Model(config={})",
+            1,
+            "A model configuration needs 'model_type'.\n  at   broken.py:2",
+        ),
     ],
 )
 def test_scripts_that_cannot_be_loaded(run, tmp_path, text, status, said):

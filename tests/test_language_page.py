@@ -31,7 +31,11 @@ def test_the_driver_of_the_page_passes_the_check(driver, capsys):
     said = capsys.readouterr().out
     lints = re.findall(r"lint (\w+): (.*)\n.*:\d+   (.*)", said)
     assert lints == [
-        ("serial", "this line waits for reward.score: steps cannot overlap past it.", "while len(kept) < rows:  # waits for the rewards")
+        (
+            "serial",
+            "this line waits for reward.score: steps cannot overlap past it.",
+            "while len(kept) < rows:  # waits for the rewards",
+        )
     ]
     programs = re.findall(r"@flow\.program\ndef (\w+)", DRIVER)
     assert programs == ["train", "shaped", "refilled", "controlled", "warmup", "evaluate", "curious"]

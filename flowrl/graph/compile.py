@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from .record import Edge, Graph, Node, WorkerInfo
 from .terms import TCall, Traced, Trail
 from .values import find
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object that says no more of itself
 Place = tuple[object, ...]
 Key = tuple[Place, Place, str]  # from, to, kind
 
@@ -42,7 +44,10 @@ def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness:
         if src in ids and dst in ids:
             edges_found[(src, dst, "carried")].trails |= nodes_found[dst].trails
             edges_found[(src, dst, "carried")].fields.append(label)
-    nodes = tuple(_node(ids[p], sample[p], _branch(p, nodes_found[p].trails, traced.trails)) for p in order)
+    nodes = tuple(
+        _node(ids[p], sample[p], _branch(nodes_found[p].trails, traced.trails, _steadied(p, traced.trails)))
+        for p in order
+    )
     label = {p: n.branch for p, n in zip(order, nodes, strict=True)}
     edges = [
         Edge(
@@ -53,7 +58,7 @@ def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness:
             lag=(staleness if _relaxed(sample[dst]) else 0) if kind == "weights" else None,
             branch=label[dst]
             if found.trails == nodes_found[dst].trails
-            else _branch(dst, found.trails, traced.trails, within=nodes_found[dst].trails),
+            else _branch(found.trails, traced.trails, nodes_found[dst].trails),
         )
         for (src, dst, kind), found in edges_found.items()
     ]
@@ -163,9 +168,8 @@ def _chosen(trails: Sequence[Trail]) -> dict[tuple[Place, Place], str]:
     for number, trail in enumerate(trails):
         for call in _steady(trail):
             if call.iteration == 2:
-                said[call.place][number] = repr(
-                    {n: v for n, v in call.arguments.items() if next(find([v]), None) is None}
-                )
+                plain = {n: v for n, v in call.arguments.items() if next(find([v]), None) is None}
+                said[call.place][number] = _ADDRESS.sub("", repr(plain))
     found: dict[tuple[Place, Place], str] = {}
     for place, arguments in said.items():
         if len(set(arguments.values())) < 2:
@@ -218,11 +222,15 @@ def _orders(trail: Trail) -> list[tuple[TCall, TCall]]:
     return found
 
 
-def _branch(place: Place, present: set[int], trails: Sequence[Trail], within: set[int] | None = None) -> str | None:
-    """Under which outcomes something happens: those that all paths with it share, and not all without it."""
-    del place
-    every = set(range(len(trails))) if within is None else within
-    absent = every - present
+def _steadied(place: Place, trails: Sequence[Trail]) -> set[int]:
+    """The paths that came to the steady iteration of a call's loop, and did not leave the loop before it."""
+    loop = place[0]
+    return {i for i, trail in enumerate(trails) if not loop or (loop, 2) in trail.began}
+
+
+def _branch(present: set[int], trails: Sequence[Trail], within: set[int]) -> str | None:
+    """Under which outcomes something happens: those that all paths with it share, and some of ``within`` lack."""
+    absent = within - present
     if not absent or not present:
         return None
     said = [[(d.label, d.iteration) for d in trail.path.taken if not d.forced] for trail in trails]

@@ -157,6 +157,7 @@ class Trail:
     calls: list[TCall] = field(default_factory=list[TCall])
     path: Path = field(default_factory=Path)
     logged: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    began: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # loop and iteration
     source_fields: dict[str, FieldType] = field(default_factory=dict[str, FieldType])
 
 

@@ -41,11 +41,14 @@ class Tracer:
         self._loops += 1
         number = self._loops
         self._source = source
-        for iteration in (1, 2):
-            self.loop, self.iteration = number, iteration
-            step = Symbol(self, TNumber(frozenset(), "step", f"step{number}.{iteration}", "step"))
-            yield step, self.draw(source)
-        self.loop, self.iteration, self._source = 0, 0, None
+        try:
+            for iteration in (1, 2):
+                self.loop, self.iteration = number, iteration
+                self.trail.began.add((number, iteration))
+                step = Symbol(self, TNumber(frozenset(), "step", f"step{number}.{iteration}", "step"))
+                yield step, self.draw(source)
+        finally:  # also where the program leaves the loop by itself
+            self.loop, self.iteration, self._source = 0, 0, None
 
     def draw(self, source: SourceLike, count: Any = None) -> Any:
         """A batch of the source's next rows."""

@@ -284,7 +284,7 @@ class Running:
 
     def _external(self, call: Call, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer from the journal, or run and journal: the world is touched once."""
-        main = next((a for a in args if isinstance(a, Batch)), None)
+        main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
         if main is None:
             return call.op.apply(worker, args, kwargs, call.info)
         inputs = main.digest()
@@ -344,6 +344,8 @@ class Running:
         return BatchValue(self, call)
 
     def _open(self) -> None:
+        if self._in_step:  # the program left its loop before the step ended
+            self._close()
         assert self.ledger.may_open(self.ledger.committed), "a step is opened when those before it have committed"
         self._in_step = True
         self._step = Step(self.ledger.committed)

@@ -29,6 +29,7 @@ class Episode:
 
     state: Any
     prompt: list[int]
+    room: int | None = None  # tokens that the model has positions for
     tokens: list[int] = field(default_factory=list[int])
     mask: list[bool] = field(default_factory=list[bool])
     rollout_logprobs: list[float] = field(default_factory=list[float])
@@ -39,12 +40,18 @@ class Episode:
     done: bool = False
 
     @property
-    def length(self) -> int:
-        """Tokens so far, those of the prompt among them."""
-        return len(self.prompt) + len(self.tokens)
+    def over(self) -> bool:
+        """Whether nothing more is sampled: the environment said so, or there is no room for another token."""
+        return self.done or not self._fits(1)
+
+    def _fits(self, count: int) -> bool:
+        return self.room is None or len(self.prompt) + len(self.tokens) + count <= self.room
 
     def observe(self, ids: list[int]) -> None:
-        """Append what the environment says: no loss, no log-probability."""
+        """Append what the environment says: no loss, no log-probability. Where no answer fits behind it, it is over."""
+        if not self._fits(len(ids) + 1):
+            self.done = True
+            return
         self._append(ids, False, [0.0] * len(ids), [0.0] * len(ids), 0)
 
     def act(self, ids: list[int], rollout: list[float], sampling: list[float], version: int) -> None:
@@ -134,19 +141,18 @@ class Env(Worker):
         exception in user code, or a result that is not as declared, raises RewardError with the row.
         """
         children = batch.expand(n)
-        episodes = self._begin(children, policy.tokenizer)
+        episodes = self._begin(children, policy)
         seeds = children.row_seeds()
         limit = self.turns if turns is None else turns
         how: dict[str, Any] = {"greedy": greedy, "temperature": temperature, "max_tokens": turn_tokens}
-        room = policy.positions
         for _ in range(limit):
-            active = [i for i, e in enumerate(episodes) if not e.done and (room is None or e.length < room)]
+            active = [i for i, e in enumerate(episodes) if not e.over]
             if not active:
                 break
             self._turn(children, episodes, active, seeds, policy, how)
         return self._fields(children, episodes)
 
-    def _begin(self, rows: Batch, tokenizer: Any) -> list[Episode]:
+    def _begin(self, rows: Batch, policy: Any) -> list[Episode]:
         columns = {n: rows[n].to_list() for n in rows.fields}
         prompts = columns.pop("prompt_ids")
         seeds = rows.row_seeds("episode").tolist()
@@ -154,9 +160,9 @@ class Env(Worker):
         for i, key in enumerate(rows.keys):
             row = {n: c[i] for n, c in columns.items()}
             state, observation = self._user("reset", _begun, key, row, seeds[i])
-            episode = Episode(state, list(prompts[i]))
+            episode = Episode(state, list(prompts[i]), policy.positions)
             if observation:
-                episode.observe(tokenizer.encode(observation, add_special_tokens=False))
+                episode.observe(policy.tokenizer.encode(observation, add_special_tokens=False))
             episodes.append(episode)
         return episodes
 

@@ -61,7 +61,7 @@ def test_a_worker_is_used_if_any_program_of_the_flow_uses_it():
 
 
 def test_a_worker_that_another_copies_is_used():
-    flow, actor, ref, reward = flow_of("actor", "ref", "reward")
+    flow, _, ref, reward = flow_of("actor", "ref", "reward")
 
     @flow.program
     def main(steps: int = 10):
@@ -192,7 +192,9 @@ def test_the_record_names_file_line_and_fix():
     assert list(first) == ["error", "what", "file", "line", "text", "have", "fix"]
     assert first["error"] == "FieldError" and first["file"] == __file__
     assert first["text"] == "flow.log(step, actor.update(batch, loss=rl.sft()))"
-    assert first["have"] == "answer, prompt, prompt_ids" and first["fix"].startswith("Add batch = actor.generate(batch)")
+    assert first["have"] == "answer, prompt, prompt_ids" and first["fix"].startswith(
+        "Add batch = actor.generate(batch)"
+    )
 
 
 def test_a_loss_is_one_that_the_worker_can_train():

@@ -266,7 +266,9 @@ def test_the_other_side_of_a_condition():
                 actor.update(batch, loss=rl.ppo_clip())
 
     graph = graph_of(either)
-    assert branches(graph) == {"actor.update": "step < 100", "actor.update#2": "not (step < 100)"} or branches(graph) == {
+    assert branches(graph) == {"actor.update": "step < 100", "actor.update#2": "not (step < 100)"} or branches(
+        graph
+    ) == {
         "actor.update": "not (step < 100)",
         "actor.update#2": "step < 100",
     }
@@ -525,3 +527,35 @@ def test_staleness_is_allowed_on_the_edges_that_generate(staleness):
 
     graph = compile_graph(trace(grpo, {}, name="grpo"), staleness=staleness)
     assert {e.dst: e.lag for e in graph.edges_of("weights")} == {"actor.generate": staleness, "actor.logprobs": 0}
+
+
+def test_a_program_that_may_stop_early_says_so_only_of_what_comes_after():
+    def early(steps=10):
+        for step, batch in flow.steps(prompts, steps):
+            batch = reward.score(actor.generate(batch, n=4))
+            if batch.rewards.mean() > 0.9:
+                break
+            flow.log(step, actor.update(rl.group_advantages(batch), loss=rl.ppo_clip()))
+        actor.save("somewhere")
+
+    graph = graph_of(early)
+    rest = "not (rewards.mean() > 0.9)"
+    assert branches(graph) == {"rl.group_advantages": rest, "actor.update": rest}
+    assert (graph.node("actor.save").stage, graph.node("reward.score").stage) == ("once", "step")
+    assert "actor.update -> actor.generate [weights 0]" in edges(graph)
+
+
+class Options:
+    """Something without a repr of its own."""
+
+
+def test_objects_that_are_made_anew_are_no_carried_choice():
+    def optioned(steps=10):
+        for step, batch in flow.steps(prompts, steps):
+            batch = reward.score(actor.generate(batch, n=4))
+            if batch.rewards.mean() > 0.5:
+                flow.log(step, rows=batch.count())
+            batch = centre.centre(batch, baseline=Options())
+            flow.log(step, actor.update(batch, loss=rl.ppo_clip()))
+
+    assert edges(graph_of(optioned), "carried") == set()

@@ -266,7 +266,7 @@ def test_python_failing_on_every_path_is_an_error_with_the_line():
         for step, batch in flow.steps(prompts, 10):
             if step > 3:
                 flow.log(step, n=batch.count())
-            {}["missing"]  # noqa: B018
+            {}["missing"]
 
     [error] = traced(program).errors
     assert error.what == "the program failed while it was traced: KeyError: 'missing'."

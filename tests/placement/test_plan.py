@@ -64,7 +64,12 @@ def test_the_record_says_all_of_it(load):
         ("pool:\n  main: {}\n", 1, "a plan has no 'pool'.", "Did you mean 'pools'?"),
         ("pools: {main: {}}\nmesh: 4\n", 2, "a plan has no 'mesh'.", "Take it out;"),
         ("pools:\n  main: {devise: cpu}\n", 2, "pool 'main' has no 'devise'.", "Did you mean 'device'?"),
-        ("pools:\n  main:\n    device: gpu\n", 3, "pool 'main': 'gpu' is no device.", "Write auto, cpu, cuda, or cuda:1."),
+        (
+            "pools:\n  main:\n    device: gpu\n",
+            3,
+            "pool 'main': 'gpu' is no device.",
+            "Write auto, cpu, cuda, or cuda:1.",
+        ),
         ("pools:\n  main: {device: [0, 1]}\n", 2, "a single word is expected here.", None),
         ("pools: {}\n", 1, "a plan needs a pool.", "Write main: {device: auto}."),
         ("pools: [main]\n", 1, "pools is a mapping of names.", "Write key: value lines"),

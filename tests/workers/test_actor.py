@@ -56,7 +56,7 @@ MODEL = fl.Model(
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -77,7 +77,9 @@ def fresh(**how):
 def prompts(rows: int = 7, call: CallInfo | None = CallInfo(seed=1, program="p", step=2, op="actor.generate")):
     """Prompts of one to five letters."""
     ids = [[1 + (3 * i + j * j) % 10 for j in range(1 + i % 5)] for i in range(rows)]
-    batch = fl.Batch.of(rows, prompt_ids=fl.Column.of(ids, dim="prompt", dtype="i32"), name=[f"row {i}" for i in range(rows)])
+    batch = fl.Batch.of(
+        rows, prompt_ids=fl.Column.of(ids, dim="prompt", dtype="i32"), name=[f"row {i}" for i in range(rows)]
+    )
     return batch.with_call(call)
 
 
@@ -121,7 +123,7 @@ def test_no_rows_give_no_rows(actor):
 def test_greedy_takes_the_likeliest_token_and_needs_no_seed(actor):
     made = actor.generate(prompts(), greedy=True)
     again = actor.generate(prompts(call=CallInfo(seed=77)), greedy=True, n=2)
-    assert by_key(made, "response_ids") == {k[:1] + (0,): v for k, v in by_key(again, "response_ids").items()}
+    assert by_key(made, "response_ids") == {(*k[:1], 0): v for k, v in by_key(again, "response_ids").items()}
     assert made.sampling_logprobs.values.abs().max() == 0
     for distribution, token, said in zip(*oracle(actor, made), strict=True):
         assert token == distribution.argmax()

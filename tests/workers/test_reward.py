@@ -125,7 +125,12 @@ class AsyncJudge(Judge):
 
 @pytest.mark.parametrize(
     "fn",
-    [Judge(2), AsyncJudge(2), functools.partial(lambda response, scale: scale * len(response), scale=2), Judge(2).__call__],
+    [
+        Judge(2),
+        AsyncJudge(2),
+        functools.partial(lambda response, scale: scale * len(response), scale=2),
+        Judge(2).__call__,
+    ],
     ids=["object", "async object", "partial", "method"],
 )
 def test_whatever_can_be_called(fn):
@@ -291,7 +296,9 @@ def fail():
 
 
 def test_an_exception_names_the_row():
-    with pytest.raises(RewardError, match=r"reward.score: fn failed for row 8, sample 0: ValueError: no such answer") as caught:
+    with pytest.raises(
+        RewardError, match=r"reward.score: fn failed for row 8, sample 0: ValueError: no such answer"
+    ) as caught:
         score(on_row_three(fail), batch(keys=KEYS))
     assert isinstance(caught.value.__cause__, ValueError)
     assert "on_error=0.0" in caught.value.fix
@@ -306,7 +313,9 @@ def test_an_exception_of_an_async_function_names_the_row():
 
 
 def test_a_batched_function_fails_for_all_its_rows():
-    with pytest.raises(RewardError, match="failed for all 6 rows, 5, sample 0 to 8, sample 2: ValueError: no such answer"):
+    with pytest.raises(
+        RewardError, match="failed for all 6 rows, 5, sample 0 to 8, sample 2: ValueError: no such answer"
+    ):
         score(lambda prompt, response: fail(), batch(keys=KEYS), batched=True)
 
 
@@ -328,7 +337,7 @@ def test_what_is_no_reward_names_the_row(do, said):
         score(on_row_three(do), batch(keys=KEYS))
     with pytest.warns(UserWarning, match="row 8, sample 0") as told:
         assert score(on_row_three(do), batch(keys=KEYS), on_error=-1.0).to_list() == [1, 1, 1, -1, 1, 1]
-    assert len(told) == 1
+    assert sum("row 8, sample 0" in str(w.message) for w in told) == 1
 
 
 def test_an_own_timeout_of_an_async_function_is_no_timeout_of_the_row():
@@ -547,7 +556,9 @@ def test_a_run_that_was_told_so_goes_on_and_writes_the_failures_down(calls, tmp_
     warnings = [e["text"] for e in lines(tmp_path / "events.jsonl") if e["kind"] == "warning"]
     assert warnings == [f"reward.score: counted failed for row {n}: ValueError: number {n}" for n in (3, 8, 13)]
     expected = [[n + 1 + n % 2 if n % 5 != 3 else -2.0 for n in range(3 * s, 3 * s + 3)] for s in range(6)]
-    assert [line["reward"] for line in lines(tmp_path / "metrics.jsonl")] == pytest.approx([sum(e) / 3 for e in expected])
+    assert [line["reward"] for line in lines(tmp_path / "metrics.jsonl")] == pytest.approx(
+        [sum(e) / 3 for e in expected]
+    )
 
 
 @pytest.mark.parametrize("every", [1, 2, 50])

@@ -6,7 +6,7 @@
 grpo: 1 error, 0 lints
 """
 
-# The field is called rewards.
+# The name of a field is misspelt.
 import flowrl as fl
 from flowrl import rl
 

@@ -5,7 +5,7 @@
 sample: 1 error, 0 lints
 """
 
-# The op is called generate.
+# The name of an op is misspelt.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)

@@ -6,7 +6,7 @@
 sample: 1 error, 0 lints
 """
 
-# The argument is called temperature.
+# An argument of an op is misspelt.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)

@@ -4,7 +4,7 @@
   fix  Write max_tokens= for maxtokens=.
 """
 
-# The argument is called max_tokens.
+# An argument of a worker is misspelt.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)

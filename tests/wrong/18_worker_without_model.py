@@ -4,7 +4,7 @@
   fix  Give model=.
 """
 
-# A critic of what?
+# A worker without an argument that it needs.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)

@@ -3,7 +3,7 @@
   fix  Write schedule='cosine'.
 """
 
-# The schedule is called cosine.
+# A schedule that there is not.
 import flowrl as fl
 from flowrl import rl
 

@@ -3,7 +3,7 @@
   fix  Give total=, the number of optimizer steps.
 """
 
-# A falling learning rate has to know where it ends.
+# A falling learning rate that does not know where it ends.
 import flowrl as fl
 from flowrl import rl
 

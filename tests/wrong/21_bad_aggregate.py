@@ -5,7 +5,7 @@
 sft: 1 error, 0 lints
 """
 
-# How tokens become one number is spelled with a dash.
+# An aggregate that there is not.
 import flowrl as fl
 from flowrl import rl
 

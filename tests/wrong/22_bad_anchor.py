@@ -5,7 +5,7 @@
 grpo: 1 error, 0 lints
 """
 
-# The ratio of the loss is that to the policy of the rollout, or to the one before the update.
+# The anchor of a loss is misspelt.
 import flowrl as fl
 from flowrl import rl
 

@@ -3,7 +3,7 @@
   fix  Write i32.
 """
 
-# The dtype is written i32.
+# A dtype as other libraries call it.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)

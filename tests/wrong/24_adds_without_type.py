@@ -3,7 +3,7 @@
   fix  Write length: f32[] or another type.
 """
 
-# A field of one's own needs a type.
+# A field of one's own, added without a type.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)

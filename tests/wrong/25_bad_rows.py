@@ -3,7 +3,7 @@
   fix  Write rows='filter'.
 """
 
-# The row effect is called filter.
+# A row effect that there is not.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)

@@ -5,7 +5,7 @@
 grpo: 1 error, 0 lints
 """
 
-# A field has a value for each row; a condition is one.
+# A condition on a field, which has a value for each row.
 import flowrl as fl
 from flowrl import rl
 

@@ -5,7 +5,7 @@
 rft: 1 error, 0 lints
 """
 
-# A filter takes a truth for each row.
+# A filter by numbers, not by a truth for each row.
 import flowrl as fl
 from flowrl import rl
 

@@ -5,7 +5,7 @@
 sft: 1 error, 0 lints
 """
 
-# More prompts of which source? Only a step has one.
+# More prompts are asked for outside of a step.
 import flowrl as fl
 from flowrl import rl
 

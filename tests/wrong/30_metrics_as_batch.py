@@ -5,7 +5,7 @@
 ppo: 1 error, 0 lints
 """
 
-# An update gives metrics; the batch stays in its own variable.
+# Metrics are taken for the batch.
 import flowrl as fl
 from flowrl import rl
 

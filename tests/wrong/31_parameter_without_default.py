@@ -3,7 +3,7 @@
   fix  Give it a default, or --steps VALUE.
 """
 
-# Check runs the program, so every parameter needs a value.
+# A parameter of a program has no default, so check cannot run it.
 import flowrl as fl
 from flowrl import rl
 

@@ -6,7 +6,7 @@
 safe: 1 error, 0 lints
 """
 
-# The field that a reward adds is called rewards.
+# A field is renamed that the op does not add.
 import flowrl as fl
 from flowrl import rl
 

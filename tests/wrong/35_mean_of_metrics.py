@@ -5,7 +5,7 @@
 sft: 1 error, 0 lints
 """
 
-# What an update reports are numbers already.
+# The mean of what is one number already.
 import flowrl as fl
 from flowrl import rl
 

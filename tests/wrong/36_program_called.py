@@ -7,7 +7,7 @@ train: 1 error, 0 lints
 warmup: fine
 """
 
-# A program is not called; it is run by its flow.
+# A program is called like a function.
 import flowrl as fl
 from flowrl import rl
 

@@ -5,7 +5,7 @@
 sft: 1 error, 0 lints
 """
 
-# The source comes first, then how many steps.
+# The arguments of flow.steps are swapped.
 import flowrl as fl
 from flowrl import rl
 

@@ -5,7 +5,7 @@
 reinforce: 1 error, 0 lints
 """
 
-# A batch never changes; an op adds fields and gives a new one.
+# A field is assigned to a batch, which never changes.
 import flowrl as fl
 from flowrl import rl
 

@@ -5,7 +5,7 @@
 grpo: 1 error, 0 lints
 """
 
-# The loss is what rl.ppo_clip() gives, not the function.
+# A loss is named where it should be called.
 import flowrl as fl
 from flowrl import rl
 

@@ -6,7 +6,7 @@
 play: 1 error, 0 lints
 """
 
-# An environment is played by somebody.
+# An environment without a policy that plays it.
 import flowrl as fl
 from flowrl import rl
 

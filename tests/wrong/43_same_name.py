@@ -5,7 +5,7 @@
 sample: 1 error, 0 lints
 """
 
-# Plans, graphs and records tell workers apart by name.
+# Two workers have the same name.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2="}], batch=1)

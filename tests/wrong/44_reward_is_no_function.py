@@ -3,7 +3,7 @@
   fix  Give fn(prompt, response, **columns) -> float.
 """
 
-# The function was called where it should have been named.
+# A reward function is called where it should be named.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)

@@ -3,7 +3,7 @@
   fix  Wrap a reward function: flow.worker(fl.FunctionReward, exact).
 """
 
-# A worker is declared by its class; the reward is wrapped in one.
+# A function is declared as a worker.
 import flowrl as fl
 
 prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)

@@ -2,7 +2,7 @@
   fix  Write flow = fl.Flow("name") once, at module level.
 """
 
-# A command works on the one flow of a script.
+# A script has two flows.
 import flowrl as fl
 from flowrl import rl
 

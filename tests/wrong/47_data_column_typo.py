@@ -6,7 +6,7 @@
 sft: 1 error, 0 lints
 """
 
-# The data calls its prompts question.
+# A column of the data is misspelt.
 import flowrl as fl
 from flowrl import rl
 

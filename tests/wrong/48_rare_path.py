@@ -6,7 +6,7 @@
 grpo: 1 error, 0 lints
 """
 
-# The mistake lies on a path that step 50 is the first to take.
+# The mistake lies on a path that step 49 is the first to take.
 import flowrl as fl
 from flowrl import rl
 

@@ -5,7 +5,7 @@
 grpo: 1 error, 0 lints
 """
 
-# A worker of a flow is declared; one made by hand belongs to nobody.
+# A worker made by hand is used in a program.
 import flowrl as fl
 from flowrl import rl
 

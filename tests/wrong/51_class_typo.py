@@ -3,7 +3,7 @@
   fix  Did you mean 'Actor'?
 """
 
-# A mistake in the lines around the program.
+# A class is misspelt, outside of the program.
 import flowrl as fl
 from flowrl import rl
 
