@@ -1,8 +1,8 @@
 """GRPO (Shao et al. 2024, arXiv:2402.03300): clipped policy gradient on group-normalised rewards, no critic.
 
 Departures: 1. the loss is a mean over the tokens of the step, as in DAPO, not over responses first. 2. one optimizer
-step per step, so the ratio is that to the policy that sampled. 3. groups whose rewards are all equal are not computed:
-their gradient is zero.
+step per step, so the ratio is that to the policy that sampled. 3. with ``kl=0``, groups
+whose rewards are all equal are not computed: their gradient is zero.
 """
 
 from tasks import arithmetic

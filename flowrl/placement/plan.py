@@ -30,7 +30,7 @@ class Place:
 class Plan:
     """Pools with their devices, and a place for each worker.
 
-    ``Plan({"gpu": "cuda:0", "cpu": "cpu"}, {"actor": Place("gpu"), "reward": Place("cpu")})``. A pool is a thread of
+    ``Plan({"gpu": "cuda:0", "cpu": "cpu"}, {"actor": Place("gpu"), "reward": Place("cpu")})``. A pool is a queue of
     this process; workers of one pool take turns in program order, pools overlap. A worker without a place goes to the
     first pool.
     """

@@ -36,7 +36,7 @@ def save(folder: Path, manifest: Mapping[str, Any], workers: Mapping[str, Any], 
         if before and old.get(name) == worker.stamp and (before / f"{name}.json").exists():
             for file in (f"{name}.json", f"{name}.safetensors"):
                 if (before / file).exists():
-                    os.link(before / file, made / file)
+                    _same_file(before / file, made / file)
             continue
         tensors, record = worker.state()
         distinct, same = _distinct(tensors)
@@ -52,6 +52,9 @@ def save(folder: Path, manifest: Mapping[str, Any], workers: Mapping[str, Any], 
         json.dump(full, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    for file in made.iterdir():
+        _sync(file)
+    _sync(made)
     made.rename(target)
     _sync(folder)
     for stale in _all(folder)[:-KEEP]:
@@ -150,8 +153,17 @@ def _all(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("[0-9]*") if (p / "manifest.json").exists())
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _same_file(there: Path, here: Path) -> None:
+    """Link a file, or copy it where the file system has no links."""
+    try:
+        os.link(there, here)
+    except OSError:
+        shutil.copy2(there, here)
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

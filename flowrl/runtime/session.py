@@ -109,7 +109,9 @@ class Running:
         self.program, self.number, self.seed = program, number, seed
         self.workers, self.pools = workers, pools
         self.journal, self.hooks, self.cut, self.clock = journal, hooks, cut, clock
-        self.executor = EXECUTORS[runtime](self._run)
+        models = (self.pools[n] for n, w in workers.items() if hasattr(w, "build"))
+        home = next(models, next(iter(pools.values()), "main"))
+        self.executor = EXECUTORS[runtime](self._run, home)
         self.ledger = Ledger()
         self.calls, self.reads, self.draws = 0, 0, 0
         self._course = hashlib.sha256()
@@ -183,6 +185,7 @@ class Running:
         self.reads += 1
         if self.cut is not None and number < self.cut.reads:
             return kind(self.journal.reads[(self.number, number)])
+        self.executor.settle(value.ref.call if isinstance(value.ref, Part) else value.ref)
         found = outcome(value.ref)
         if isinstance(found, Column):
             raise ProgramError(
@@ -371,7 +374,7 @@ class Running:
     def _drain(self) -> None:
         """Wait for all calls issued; raise the first failure in program order, counting the others."""
         for call in self._pending:
-            call.wait()
+            self.executor.settle(call)
             self.ledger.finished(call.index)
         failed = sorted((c for c in self._failures if not isinstance(c.error, _Skipped)), key=lambda c: c.index)
         self._pending.clear()

@@ -157,6 +157,12 @@ class Actor(ModelWorker):
                 f"stop={said!r} is {len(ids)} tokens of this tokenizer, not one.",
                 fix="Give a string that is one token, or its id.",
             )
+        reads = self.tokenizer.decode(ids)
+        if said.strip() not in reads:
+            raise ModelError(
+                f"stop={said!r} is no token of this tokenizer, which reads it as {reads!r}.",
+                fix="Give a string that is one token, or its id.",
+            )
         return int(ids[0])
 
     @op(reads="tokens, response_mask", adds="old_logprobs: f32[*response]", cost="forward")

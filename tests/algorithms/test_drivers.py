@@ -92,7 +92,7 @@ def run(flow, out, **how):
     return flow.run(out=out, quiet=True, save_models=False, parameters={name: FEW[name]}, **how)
 
 
-# -- what they are ----------------------------------------------------------------------------------------------------
+# -- what they are ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DRIVERS)
@@ -120,7 +120,7 @@ def test_each_loss_gets_what_it_reads(load):
     assert "ref_logprobs" in load("grpo").graph().node("actor.update").reads
 
 
-# -- how they run --------------------------------------------------------------------------------------------------------
+# -- how they run ----------------------------------------------------------------------------------
 
 POOLS = {"a": "cpu", "b": "cpu", "c": "cpu"}
 SPREAD = {"grpo": {"ref": "b", "reward": "c"}, "ppo": {"critic": "b", "ref": "c", "reward": "c"}, "sft": {}}
@@ -234,7 +234,7 @@ def test_warm_up_training_and_evaluation_in_one_run(load, tmp_path):
     assert fl.open(fl.Actor(str(tmp_path / "model" / "actor"))).digest() == of_worker(tmp_path, "actor")
 
 
-# -- how they end and go on --------------------------------------------------------------------------------------------------
+# -- how they end and go on ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DRIVERS)

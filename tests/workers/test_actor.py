@@ -88,7 +88,7 @@ def by_key(batch, *names):
     return {key: [batch[n][i].tolist() for n in names] for i, key in enumerate(batch.keys)}
 
 
-# -- generate ------------------------------------------------------------------------------------------------------
+# -- generate --------------------------------------------------------------------------------------
 
 
 def test_generate_adds_its_fields_to_n_rows_of_each_prompt(actor):
@@ -169,7 +169,21 @@ def test_a_stop_text_of_several_tokens_is_refused(actor):
     assert "one token" in caught.value.fix
 
 
-# -- seeds: a result belongs to its row ------------------------------------------------------------------------------
+def test_a_stop_text_that_the_tokenizer_does_not_know_is_refused(actor):
+    with pytest.raises(ModelError, match="stop='z' is no token of this tokenizer, which reads it as"):
+        actor.generate(prompts(), stop="z")
+
+
+@pytest.mark.parametrize("stops", [(1, 2, 3), (1, 2, 3, 4, 5, 6, 7, 8, 9), tuple(range(13))])
+def test_rows_that_end_at_once_leave_the_others_as_they_are(actor, stops):
+    made = actor.generate(prompts(15), n=4, stop=stops)
+    found = actor.logprobs(made).old_logprobs
+    torch.testing.assert_close(made.rollout_logprobs.values, found.values, atol=1e-4, rtol=0)
+    ended = made.response_ids.lengths == 1
+    assert ended.float().mean() > 0.2 and (ended.all() or len(stops) < 13)
+
+
+# -- seeds: a result belongs to its row ------------------------------------------------------------
 
 
 def same_rows(found, wanted):
@@ -223,7 +237,7 @@ def test_rows_of_a_prompt_that_is_there_twice_differ_by_key(actor):
     assert len({tuple(r) for r in actor.generate(batch).response_ids.to_list()}) > 8
 
 
-# -- the distribution sampled from ------------------------------------------------------------------------------------
+# -- the distribution sampled from -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +320,7 @@ def test_sampling_that_makes_no_sense_is_refused(actor, wrong):
         fl.Flow("f").worker(fl.Actor, MODEL, **wrong)
 
 
-# -- log-probabilities and versions ---------------------------------------------------------------------------------
+# -- log-probabilities and versions ----------------------------------------------------------------
 
 
 def test_logprobs_of_own_generations_are_those_of_the_rollout(actor):
@@ -328,7 +342,7 @@ def test_versions_count_publishes():
     assert set(actor.generate(prompts()).versions.values.tolist()) == {2}
 
 
-# -- update -------------------------------------------------------------------------------------------------------------
+# -- update ----------------------------------------------------------------------------------------
 
 
 def trained_rows(actor, rows: int = 6, n: int = 4, advantage: float = 1.0):
@@ -528,7 +542,7 @@ def test_state_is_all_that_training_needs(rows):
     assert actor.generate(prompts()).digest() == other.generate(prompts()).digest()
 
 
-# -- saving and loading -----------------------------------------------------------------------------------------------
+# -- saving and loading ----------------------------------------------------------------------------
 
 
 def test_a_saved_model_is_loaded_by_transformers_with_equal_logits(rows, tmp_path):
@@ -569,7 +583,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     assert "modle" in caught.value.fix
 
 
-# -- adapters -----------------------------------------------------------------------------------------------------------
+# -- adapters --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -619,7 +633,7 @@ def test_state_of_a_model_with_adapters_holds_no_base(adapted, rows):
     assert other.digest() == adapted.digest()
 
 
-# -- the reference, the critic, the reward model ------------------------------------------------------------------------
+# -- the reference, the critic, the reward model ---------------------------------------------------
 
 
 def test_a_reference_stays_as_the_actor_was(rows):

@@ -115,7 +115,7 @@ def runs(ids, mask):
     return found
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------
+# -- what is kept ----------------------------------------------------------------------------------
 
 
 def test_sampled_ids_are_kept_as_they_were_sampled(actor):
@@ -210,7 +210,7 @@ def test_observed_tokens_have_no_loss(actor):
     assert metrics["loss"] == pytest.approx(float(expected), abs=1e-5)
 
 
-# -- the guessing game --------------------------------------------------------------------------------------------
+# -- the guessing game -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +297,7 @@ def test_a_first_observation_that_does_not_fit_leaves_an_empty_response(actor):
     assert fl.open(fl.Actor(LETTERS)).update(played, loss=rl.sft())["tokens"] == 2
 
 
-# -- failures ---------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 class Broken(Echo):
@@ -354,7 +354,7 @@ def test_an_environment_without_rules_says_what_to_write(actor):
         assert f"Define {name}(self" in caught.value.fix
 
 
-# -- in a program -------------------------------------------------------------------------------------------------------
+# -- in a program ----------------------------------------------------------------------------------
 
 PLAYED: list[tuple] = []
 STOP_AT = [-1]

@@ -66,7 +66,7 @@ def length(prompt: str, response: str) -> float:
 LENGTHS = [11, 22, 30, 43, 52, 61]
 
 
-# -- what it is given ----------------------------------------------------------------------------------------------
+# -- what it is given ------------------------------------------------------------------------------
 
 
 def test_a_plain_function_is_given_texts():
@@ -236,7 +236,7 @@ def test_no_rows_call_nothing():
         assert len(score(fn, none, batched=batched)) == 0
 
 
-# -- how many at once --------------------------------------------------------------------------------------------------
+# -- how many at once ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
@@ -276,7 +276,7 @@ def test_rows_wait_together():
     assert time.perf_counter() - start < 32 * 0.3 / 4
 
 
-# -- failures ---------------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 KEYS = [(5, 0), (5, 1), (5, 2), (8, 0), (8, 1), (8, 2)]
@@ -370,7 +370,7 @@ def test_one_bad_reward_of_a_batched_function_names_its_row():
     assert rewards.to_list() == [1, 1, 1, 1, 0, 1]
 
 
-# -- timeouts -----------------------------------------------------------------------------------------------------------------
+# -- timeouts --------------------------------------------------------------------------------------
 
 
 def test_a_row_of_a_plain_function_that_takes_too_long_is_left_behind():
@@ -431,7 +431,7 @@ def test_many_rows_that_all_take_too_long():
     gate.set()
 
 
-# -- declared wrongly ------------------------------------------------------------------------------------------------------------
+# -- declared wrongly ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_a_reward_outside_of_a_flow_has_no_actor_to_ask():
     assert "tokenizer=" in caught.value.fix
 
 
-# -- in a run --------------------------------------------------------------------------------------------------------------------
+# -- in a run --------------------------------------------------------------------------------------
 
 
 class Speaker(fl.Worker):
