@@ -5,21 +5,13 @@ step per step, so the ratio is that to the policy that sampled. 3. with ``kl=0``
 whose rewards are all equal are not computed: their gradient is zero.
 """
 
-from tasks import arithmetic
-
 import flowrl as fl
 from flowrl import rl
+from tasks import arithmetic
 
 flow = fl.Flow("grpo")
 actor = flow.worker(
-    fl.Actor,
-    model=arithmetic.MODEL,
-    lr=1.5e-4,
-    betas=(0.9, 0.99),
-    schedule="linear",
-    warmup=100,
-    total=800,
-    max_tokens=8,
+    fl.Actor, arithmetic.MODEL, lr=1.5e-4, betas=(0.9, 0.99), schedule="linear", warmup=100, total=800, max_tokens=8
 )
 ref = flow.worker(fl.Reference, of=actor)  # the actor as it is when the program starts
 reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)

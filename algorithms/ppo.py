@@ -4,10 +4,9 @@ Departures: 1. the KL penalty to the reference is an estimate on the sampled tok
 2. actor and critic are trained on the whole step at once, ``epochs`` times.
 """
 
-from tasks import arithmetic
-
 import flowrl as fl
 from flowrl import rl
+from tasks import arithmetic
 
 flow = fl.Flow("ppo")
 actor = flow.worker(fl.Actor, model=arithmetic.MODEL, lr=1e-4, max_tokens=8)

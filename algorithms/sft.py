@@ -1,9 +1,8 @@
 """Supervised fine-tuning: cross entropy on the tokens of given responses."""
 
-from tasks import arithmetic
-
 import flowrl as fl
 from flowrl import rl
+from tasks import arithmetic
 
 flow = fl.Flow("sft")
 actor = flow.worker(fl.Actor, model=arithmetic.MODEL, lr=1e-3, max_tokens=8)

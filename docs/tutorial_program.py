@@ -1,9 +1,8 @@
 """Best of n: imitate the best of n answers to a prompt, as much as it beats the average one."""
 
-from tasks import arithmetic
-
 import flowrl as fl
 from flowrl import rl
+from tasks import arithmetic
 
 
 class Choice(fl.Worker):
