@@ -1,0 +1,102 @@
+"""The command line: ``flowrl run | check | graph SCRIPT``. A script's own parameters become flags."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, near
+from ..graph.site import own_frames
+from .check import check_command
+from .graph import graph_command
+from .run import run_command
+from .script import load_script
+
+COMMANDS = ("run", "check", "graph")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Exit status: 0 fine, 1 findings or a failed run, 2 wrong usage, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(words)
+    except UsageError as error:
+        print(error.report(), file=sys.stderr)
+        return 2
+    except FlowError as error:
+        if words[0] == "check" and _wants_json(words):
+            print(json.dumps([{"program": None, "errors": [error.to_json()], "lints": []}], indent=1))
+            return 1
+        print(error.report(), file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
+        _show_cause(error)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "stopped" + (" at once; --resume goes on from the last checkpoint" if words[0] == "run" else ""),
+            file=sys.stderr,
+        )
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    return "--format=json" in words or ("--format", "json") in itertools.pairwise(words)
+
+
+def _command(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_HELP)
+        return 0 if words else 2
+    if words[0] == "--version":
+        from .. import __version__
+
+        print(f"flowrl {__version__}")
+        return 0
+    command, rest = words[0], words[1:]
+    if command not in COMMANDS:
+        meant = near(command, COMMANDS)
+        raise UsageError(
+            f"'{command}' is no command; the commands are {', '.join(COMMANDS)}.",
+            fix=f"Did you mean flowrl {meant}?" if meant else None,
+        )
+    if not rest or rest[0].startswith("-"):
+        if rest and rest[0] in ("-h", "--help"):
+            print(_HELP)
+            return 0
+        raise UsageError(f"flowrl {command} needs a script.", fix=f"Write flowrl {command} SCRIPT.")
+    flow = load_script(rest[0])
+    return {"run": run_command, "check": check_command, "graph": graph_command}[command](flow, rest[1:])
+
+
+_HELP = """\
+flowrl run   SCRIPT [options]   check a script's program, then run it
+flowrl check SCRIPT [options]   find its mistakes; nothing is loaded
+flowrl graph SCRIPT [options]   show its dataflow graph
+flowrl COMMAND SCRIPT --help    all options, with the program's own parameters
+
+python SCRIPT is flowrl run SCRIPT."""
+
+
+def _show_cause(error: BaseException) -> None:
+    """The traceback of what user code raised, below the message, from the first line that is the user's."""
+    import traceback
+
+    cause = error.__cause__
+    if cause is None or isinstance(cause, (FlowError, TimeoutError)):
+        return
+    first, step = own_frames(cause), cause.__traceback__
+    if not first and isinstance(error, (DataError, ModelError)):  # what a library says of a file: the message has it
+        return
+    while first and step is not None and step.tb_frame.f_code.co_filename != first[0].filename:
+        step = step.tb_next
+    print("", "".join(traceback.format_exception(type(cause), cause, step)), sep="\n", end="", file=sys.stderr)
+
+
+__all__ = ["CheckError", "load_script", "main"]

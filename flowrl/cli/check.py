@@ -1,0 +1,56 @@
+"""``flowrl check``: find a script's mistakes; nothing is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from ..errors import UsageError, WorkerError
+from ..flow import Flow
+from ..graph.check import Report
+from ..graph.terms import Lint
+from .words import parse
+
+
+def check_command(flow: Flow, words: Sequence[str]) -> int:
+    """Print the findings on a script's programs. Returns the exit status."""
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--format", default="text", choices=("text", "json"), help="text or json")
+
+    said = parse(flow, "check", words, extra)
+    if said.options.plan:
+        from ..backends import names as engines
+        from ..placement.plan import Plan
+
+        Plan.load(said.options.plan).check_workers([h.name for h in flow.handles], engines())
+    reports = [flow.check(name, **said.parameters[name]) for name in dict.fromkeys(said.programs)]
+    if not said.options.program:  # the others too
+        reports += [_checked(flow, name) for name in flow.programs if name not in said.programs]
+    reports = _each_once(reports)
+    if said.options.format == "json":
+        print(json.dumps([r.to_json() for r in reports], indent=1))
+    else:
+        print("\n\n".join(r.text() for r in reports))
+    return 1 if any(r.errors for r in reports) else 0
+
+
+def _each_once(reports: Sequence[Report]) -> list[Report]:
+    """What is wrong with a worker is said once, with the first program."""
+    told: set[str] = set()
+    found: list[Report] = []
+    for report in reports:
+        errors = tuple(e for e in report.errors if not (isinstance(e, WorkerError) and e.report() in told))
+        told |= {e.report() for e in errors}
+        found.append(Report(report.program, errors, report.lints))
+    return found
+
+
+def _checked(flow: Flow, name: str) -> Report:
+    """The report on a program that nobody asked for: one that needs parameters of its own is left out."""
+    try:
+        return flow.check(name)
+    except UsageError as error:
+        at = flow.find_program(name).at
+        return Report(name, (), (Lint("unchecked", f"{error.what} To check it, add --program {name}.", at),))

@@ -1,0 +1,48 @@
+"""``flowrl graph``: show a script's dataflow graph."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UsageError, near
+from ..flow import Flow
+from ..graph.draw import FORMATS, render
+from .words import parse
+
+
+def graph_command(flow: Flow, words: Sequence[str]) -> int:
+    """Print or write the graph of a program. Returns the exit status."""
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--format", default="text", help=", ".join(FORMATS))
+        parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
+
+    said = parse(flow, "graph", words, extra)
+    if said.options.format not in FORMATS:
+        meant = near(said.options.format, FORMATS)
+        raise UsageError(
+            f"--format {said.options.format}: the formats are {', '.join(FORMATS)}.",
+            fix=f"Did you mean {meant}?" if meant else None,
+        )
+    name = said.programs[0]
+    if len(said.programs) > 1:
+        raise UsageError("flowrl graph draws one program.", fix=f"Write --program {name}.")
+    text = render(flow.graph(name, **said.parameters[name]), said.options.format)
+    if said.options.out:
+        try:
+            Path(said.options.out).parent.mkdir(parents=True, exist_ok=True)
+            Path(said.options.out).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"--out {said.options.out}: {error.strerror}.", fix="Name a file that can be written."
+            ) from None
+        print(said.options.out)
+    else:
+        print(text, end="" if text.endswith("\n") else "\n")
+    report = flow.check(name, **said.parameters[name])
+    for error in report.errors:
+        print(error.report(), file=sys.stderr)
+    return 1 if report.errors else 0

@@ -1,0 +1,111 @@
+"""``flowrl run``: check a script's programs, then run them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError, shown
+from ..flow import Flow
+from ..graph.draw import render
+from .words import Words, parse, whole_number
+
+if TYPE_CHECKING:
+    from ..runtime.run import Outcome
+
+
+def run_command(flow: Flow, words: Sequence[str]) -> int:
+    """Run programs. Returns the exit status."""
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--runtime",
+            default="local",
+            choices=("eager", "local"),
+            help="eager: one op at a time; local: pools overlap",
+        )
+        parser.add_argument("--out", metavar="DIR", help="folder of the run (runs/NAME-TIME)")
+        parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+        parser.add_argument("--overwrite", action="store_true", help="start anew in a folder that holds a run")
+        parser.add_argument(
+            "--checkpoint-every", type=whole_number, default=50, metavar="STEPS", help="steps between checkpoints (50)"
+        )
+        parser.add_argument("--no-save", action="store_true", help="do not save the trained models at the end")
+        parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+    begun = _recorded(words) if "--resume" in words else []
+    said = parse(flow, "run", [*begun, *words], extra)
+    options = said.options
+    if options.checkpoint_every < 1:
+        raise UsageError(f"--checkpoint-every {options.checkpoint_every}: give 1 or more.")
+    out = Path(options.out or f"runs/{flow.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    outcome = flow.run(
+        *said.programs,
+        out=out,
+        plan=options.plan,
+        runtime=options.runtime,
+        seed=options.seed or 0,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        checkpoint_every=options.checkpoint_every,
+        save_models=not options.no_save,
+        quiet=options.quiet,
+        parameters=said.parameters,
+        arguments=[*begun, *_lasting(words, begun)],
+    )
+    if outcome.status == "interrupted":
+        print(f"stopped after a checkpoint; go on with: {shown(flow.script)} --out {out} --resume", file=sys.stderr)
+        return 130
+    _summary(outcome, flow, said)
+    return 0
+
+
+def _lasting(words: Sequence[str], begun: Sequence[str]) -> list[str]:
+    """The words that a later ``--resume`` needs again; those that a run began with name its folder already."""
+    found, rest = [], iter(words)
+    for word in rest:
+        if begun and word == "--out":
+            next(rest, None)
+        elif word not in ("--resume", "--overwrite") and not (begun and word.startswith("--out=")):
+            found.append(word)
+    return found
+
+
+def _recorded(words: Sequence[str]) -> list[str]:
+    """The words that the run in ``--out`` was started with; words given now come after them and win."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--out")
+    out = finder.parse_known_args(list(words))[0].out
+    if out is None:
+        raise UsageError("--resume needs to know which run.", fix="Name its folder: --out DIR --resume.")
+    record = Path(out) / "run.json"
+    if not record.exists():
+        raise UsageError(
+            f"--resume: {out} holds no run.", fix="Name the folder of a run with --out, or leave out --resume."
+        )
+    return [str(w) for w in json.loads(record.read_text()).get("arguments", [])]
+
+
+def _summary(outcome: Outcome, flow: Flow, said: Words) -> None:
+    """Where things are, and what changed between two runs of the same program."""
+    out, last, digest = outcome.out, outcome.last, outcome.weights_digest
+    name = max(said.programs, key=lambda n: len(flow.graph(n, **said.parameters[n]).nodes))
+    page = out / "graph.html"
+    page.write_text(render(flow.graph(name, **said.parameters[name]), "html"), encoding="utf-8")
+    if (out / "reward.png").exists():
+        print(f"reward curve: {out / 'reward.png'}")
+    print(f"graph: {page}")
+    models = f"   models: {out / 'model'}" if (out / "model").is_dir() else ""
+    print(f"metrics: {out / 'metrics.jsonl'}{models}   weights {digest[:12] if digest else 'none'}")
+    for program in dict.fromkeys(p for p, _ in last):
+        runs = [m for p, m in last if p == program]
+        skip = ("program", "step", "seconds", "response_length", "tokens_per_second")
+        numbers = {k: v for k, v in runs[-1].items() if isinstance(v, (int, float)) and k not in skip}
+        for key, value in numbers.items():
+            if len(runs) > 1 and isinstance(runs[0].get(key), (int, float)):
+                print(f"{key.replace('_', ' ')}: {runs[0][key]:.2f} -> {value:.2f}")

@@ -1,0 +1,69 @@
+"""The one flow of a script, loaded without running it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import FlowError, ProgramError, UsageError, near, shown
+from ..flow import Flow
+from ..graph.site import own_frames, raised_at
+
+
+def load_script(path: str) -> Flow:
+    """The one flow of a script, which is loaded with its folder first on ``sys.path`` and not as ``__main__``."""
+    script = Path(path)
+    if not script.is_file():
+        beside = [str(p) for p in script.parent.glob("*.py")] if script.parent.is_dir() else []
+        meant = near(str(script), beside)
+        if script.is_dir():
+            inside = [str(p) for p in script.glob("*.py")]
+            raise UsageError(f"{path} is a folder, not a script.", have=inside or None)
+        raise UsageError(f"there is no script {path}.", fix=f"Did you mean {meant}?" if meant else None)
+    folder = str(script.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = _module(script.resolve())
+    try:
+        sys.modules[module.__name__] = module
+        spec = module.__spec__
+        assert spec is not None and spec.loader is not None, "a file has a loader"
+        spec.loader.exec_module(module)
+    except FlowError as error:
+        error.at = error.at or raised_at(error)
+        raise
+    except (ImportError, SyntaxError) as error:
+        raise UsageError(f"{shown(path)} cannot be loaded: {type(error).__name__}: {error}.") from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".rstrip(".")
+        meant = near(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
+        told = ProgramError(
+            f"{shown(path)} failed while it was loaded: {said}.",
+            at=raised_at(error),
+            fix=f"Did you mean '{meant}'?" if meant else None,
+        )
+        raise told from (error if len(own_frames(error)) > 1 else None)
+    names = vars(module)
+    flows = [v for v in names.values() if isinstance(v, Flow)]
+    if len(flows) != 1:
+        raise UsageError(
+            f"{shown(path)} has {len(flows)} flows; a script has one.",
+            fix='Write flow = fl.Flow("name") once, at module level.',
+        )
+    flow = flows[0]
+    if not flow.programs:
+        raise UsageError(f"{shown(path)} has no program.", fix="Write a function under @flow.program.")
+    return flow
+
+
+def _module(script: Path) -> Any:
+    """An empty module for a script, named like it unless something else has that name."""
+    other = sys.modules.get(script.stem)
+    taken = other is not None and getattr(other, "__file__", None) != str(script)
+    name = f"{script.stem}_script" if taken or script.stem in sys.stdlib_module_names else script.stem
+    spec = importlib.util.spec_from_file_location(name, script)
+    if spec is None:
+        raise UsageError(f"{shown(str(script))} is no Python file.", fix="A script's name ends in .py.")
+    return importlib.util.module_from_spec(spec)

@@ -1,0 +1,140 @@
+"""The words of a command line: options that every command has, and the parameters of a script's programs."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UsageError, near, shown
+from ..flow import Flow
+
+
+@dataclass(frozen=True)
+class Words:
+    """Parsed options, and the parameters of each chosen program."""
+
+    options: argparse.Namespace
+    programs: tuple[str, ...]
+    parameters: Mapping[str, Mapping[str, Any]]
+
+
+def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argparse.ArgumentParser], None]) -> Words:
+    """Read a command's words; ``extra`` adds the options of that command. Raises UsageError with the near miss."""
+    parser = argparse.ArgumentParser(
+        prog=f"flowrl {command} {shown(flow.script)}", allow_abbrev=False, exit_on_error=False
+    )
+    parser.add_argument("--program", help="which program, several with commas; default: the one named like the flow")
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
+    )
+    parser.add_argument("--plan", metavar="FILE", help="where workers run (YAML)")
+    parser.add_argument("--seed", type=int, help="seed of the run (0)")
+    extra(parser)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--program")
+    try:
+        chosen = first.parse_known_args(list(words))[0].program
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.") from None
+    programs = tuple(chosen.split(",")) if chosen else (flow.default_program(),)
+    found = {name: flow.find_program(name) for name in programs}
+    known = {a for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
+    shared = Counter(p for program in found.values() for p in program.parameters)
+    flags: dict[str, tuple[str, str]] = {}
+    for name, program in found.items():
+        group = parser.add_argument_group(f"parameters of {name}")
+        for parameter in program.parameters.values():
+            both = dict.fromkeys((parameter.name.replace("_", "-"), parameter.name))
+            spelled = [f"--{name}.{p}" for p in both] if len(found) > 1 else []
+            spelled += [f"--{p}" for p in both] if shared[parameter.name] == 1 else []
+            if any(s in known for s in spelled):
+                raise UsageError(
+                    f"program '{name}' has a parameter '{parameter.name}', which is an option of flowrl.", at=program.at
+                )
+            default = "has no default" if parameter.default is parameter.empty else f"({parameter.default})"
+            dest = f"{name}.{parameter.name}"
+            flags[dest] = (name, parameter.name)
+            reader = _reader(parameter)
+            bare: dict[str, Any] = {"nargs": "?", "const": True} if reader is _bool else {}
+            told = [s for s in spelled if parameter.name.replace("_", "-") in s]
+            for spellings, text in ((told, default), ([s for s in spelled if s not in told], argparse.SUPPRESS)):
+                if spellings:
+                    group.add_argument(
+                        *spellings,
+                        dest=dest,
+                        type=reader,
+                        default=argparse.SUPPRESS,
+                        metavar=reader.__name__.upper(),
+                        help=text,
+                        **bare,
+                    )
+    known = {a for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
+    try:
+        options, unknown = parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.") from None
+    if unknown:
+        raise _unknown_option(unknown[0], known, f"flowrl {command} {shown(flow.script)} --help")
+    parameters: dict[str, dict[str, Any]] = {name: {} for name in programs}
+    for dest, (name, parameter) in flags.items():
+        if hasattr(options, dest):
+            parameters[name][parameter] = getattr(options, dest)
+    for said in options.model:
+        worker, sep, name = said.partition("=")
+        if not sep or not name:
+            raise UsageError(f"--model {said}: write --model WORKER=NAME.")
+        flow.use_model(worker, name)
+    return Words(options, programs, parameters)
+
+
+def _unknown_option(said: str, known: Iterable[str], help_: str) -> UsageError:
+    word = said.split("=")[0]
+    dotted = sorted(option for option in known if option.endswith("." + word.lstrip("-")))
+    if dotted:
+        fix = f"Several programs have it: write {' or '.join(dotted)}."
+    else:
+        meant = near(word, known)
+        fix = f"Did you mean {meant}?" if meant else f"See {help_}."
+    return UsageError(f"'{said}' is no option here.", fix=fix)
+
+
+def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
+    """What makes a value of the words of a flag: by the annotation, else by the default."""
+    said = parameter.annotation
+    name = said.__name__ if isinstance(said, type) else str(said)
+    if said is parameter.empty:
+        name = "str" if parameter.default in (parameter.empty, None) else type(parameter.default).__name__
+    kinds: dict[str, Callable[[str], Any]] = {"int": whole_number, "float": float, "bool": _bool, "str": str}
+    parts = [part.strip() for part in name.split("|")]
+    reader = kinds.get(parts[0], str)
+    return _or_none(reader) if "None" in parts else reader
+
+
+def _or_none(reader: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        return None if text.lower() == "none" else reader(text)
+
+    read.__name__ = f"{reader.__name__} or none"
+    return read
+
+
+def whole_number(text: str) -> int:
+    """Reads 4000 and 4_000."""
+    return int(text.replace("_", ""))
+
+
+whole_number.__name__ = "int"
+
+
+def _bool(text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+_bool.__name__ = "true or false"
