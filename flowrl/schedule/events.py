@@ -1,0 +1,164 @@
+"""What a schedule is told, and what it answers: the events and commands of the state machine, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a program, as the schedule sees it.
+
+    ``Call(7, step=1, title="actor.generate", pools=("rollout",), serves=("actor",), relaxed=True)``. ``id`` counts in
+    program order; ``step`` is -1 outside of steps. ``inputs`` are calls whose results it takes. It reads the trained
+    copy of the workers ``reads`` and the generating copy of ``serves``; ``relaxed`` if the latter may be stale.
+    ``rowwise``: it can be done in pieces, prompt by prompt. ``groups``: prompt groups that it generates, where they
+    finish one by one and may be exchanged. ``residents``: what it needs in the memory of each of its pools.
+    """
+
+    id: int
+    step: int
+    title: str
+    pools: tuple[str, ...] = ()
+    inputs: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
+    serves: tuple[str, ...] = ()
+    relaxed: bool = False
+    updates: str | None = None
+    rowwise: bool = False
+    groups: int = 0
+    residents: tuple[str, ...] = ()
+
+
+class Opened(NamedTuple):
+    """The program enters a step."""
+
+    step: int
+
+
+class Issued(NamedTuple):
+    """The program made a call."""
+
+    call: Call
+
+
+class Closed(NamedTuple):
+    """The program leaves a step: no call of it will follow."""
+
+    step: int
+
+
+class Entered(NamedTuple):
+    """All rows of a generate are in the engine: it has room for those of another one."""
+
+    id: int
+
+
+class Grouped(NamedTuple):
+    """A prompt group of a generate is finished."""
+
+    id: int
+    group: int
+
+
+class Finished(NamedTuple):
+    """A call, a piece of one, or a move is done."""
+
+    id: int
+    piece: int = 0
+
+
+class Ended(NamedTuple):
+    """The program has returned."""
+
+
+Event = Opened | Issued | Closed | Entered | Grouped | Finished | Ended
+
+
+class Start(NamedTuple):
+    """Run a call, or one piece of it. What ``offload`` names leaves its pool's memory before, ``onload`` comes in.
+
+    ``versions`` are those of the generating copies that it reads.
+    """
+
+    id: int
+    piece: int
+    pieces: int
+    versions: Mapping[str, int]
+    offload: tuple[tuple[str, str], ...] = ()  # (pool, resident)
+    onload: tuple[tuple[str, str], ...] = ()
+
+
+class Stage(NamedTuple):
+    """Set the trained weights of a worker aside as a version; they may change again when this is finished."""
+
+    id: int
+    worker: str
+    version: int
+    step: int
+
+
+class Publish(NamedTuple):
+    """Install a staged version in the generating copy of a worker."""
+
+    id: int
+    worker: str
+    version: int
+    step: int
+
+
+class Take(NamedTuple):
+    """The rows of a generate are complete: these groups, as (generate, group) pairs."""
+
+    id: int
+    groups: tuple[tuple[int, int], ...]
+
+
+class Commit(NamedTuple):
+    """All that was issued in a step is done, and so are all steps before it."""
+
+    step: int
+
+
+Command = Start | Stage | Publish | Take | Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a pool can hold at once: ``Memory(80e9, {"actor.train": 70e9, "actor.generate": 35e9})``, bytes a device."""
+
+    capacity: float
+    sizes: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A trained worker that generates: ``Follower("train", "rollout")`` are the pools of its two copies.
+
+    ``shared``: one copy serves both, so nothing is staged.
+    """
+
+    train: str
+    generate: str
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a schedule knows before the first event.
+
+    ``Setup(("train", "rollout"), {"actor": Follower("train", "rollout")}, staleness=1)``. ``pieces``: into how many
+    row-wise calls are cut. ``pins``: the version for each relaxed read by id, as in the log of an earlier run.
+    """
+
+    pools: tuple[str, ...]
+    followers: Mapping[str, Follower] = field(default_factory=dict[str, Follower])
+    staleness: int = 0
+    order: str = "fifo"
+    window: float = 0.3
+    publish: str = "drain"
+    pieces: int = 1
+    memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
+    pins: Mapping[int, int] = field(default_factory=dict[int, int])

@@ -1,0 +1,268 @@
+"""The state machine on a virtual clock: commands take the seconds that a cost model gives, and nothing is computed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .events import (
+    Call,
+    Closed,
+    Commit,
+    Ended,
+    Entered,
+    Event,
+    Finished,
+    Grouped,
+    Issued,
+    Opened,
+    Publish,
+    Stage,
+    Start,
+    Take,
+)
+from .machine import IllegalEvent, Machine
+
+
+class Pace(Protocol):
+    """How long things take. ``seconds`` is of the whole call; pieces divide it."""
+
+    def seconds(self, call: Call) -> float: ...
+    def rows(self, call: Call) -> Rows | None:
+        """Rows of a generate that run side by side; None where it is one block of ``seconds``."""
+        ...
+
+    def publish(self, worker: str) -> float: ...
+    def swap(self, pool: str, resident: str) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Seconds of each row, by prompt group, and how many rows the engine runs at once."""
+
+    groups: Sequence[Sequence[float]]
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that ran: ``Span("actor.generate", 3, ("rollout",), 12.0, 18.0, "actor.publish")``.
+
+    ``id`` is that of its call, -1 for a publish, an offload or an onload. ``because`` names what it had to wait for.
+    """
+
+    title: str
+    step: int
+    pools: tuple[str, ...]
+    start: float
+    end: float
+    because: str = ""
+    id: int = -1
+    piece: int = 0
+
+
+@dataclass
+class Flown:
+    """What a virtual run has left behind: spans in the order of their start commands, times of commits."""
+
+    spans: list[Span] = field(default_factory=list[Span])
+    commits: dict[int, float] = field(default_factory=dict[int, float])
+    versions: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of each generate, by piece
+    memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict[str, "list[tuple[float, float]]"])
+    events: int = 0
+
+
+class Deadlock(Exception):
+    """Nothing runs, and the program waits: a bug of the schedule. It tells the whole story."""
+
+
+class VirtualClock:
+    """Drives a machine as a runtime does. The program itself takes no time; where it waits, the clock goes on.
+
+    ``wait(done)`` moves the clock until a condition holds; ``time`` is now.
+    """
+
+    def __init__(self, machine: Machine, pace: Pace) -> None:
+        self.machine, self.pace = machine, pace
+        self.time = 0.0
+        self.flown = Flown()
+        self._because = "the start"
+        self._due: list[tuple[float, int, Event | None, str, float]] = []  # time, number, event, pool, pauses then
+        self._number = 0
+        self._pauses: dict[str, float] = {}  # by pool: seconds for which running requests stood still
+        self._slots: dict[str, list[float]] = {}
+        self._calls: dict[int, Call] = {}
+        self._titles: dict[int, str] = {}
+        self._sources: dict[int, frozenset[int]] = {}  # the generates whose rows came into a call
+        self._groups: dict[int, dict[int, int]] = {}  # where the rows of a generate came from, where exchanged
+        self._trained: list[tuple[str, int, frozenset[int]]] = []  # worker, its version, the generates of the rows
+
+    # -- what the program does ----------------------------------------------------------------------------------
+
+    def open(self, step: int) -> None:
+        """Enter a step, once it may be entered."""
+        self.wait(lambda: self.machine.may_open(step))
+        self.tell(Opened(step))
+
+    def issue(self, call: Call) -> None:
+        """Make a call."""
+        self._calls[call.id] = call
+        sources = frozenset[int]().union(*(self._sources.get(i, frozenset()) for i in call.inputs))
+        self._sources[call.id] = sources | {call.id} if call.serves else sources
+        if call.updates is not None:
+            self._trained.append((call.updates, self.machine.version(call.updates), sources))
+        self.tell(Issued(call))
+
+    def close(self, step: int) -> None:
+        """Leave a step."""
+        self.tell(Closed(step))
+
+    def end(self) -> None:
+        """Return from the program, and let everything come to its end."""
+        self.tell(Ended())
+        self.wait(lambda: self.machine.idle)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Let time pass until a condition holds. Raises Deadlock."""
+        while not done():
+            if not self._due:
+                raise Deadlock(f"the program waits and nothing runs.\n{self.machine.story()}")
+            self._pass()
+
+    def wait_for(self, ids: Sequence[int]) -> None:
+        """Let time pass until calls are done."""
+        self.wait(lambda: not any(self.machine.pending(i) for i in ids))
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """Hand an event to the machine and do what it answers."""
+        self.flown.events += 1
+        for command in self.machine.handle(event):
+            match command:
+                case Start():
+                    self._start(command)
+                case Publish():
+                    self._publish(command)
+                case Stage():
+                    self._later(0.0, Finished(command.id))
+                case Take():
+                    self._taken(command)
+                case Commit():
+                    self.flown.commits[command.step] = self.time
+
+    def _pass(self) -> None:
+        """Go on to the next thing that happens."""
+        time, _, event, pool, pauses = heapq.heappop(self._due)
+        late = self._pauses.get(pool, 0.0) - pauses
+        if late > 0:
+            self._number += 1
+            heapq.heappush(self._due, (time + late, self._number, event, pool, pauses + late))
+            return
+        self.time = time
+        if isinstance(event, Finished):
+            self._because = self._titles.get(event.id, self._because)
+        if event is not None:
+            self.tell(event)
+
+    def _later(self, seconds: float, event: Event, pool: str = "") -> None:
+        self._number += 1
+        pauses = self._pauses.get(pool, 0.0)
+        heapq.heappush(self._due, (self.time + seconds, self._number, event, pool, pauses))
+
+    def _start(self, command: Start) -> None:
+        call = self._calls[command.id]
+        self._titles[call.id] = call.title
+        begin = self._swap(command, call)
+        if call.serves:
+            self.flown.versions.setdefault(call.id, []).append(min(command.versions.values(), default=0))
+        rows = self.pace.rows(call) if call.serves else None
+        if rows is None:
+            seconds = self.pace.seconds(call) / command.pieces
+            self._span(call, command, begin, begin + seconds)
+            if call.groups and call.relaxed and self.machine.setup.order == "window":
+                for group in range(call.groups):
+                    self._later(begin + seconds - self.time, Grouped(call.id, group), call.pools[0])
+            self._later(
+                begin + seconds - self.time, Finished(call.id, command.piece), call.pools[0] if call.serves else ""
+            )
+        else:
+            self._run_rows(call, command, rows, begin)
+
+    def _run_rows(self, call: Call, command: Start, rows: Rows, begin: float) -> None:
+        """Rows enter the engine as others leave it; a call is in when its last row is."""
+        pool = call.pools[0]
+        slots = self._slots.setdefault(pool, [0.0] * rows.slots)
+        size = -(-len(rows.groups) // command.pieces)
+        windowed = call.groups and call.relaxed and self.machine.setup.order == "window"
+        first, entered, finished = float("inf"), begin, begin
+        for number, group in list(enumerate(rows.groups))[command.piece * size : (command.piece + 1) * size]:
+            end = begin
+            for seconds in group:
+                start = max(begin, heapq.heappop(slots))
+                heapq.heappush(slots, start + seconds)
+                first, entered, end = min(first, start), max(entered, start), max(end, start + seconds)
+            finished = max(finished, end)
+            if windowed:
+                self._later(end - self.time, Grouped(call.id, number), pool)
+        self._span(call, command, min(first, finished), finished)
+        if entered < finished:
+            self._later(entered - self.time, Entered(call.id), pool)
+        self._later(finished - self.time, Finished(call.id, command.piece), pool)
+
+    def _publish(self, command: Publish) -> None:
+        seconds = self.pace.publish(command.worker)
+        pool = self.machine.setup.followers[command.worker].generate
+        title = f"{command.worker}.publish"
+        self._titles[command.id] = title
+        if self.machine.setup.publish != "drain":  # running requests stand still meanwhile
+            self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
+        if seconds > 0:
+            span = Span(title, command.step, (pool,), self.time, self.time + seconds, self._because)
+            self.flown.spans.append(span)
+        self._later(seconds, Finished(command.id))
+
+    def _swap(self, command: Start, call: Call) -> float:
+        """Seconds for what leaves and what comes, first the one, then the other; pools do it side by side."""
+        begin = self.time
+        for pool in call.pools:
+            at = self.time
+            for what, moves in (("offload", command.offload), ("onload", command.onload)):
+                for place, resident in moves:
+                    if place == pool and (seconds := self.pace.swap(pool, resident)) > 0:
+                        title = f"{resident}.{what}"
+                        self.flown.spans.append(Span(title, call.step, (pool,), at, at + seconds, self._because))
+                        at += seconds
+            begin = max(begin, at)
+        for pool in {p for p, _ in (*command.offload, *command.onload)}:
+            self.flown.memory.setdefault(pool, []).append((begin, self.machine.residency.bytes(pool)))
+        return begin
+
+    def _span(self, call: Call, command: Start, start: float, end: float) -> None:
+        self.flown.spans.append(
+            Span(call.title, call.step, call.pools, start, end, self._because, call.id, command.piece)
+        )
+
+    def _taken(self, command: Take) -> None:
+        counts: dict[int, int] = {}
+        for generate, _ in command.groups:
+            counts[generate] = counts.get(generate, 0) + 1
+        self._groups[command.id] = counts
+
+    def lags(self) -> Mapping[int, int]:
+        """Publishes between the version that a prompt group was sampled with and the one that it was trained on."""
+        found: dict[int, int] = {}
+        for worker, version, sources in self._trained:
+            for id in sources:
+                if worker not in self._calls[id].serves or not self._calls[id].relaxed:
+                    continue
+                for generate, groups in self._groups.get(id, {id: max(self._calls[id].groups, 1)}).items():
+                    for seen in self.flown.versions.get(generate, ()):
+                        lag = version - seen
+                        found[lag] = found.get(lag, 0) + groups
+        return dict(sorted(found.items()))
+
+
+__all__ = ["Deadlock", "Flown", "IllegalEvent", "Pace", "Rows", "Span", "VirtualClock"]
