@@ -25,6 +25,8 @@ from .graph.trace import trace
 from .graph.types import parse_fields
 from .graph.values import BatchValue, MetricsValue, NoSuchName, ScalarValue
 from .placement.plan import Plan
+from .planned.here import check_runs_here, scheme_here
+from .planned.scheme import scheme_of
 from .workers.actor import Actor, Reference
 from .workers.base import Worker
 from .workers.critic import Critic, RewardModel
@@ -33,6 +35,8 @@ from .workers.reward import FunctionReward
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .placement.cost import Costs
+    from .planned.study import Study, Tokens
     from .runtime.run import Outcome
 
 W = TypeVar("W", bound=Worker)
@@ -330,6 +334,35 @@ class Flow:
         lost = unused(self._infos(), used, {h.name: h.at for h in self.handles}) if whole else []
         return Report(report.program, (*report.errors, *lost, *self._misnamed()), report.lints)
 
+    def study(
+        self,
+        plan: str | Path | Plan | None = None,
+        program: str | None = None,
+        *,
+        costs: Costs | None = None,
+        tokens: Tokens | None = None,
+        seed: int = 0,
+        **parameters: Any,
+    ) -> Study:
+        """A program under a plan: its work, memory and costs, its schedule on a virtual clock. Nothing is loaded.
+
+        ``costs``: None takes a roofline of the plan's cluster. ``tokens``: what is known of lengths.
+        """
+        from .planned.study import Study, Tokens
+
+        found = self.find_program(program)
+        placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
+        return Study(
+            found.fn,
+            found.arguments(parameters),
+            self.trace(program, **parameters),
+            self.handles,
+            placed,
+            costs,
+            tokens or Tokens(),
+            seed,
+        )
+
     def workers_of(self, traced: Traced) -> tuple[str, ...]:
         """Names of the workers that a program calls, hands on, or copies, in the order of their declaration."""
         called = {n for t in traced.trails for c in t.calls for n in (c.worker, *c.serves)}
@@ -364,6 +397,10 @@ class Flow:
 
         given = dict(parameters or {})
         names = programs or (self.default_program(),)
+        placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
+        known = tuple(h.name for h in self.handles)
+        placed.check_workers(known, engines())
+        check_runs_here(placed)
         stages: list[Stage] = []
         for name in names:
             found = self.find_program(name)
@@ -371,16 +408,16 @@ class Flow:
             report = self.check(name, **mine)
             if report.errors:
                 raise CheckError(report.errors)
-            workers = self.workers_of(self.trace(name, **mine))
-            stages.append(Stage(name, found.fn, found.arguments(mine), workers, self.graph(name, **mine).to_json()))
-        placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
-        known = [h.name for h in self.handles]
-        placed.check_workers(known, engines())
+            traced = self.trace(name, **mine)
+            scheme = scheme_here(scheme_of(traced, placed, known, in_one=runtime == "eager"))
+            record = self.graph(name, **mine).to_json()
+            stages.append(Stage(name, found.fn, found.arguments(mine), self.workers_of(traced), record, scheme))
         workplace = Workplace(
             declared={h.name: h for h in self.handles},
             open_engine=open_engine,
             backends={n: placed.backend(n) for n in known},
-            devices={n: placed.device(n) for n in known},
+            devices={n: placed.device(n, "train") for n in known},
+            serving_devices={n: placed.device(n, "generate") for n in known},
             seed=seed,
         )
         settings = Settings(
@@ -396,7 +433,7 @@ class Flow:
             plan=placed.to_json(),
             arguments=tuple(arguments),
         )
-        return Runner(stages, workplace, {n: placed.pool(n) for n in known}, settings).run()
+        return Runner(stages, workplace, settings).run()
 
     def use_model(self, worker: str, model: str) -> None:
         """Put another model in the place of a worker's own: ``--model actor=NAME``."""

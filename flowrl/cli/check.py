@@ -21,10 +21,9 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
 
     said = parse(flow, "check", words, extra)
     if said.options.plan:
-        from ..backends import names as engines
         from ..placement.plan import Plan
 
-        Plan.load(said.options.plan).check_workers([h.name for h in flow.handles], engines())
+        Plan.load(said.options.plan).check_workers([h.name for h in flow.handles])
     reports = [flow.check(name, **said.parameters[name]) for name in dict.fromkeys(said.programs)]
     if not said.options.program:  # the others too
         reports += [_checked(flow, name) for name in flow.programs if name not in said.programs]

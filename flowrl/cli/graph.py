@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
-from .words import parse
+from .words import parse, put
 
 
 def graph_command(flow: Flow, words: Sequence[str]) -> int:
@@ -31,17 +30,7 @@ def graph_command(flow: Flow, words: Sequence[str]) -> int:
     if len(said.programs) > 1:
         raise UsageError("flowrl graph draws one program.", fix=f"Write --program {name}.")
     text = render(flow.graph(name, **said.parameters[name]), said.options.format)
-    if said.options.out:
-        try:
-            Path(said.options.out).parent.mkdir(parents=True, exist_ok=True)
-            Path(said.options.out).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(
-                f"--out {said.options.out}: {error.strerror}.", fix="Name a file that can be written."
-            ) from None
-        print(said.options.out)
-    else:
-        print(text, end="" if text.endswith("\n") else "\n")
+    put(text, said.options.out)
     report = flow.check(name, **said.parameters[name])
     for error in report.errors:
         print(error.report(), file=sys.stderr)

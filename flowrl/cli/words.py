@@ -7,6 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, near, shown
@@ -138,3 +139,16 @@ def _bool(text: str) -> bool:
 
 
 _bool.__name__ = "true or false"
+
+
+def put(text: str, out: str | None) -> None:
+    """Print a text, or write it to a file and print the file's name. Raises UsageError where it cannot be written."""
+    if not out:
+        print(text, end="" if text.endswith("\n") else "\n")
+        return
+    try:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        Path(out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}.", fix="Name a file that can be written.") from None
+    print(out)

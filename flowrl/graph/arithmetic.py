@@ -105,6 +105,7 @@ OPS: dict[str, Op] = {
         rows=_ROWS.get(name, "same"),
         returns="raw",
         cost="local",
+        pieces=name not in (*REDUCTIONS, "count", "concat"),
     )
     for name, fn in _FUNCTIONS.items()
 }

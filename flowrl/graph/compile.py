@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ..errors import shown
 from .oracle import Decision
 from .record import Edge, Graph, Node, WorkerInfo
+from .relaxed import Site, relaxed_calls, site
 from .terms import TCall, Traced, Trail
 from .values import find
 
@@ -26,10 +27,26 @@ class _Found:
     fields: list[str] = field(default_factory=list[str])
 
 
+def node_ids(traced: Traced) -> dict[Place, str]:
+    """The ids of the graph's nodes, by the place of their calls in the program."""
+    return _names(*_in_order(traced.trails))
+
+
+def ids_by_site(traced: Traced) -> dict[Site, str]:
+    """The same by title, file and line, as a running program knows its calls; of several in a line, the first."""
+    order, sample = _in_order(traced.trails)
+    ids = _names(order, sample)
+    found: dict[Site, str] = {}
+    for place in order:
+        found.setdefault(site(sample[place]), ids[place])
+    return found
+
+
 def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness: int = 0) -> Graph:
     """One steady iteration: the second of each loop, and what lies outside of loops."""
     order, sample = _in_order(traced.trails)
     ids = _names(order, sample)
+    relaxed = relaxed_calls(traced)
     nodes_found: dict[Place, _Found] = {place: _Found() for place in order}
     edges_found: dict[Key, _Found] = defaultdict(_Found)
     for number, trail in enumerate(traced.trails):
@@ -55,7 +72,7 @@ def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness:
             dst=ids[dst],
             kind=kind,
             fields=tuple(found.fields),
-            lag=(staleness if _relaxed(sample[dst]) else 0) if kind == "weights" else None,
+            lag=(staleness if site(sample[dst]) in relaxed else 0) if kind == "weights" else None,
             branch=label[dst]
             if found.trails == nodes_found[dst].trails
             else _branch(found.trails, traced.trails, nodes_found[dst].trails),
@@ -77,10 +94,6 @@ def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness:
         paths=len(traced.trails),
         capped=traced.capped,
     )
-
-
-def _relaxed(call: TCall) -> bool:
-    return call.op.cost == "generate" or bool(call.serves)
 
 
 def _steady(trail: Trail) -> list[TCall]:

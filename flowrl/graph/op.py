@@ -65,6 +65,10 @@ class CallShape:
     have: frozenset[str]
 
 
+#: Whether an op may be run prompt by prompt: its rows do not depend on those of other prompts.
+Pieces = bool | Callable[[CallShape], bool]
+
+
 @dataclass(frozen=True)
 class Op:
     """An op of a worker or of a library. Called on a plain worker or plain batches it just runs."""
@@ -79,6 +83,7 @@ class Op:
     cost: str = "none"
     external: bool = False
     returns: str = "batch"  # batch | metrics | scalar | none; raw: whatever the function returns
+    pieces: Pieces = False
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -136,6 +141,12 @@ class Op:
                 parsed.setdefault(self.batch_parameter, {}).update(parse_fields(value.reads))
         added = {n: t or FieldType("any") for n, t in parse_fields(adds if isinstance(adds, str) else "").items()}
         return Signature(parsed, added, self.rows)
+
+    def in_pieces(self, init: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+        """Whether this call may be run prompt by prompt."""
+        if callable(self.pieces):
+            return self.pieces(CallShape(init, arguments, frozenset()))
+        return self.pieces
 
     @property
     def batch_parameter(self) -> str:
@@ -336,6 +347,7 @@ def op(
     rows: str = "same",
     cost: str = "none",
     external: bool = False,
+    pieces: Pieces = False,
     owner: str = "",
 ) -> Callable[[F], F]: ...
 def op(
@@ -347,6 +359,7 @@ def op(
     rows: str = "same",
     cost: str = "none",
     external: bool = False,
+    pieces: Pieces = False,
     owner: str = "",
 ) -> Any:
     """Declare a method of a worker, or a function, as an op.
@@ -359,6 +372,8 @@ def op(
         rows: what it does to the rows: ``same``, ``expand`` (each row becomes some), ``filter``, ``regroup``.
         cost: its class for the cost model: ``none``, ``local``, ``forward``, ``generate``, ``train``, ``external``.
         external: it touches the world (a reward, an environment): its output is journalled, and never made twice.
+        pieces: its rows do not depend on those of other prompts, so that a plan with ``chunks`` may run it in
+            pieces; or a function of :class:`CallShape` that says so.
         owner: name of the library it belongs to, for functions outside a worker.
 
     The declaration is read at once: a wrong field type, row effect or cost raises WorkerError at the ``def``.
@@ -400,6 +415,7 @@ def op(
             cost=cost,
             external=external or cost == "external",
             returns=_returns(function, adds, rows, updates),
+            pieces=pieces,
         )
         object.__setattr__(made, "__doc__", function.__doc__)
         object.__setattr__(made, "__wrapped__", function)

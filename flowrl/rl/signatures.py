@@ -25,7 +25,7 @@ def _group_reads(call: CallShape) -> str:
     return "rewards, response_mask"
 
 
-@op(owner="rl", reads=_group_reads, adds="advantages: f32[*response]", cost="local")
+@op(owner="rl", reads=_group_reads, adds="advantages: f32[*response]", cost="local", pieces=True)
 def group_advantages(
     batch: Batch, *, scale: str = "std", eps: float = 1e-4, leave_one_out: bool = False
 ) -> dict[str, Column]:
@@ -57,7 +57,13 @@ def _gae_reads(call: CallShape) -> str:
     return "rewards, values, response_mask" + given
 
 
-@op(owner="rl", reads=_gae_reads, adds="advantages: f32[*response], returns: f32[*response]", cost="local")
+@op(
+    owner="rl",
+    reads=_gae_reads,
+    adds="advantages: f32[*response], returns: f32[*response]",
+    cost="local",
+    pieces=lambda call: not call.call.get("whiten"),
+)
 def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = False) -> dict[str, Column]:
     """``A_t = d_t + gamma lam A_{t+1}``, ``d_t = r_t + gamma V_{t+1} - V_t`` (arXiv:1506.02438, eq. 11-16).
 
@@ -96,7 +102,7 @@ def _kl_reads(call: CallShape) -> str:
     return f"{anchor}_logprobs, ref_logprobs, response_mask"
 
 
-@op(owner="rl", reads=_kl_reads, adds="token_rewards: f32[*response]", cost="local")
+@op(owner="rl", reads=_kl_reads, adds="token_rewards: f32[*response]", cost="local", pieces=True)
 def kl_penalty(batch: Batch, *, coef: float, kind: str = "k1", anchor: str = "rollout") -> dict[str, Column]:
     """``token_rewards = -coef * KL(policy, reference)`` of each sampled token, 0 elsewhere (arXiv:1909.08593, eq. 2).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,21 +12,29 @@ from ..graph.op import Op
 
 
 class Call:
-    """An op call on its way: what to run, and later its result or its error."""
+    """An op call on its way: what to run, and later its result or its error. ``parts``: results of its pieces.
+
+    ``fields`` are those of its batch, where they are known before it is run. One that only ``adds`` some to the rows
+    of another call has that as its ``base``.
+    """
 
     __slots__ = (
         "__weakref__",
+        "adds",
         "args",
         "at",
+        "base",
         "done",
         "error",
+        "fields",
         "index",
         "info",
         "kwargs",
         "op",
+        "outside",
+        "parts",
         "result",
         "step",
-        "waiter",
         "worker",
     )
 
@@ -46,30 +53,21 @@ class Call:
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self.waiter: threading.Event | None = None
+        self.parts: list[Any] | None = None
+        self.outside = False  # of the steps
+        self.base: Call | None = None
+        self.adds: frozenset[str] = frozenset()
+        self.fields: frozenset[str] | None = None
 
     @property
     def title(self) -> str:
         return f"{self.worker or self.op.owner}.{self.op.name}"
 
     def finish(self, result: Any, error: BaseException | None = None) -> None:
-        """Set the outcome, let go of the inputs, and wake who waits."""
+        """Set the outcome, and let go of the inputs."""
         self.result, self.error = result, error
         self.args, self.kwargs = (), {}
         self.done = True
-        waiter = self.waiter
-        if waiter is not None:
-            waiter.set()
-
-    def wait(self) -> None:
-        """Return once the call is done."""
-        if self.done:
-            return
-        waiter = self.waiter
-        if waiter is None:
-            waiter = self.waiter = threading.Event()
-        if not self.done:  # it may have finished before it saw the event
-            waiter.wait()
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,13 @@ class NotKept:
     """The result of a call before the cut of a resumed run that no value of the program held at the cut."""
 
 
+def maker(ref: Any) -> Call:
+    """The call behind a reference."""
+    return ref.call if isinstance(ref, Part) else ref
+
+
 def outcome(ref: Any) -> Any:
-    """The plain value behind a reference; waits for it, and raises what its call raised."""
+    """The plain value behind a reference to a call that is done. Raises what its call raised."""
     if isinstance(ref, Part):
         whole = outcome(ref.of)
         if isinstance(whole, dict) and ref.name not in whole:
@@ -102,7 +105,7 @@ def outcome(ref: Any) -> Any:
             )
         return whole[ref.name]
     call: Call = ref
-    call.wait()
+    assert call.done, f"{call.title} is not done: it was looked at too early"
     if call.error is not None:
         raise call.error
     return call.result

@@ -1,98 +1,64 @@
-"""Who runs the calls: at once in the caller (eager), or a queue per pool (local)."""
+"""Where jobs run: those of home pools in the driver's thread whenever it waits, those of others in a thread each."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container
 from contextlib import suppress
-from typing import Protocol
 
-from .call import Call
-
-Run = Callable[[Call], None]
+Job = Callable[[], None]
 
 
-class Executor(Protocol):
-    """Takes calls in program order and sees to it that each is run."""
+class Everywhere:
+    """A container that has everything: with it as home, all pools are the driver's (the eager runtime)."""
 
-    def submit(self, call: Call, pools: Sequence[str]) -> None:
-        """Have a call run on the first pool while all of ``pools`` are its own."""
-        ...
-
-    def settle(self, call: Call) -> None:
-        """Return once a call is done; the driver's thread asks."""
-        ...
-
-    def close(self, wait: bool = True) -> None:
-        """End the threads. Without ``wait`` what is queued is dropped and what runs is left behind."""
-        ...
+    def __contains__(self, item: object) -> bool:
+        return True
 
 
-class Eager:
-    """Each call is run at once, in program order, in the caller's thread: where a debugger works."""
+class Pools:
+    """Jobs by pool, in the order in which they come. Two jobs of a pool never overlap; pools do.
 
-    def __init__(self, run: Run, home: str) -> None:
-        del home
-        self._run = run
-
-    def submit(self, call: Call, pools: Sequence[str]) -> None:
-        del pools
-        self._run(call)
-
-    def settle(self, call: Call) -> None:
-        call.wait()
-
-    def close(self, wait: bool = True) -> None:
-        pass
-
-
-class Local:
-    """A queue per pool; a pool takes its calls in program order, so pools overlap and nothing can deadlock:
-    the earliest unfinished call is always at the head of its queues, with all its inputs done.
-
-    The pool ``home``, that of the models, is served by the driver's own thread whenever it waits, the others by a
-    thread each: on a CPU, torch is a third slower off the main thread (docs/design/0006-home-pool.md).
+    On a CPU torch is a third slower off the main thread, so the pool of the models is the driver's home
+    (docs/design/0006-home-pool.md). ``changed`` is notified when a job for home arrives, and by whoever changes what
+    the driver may wait for.
     """
 
-    def __init__(self, run: Run, home: str) -> None:
-        self._run, self._home = run, home
-        self._at_home: deque[Callable[[], None]] = deque()
-        self._queues: dict[str, queue.SimpleQueue[Callable[[], None] | None]] = {}
+    def __init__(self, home: Container[str], changed: threading.Condition) -> None:
+        self._home, self._changed = home, changed
+        self._at_home: deque[Job] = deque()
+        self._queues: dict[str, queue.SimpleQueue[Job | None]] = {}
         self._threads: list[threading.Thread] = []
 
-    def submit(self, call: Call, pools: Sequence[str]) -> None:
-        if len(pools) == 1:
-            self._put(pools[0], lambda: self._run(call))
-            return
-        lent = threading.Semaphore(0)  # released once by every other pool that has come to this call
+    def is_home(self, pool: str) -> bool:
+        """Whether the driver's thread serves a pool."""
+        return pool in self._home
 
-        def run() -> None:
-            for _ in pools[1:]:
-                lent.acquire()
-            self._run(call)
-
-        def lend() -> None:
-            lent.release()
-            call.wait()
-
-        self._put(pools[0], run)
-        for pool in pools[1:]:
-            self._put(pool, lend)
-
-    def settle(self, call: Call) -> None:
-        while not call.done and self._at_home:
-            self._at_home.popleft()()
-        call.wait()
-
-    def _put(self, pool: str, job: Callable[[], None]) -> None:
-        if pool == self._home:
-            self._at_home.append(job)
+    def put(self, pool: str, job: Job) -> None:
+        """Have a job run in the thread of a pool."""
+        if pool in self._home:
+            with self._changed:
+                self._at_home.append(job)
+                self._changed.notify_all()
         else:
             self._queue(pool).put(job)
 
-    def _queue(self, pool: str) -> queue.SimpleQueue[Callable[[], None] | None]:
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Return once a condition holds, which is looked at under the lock; run the home jobs meanwhile."""
+        while True:
+            with self._changed:
+                while not self._at_home:
+                    if done():
+                        return
+                    self._changed.wait()
+                if done():
+                    return
+                job = self._at_home.popleft()
+            job()
+
+    def _queue(self, pool: str) -> queue.SimpleQueue[Job | None]:
         found = self._queues.get(pool)
         if found is None:
             found = self._queues[pool] = queue.SimpleQueue()
@@ -102,13 +68,13 @@ class Local:
         return found
 
     @staticmethod
-    def _serve(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    def _serve(work: queue.SimpleQueue[Job | None]) -> None:
         while (job := work.get()) is not None:
             job()
 
     def close(self, wait: bool = True) -> None:
-        while wait and self._at_home:
-            self._at_home.popleft()()
+        """End the threads. Without ``wait`` what is queued is dropped and what runs is left behind."""
+        self._at_home.clear()
         for work in self._queues.values():
             while not wait and not work.empty():
                 with suppress(queue.Empty):
@@ -116,6 +82,3 @@ class Local:
             work.put(None)
         for thread in self._threads if wait else ():
             thread.join()
-
-
-EXECUTORS: dict[str, Callable[[Run, str], Executor]] = {"eager": Eager, "local": Local}

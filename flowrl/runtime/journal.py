@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,25 +22,26 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.reads: dict[tuple[int, int], Any] = {}
-        self.external: dict[tuple[int, int], dict[str, Any]] = {}
+        self.external: dict[tuple[int, int, int], dict[str, Any]] = {}  # program, call, piece
         for line in lines(path):
             if "read" in line:
                 self.reads[(line["program"], line["read"])] = line["value"]
             else:
-                self.external[(line["program"], line["call"])] = line
+                self.external[(line["program"], line["call"], line.get("piece", 0))] = line
         self._file = path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
 
     def read(self, program: int, number: int, value: Any) -> None:
         """Keep the value of a read."""
         self._write({"program": program, "read": number, "value": value})
 
-    def keep(self, program: int, call: int, inputs: str, added: Batch) -> None:
-        """Keep what an external call added to its rows."""
-        self._write({"program": program, "call": call, "inputs": inputs, "adds": added.to_record()})
+    def keep(self, program: int, call: int, piece: int, inputs: str, added: Batch) -> None:
+        """Keep what an external call, or a piece of it, added to its rows."""
+        self._write({"program": program, "call": call, "piece": piece, "inputs": inputs, "adds": added.to_record()})
 
-    def kept(self, program: int, call: int, inputs: str, differs: Callable[[], None]) -> Batch | None:
+    def kept(self, program: int, call: int, piece: int, inputs: str, differs: Callable[[], None]) -> Batch | None:
         """What the call added before, when it was made with the same inputs; ``differs`` is told when not."""
-        line = self.external.get((program, call))
+        line = self.external.get((program, call, piece))
         if line is None:
             return None
         if line["inputs"] != inputs:
@@ -48,8 +50,10 @@ class Journal:
         return Batch.from_record(line["adds"])
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._file.flush()
+        text = json.dumps(line, separators=(",", ":")) + "\n"
+        with self._lock:  # pools write from threads of their own
+            self._file.write(text)
+            self._file.flush()
 
     def sync(self) -> None:
         """Have the disk hold all of it."""

@@ -62,8 +62,8 @@ class Progress:
         self._step += 1
         self._recent.append(dict(line))
         for timing in timings:
-            self._spent[timing.title] += timing.end - timing.start
-            self._calls[timing.title] += 1
+            self._spent[timing.node] += timing.end - timing.start
+            self._calls[timing.node] += 1
         if self.quiet or self._live is not None:
             return
         if time.monotonic() - self._said >= EVERY:

@@ -62,8 +62,8 @@ class Recorder:
         self.history.append(line)
         for timing in step.timings:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
-            where = {"program": program, "step": step.number}
-            self.write("timeline", {**where, "node": timing.title, "start": start, "end": end})
+            where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
+            self.write("timeline", {**where, "start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens})
         if step.rows is not None and step.number % self.every == 0:
             self._trajectories(program, step.number, step.rows, tokenizer)
         return line

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ModelError, ResumeError, UsageError
 from ..graph import session as sessions
+from ..schedule.scheme import Scheme
 from . import checkpoint
 from .journal import Journal
 from .progress import Progress
@@ -25,13 +26,14 @@ from .workplace import Workplace
 
 @dataclass(frozen=True)
 class Stage:
-    """One program of a run: ``Stage("grpo", fn, {"steps": 400}, ("actor", "reward"), graph_record)``."""
+    """One program of a run: ``Stage("grpo", fn, {"steps": 400}, ("actor", "reward"), graph_record, scheme)``."""
 
     program: str
     fn: Callable[..., Any]
     parameters: Mapping[str, Any]
     workers: tuple[str, ...]
     graph: Mapping[str, Any]
+    scheme: Scheme
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Outcome:
 class Runner:
     """Runs stages in a folder. One per run."""
 
-    def __init__(self, stages: Sequence[Stage], place: Workplace, pools: Mapping[str, str], settings: Settings) -> None:
-        self.stages, self.place, self.pools, self.settings = stages, place, pools, settings
+    def __init__(self, stages: Sequence[Stage], place: Workplace, settings: Settings) -> None:
+        self.stages, self.place, self.settings = stages, place, settings
         self._prepare_folder()
         self.recorder = Recorder(settings.out)
         self.journal = Journal(settings.out / "journal.jsonl")
@@ -114,15 +116,22 @@ class Runner:
 
     def _run_stage(self, stage: Stage, cut: Cut | None) -> None:
         workers = {name: self.place.open(name) for name in stage.workers}
+        followers = stage.scheme.setup.followers
+        servers = {name: self.place.open_server(name) for name, f in followers.items() if not f.shared}
         if cut is None:
             for worker in workers.values():
                 worker.program_starts()
+            for name in followers:
+                version = workers[name].read_version()  # what the program before has updated is published
+                if name in servers and servers[name].version != version:
+                    servers[name].install(workers[name].stage(), version)
         session = self._session = Running(
             program=stage.program,
             number=self._number,
             seed=self.settings.seed,
             workers=workers,
-            pools=self.pools,
+            servers=servers,
+            scheme=stage.scheme,
             runtime=self.settings.runtime,
             journal=self.journal,
             hooks=Hooks(
@@ -174,7 +183,8 @@ class Runner:
             "marks": self.recorder.marks(),
             "seed": self.settings.seed,
         }
-        checkpoint.save(self.settings.out / "checkpoints", manifest, self.place.workers, live)
+        servers = {f"{name}.generate": worker for name, worker in self.place.servers.items()}
+        checkpoint.save(self.settings.out / "checkpoints", manifest, self.place.workers | servers, live)
         if self._asked:  # what a resumed run was asked holds from here on, also when it is resumed again
             self.recorder.run_record(**self._asked)
             self._asked = {}
@@ -182,11 +192,12 @@ class Runner:
     def _restore(self, manifest: Mapping[str, Any]) -> Cut | None:
         folder = checkpoint.latest(self.settings.out / "checkpoints")
         assert folder is not None, "a manifest came from a checkpoint"
-        for name in manifest["stamps"]:
-            worker = self.place.open(name)
+        program = manifest["program"]
+        for name in sorted(manifest["stamps"], key=lambda n: n.endswith(".generate")):
+            trained, _, serving = name.partition(".")
+            worker = self.place.open_server(trained) if serving else self.place.open(name)
             checkpoint.load_worker(folder, name, worker)
             worker.stamp = manifest["stamps"][name]
-        program = manifest["program"]
         if program is None:
             return None
         return Cut(
@@ -197,6 +208,7 @@ class Runner:
             live=checkpoint.load_live(folder, manifest),
             cursors=program["cursors"],
             draws=program["draws"],
+            held=tuple(program.get("held", ())),
         )
 
     def _found(self) -> dict[str, Any] | None:

@@ -41,12 +41,26 @@ class Workplace:
     seed: int = 0
     warn: Callable[[str], None] = lambda text: None
     workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
+    servers: dict[str, Worker] = field(default_factory=dict[str, Worker])  # generating copies of their own
+    serving_devices: Mapping[str, str] = field(default_factory=dict[str, str])  # of those
     _tokenizers: dict[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
 
     def open(self, name: str) -> Worker:
         """The open worker of that name."""
-        if name in self.workers:
-            return self.workers[name]
+        if name not in self.workers:
+            self.workers[name] = self._opened(name, self.devices.get(name, "auto"), serving=False)
+        return self.workers[name]
+
+    def open_server(self, name: str) -> Worker:
+        """The copy of a worker that generates, with the weights that the trained one has when it is opened."""
+        if name not in self.servers:
+            trained = self.open(name)
+            server = self._opened(name, self.serving_devices.get(name, "auto"), serving=True)
+            server.install(trained.stage(), trained.version)
+            self.servers[name] = server
+        return self.servers[name]
+
+    def _opened(self, name: str, device: str, *, serving: bool) -> Worker:
         said = self.declared[name]
         worker = said.cls(*said.args, **said.kwargs)
         worker.name = name
@@ -58,7 +72,8 @@ class Workplace:
             tokenizer=self.tokenizer,
             warn=self.warn,
             seed=self.seed,
-            device=self.devices.get(name, "auto"),
+            device=device,
+            serving=serving,
         )
         try:
             worker.open(opening)
@@ -69,7 +84,6 @@ class Workplace:
             raise WorkerError(
                 f"worker '{name}' could not be opened: {type(error).__name__}: {error}", at=said.at
             ) from error
-        self.workers[name] = worker
         return worker
 
     def tokenizer(self, said: Any) -> Any:
@@ -91,6 +105,7 @@ class Workplace:
 
     def close(self) -> None:
         """Close every open worker."""
-        for worker in self.workers.values():
+        for worker in (*self.workers.values(), *self.servers.values()):
             worker.close()
         self.workers.clear()
+        self.servers.clear()

@@ -86,6 +86,7 @@ class Start(NamedTuple):
     id: int
     piece: int
     pieces: int
+    pools: tuple[str, ...]
     versions: Mapping[str, int]
     offload: tuple[tuple[str, str], ...] = ()  # (pool, resident)
     onload: tuple[tuple[str, str], ...] = ()
@@ -98,6 +99,7 @@ class Stage(NamedTuple):
     worker: str
     version: int
     step: int
+    pools: tuple[str, ...]
 
 
 class Publish(NamedTuple):
@@ -107,6 +109,7 @@ class Publish(NamedTuple):
     worker: str
     version: int
     step: int
+    pools: tuple[str, ...]
 
 
 class Take(NamedTuple):

@@ -93,7 +93,7 @@ class Machine:
     >>> machine.handle(Opened(0))
     []
     >>> machine.handle(Issued(Call(0, 0, "actor.generate", ("rollout",), serves=("actor",))))
-    [Start(id=0, piece=0, pieces=1, versions={'actor': 0}, offload=(), onload=())]
+    [Start(id=0, piece=0, pieces=1, pools=('rollout',), versions={'actor': 0}, offload=(), onload=())]
     """
 
     def __init__(
@@ -415,11 +415,11 @@ class Machine:
         call = node.call
         if call is None:
             made = Stage if node.kind == "stage" else Publish
-            self._out.append(made(node.id, node.worker, node.version, node.step))
+            self._out.append(made(node.id, node.worker, node.version, node.step, node.pools))
             return
         versions = {w: self._copies[w].installed for w in call.serves if w in self._copies}
         offload, onload = self.residency.need(call.pools, call.residents) if call.residents else ((), ())
-        self._out.append(Start(node.id, piece, node.pieces, versions, offload, onload))
+        self._out.append(Start(node.id, piece, node.pieces, node.pools, versions, offload, onload))
 
     # -- completion ---------------------------------------------------------------------------------------------
 

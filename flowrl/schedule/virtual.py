@@ -214,7 +214,7 @@ class VirtualClock:
 
     def _publish(self, command: Publish) -> None:
         seconds = self.pace.publish(command.worker)
-        pool = self.machine.setup.followers[command.worker].generate
+        pool = command.pools[0]
         title = f"{command.worker}.publish"
         self._titles[command.id] = title
         if self.machine.setup.publish != "drain":  # running requests stand still meanwhile

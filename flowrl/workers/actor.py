@@ -80,7 +80,7 @@ class Actor(ModelWorker):
             seed=self.seed,
         )
 
-    @op(reads="prompt_ids", adds=GENERATED, rows="expand", cost="generate")
+    @op(reads="prompt_ids", adds=GENERATED, rows="expand", cost="generate", pieces=True)
     def generate(
         self,
         batch: Batch,
@@ -165,7 +165,7 @@ class Actor(ModelWorker):
             )
         return int(ids[0])
 
-    @op(reads="tokens, response_mask", adds="old_logprobs: f32[*response]", cost="forward")
+    @op(reads="tokens, response_mask", adds="old_logprobs: f32[*response]", cost="forward", pieces=True)
     def logprobs(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``old_logprobs``: of each response token under the weights as they are now, at temperature 1."""
         return {"old_logprobs": self.engine.logprobs(batch)}
@@ -254,7 +254,7 @@ class Reference(ModelWorker):
             self.engine.copy_weights_from(self._source.engine)
             self.touched()
 
-    @op(reads="tokens, response_mask", adds="ref_logprobs: f32[*response]", cost="forward")
+    @op(reads="tokens, response_mask", adds="ref_logprobs: f32[*response]", cost="forward", pieces=True)
     def logprobs(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``ref_logprobs``: of each response token under this model, at temperature 1."""
         return {"ref_logprobs": self.engine.logprobs(batch)}

@@ -34,6 +34,8 @@ class Engine(Protocol):
     def update(self, batch: Batch, loss: Any, **how: Any) -> Mapping[str, float]: ...
     def restart_optimizer(self) -> None: ...
     def copy_weights_from(self, other: Any) -> None: ...
+    def plain_weights(self) -> Mapping[str, Tensor]: ...
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None: ...
     def state(self) -> State: ...
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None: ...
     def digest(self) -> str: ...
@@ -50,6 +52,7 @@ class Opening:
     warn: Callable[[str], None]
     seed: int = 0
     device: str = "auto"
+    serving: bool = False  # the copy that only generates: it has no optimizer, and adapters are merged into it
 
 
 class Worker:
@@ -96,6 +99,22 @@ class Worker:
             self.version += 1
             self.dirty = False
         return self.version
+
+    def published(self, version: int) -> None:
+        """Note that the weights as they are now are a version of their own."""
+        self.version, self.dirty = version, False
+        self.touched()
+
+    def stage(self) -> Any:
+        """The weights as they are now, set aside for a copy that generates."""
+        raise WorkerError(
+            f"{self.name or type(self).__name__} has no weights that another copy could follow.",
+            fix="Place its ops in one pool, with staleness: 0.",
+        )
+
+    def install(self, staged: Any, version: int) -> None:
+        """Take what :meth:`stage` of the trained copy gave."""
+        raise WorkerError(f"{self.name or type(self).__name__} cannot take weights.")
 
     def touched(self) -> None:
         """Note that the state changed."""
@@ -174,6 +193,8 @@ class ModelWorker(Worker):
         from dataclasses import replace
 
         build = self.build()
+        if opening.serving:
+            build = replace(build, optim=None, lora=None)
         self._engine = opening.open_engine(
             replace(build, device=opening.device if build.device == "auto" else build.device)
         )
@@ -185,6 +206,14 @@ class ModelWorker(Worker):
 
     def close(self) -> None:
         self._engine = None
+
+    def stage(self) -> Any:
+        """A copy of the weights, adapters merged."""
+        return {name: weight.detach().clone() for name, weight in self.engine.plain_weights().items()}
+
+    def install(self, staged: Any, version: int) -> None:
+        self.engine.take_weights(staged)
+        self.published(version)
 
     def state(self) -> State:
         tensors, record = self.engine.state()

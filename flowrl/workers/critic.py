@@ -61,7 +61,7 @@ class _Scalar(ModelWorker):
 class Critic(_Scalar):
     """A value model: what the rest of a response is worth, before each of its tokens. Arguments as :class:`Actor`."""
 
-    @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward")
+    @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward", pieces=True)
     def values(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``values``: for each response token, of the state in which it was chosen."""
         return {"values": self.engine.values(batch)}
@@ -102,7 +102,7 @@ class RewardModel(_Scalar):
     def build(self) -> Build:
         return Build(self.model, head="scalar", dtype=self.dtype, seed=self.seed)
 
-    @op(reads="tokens", adds="rewards: f32[]", cost="forward")
+    @op(reads="tokens", adds="rewards: f32[]", cost="forward", pieces=True)
     def score(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``rewards``: the score of each row."""
         return {"rewards": self.engine.scores(batch)}

@@ -120,7 +120,7 @@ class Env(Worker):
     def open(self, opening: Opening) -> None:
         self._opening = opening
 
-    @op(reads=_columns, adds=GENERATED + ", rewards: f32[], turns: i32[]", rows="expand", cost="external")
+    @op(reads=_columns, adds=GENERATED + ", rewards: f32[], turns: i32[]", rows="expand", cost="external", pieces=True)
     def rollout(
         self,
         batch: Batch,

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _GIVEN = ("prompt", "response")
 
 
+def _row_by_row(shape: CallShape) -> bool:
+    return not shape.init.get("batched", False)
+
+
 def _columns(shape: CallShape) -> str:
     """What a reward function asks for, by its parameters."""
     wanted = ["response_ids", "prompt" if "prompt" in shape.have else "prompt_ids"]
@@ -91,7 +95,7 @@ class FunctionReward(Worker):
         self._tokenizer = cache(lambda: opening.tokenizer(self.said_tokenizer))
         self._warn = opening.warn
 
-    @op(reads=_columns, adds="rewards: f32[]", cost="external")
+    @op(reads=_columns, adds="rewards: f32[]", cost="external", pieces=_row_by_row)
     def score(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``rewards``, one per row. Raises RewardError naming the row, unless ``on_error`` says otherwise."""
         rows = self._arguments(batch)

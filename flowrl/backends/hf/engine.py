@@ -236,21 +236,32 @@ class HFEngine:
             for name, weight in self.net.model.named_parameters():
                 weight.copy_(tensors[f"weights.{name}"])
 
+    def plain_weights(self) -> dict[str, Tensor]:
+        """The weights by name, as a model without adapters has them: what it has are merged. They may be views."""
+        if self.build.lora is None:
+            return dict(adapters.plain(self.net.model))
+        return dict(adapters.merged(self.net.model))
+
     def copy_weights_from(self, other: HFEngine) -> None:
         """Take the weights of another engine of the same model; adapters are merged on the way."""
         mine, given = dict(self.net.model.named_parameters()), adapters.plain(other.net.model)
         if set(mine) != set(given):
             given = adapters.merged(other.net.model)
-        lacking = sorted(set(mine) - set(given))
-        if lacking or any(mine[n].shape != given[n].shape for n in mine):
+        self.take_weights(given, other.build.model.title)
+
+    def take_weights(self, weights: Mapping[str, Tensor], title: str = "another copy") -> None:
+        """Take weights by name. Raises ModelError when one is missing or has another shape."""
+        mine = dict(self.net.model.named_parameters())
+        lacking = sorted(set(mine) - set(weights))
+        if lacking or any(mine[n].shape != weights[n].shape for n in mine):
             raise ModelError(
-                f"The weights of '{other.build.model.title}' do not fit '{self.build.model.title}'.",
+                f"The weights of '{title}' do not fit '{self.build.model.title}'.",
                 have=lacking[:5] or None,
                 fix="Use the same model for both.",
             )
         with torch.no_grad():
             for name, weight in mine.items():
-                weight.copy_(given[name])
+                weight.copy_(weights[name])
 
     def save(self, folder: str | Path) -> None:
         """A Hugging Face folder: weights (adapters merged), configuration, generation settings, tokenizer."""

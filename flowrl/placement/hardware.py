@@ -1,0 +1,130 @@
+"""What a group of devices can do together: its slowest device, and the channel that its collectives go through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from .cluster import Cluster
+from .devices import DeviceKind, kind_named
+from .mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A way between devices: ``Channel(bandwidth=50e9, latency=5e-6)``, bytes per second in one direction, seconds.
+
+    Collectives are rings (Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002): each rank sends its part on to
+    the next, ``ranks - 1`` times.
+    """
+
+    bandwidth: float
+    latency: float
+
+    def send(self, size: float) -> float:
+        """Seconds of one message; none for no bytes."""
+        return self.latency + size / self.bandwidth if size > 0 else 0.0
+
+    def all_gather(self, size: float, ranks: int) -> float:
+        """Seconds until every rank has ``size`` bytes, of which it had one part. A reduce-scatter takes as long."""
+        return (ranks - 1) * self.send(size / ranks)
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """Seconds until every rank has the sum of ``size`` bytes: a reduce-scatter and an all-gather."""
+        return 2 * self.all_gather(size, ranks)
+
+    def all_to_all(self, size: float, ranks: int) -> float:
+        """Seconds until every rank has sent one part of its ``size`` bytes to each other rank."""
+        return (ranks - 1) * self.send(size / ranks)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The devices of one call. Of devices of several kinds the slowest decides, figure by figure.
+
+    ``Hardware(Cluster.of("h100-80:2x8"), tuple(range(16)), link=0.7, network=0.7)``: of the peak of its channels, so
+    much is reached. Without devices: one of kind ``cpu``.
+    """
+
+    cluster: Cluster | None
+    devices: tuple[int, ...] = ()
+    link: float = 1.0
+    network: float = 1.0
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def of(cluster: Cluster | None, devices: tuple[int, ...], link: float = 1.0, network: float = 1.0) -> Hardware:
+        """The same, kept: what was found out about these devices need not be found out again."""
+        return Hardware(cluster, devices, link, network)
+
+    @cached_property
+    def kinds(self) -> tuple[DeviceKind, ...]:
+        """The kinds among the devices."""
+        if self.cluster is None or not self.devices:
+            return (kind_named("cpu"),)
+        return tuple({k.name: k for k in map(self.cluster.kind, self.devices)}.values())
+
+    @cached_property
+    def _members(self) -> dict[tuple[Mesh, tuple[str, ...]], int]:
+        return {}
+
+    @property
+    def names(self) -> str:
+        """``h100-80``, or ``h100-80 and l40s``."""
+        return " and ".join(dict.fromkeys(k.name for k in self.kinds))
+
+    def flops(self, dtype_bytes: float) -> float:
+        """Peak operations per second of the slowest device in the dtype of that many bytes."""
+        name = {1: "fp8", 2: "bf16", 4: "fp32"}.get(round(dtype_bytes), "bf16")
+        return min(k.flops.get(name) or k.flops["bf16"] for k in self.kinds)
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the smallest device."""
+        return min(k.memory for k in self.kinds)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second between the slowest device and its memory."""
+        return min(k.bandwidth for k in self.kinds)
+
+    @property
+    def host(self) -> float:
+        """Bytes per second between a device and the memory of its host."""
+        return min(k.host for k in self.kinds)
+
+    def channel(self, members: int = 0) -> Channel:
+        """Between devices of one node; with ``members``, over the network, that many in each node taking part."""
+        link = min(k.link for k in self.kinds) * self.link
+        if not members:
+            return Channel(link, max(k.link_latency for k in self.kinds))
+        network = min(k.network for k in self.kinds) * self.network
+        return Channel(min(link, members * network), max(k.network_latency for k in self.kinds))
+
+    def along(self, mesh: Mesh, *axes: str) -> Channel:
+        """The channel of the groups along these axes: the link inside a node, the network where a group crosses nodes.
+
+        A ring across nodes uses the adapters of all its members in a node, so ``k`` of them have ``k`` times the
+        network share of one, and never more than their link.
+        """
+        return self.channel(self._crossing(mesh, axes))
+
+    def crosses(self, mesh: Mesh, *axes: str) -> bool:
+        """Whether a group along these axes has devices in several nodes."""
+        return self._crossing(mesh, axes) > 0
+
+    def _crossing(self, mesh: Mesh, axes: tuple[str, ...]) -> int:
+        """0 when every group along the axes is inside a node, else the fewest members that one has in a node."""
+        cluster, key = self.cluster, (mesh, axes)
+        if cluster is None or len(self.devices) < mesh.size:
+            return 0
+        if key not in self._members:
+            groups = (Counter(cluster.node(self.devices[rank]) for rank in g) for g in mesh.groups(*axes))
+            self._members[key] = min((min(nodes.values()) for nodes in groups if len(nodes) > 1), default=0)
+        return self._members[key]
+
+    @cached_property
+    def one_node(self) -> bool:
+        """Whether all devices are in one node."""
+        return self.cluster is None or len({self.cluster.node(d) for d in self.devices}) < 2

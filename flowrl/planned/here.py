@@ -1,0 +1,46 @@
+"""Whether this process can run a plan: a device for each pool, and an engine that does what the pipeline asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import PlanError
+from ..placement.plan import Plan, Pool
+from ..schedule.scheme import Scheme
+
+
+def check_runs_here(plan: Plan) -> None:
+    """Raise PlanError for what the runtimes of one process cannot do: several devices to a pool, or interruptions."""
+    for worker, use, place in plan.roles():
+        pool = plan.pools[place.pool]
+        if place.mesh.size > 1:
+            title = worker if len(plan.place[worker]) == 1 else f"{worker}.{use}"
+            raise PlanError(
+                f"{title} has a mesh of {place.mesh.size} devices ({place.mesh}); this process runs a pool on one device.",
+                at=place.at or pool.at,
+                fix="Give the pool one device, or look at the plan with flowrl check and flowrl simulate.",
+            )
+    for pool in plan.pools.values():
+        if len(pool.devices) > 1 and any(plan.pools[p.pool] is pool for _, _, p in plan.roles()):
+            raise _too_many(pool)
+    if plan.pipeline.publish != "drain":
+        raise PlanError(
+            f"publish: {plan.pipeline.publish} needs an engine that can be interrupted; "
+            "the engine of this process answers a whole call at once.",
+            at=plan.pipeline.at.get("publish"),
+            fix="Write publish: drain.",
+        )
+
+
+def _too_many(pool: Pool) -> PlanError:
+    return PlanError(
+        f"pool '{pool.name}' has {len(pool.devices)} devices; this process runs a pool on one device.",
+        at=pool.at,
+        fix="Give the pool one device, or look at the plan with flowrl check and flowrl simulate.",
+    )
+
+
+def scheme_here(scheme: Scheme) -> Scheme:
+    """The schedule as this process keeps it. Its engine finishes all groups of a call at once, in the order of the
+    calls, so that a window has nothing to exchange."""
+    return replace(scheme, setup=replace(scheme.setup, order="fifo"))

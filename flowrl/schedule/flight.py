@@ -1,0 +1,167 @@
+"""A program flown on the virtual clock: it runs with real steps and symbols for values, and its calls take no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import At
+from ..graph import session as sessions
+from ..graph.op import Op, Signature
+from ..graph.oracle import Path
+from ..graph.relaxed import site
+from ..graph.shims import shimmed
+from ..graph.terms import Rows, SourceLike, TCall, TNumber
+from ..graph.tracer import Tracer
+from ..graph.values import BatchValue, Value, find
+from .scheme import Scheme
+from .virtual import VirtualClock
+
+ENDLESS = 100  # steps of a program that goes on until its data end, unless it is told how many
+
+
+@dataclass(frozen=True)
+class Made:
+    """A call of a flown program: ``Made(call, rows=512)``, with the rows of its batch after it."""
+
+    call: TCall
+    step: int
+    rows: int
+    inputs: tuple[int, ...] = ()
+
+
+@dataclass
+class Assumed:
+    """What a flight took for granted of values that only a run knows: conditions, each taken as False."""
+
+    conditions: dict[str, At] = field(default_factory=dict[str, At])
+
+
+class Flight(Tracer):
+    """The session of a flown program. ``steps`` cuts every loop short; ``note`` is told of each call before it is made.
+
+    Where the program asks for a value, the clock goes on until it is there; a condition on it is taken as False.
+    """
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        clock: VirtualClock,
+        scheme: Scheme,
+        *,
+        steps: int | None,
+        note: Callable[[Made], int],
+    ) -> None:
+        super().__init__(Path(), (), program)
+        self.clock, self.scheme = clock, scheme
+        self.assumed = Assumed()
+        self._most, self._note = steps, note
+        self._opened = 0
+        self._inside = False
+        self._sizes: dict[int, int] = {}
+        self._regrouped: dict[int, int] = {}
+
+    def fly(self, program: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
+        """Run the program to its end, and let the clock go on until all is done. Raises FlowError as a trace does."""
+        with sessions.using(self):
+            shimmed(program)(**parameters)
+        self.clock.end()
+        if self.errors:
+            raise self.errors[0]
+
+    def steps(self, source: SourceLike, steps: Any) -> Iterator[tuple[Any, Any]]:
+        """As many steps as the program asks for, numbered by real numbers."""
+        asked = steps if isinstance(steps, int) else ENDLESS if self._most is None else self._most
+        self._loops += 1
+        number = self._loops
+        self._source = source
+        try:
+            for step in range(asked if self._most is None else min(asked, self._most)):
+                self.loop, self.iteration = number, step + 1
+                self.clock.open(self._opened)
+                self._inside = True
+                yield step, self.draw(source)
+                self._shut()
+        finally:
+            if self._inside:
+                self._shut()
+            self.loop, self.iteration, self._source = 0, 0, None
+
+    def _shut(self) -> None:
+        self._inside = False
+        self.clock.close(self._opened)
+        self._opened += 1
+
+    def draw(self, source: SourceLike, count: Any = None) -> Any:
+        value = super().draw(source, count)
+        self._sizes[self._draws] = count if isinstance(count, int) else int(getattr(source, "batch", 1))
+        return value
+
+    def read(self, value: Value, kind: type) -> Any:
+        ref = value.ref
+        if isinstance(ref, TNumber) and ref.calls:
+            self.clock.wait_for(sorted(ref.calls))
+            if kind is bool:
+                known = len(self.trail.path.taken)
+                outcome = super().read(value, kind)
+                for decision in self.trail.path.taken[known:]:
+                    self.assumed.conditions.setdefault(decision.condition, decision.at)
+                return outcome
+        return super().read(value, kind)
+
+    def _lint_read(self, ref: TNumber, at: At) -> None:
+        del ref, at  # the check has said it; here it only costs time
+
+    def record(
+        self,
+        op: Op,
+        worker: str,
+        at: At,
+        signature: Signature,
+        uses: Iterable[tuple[int, str]],
+        serves: tuple[str, ...] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> TCall:
+        given = dict(arguments or {})
+        makers = dict.fromkeys(maker for maker, _ in uses)
+        rows = 0
+        for value in find(list(given.values())):
+            if isinstance(value, BatchValue):
+                rows = rows or self.count(value.ref.rows)
+                if op.rows != "same":  # rows made anew take along every field
+                    makers |= dict.fromkeys(m for m, _ in self.uses(value))
+        call = super().record(op, worker, at, signature, [(m, "") for m in makers], serves, given)
+        n = given.get("n")
+        if op.rows == "expand" and isinstance(n, int):
+            rows *= n
+        self._regrouped[call.index] = rows
+        groups = self._note(Made(call, self._opened, rows, tuple(makers)))
+        owner = None if op.owner in ("batch", "rl", "data", "user") and worker == op.owner else worker
+        self.clock.issue(
+            self.scheme.call(
+                call.index,
+                self._opened if self._inside else -1,
+                op,
+                owner,
+                site(call),
+                inputs=makers,
+                handles=serves,
+                arguments=given,
+                groups=groups,
+            )
+        )
+        return call
+
+    def count(self, rows: Rows) -> int:
+        """How many rows a term of the trace stands for; a filter is taken to keep all."""
+        kind, *rest = rows
+        if kind == "draw":
+            return self._sizes.get(rest[0], 0)
+        if kind == "regroup":
+            return self._regrouped.get(rest[0], 0)
+        if kind == "concat":
+            return sum(self.count(part) for part in rest)
+        if kind == "expand" and len(rest) == 2 and isinstance(rest[1], int):
+            return self.count(rest[0]) * rest[1]
+        return self.count(rest[0]) if rest and isinstance(rest[0], tuple) else 0

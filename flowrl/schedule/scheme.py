@@ -1,0 +1,85 @@
+"""How the calls of a program look to the schedule: pools, the weights that they see, and whether they may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..graph.op import Op
+from ..graph.relaxed import Site, samples
+from .events import Call, Follower, Setup
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a plan and a traced program say of calls: ``Scheme({"actor": "train", "reward": "cpu"}, relaxed=...)``.
+
+    ``train`` and ``generate`` are the pools of each worker for its two uses; ``relaxed`` the calls that may see older
+    weights; ``residents`` what each pool's memory must hold for (worker, use), where turns matter.
+    """
+
+    train: Mapping[str, str]
+    generate: Mapping[str, str] = field(default_factory=dict[str, str])
+    relaxed: frozenset[Site] = frozenset()
+    residents: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    setup: Setup = field(default_factory=lambda: Setup(("main",)))
+    nodes: Mapping[Site, str] = field(default_factory=dict[Site, str])  # ids of the graph
+
+    def call(
+        self,
+        id: int,
+        step: int,
+        op: Op,
+        worker: str | None,
+        site: Site,
+        *,
+        inputs: Iterable[int],
+        handles: Sequence[str] = (),
+        init: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        cut: bool = True,
+        groups: int = 0,
+    ) -> Call:
+        """One call. A call of a library has no pool: it runs where its rows are, as soon as they are.
+
+        ``cut``: whether its rows can be cut into pieces.
+        """
+        sampling = samples(op, tuple(handles))
+        served = tuple(dict.fromkeys((*handles, worker) if op.cost == "generate" and worker else handles))
+        follows = tuple(w for w in served if w in self.setup.followers)
+        pools = self.pools(op, worker, handles)
+        relaxed = sampling and step >= 0 and site in self.relaxed
+        return Call(
+            id,
+            step,
+            site[0],
+            pools,
+            tuple(inputs),
+            reads=tuple(w for w in (worker, *served) if w is not None and w not in follows),
+            serves=follows,
+            relaxed=relaxed,
+            updates=worker if op.updates is not None else None,
+            rowwise=cut and self.setup.pieces > 1 and op.in_pieces(init or {}, arguments or {}),
+            groups=groups if relaxed else 0,
+            residents=tuple(r for p in pools for r in self.residents.get(p, ()) if r in _needs(op, worker, handles)),
+        )
+
+    def pools(self, op: Op, worker: str | None, handles: Sequence[str] = ()) -> tuple[str, ...]:
+        """The pools that a call takes, all at once: its worker's, and those of the handles that it holds."""
+        if worker is None:
+            return ()
+        own = self.place(worker, "generate" if op.cost == "generate" else "train")
+        return tuple(dict.fromkeys((own, *(self.place(h, "generate") for h in handles))))
+
+    def place(self, worker: str, use: str) -> str:
+        """The pool of a worker for one of its uses."""
+        return self.generate.get(worker, self.train[worker]) if use == "generate" else self.train[worker]
+
+
+def _needs(op: Op, worker: str | None, handles: Sequence[str]) -> set[str]:
+    use = "generate" if op.cost == "generate" else "train"
+    return {f"{worker}.{use}", *(f"{h}.generate" for h in handles)}
+
+
+__all__ = ["Follower", "Scheme"]

@@ -1,0 +1,159 @@
+"""What a simulated program did: spans on pools, who waited for what, how stale rows were, and what that rests on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .virtual import Span
+
+_LEAST = 1e-9  # seconds; below, a gap is rounding
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that kept a pool busy: ``Bar("actor.generate", 3, "rollout", 12.0, 18.0, "actor.publish")``.
+
+    ``node`` is its id in the graph; ``because`` names what it had waited for, ``piece`` counts from 0.
+    """
+
+    node: str
+    step: int
+    pool: str
+    start: float
+    end: float
+    because: str = ""
+    piece: int = 0
+
+
+@dataclass(frozen=True)
+class PoolTime:
+    """A pool over the whole run: ``PoolTime("train", "devices 0-7", busy=0.62, idle={"actor.generate": 12.5})``.
+
+    ``busy`` is a fraction of the makespan; ``idle`` the seconds without work, by what the pool waited for; ``memory``
+    (seconds, bytes on each device) where residents take turns; ``capacity`` the bytes of a device, where known.
+    """
+
+    name: str
+    describes: str = ""
+    busy: float = 0.0
+    idle: Mapping[str, float] = field(default_factory=dict[str, float])
+    memory: tuple[tuple[float, float], ...] = ()
+    capacity: float = 0.0
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A program on the virtual clock. ``step_seconds`` is the steady step: between commits in the second half.
+
+    ``lags``: prompt groups by publishes between sampling and training. ``assumed``: conditions on values that only a
+    run knows, each taken as false. ``notes``: what else the times rest on.
+    """
+
+    program: str
+    steps: int
+    makespan: float
+    step_seconds: float
+    bars: tuple[Bar, ...]
+    pools: tuple[PoolTime, ...]
+    lags: Mapping[int, int]
+    cost_source: str
+    staleness: int = 0
+    events: int = 0
+    edges: tuple[Mapping[str, Any], ...] = ()  # {"src", "dst", "bytes", "transport"} per step
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lag_max(self) -> int:
+        return max(self.lags, default=0)
+
+    @property
+    def lag_mean(self) -> float:
+        """Over prompt groups."""
+        count = sum(self.lags.values())
+        return sum(lag * n for lag, n in self.lags.items()) / count if count else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented record (docs/simulator.md)."""
+        return {
+            "program": self.program,
+            "steps": self.steps,
+            "makespan_s": self.makespan,
+            "step_s": self.step_seconds,
+            "pools": {
+                p.name: {
+                    "busy": p.busy,
+                    "idle": dict(p.idle),
+                    "devices": p.describes,
+                    "memory": [list(m) for m in p.memory],
+                }
+                for p in self.pools
+            },
+            "spans": [
+                {
+                    "node": b.node,
+                    "step": b.step,
+                    "pool": b.pool,
+                    "start_s": b.start,
+                    "end_s": b.end,
+                    "piece": b.piece,
+                    "because": b.because,
+                }
+                for b in self.bars
+            ],
+            "lag": {"max": self.lag_max, "mean": self.lag_mean, "histogram": {str(k): v for k, v in self.lags.items()}},
+            "edges": [dict(e) for e in self.edges],
+            "staleness": self.staleness,
+            "cost_source": self.cost_source,
+            "assumed": list(self.assumed),
+            "notes": list(self.notes),
+        }
+
+
+def bars_of(spans: Iterable[Span], nodes: Mapping[int, str]) -> tuple[Bar, ...]:
+    """A bar for each pool of each span, in the order of their starts. ``nodes``: ids of the graph by call."""
+    bars = [
+        Bar(nodes.get(s.id, s.title), s.step, pool, s.start, s.end, s.because, s.piece)
+        for s in spans
+        for pool in s.pools
+    ]
+    return tuple(sorted(bars, key=lambda b: (b.start, b.end)))
+
+
+def pool_times(pools: Mapping[str, str], bars: Sequence[Bar], makespan: float) -> tuple[PoolTime, ...]:
+    """Busy and idle time of each pool. A gap is put down to what the bar behind it had waited for."""
+    mine: dict[str, list[Bar]] = defaultdict(list)
+    for bar in bars:
+        mine[bar.pool].append(bar)
+    found: list[PoolTime] = []
+    for name, describes in pools.items():
+        busy, at = 0.0, 0.0
+        idle: dict[str, float] = defaultdict(float)
+        for bar in mine[name]:
+            if bar.start > at + _LEAST:
+                idle[bar.because or "the start"] += bar.start - at
+            if bar.end > at:
+                busy += bar.end - max(bar.start, at)
+                at = bar.end
+        if makespan > at + _LEAST:
+            idle["the end"] += makespan - at
+        longest = dict(sorted(idle.items(), key=lambda i: -i[1]))
+        found.append(PoolTime(name, describes, busy / makespan if makespan else 0.0, longest))
+    return tuple(found)
+
+
+def steady(commits: Mapping[int, float], makespan: float, staleness: int) -> float:
+    """Seconds of a steady step: between commits, without the filling at the start and the draining at the end."""
+    times = [commits[k] for k in sorted(commits)]
+    count = len(times)
+    if count < 2:
+        return makespan / max(count, 1)
+    last = count - 2 if staleness and count > 3 else count - 1
+    first = min(max(count // 2 - 1, 0), last - 1)
+    return (times[last] - times[first]) / (last - first)
+
+
+__all__ = ["Bar", "PoolTime", "Simulation", "bars_of", "pool_times", "steady"]

@@ -1,0 +1,212 @@
+"""One unchanged driver under every plan: equal where the rules say equal, within the bound where they allow more."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowrl.batch import CallInfo
+from flowrl.errors import PlanError
+from flowrl.placement.cluster import Cluster
+from flowrl.placement.mesh import Mesh
+from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+
+HERE = Path(__file__).parent
+ONE = {"main": "cpu"}
+TWO = {"models": "cpu", "cpu": "cpu"}
+THREE = {"train": "cpu", "rollout": "cpu", "cpu": "cpu"}
+SPLIT = {"actor": {"train": Place("train"), "generate": Place("rollout")}, "reward": Place("cpu")}
+
+
+def plan(kind: str, **pipeline) -> Plan:
+    steps = Pipeline(**pipeline)
+    if kind == "one":
+        return Plan(ONE, pipeline=steps)
+    if kind == "colocated":
+        return Plan(TWO, {"reward": Place("cpu")}, pipeline=steps)
+    return Plan(THREE, SPLIT, pipeline=steps)
+
+
+@pytest.fixture
+def module():
+    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["stale_flow"] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def lines(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def run(module, out, plan, program="stale", runtime="local", **how):
+    return module.flow.run(program, out=out, plan=plan, runtime=runtime, quiet=True, save_models=False, **how)
+
+
+@pytest.mark.parametrize("program", ["stale", "every_other", "evaluated", "refills"])
+def test_at_s0_every_plan_gives_what_eager_gives(module, tmp_path, program):
+    eager = run(module, tmp_path / "eager", plan("one"), program, "eager")
+    for kind in ("one", "colocated", "split"):
+        assert run(module, tmp_path / kind, plan(kind), program).weights_digest == eager.weights_digest, kind
+    for kind in ("one", "colocated", "split"):
+        mine, theirs = lines(tmp_path / kind), lines(tmp_path / "eager")
+        drop = ("seconds", "tokens_per_second")
+        assert [{k: v for k, v in a.items() if k not in drop} for a in mine] == [
+            {k: v for k, v in a.items() if k not in drop} for a in theirs
+        ]
+
+
+def one_step_off(module, steps: int) -> str:
+    """A plain loop without any scheduler: step k generates with the weights after the update of step k-2."""
+    from flowrl.workers.base import Opening
+    from flowrl.backends import open_engine
+    from flowrl.rl import group_advantages, ppo_clip
+    from tasks import arithmetic
+
+    def opened(cls, serving=False, peer=None, **kwargs):
+        worker = cls(**kwargs)
+        worker.open(Opening(lambda b: open_engine("hf", b), lambda h: peer, lambda said: actor.tokenizer, print, device="cpu", serving=serving))
+        return worker
+
+    fl = module.fl
+    actor = opened(fl.Actor, model=module.MODEL, lr=3e-3, max_tokens=5)
+    server = opened(fl.Actor, serving=True, model=module.MODEL, lr=3e-3, max_tokens=5)
+    ref = opened(fl.Reference, peer=actor, of=object())
+    reward = opened(fl.FunctionReward, fn=module.digits)
+    for worker in (actor, ref, reward):
+        worker.program_starts()
+    server.install(actor.stage(), 0)
+    source = arithmetic.prompts(module.PROMPTS)
+    cursor, waiting, uid = source.cursor(), None, 0
+
+    def call(worker, name, step, *args, **kwargs):
+        op = type(worker).__dict__[name]
+        info = CallInfo(0, "stale", step, f"{type(worker).__name__}.{name}", 0)
+        return op.apply(worker, args, kwargs, CallInfo(0, "stale", step, NAMES[worker] + "." + name, 0) or info)
+
+    NAMES = {actor: "actor", server: "actor", ref: "ref", reward: "reward"}
+    for step in range(steps):
+        rows = cursor.draw(None)
+        batch = source.to_batch(rows, uid, actor.tokenizer)
+        uid += len(rows)
+        batch = call(server, "generate", step, batch, n=module.GROUP)
+        if waiting is not None:
+            server.install(waiting, step)
+        batch = call(reward, "score", step, batch)
+        batch = call(ref, "logprobs", step, batch)
+        batch = group_advantages(batch)
+        call(actor, "update", step, batch, loss=ppo_clip(kl=1e-3))
+        waiting = actor.stage()
+    return actor.digest()
+
+
+@pytest.mark.parametrize("kind", ["split", "colocated"])
+def test_at_s1_local_is_a_plain_loop_that_is_one_step_off(module, tmp_path, kind):
+    run(module, tmp_path / "run", plan(kind, staleness=1), parameters={"stale": {"steps": 6}})
+    digests = json.loads((tmp_path / "run" / "run.json").read_text())["weights_digests"]
+    assert digests["actor"] == one_step_off(module, 6)
+    assert [line["oldest"] for line in lines(tmp_path / "run")] == [0, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("program", ["every_other", "evaluated", "refills"])
+def test_at_s1_what_is_computed_does_not_depend_on_where(module, tmp_path, program):
+    digests = {
+        run(module, tmp_path / f"{kind}{i}", plan(kind, staleness=1), program).weights_digest
+        for i in range(2)
+        for kind in ("split", "colocated", "one")
+    }
+    assert len(digests) == 1
+
+
+def test_an_evaluation_sees_every_update_before_it_at_any_staleness(module, tmp_path):
+    for staleness in (0, 1, 4):
+        run(module, tmp_path / str(staleness), plan("split", staleness=staleness), "evaluated")
+        assert [line["at"] for line in lines(tmp_path / str(staleness)) if "at" in line] == [2, 5]
+
+
+@pytest.mark.parametrize("staleness", [2, 4])
+def test_more_staleness_stays_within_its_bound(module, tmp_path, staleness):
+    run(module, tmp_path / "run", plan("split", staleness=staleness), parameters={"stale": {"steps": 12}})
+    assert all(step - line["oldest"] <= staleness for step, line in enumerate(lines(tmp_path / "run")))
+    assert [line["step"] for line in lines(tmp_path / "run")] == list(range(12)), "nothing is dropped"
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 7])
+def test_pieces_sample_the_same_tokens(module, tmp_path, pieces):
+    whole = run(module, tmp_path / "whole", plan("split"), parameters={"stale": {"steps": 1}})
+    cut = run(module, tmp_path / "cut", plan("split", chunks=pieces), parameters={"stale": {"steps": 1}})
+    assert whole.status == cut.status == "done"
+    tokens = {out: _trajectories(tmp_path / out) for out in ("whole", "cut")}
+    assert [t["response_ids"] for t in tokens["whole"]] == [t["response_ids"] for t in tokens["cut"]]
+    for mine, theirs in zip(tokens["whole"], tokens["cut"], strict=True):
+        assert mine["rewards"] == theirs["rewards"]
+        assert mine["rollout_logprobs"] == pytest.approx(theirs["rollout_logprobs"], abs=1e-4)
+    timeline = [json.loads(line) for line in (tmp_path / "cut" / "timeline.jsonl").read_text().splitlines()]
+    count = min(pieces, module.PROMPTS)
+    assert [t["node"] for t in timeline].count("actor.generate") == count
+    assert [t["node"] for t in timeline].count("reward.score") == count
+    assert [t["node"] for t in timeline].count("actor.update") == 1
+
+
+def _trajectories(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(module, tmp_path, staleness):
+    """Also where the last publish was waiting for the step that the stop kept from beginning."""
+    made = plan("split", staleness=staleness)
+    how = {"parameters": {"stale": {"steps": 8}}, "checkpoint_every": 3}
+    whole = run(module, tmp_path / "whole", made, **how)
+
+    class Stop(Exception):
+        pass
+
+    real, count = module.fl.Actor.__dict__["update"].fn, 0
+
+    def dies(self, batch, *, loss, allow_stale=False):
+        nonlocal count
+        count += 1
+        if count == 6:
+            raise Stop
+        return real(self, batch, loss=loss)
+
+    dies.__annotations__ = real.__annotations__
+    object.__setattr__(module.fl.Actor.__dict__["update"], "fn", dies)
+    try:
+        with pytest.raises(Exception, match="Stop"):
+            run(module, tmp_path / "again", made, **how)
+    finally:
+        object.__setattr__(module.fl.Actor.__dict__["update"], "fn", real)
+    outcome = run(module, tmp_path / "again", made, resume=True, **how)
+    undisturbed, resumed = lines(tmp_path / "whole"), lines(tmp_path / "again")
+    assert [(a["step"], a["loss"], a["oldest"]) for a in undisturbed] == [(a["step"], a["loss"], a["oldest"]) for a in resumed]
+    assert outcome.weights_digest == whole.weights_digest
+
+
+def test_a_reference_does_not_wait_for_rewards_that_it_does_not_read(module, tmp_path):
+    """The driver scores before it asks the reference; on two pools the two run side by side all the same."""
+    import time
+
+    module.reward.kwargs["fn"] = module.reward.arguments["fn"] = lambda prompt, response: time.sleep(0.02) or 1.0
+    module.reward.args = ()
+    run(module, tmp_path / "run", plan("split"), parameters={"stale": {"steps": 2}})
+    timeline = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
+    for step in (0, 1):
+        mine = {t["node"]: t for t in timeline if t["step"] == step}
+        assert mine["ref.logprobs"]["start"] < mine["reward.score"]["end"]
+
+
+def test_what_one_process_cannot_do_is_said_before_anything_is_loaded(module, tmp_path):
+    cluster = Cluster.of("h100-80:1x8")
+    wide = Plan({"all": Pool("all", devices=tuple(range(8)))}, {"actor": Place("all", Mesh.of("fsdp=8"), "hf")}, cluster=cluster)
+    with pytest.raises(PlanError, match="actor has a mesh of 8 devices"):
+        run(module, tmp_path / "a", wide)
+    with pytest.raises(PlanError, match="publish: interrupt needs an engine that can be interrupted"):
+        run(module, tmp_path / "b", plan("split", staleness=1, publish="interrupt"))
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
