@@ -1,4 +1,4 @@
-"""The command line: ``flowrl run | check | graph SCRIPT``. A script's own parameters become flags."""
+"""The command line: ``flowrl run | check | graph | plan | simulate SCRIPT``. A script's own parameters become flags."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from collections.abc import Sequence
 
 from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, near
 from ..graph.site import own_frames
+from .calibrate import calibrate_command
 from .check import check_command
 from .graph import graph_command
+from .plan import plan_command, show_command
+from .reshard import reshard_command
 from .run import run_command
 from .script import load_script
+from .simulate import simulate_command
 
-COMMANDS = ("run", "check", "graph")
+COMMANDS = ("run", "check", "graph", "plan", "simulate", "calibrate", "reshard")
+OF_SCRIPTS = ("run", "check", "graph", "plan", "simulate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,19 +71,36 @@ def _command(words: list[str]) -> int:
             f"'{command}' is no command; the commands are {', '.join(COMMANDS)}.",
             fix=f"Did you mean flowrl {meant}?" if meant else None,
         )
+    if command == "reshard":
+        return reshard_command(rest)
+    if command == "calibrate":
+        return calibrate_command(rest)
     if not rest or rest[0].startswith("-"):
         if rest and rest[0] in ("-h", "--help"):
             print(_HELP)
             return 0
+        if command == "plan" and rest[0] == "--show":
+            return show_command(rest[1:])
         raise UsageError(f"flowrl {command} needs a script.", fix=f"Write flowrl {command} SCRIPT.")
     flow = load_script(rest[0])
-    return {"run": run_command, "check": check_command, "graph": graph_command}[command](flow, rest[1:])
+    commands = {
+        "run": run_command,
+        "check": check_command,
+        "graph": graph_command,
+        "plan": plan_command,
+        "simulate": simulate_command,
+    }
+    return commands[command](flow, rest[1:])
 
 
 _HELP = """\
 flowrl run   SCRIPT [options]   check a script's program, then run it
 flowrl check SCRIPT [options]   find its mistakes; nothing is loaded
 flowrl graph SCRIPT [options]   show its dataflow graph
+flowrl plan SCRIPT [options]    who sits where, or a search for the best placement on a cluster
+flowrl simulate SCRIPT [options]    its schedule on a virtual clock, under a plan
+flowrl calibrate RUN            costs of a run's ops, with the error of their prediction
+flowrl reshard --src .. --dst .. --model ..     bytes that a change of layout moves
 flowrl COMMAND SCRIPT --help    all options, with the program's own parameters
 
 python SCRIPT is flowrl run SCRIPT."""

@@ -42,8 +42,10 @@ class Mesh:
 
     @staticmethod
     def of(text: str) -> Mesh:
-        """Read ``tp=8,pp=4,dp=4``. Raises PlanError with the near miss."""
+        """Read ``tp=8,pp=4,dp=4``; ``1`` is a single device. Raises PlanError with the near miss."""
         axes: dict[str, int] = {}
+        if text.strip() == "1":
+            return Mesh()
         for part in filter(None, (p.strip() for p in text.split(","))):
             axis, sep, size = part.partition("=")
             if not sep or not size.strip().isdigit():

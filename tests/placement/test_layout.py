@@ -22,7 +22,8 @@ SMALL = {
 DENSE = ModelShape.from_config(SMALL, "dense")
 TIED = ModelShape.from_config({**SMALL, "tie_word_embeddings": True}, "tied")
 EXPERTS = ModelShape.from_config(
-    {**SMALL, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}, "experts"
+    {**SMALL, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
+    "experts",
 )
 
 
@@ -99,7 +100,17 @@ def test_experts_are_split_between_ranks_and_the_rest_copied():
 
 
 meshes = st.fixed_dictionaries(
-    {a: st.sampled_from(n) for a, n in {"pp": (1, 2, 3), "dp": (1, 2), "fsdp": (1, 2, 3, 7), "tp": (1, 2, 4), "ep": (1, 2, 4), "cp": (1, 2)}.items()}
+    {
+        a: st.sampled_from(n)
+        for a, n in {
+            "pp": (1, 2, 3),
+            "dp": (1, 2),
+            "fsdp": (1, 2, 3, 7),
+            "tp": (1, 2, 4),
+            "ep": (1, 2, 4),
+            "cp": (1, 2),
+        }.items()
+    }
 ).map(Mesh)
 
 
@@ -129,7 +140,12 @@ def test_fused_parts_are_chunks_of_the_tensors_laid_behind_each_other(tp, fsdp):
             size = -(-len(rows) // fsdp)
             for f in range(fsdp):
                 parts = held(layout, layout.mesh.rank({"fsdp": f, "tp": t}))
-                mine = {(n, r) for n, box in parts.items() if n.startswith("model.layers.2.") and n[15:].startswith(names) for r in range(*box[0])}
+                mine = {
+                    (n, r)
+                    for n, box in parts.items()
+                    if n.startswith("model.layers.2.") and n[15:].startswith(names)
+                    for r in range(*box[0])
+                }
                 assert mine == set(rows[f * size : (f + 1) * size])
     if fsdp == 1:  # then fused or not is the same set of numbers
         assert layout.shards == plain.shards

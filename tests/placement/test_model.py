@@ -57,7 +57,9 @@ def on_meta(config):
 
     kind = config["model_type"]
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"}))
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
+        )
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(str(v) for k, v in c.items() if k not in SMALL))
@@ -111,7 +113,9 @@ def test_active_parameters_and_cache():
 
 
 def test_weights_of_layers_of_two_makes_keep_their_names():
-    shape = ModelShape.from_config({"model_type": "qwen3_moe", **SMALL, **EXPERTS, "num_experts": 8, "decoder_sparse_step": 2})
+    shape = ModelShape.from_config(
+        {"model_type": "qwen3_moe", **SMALL, **EXPERTS, "num_experts": 8, "decoder_sparse_step": 2}
+    )
     names = [w.name for w in shape.weights()]
     assert len(names) == len(set(names))
     assert "model.layers.2.mlp.gate_proj.weight" in names

@@ -26,7 +26,8 @@ SMALL = {
 }
 DENSE = ModelShape.from_config(SMALL, "dense")
 EXPERTS = ModelShape.from_config(
-    {**SMALL, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}, "experts"
+    {**SMALL, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4},
+    "experts",
 )
 
 
@@ -90,14 +91,18 @@ def test_gathering_gives_the_formulas_of_the_others():
 
 @pytest.mark.parametrize("name", ["llama-7b", "llama-70b", "qwen3-30b-a3b"])
 def test_real_models_are_within_half_a_percent_of_the_formulas(name):
-    """On average over the devices: the stages that have the embedding or the head are larger than the others."""
+    """On average over the devices: the stages that have the embedding or the head are larger than the others.
+
+    With more ranks than heads of keys and values, ranks hold copies, which the formulas leave out.
+    """
     model = shape_named(name)
     for t, p, d in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2)):
         for t_g, p_g in product(nested(t), nested(p)):
+            near = 0.005 if t <= model.kv_heads else 0.0065
             move = plan_reshard(model, of_mesh(tp=t, pp=p, dp=d), of_mesh(tp=t_g, pp=p_g))
             whole, count = move.model_bytes, len(move.devices)
-            assert move.total / count == pytest.approx((t * p - t_g * p_g) * whole / (t_g * p_g * t * p), rel=0.005)
-            assert sum(move.peak) / count == pytest.approx(whole / (t_g * p_g), rel=0.005)
+            assert move.total / count == pytest.approx((t * p - t_g * p_g) * whole / (t_g * p_g * t * p), rel=near)
+            assert sum(move.peak) / count == pytest.approx(whole / (t_g * p_g), rel=near)
             assert set(move.redundant) == {0}
             if p == 1:  # then every device is as large as the next
                 assert max(move.received) == min(move.received)
@@ -126,7 +131,23 @@ def test_bytes_stay_below_what_is_known_to_be_enough(name, src, dst, most):
 # ---- against sets of numbers, counted one by one ------------------------------------------------------------------
 
 meshes = st.sampled_from(
-    ["1", "tp=2", "tp=4", "pp=2", "fsdp=2", "fsdp=3", "fsdp=4", "tp=2,fsdp=2", "pp=2,tp=2", "pp=3", "ep=2", "ep=4", "dp=2,tp=2", "ep=2,fsdp=2", "cp=2,tp=2"]
+    [
+        "1",
+        "tp=2",
+        "tp=4",
+        "pp=2",
+        "fsdp=2",
+        "fsdp=3",
+        "fsdp=4",
+        "tp=2,fsdp=2",
+        "pp=2,tp=2",
+        "pp=3",
+        "ep=2",
+        "ep=4",
+        "dp=2,tp=2",
+        "ep=2,fsdp=2",
+        "cp=2,tp=2",
+    ]
 ).map(lambda text: Mesh() if text == "1" else Mesh.of(text))
 models = st.sampled_from([DENSE, EXPERTS, ModelShape.uniform(3, 8, 2)])
 
@@ -217,7 +238,18 @@ def fewest(move, orders):
 # ---- groups inside nodes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("src", "dst", "node"), [("fsdp=4", "tp=2", 2), ("fsdp=6", "pp=2", 2), ("fsdp=6", "tp=2", 2), ("tp=2,dp=3", "tp=2", 2), ("fsdp=6", "pp=3", 3), ("pp=2,fsdp=2", "pp=2,tp=2", 2), ("fsdp=4", "pp=2,tp=2", 2)])
+@pytest.mark.parametrize(
+    ("src", "dst", "node"),
+    [
+        ("fsdp=4", "tp=2", 2),
+        ("fsdp=6", "pp=2", 2),
+        ("fsdp=6", "tp=2", 2),
+        ("tp=2,dp=3", "tp=2", 2),
+        ("fsdp=6", "pp=3", 3),
+        ("pp=2,fsdp=2", "pp=2,tp=2", 2),
+        ("fsdp=4", "pp=2,tp=2", 2),
+    ],
+)
 def test_groups_stay_in_a_node_and_no_such_choice_receives_fewer(src, dst, node):
     src, dst = Mesh.of(src), Mesh.of(dst)
     cluster = Cluster((Nodes("h100-80", src.size // node, node),))
@@ -233,7 +265,7 @@ def test_groups_stay_in_a_node_and_no_such_choice_receives_fewer(src, dst, node)
         for device, place in zip(devices, order, strict=True):
             parts[cluster.node(device), place % dst.size] += 1
         alike = all(len(set(b)) == 1 for b in blocks.values())
-        return alike and len(set(parts.values())) == 1
+        return alike and len(parts) == cluster.nodes * group and len(set(parts.values())) == 1
 
     places = [r + copy * dst.size for r, copy in zip(move.ranks, move.replicas, strict=True)]
     assert sorted(places) == list(range(len(devices))) and stays(places)
@@ -281,7 +313,9 @@ def test_what_is_wrong_is_named(options, said):
 
 
 def test_json_has_a_number_for_each_device():
-    found = plan_reshard(shape_named("llama-7b"), Mesh.of("fsdp=8"), Mesh.of("tp=2"), dst_devices=range(8, 12)).to_json()
+    found = plan_reshard(
+        shape_named("llama-7b"), Mesh.of("fsdp=8"), Mesh.of("tp=2"), dst_devices=range(8, 12)
+    ).to_json()
     assert found["model_bytes"] == 2 * 6_738_415_616
     assert found["devices"] == [8, 9, 10, 11]
     assert found["bytes_received"] == found["peak_bytes"]
@@ -291,10 +325,16 @@ def test_json_has_a_number_for_each_device():
 
 @pytest.mark.parametrize(
     ("src", "dst"),
-    [("tp=8,pp=4,dp=4", "tp=8"), ("fsdp=64", "tp=8"), ("fsdp=1024", "tp=8"), ("fsdp=128,tp=8", "tp=8,pp=8"), ("fsdp=1024", "fsdp=512,tp=2")],
+    [
+        ("tp=8,pp=4,dp=4", "tp=8"),
+        ("fsdp=64", "tp=8"),
+        ("fsdp=1024", "tp=8"),
+        ("fsdp=128,tp=8", "tp=8,pp=8"),
+        ("fsdp=1024", "fsdp=512,tp=2"),
+    ],
 )
 def test_large_meshes_take_a_moment(src, dst):
     start = time.perf_counter()
     move = plan_reshard(shape_named("llama-70b"), Mesh.of(src), Mesh.of(dst))
     assert max(move.received) < move.model_bytes
-    assert time.perf_counter() - start < 5  # 0.01 to 0.5 s on a laptop's core
+    assert time.perf_counter() - start < 5  # alone it takes 0.5 s at most

@@ -25,7 +25,10 @@ def best(supply, capacity, worth):
     """The highest worth, by trying every order of the places."""
     pieces = [a for a, n in enumerate(supply) for _ in range(n)]
     places = [b for b, n in enumerate(capacity) for _ in range(n)]
-    return max(sum(worth[a].get(b, 0) for a, b in zip(pieces, order, strict=False)) for order in set(permutations(places, len(pieces))))
+    return max(
+        sum(worth[a].get(b, 0) for a, b in zip(pieces, order, strict=False))
+        for order in set(permutations(places, len(pieces)))
+    )
 
 
 @settings(max_examples=300, deadline=None)

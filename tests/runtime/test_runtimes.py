@@ -225,7 +225,8 @@ def test_records(small, tmp_path):
     assert fl.__version__ and record["versions"]["torch"]
     assert {n["id"] for n in record["graph"]["nodes"]} >= {"counter.values", "world.judge", "counter.update"}
     timeline = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
-    assert {t["node"] for t in timeline} == {"counter.values", "world.judge", "counter.update"}
+    assert {t["node"] for t in timeline} == {"counter.values", "counter.values#2", "world.judge", "counter.update"}
+    assert all(t["pool"] == "main" and t["rows"] > 0 for t in timeline)
     assert all(t["end"] >= t["start"] for t in timeline)
     assert (tmp_path / "run" / "reward.png").read_bytes().startswith(b"\x89PNG")
 

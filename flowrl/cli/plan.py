@@ -1,0 +1,124 @@
+"""``flowrl plan``: who sits where in a plan, or a search for the best placement of a program on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckError, UsageError
+from ..flow import Flow
+from ..placement.cluster import Cluster
+from ..placement.explain import explain
+from ..placement.plan import Plan
+from ..placement.roofline import Roofline
+from ..placement.search import Found, search
+from ..placement.show import render
+from ..planned.ask import corrects, problem_of
+from .studied import add_study_options, load_plan, study_of
+from .words import parse, put, whole_number
+
+FORMATS = ("text", "json", "svg")
+
+
+def plan_command(flow: Flow, words: Sequence[str]) -> int:
+    """Show a plan, or search for one and explain it. Returns the exit status."""
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        add_study_options(parser)
+        parser.add_argument("--show", action="store_true", help="who sits where in the plan of --plan")
+        parser.add_argument("--cluster", metavar="KIND:NxM", help="search on this cluster: h100-80:4x8, or auto")
+        parser.add_argument(
+            "--staleness", metavar="S,...", help="bounds to choose from (0, and 1 if every loss corrects for it)"
+        )
+        parser.add_argument("--format", default="text", help=", ".join(FORMATS))
+        parser.add_argument("--out", "-o", metavar="FILE", help="write the plan (YAML), or with --show the picture")
+
+    said = parse(flow, "plan", words, extra)
+    options, name = said.options, said.programs[0]
+    if len(said.programs) > 1:
+        raise UsageError("flowrl plan is for one program.", fix=f"Write --program {name}.")
+    if options.format not in FORMATS:
+        raise UsageError(f"--format {options.format}: the formats are {', '.join(FORMATS)}.")
+    if options.show or not options.cluster:
+        if not options.plan:
+            raise UsageError(
+                "flowrl plan needs a plan to show, or a cluster to search on.",
+                fix="Write --show --plan FILE, or --cluster h100-80:4x8.",
+            )
+        plan = load_plan(flow, options)
+        kinds = {h.name: h.cls.__name__ for h in flow.handles}
+        put(render(plan, options.format, kinds), options.out)
+        return 0
+    report = flow.check(name, **said.parameters[name])
+    if report.errors:
+        raise CheckError(report.errors)
+    found = _search(flow, name, said.parameters[name], options)
+    if options.format == "json":
+        print(json.dumps(_record(found), indent=1))
+    else:
+        print(explain(found))
+    if options.out:
+        _write(found, options.out)
+    elif options.format == "text":
+        print("\n" + found.plan.to_yaml(), end="")
+    return 0
+
+
+def show_command(words: Sequence[str]) -> int:
+    """``flowrl plan --show FILE``: a plan alone, without a script."""
+    parser = argparse.ArgumentParser(prog="flowrl plan --show", allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("plan", help="a plan file")
+    parser.add_argument("--format", default="text", choices=FORMATS)
+    parser.add_argument("--out", "-o", metavar="FILE")
+    try:
+        options = parser.parse_args(list(words))
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.", fix="Write flowrl plan --show FILE.") from None
+    put(render(Plan.load(options.plan), options.format), options.out)
+    return 0
+
+
+def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argparse.Namespace) -> Found:
+    cluster = Cluster.of(options.cluster)
+    plan = Plan(cluster=cluster)
+    study = study_of(flow, name, parameters, options, plan)
+    bounds = _bounds(options.staleness) if options.staleness else (0, 1) if corrects(study) else (0,)
+    problem = problem_of(study, flow.graph(name, **parameters), cluster, bounds)
+    return search(problem, study.costs or Roofline(cluster))
+
+
+def _bounds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({whole_number(part) for part in text.split(",")}))
+    except ValueError:
+        raise UsageError(f"--staleness {text}: give bounds, such as 0,1,4.") from None
+
+
+def _record(found: Found) -> dict[str, object]:
+    return {
+        "plan": found.plan.to_json(),
+        "step_s": found.step_seconds,
+        "cost_source": found.source,
+        "error": found.error,
+        "binding": found.binding,
+        "runner_up": None if found.runner_up is None else found.runner_up.plan.to_json(),
+        "margin": found.margin,
+        "tie": found.tie,
+        "evaluated": found.evaluated,
+        "pruned": found.pruned,
+        "explanation": explain(found),
+    }
+
+
+def _write(found: Found, out: str) -> None:
+    comment = "".join(f"# {line}\n".replace("# \n", "#\n") for line in explain(found).splitlines())
+    path = Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(comment + found.plan.to_yaml(), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}.", fix="Name a file that can be written.") from None
+    print(f"\n{out}")

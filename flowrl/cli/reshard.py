@@ -1,0 +1,122 @@
+"""``flowrl reshard``: how many bytes move when a model goes from one layout to another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from ..errors import UsageError, near
+from ..placement.cluster import Cluster
+from ..placement.groupings import GROUPINGS
+from ..placement.mesh import Mesh
+from ..placement.model import shape_named
+from ..placement.reshard import Reshard, plan_reshard
+from .words import _unknown_option
+
+FORMATS = ("table", "json")
+
+
+def reshard_command(words: Sequence[str]) -> int:
+    """Print a reshard as a table or as JSON. Returns the exit status; raises UsageError, PlanError or ModelError."""
+    said = _parse(words)
+    if said.format not in FORMATS:
+        meant = near(said.format, FORMATS)
+        raise UsageError(
+            f"--format {said.format}: the formats are {', '.join(FORMATS)}.",
+            fix=f"Did you mean {meant}?" if meant else None,
+        )
+    move = plan_reshard(
+        shape_named(said.model),
+        Mesh.of(said.src),
+        Mesh.of(said.dst),
+        read_devices("--src-devices", said.src_devices),
+        read_devices("--dst-devices", said.dst_devices),
+        cluster=Cluster.of(said.cluster) if said.cluster else None,
+        inside_node=said.inside_node,
+        grouping=said.grouping,
+        src_fused=said.src_fused,
+        dst_fused=said.dst_fused,
+    )
+    print(json.dumps(move.to_json()) if said.format == "json" else reshard_table(move))
+    return 0
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="flowrl reshard", allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--src", metavar="MESH", help="the mesh that the weights are on: tp=8,pp=4,dp=4")
+    parser.add_argument("--dst", metavar="MESH", help="the mesh that they go to; copies of it fill the devices")
+    parser.add_argument("--model", metavar="NAME", help="a shipped model, a folder with config.json, a cached hub name")
+    parser.add_argument("--src-devices", metavar="LIST", help="the device of each source rank: 0-63 (the first ones)")
+    parser.add_argument("--dst-devices", metavar="LIST", help="the devices of the destination: 64-71 (the source's)")
+    parser.add_argument("--cluster", metavar="NODES", help="h100-80:16x8: also count bytes inside and between nodes")
+    parser.add_argument("--inside-node", action="store_true", help="keep a replica of the destination in one node")
+    parser.add_argument("--grouping", default="overlap", help=f"who hosts what: {', '.join(GROUPINGS)} (overlap)")
+    parser.add_argument("--src-fused", action="store_true", help="the source splits q, k, v and gate, up as one tensor")
+    parser.add_argument("--dst-fused", action="store_true", help="the destination does")
+    parser.add_argument("--format", default="table", help=f"{', '.join(FORMATS)} (table)")
+    known = [a for action in parser._actions for a in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    try:
+        said, unknown = parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.") from None
+    if unknown:
+        raise _unknown_option(unknown[0], known, "flowrl reshard --help")
+    for name in ("src", "dst", "model"):
+        if getattr(said, name) is None:
+            raise UsageError(
+                f"flowrl reshard needs --{name}.",
+                fix="Write flowrl reshard --src tp=8,pp=4,dp=4 --dst tp=8 --model llama-70b.",
+            )
+    return said
+
+
+def read_devices(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Read ``0-3,8``: devices 0, 1, 2, 3 and 8. None stays None. Raises UsageError."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
+            raise UsageError(f"{option} {text}: '{part}' is no device or range.", fix="Write devices as 0-7,16.")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def reshard_table(move: Reshard) -> str:
+    """The counts, devices with equal ones together."""
+    whole = move.model_bytes
+    rows: list[tuple[str, ...]] = [("devices", "rank", "received", "of M", "peak", "of M", "redundant", "of M")]
+    for devices, rank, counts in _alike(move):
+        cells = [cell for n in counts for cell in (f"{n / 1e9:.3f} GB", f"{n / whole:.4f}")]
+        rows.append((devices, rank, *cells))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    count = len(move.devices)
+    head = [
+        f"{move.src.model.name}  M = {whole / 1e9:.3f} GB  {move.src.mesh} -> {move.dst.mesh}"
+        f" x {count // move.dst.mesh.size}  grouping {move.grouping}",
+        f"received per device: {move.total / count / 1e9:.3f} GB on average, {max(move.received) / 1e9:.3f} GB at most",
+    ]
+    if move.links is not None:
+        inside, between = move.links["same_node"], move.links["between_nodes"]
+        head.append(f"all devices: {inside / 1e9:.3f} GB inside nodes, {between / 1e9:.3f} GB between nodes")
+    return "\n".join([*head, "", *lines])
+
+
+def _alike(move: Reshard) -> list[tuple[str, str, tuple[int, int, int]]]:
+    """Devices in a row with equal counts: (devices, ranks, counts)."""
+    runs: list[tuple[list[int], list[int], tuple[int, int, int]]] = []
+    for device, rank, *counts in zip(move.devices, move.ranks, move.received, move.peak, move.redundant, strict=True):
+        received, peak, redundant = counts
+        if runs and runs[-1][2] == (received, peak, redundant) and runs[-1][0][-1] == device - 1:
+            runs[-1][0].append(device)
+            runs[-1][1].append(rank)
+        else:
+            runs.append(([device], [rank], (received, peak, redundant)))
+    return [(_span(devices), _span(sorted(set(ranks))), counts) for devices, ranks, counts in runs]
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"

@@ -1,0 +1,33 @@
+"""``flowrl simulate``: fly a program with the real schedule on a virtual clock."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from ..errors import CheckError, UsageError
+from ..flow import Flow
+from ..schedule.report import FORMATS, render
+from .studied import add_study_options, load_plan, study_of
+from .words import parse, put
+
+
+def simulate_command(flow: Flow, words: Sequence[str]) -> int:
+    """Print or write what a simulated run did. Returns the exit status."""
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        add_study_options(parser)
+        parser.add_argument("--format", default="table", help=", ".join(FORMATS))
+        parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
+
+    said = parse(flow, "simulate", words, extra)
+    if len(said.programs) > 1:
+        raise UsageError("flowrl simulate flies one program.", fix=f"Write --program {said.programs[0]}.")
+    name, options = said.programs[0], said.options
+    parameters = said.parameters[name]
+    report = flow.check(name, **parameters)
+    if report.errors:
+        raise CheckError(report.errors)
+    study = study_of(flow, name, parameters, options, load_plan(flow, options))
+    put(render(study.simulate(), options.format), options.out)
+    return 0

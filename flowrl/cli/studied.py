@@ -1,0 +1,48 @@
+"""What the commands that look at a plan have in common: their options, and the program under its plan."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UsageError
+from ..flow import Flow
+from ..placement.cost import load_costs
+from ..placement.lengths import read_lengths
+from ..placement.plan import Plan
+from ..planned.study import Study, Tokens
+from .words import whole_number
+
+
+def add_study_options(parser: argparse.ArgumentParser) -> None:
+    """Options of costs and lengths."""
+    parser.add_argument("--costs", metavar="FILE", help="seconds per call (YAML), or what flowrl calibrate has saved")
+    parser.add_argument(
+        "--lengths", metavar="KIND:NUMBERS", help="of responses: fixed:1024, lognormal:MEAN,SIGMA, uniform:LEAST,MOST"
+    )
+    parser.add_argument("--prompt-tokens", type=whole_number, metavar="N", help="of a prompt, on average (512)")
+
+
+def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:
+    """The plan that the options name, checked against the workers of the flow. Raises PlanError."""
+    plan = Plan.load(options.plan) if options.plan else Plan.one_process()
+    plan.check_workers([h.name for h in flow.handles])
+    return plan
+
+
+def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: argparse.Namespace, plan: Plan) -> Study:
+    """A program under a plan, with the costs and lengths of the options. Raises PlanError, UsageError."""
+    tokens = Tokens()
+    if options.prompt_tokens is not None and options.prompt_tokens < 1:
+        raise UsageError(f"--prompt-tokens {options.prompt_tokens}: give 1 or more.")
+    if options.lengths:
+        kind, numbers = read_lengths(options.lengths)
+        tokens = Tokens(options.prompt_tokens, kind, numbers)
+    elif options.prompt_tokens is not None:
+        tokens = Tokens(options.prompt_tokens)
+    costs = load_costs(options.costs) if options.costs else None
+    study = flow.study(plan, program, costs=costs, tokens=tokens, seed=options.seed or 0, **parameters)
+    if costs is not None:
+        costs.check_names(study.names())
+    return study
