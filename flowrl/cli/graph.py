@@ -9,13 +9,22 @@ from collections.abc import Sequence
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
-from .words import parse, put
+from ..planned.see import placed_graph
+from .studied import add_study_options, load_plan, study_of
+from .words import parse, put, whole_number
 
 
 def graph_command(flow: Flow, words: Sequence[str]) -> int:
     """Print or write the graph of a program. Returns the exit status."""
 
     def extra(parser: argparse.ArgumentParser) -> None:
+        add_study_options(parser)
+        parser.add_argument(
+            "--simulate",
+            metavar="STEPS",
+            type=whole_number,
+            help="with --plan: times and utilisation of so many steps",
+        )
         parser.add_argument("--format", default="text", help=", ".join(FORMATS))
         parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
 
@@ -29,9 +38,15 @@ def graph_command(flow: Flow, words: Sequence[str]) -> int:
     name = said.programs[0]
     if len(said.programs) > 1:
         raise UsageError("flowrl graph draws one program.", fix=f"Write --program {name}.")
-    text = render(flow.graph(name, **said.parameters[name]), said.options.format)
-    put(text, said.options.out)
+    graph = flow.graph(name, **said.parameters[name])
     report = flow.check(name, **said.parameters[name])
+    if said.options.plan and not report.errors:
+        study = study_of(flow, name, said.parameters[name], said.options, load_plan(flow, said.options))
+        flown = study.simulate(said.options.simulate) if said.options.simulate else None
+        graph = placed_graph(study, graph, flown)
+    elif said.options.simulate:
+        raise UsageError("--simulate needs a plan.", fix="Write --plan FILE.")
+    put(render(graph, said.options.format), said.options.out)
     for error in report.errors:
         print(error.report(), file=sys.stderr)
     return 1 if report.errors else 0

@@ -21,9 +21,9 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
         parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
 
     said = parse(flow, "simulate", words, extra)
-    if len(said.programs) > 1:
-        raise UsageError("flowrl simulate flies one program.", fix=f"Write --program {said.programs[0]}.")
     name, options = said.programs[0], said.options
+    if len(said.programs) > 1:
+        raise UsageError("flowrl simulate flies one program.", fix=f"Write --program {name}.")
     parameters = said.parameters[name]
     report = flow.check(name, **parameters)
     if report.errors:

@@ -99,7 +99,7 @@ class Op:
 
     @property
     def is_method(self) -> bool:
-        return next(iter(self.parameters.parameters), "") == "self"
+        return _first_parameter(self.fn)[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call a library op (``rl.gae(batch)``): deferred on a program's values, at once on plain batches."""
@@ -151,8 +151,7 @@ class Op:
     @property
     def batch_parameter(self) -> str:
         """The parameter that holds the batch whose fields flow through: the first one."""
-        names = [n for n in self.parameters.parameters if n != "self"]
-        return names[0] if names else "batch"
+        return _first_parameter(self.fn)[1]
 
     # -- running on plain values ------------------------------------------------------------------------------
 
@@ -257,6 +256,13 @@ def check_column(title: str, name: str, data: Any, type_: FieldType, rows: int) 
 @functools.lru_cache(maxsize=4096)
 def _signature(fn: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(fn)
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_parameter(fn: Callable[..., Any]) -> tuple[bool, str]:
+    """Whether a function is a method, and its first parameter besides ``self``."""
+    names = list(_signature(fn).parameters)
+    return names[:1] == ["self"], next((n for n in names if n != "self"), "batch")
 
 
 def bad_call(parameters: Mapping[str, Any], given: Iterable[str], error: TypeError) -> tuple[list[str], str]:

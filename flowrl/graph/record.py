@@ -10,16 +10,22 @@ if TYPE_CHECKING:
     import networkx
 
 EDGE_KINDS = ("data", "weights", "order", "carried", "serves")
+NODE_KINDS = ("op", "publish", "reshard")
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class Node:
-    """One call of an op in a steady step.
+    """One call of an op in a steady step, or a movement of weights that a plan adds.
 
     ``Node("critic.values", worker="critic", op="values", file="algorithms/ppo.py", line=28, ...)``. ``branch`` says
     under which outcome of the program's own conditions the call happens, None when always. ``stage`` is ``step`` for
     what happens in every step, ``once`` for what lies outside ``flow.steps``.
+
+    With a plan it also says where it runs: ``pool``, ``mesh`` ("fsdp=4,tp=2") and ``layout``, how rows and weights lie
+    on it. ``kind`` is ``op`` for a call; between an update and what generates from its weights the plan puts a node of
+    kind ``publish`` (they go to another pool) or ``reshard`` (they change their layout inside one). After a run or a
+    simulation ``seconds`` are those of one call, and ``share`` its part of the pool's time (0 to 1).
     """
 
     id: str
@@ -38,6 +44,12 @@ class Node:
     branch: str | None = None
     stage: str = "step"
     signature: str = ""
+    kind: str = "op"  # op | publish | reshard
+    pool: str | None = None
+    mesh: str | None = None
+    layout: str | None = None
+    seconds: float | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,8 @@ class Edge:
     """What flows or orders between two nodes: ``Edge("actor.generate", "reward.score", "data", ("response_ids",))``.
 
     ``lag`` is the staleness allowed on a weights edge (0: the newest version), None on others. A serves edge runs
-    from a worker's name to the op that holds its handle.
+    from a worker's name to the op that holds its handle. With a plan, ``bytes`` go along it in a step, by ``transport``
+    ("same pool", "link", "network", ...), and ``version`` says which weights step k reads ("v(k-1)").
     """
 
     src: str
@@ -54,22 +67,48 @@ class Edge:
     fields: tuple[str, ...] = ()
     lag: int | None = None
     branch: str | None = None
+    bytes: float | None = None
+    transport: str | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker of the flow: ``WorkerInfo("actor", "Actor", line=8)``."""
+    """A worker of the flow: ``WorkerInfo("actor", "Actor", line=8)``.
+
+    ``pool``, ``mesh`` and ``layout`` are those of the engine that it serves to the ops of others, where a plan says so.
+    """
 
     name: str
     kind: str
     file: str = ""
     line: int = 0
     describes: str = ""
+    pool: str | None = None
+    mesh: str | None = None
+    layout: str | None = None
+
+
+@dataclass(frozen=True)
+class PoolInfo:
+    """A pool of the plan: ``PoolInfo("train", devices="0-7", kind="h100-80", count=8, busy=0.83)``.
+
+    ``describes`` says what it has, where that is better said in words: ``4 processes``. ``busy`` is the fraction of a
+    run or a simulation in which the pool worked (0 to 1), ``seconds`` how long it worked per step.
+    """
+
+    name: str
+    describes: str = ""
+    devices: str = ""
+    kind: str = ""
+    count: int = 0
+    busy: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The dataflow of one steady iteration of a program."""
+    """The dataflow of one steady iteration of a program, and where a plan puts it."""
 
     program: str
     nodes: tuple[Node, ...]
@@ -78,6 +117,8 @@ class Graph:
     source_fields: tuple[str, ...] = ()
     paths: int = 1
     capped: bool = False
+    pools: tuple[PoolInfo, ...] = ()  # of the plan, where there is one
+    plan: str = ""  # in words: what bytes and times rest on
 
     def node(self, id: str) -> Node:
         """The node of that id. Raises KeyError."""
@@ -91,8 +132,11 @@ class Graph:
         return tuple(e for e in self.edges if e.kind == kind)
 
     def to_json(self) -> dict[str, Any]:
-        """The documented record (docs/reading_graphs.md). ``Graph.from_json`` reads it back."""
-        return {
+        """The documented record (docs/reading_graphs.md). ``Graph.from_json`` reads it back.
+
+        The keys that a plan fills are all there in a graph with pools, and left out in one without a plan.
+        """
+        record: dict[str, Any] = {
             "schema": SCHEMA,
             "program": self.program,
             "nodes": [_plain(asdict(n)) for n in self.nodes],
@@ -101,7 +145,10 @@ class Graph:
             "source_fields": list(self.source_fields),
             "paths": self.paths,
             "capped": self.capped,
+            "pools": [asdict(p) for p in self.pools],
+            "plan": self.plan,
         }
+        return record if self.pools else _unplaced(record)
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Graph:
@@ -116,6 +163,8 @@ class Graph:
             source_fields=tuple(record.get("source_fields", ())),
             paths=record.get("paths", 1),
             capped=record.get("capped", False),
+            pools=tuple(PoolInfo(**p) for p in record.get("pools", ())),
+            plan=record.get("plan", ""),
         )
 
     def to_networkx(self) -> networkx.MultiDiGraph[Any]:
@@ -128,6 +177,8 @@ class Graph:
             source_fields=self.source_fields,
             paths=self.paths,
             capped=self.capped,
+            pools=self.pools,
+            plan=self.plan,
         )
         for node in self.nodes:
             graph.add_node(node.id, node=node)
@@ -148,7 +199,25 @@ class Graph:
             source_fields=about.get("source_fields", ()),
             paths=about.get("paths", 1),
             capped=about.get("capped", False),
+            pools=about.get("pools", ()),
+            plan=about.get("plan", ""),
         )
+
+
+#: What a plan fills, with what stands there without one.
+_PLACED: Mapping[str, Mapping[str, Any]] = {
+    "nodes": {"kind": "op", **dict.fromkeys(("pool", "mesh", "layout", "seconds", "share"))},
+    "edges": dict.fromkeys(("bytes", "transport", "version")),
+    "workers": dict.fromkeys(("pool", "mesh", "layout")),
+}
+
+
+def _unplaced(record: dict[str, Any]) -> dict[str, Any]:
+    """The record without what no plan has filled in."""
+    for part, keys in _PLACED.items():
+        if all(thing[key] == empty for thing in record[part] for key, empty in keys.items()):
+            record[part] = [{k: v for k, v in thing.items() if k not in keys} for thing in record[part]]
+    return {k: v for k, v in record.items() if v or k not in ("pools", "plan")}
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ Fields = Mapping[str, FieldType | None]
 
 def parse_fields(text: str) -> dict[str, FieldType | None]:
     """Read ``"tokens: i32[*token], rewards"`` into types by name; None (or the standard type) where none is given."""
+    return dict(_parsed(text))
+
+
+@functools.lru_cache(maxsize=4096)  # declarations are read again at every call of an op
+def _parsed(text: str) -> tuple[tuple[str, FieldType | None], ...]:
     found: dict[str, FieldType | None] = {}
     for part in _split(text):
         match = _FIELD.match(part)
@@ -69,7 +75,7 @@ def parse_fields(text: str) -> dict[str, FieldType | None]:
             raise TypeTextError(f"'{part}' is no field", "Write it like rewards: f32[].")
         name, type_ = match["name"], match["type"]
         found[name] = FieldType.parse(type_) if type_ else STANDARD.get(name)
-    return found
+    return tuple(found.items())
 
 
 def _split(text: str) -> list[str]:

@@ -16,7 +16,8 @@ def check_runs_here(plan: Plan) -> None:
         if place.mesh.size > 1:
             title = worker if len(plan.place[worker]) == 1 else f"{worker}.{use}"
             raise PlanError(
-                f"{title} has a mesh of {place.mesh.size} devices ({place.mesh}); this process runs a pool on one device.",
+                f"{title} has a mesh of {place.mesh.size} devices ({place.mesh}); "
+                "this process runs a pool on one device.",
                 at=place.at or pool.at,
                 fix="Give the pool one device, or look at the plan with flowrl check and flowrl simulate.",
             )

@@ -384,18 +384,17 @@ class Machine:
     def _start_ready(self) -> None:
         """Start what can start, the earliest first. What waits for a pool keeps later ones from its other pools."""
         claimed: set[str] = set()
-        rest: list[tuple[int, int, int, _Node]] = []
-        entries, self._ready = self._ready, rest
-        for place, entry in enumerate(entries):
-            node = entry[3]
+        started: list[int] = []
+        for place, (_, _, piece, node) in enumerate(self._ready):
             if all(pool not in claimed and self._is_free(pool, node) for pool in node.pools):
-                self._start(node, entry[2])
+                started.append(place)
+                self._start(node, piece)
             else:
-                rest.append(entry)
                 claimed.update(node.pools)
                 if len(claimed) == len(self._running):
-                    rest += entries[place + 1 :]
                     break
+        for place in reversed(started):
+            del self._ready[place]
 
     def _is_free(self, pool: str, node: _Node) -> bool:
         running = self._running[pool]

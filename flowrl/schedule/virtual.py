@@ -259,9 +259,11 @@ class VirtualClock:
                 if worker not in self._calls[id].serves or not self._calls[id].relaxed:
                     continue
                 for generate, groups in self._groups.get(id, {id: max(self._calls[id].groups, 1)}).items():
-                    for seen in self.flown.versions.get(generate, ()):
+                    pieces = self.flown.versions.get(generate, [])
+                    for number, seen in enumerate(pieces):  # the groups of a piece are its share
+                        share = groups * (number + 1) // len(pieces) - groups * number // len(pieces)
                         lag = version - seen
-                        found[lag] = found.get(lag, 0) + groups
+                        found[lag] = found.get(lag, 0) + max(share, groups == 1)
         return dict(sorted(found.items()))
 
 

@@ -1,0 +1,234 @@
+"""The graph of a program with its plan: who runs where, what moves between pools, and which weights arrive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..errors import FlowError
+from ..graph.record import Edge, Graph, Node, PoolInfo
+from ..placement.plan import Plan
+from ..placement.plan_rules import numbers
+from ..placement.reshard import plan_reshard
+from ..placement.work import Workload
+from ..schedule.simulation import Simulation
+from .study import Study, pool_text
+
+_WIDTHS = {"bool": 1, "i32": 4, "i64": 8, "f32": 4, "f64": 8, "bf16": 2}
+_ANY = 64  # bytes of a value of unknown type (assumed): a text or a number of the data set
+_TYPE = re.compile(r"^(\w+)(?:\[(.*)\])?$")
+
+
+def placed_graph(study: Study, graph: Graph, simulation: Simulation | None = None) -> Graph:
+    """The graph with pools, meshes and layouts on its nodes, bytes and transports on its edges.
+
+    Between an update and what generates from its weights stands the publish that takes them there (a reshard, where
+    both are in one pool). With a simulation, nodes have the seconds of a call and pools how busy they were.
+    """
+    nodes = [_node(node, study) for node in graph.nodes]
+    moved = {w: _publish(w, study) for w in sorted(_followers(graph, study))}
+    last = {w: max((i for i, n in enumerate(nodes) if n.worker == w and n.updates), default=-1) for w in moved}
+    for worker, place in sorted(last.items(), key=lambda item: -item[1]):
+        nodes.insert(place + 1, moved[worker])
+    placed = replace(
+        graph,
+        nodes=tuple(nodes),
+        pools=tuple(_pool(name, study.plan) for name in study.plan.pools),
+        plan=f"Bytes are of one step of {_said(study)}.",
+    )
+    placed = replace(placed, edges=_edges(graph, placed, study, moved))
+    return placed if simulation is None else overlaid(placed, simulation)
+
+
+def overlaid(graph: Graph, simulation: Simulation) -> Graph:
+    """The same with what a simulation found: seconds of a call, its part of the pool's time, how busy pools were."""
+    spent: dict[str, float] = {}
+    count: dict[str, set[tuple[int, int]]] = {}
+    for number, bar in enumerate(simulation.bars):
+        spent[bar.node] = spent.get(bar.node, 0.0) + bar.end - bar.start
+        count.setdefault(bar.node, set()).add((bar.step, 0 if bar.step >= 0 else number))
+    whole = simulation.makespan
+    nodes = [
+        replace(n, seconds=spent[n.id] / len(count[n.id]), share=spent[n.id] / whole if whole else None)
+        if n.id in spent
+        else n
+        for n in graph.nodes
+    ]
+    busy, steps = {p.name: p.busy for p in simulation.pools}, max(simulation.steps, 1)
+    pools = tuple(
+        replace(p, busy=busy[p.name], seconds=busy[p.name] * whole / steps) if p.name in busy else p
+        for p in graph.pools
+    )
+    said = f"{graph.plan} Times: {simulation.cost_source}, a step takes {simulation.step_seconds:.3g} s."
+    return replace(graph, nodes=tuple(nodes), pools=pools, plan=said)
+
+
+def _pool(name: str, plan: Plan) -> PoolInfo:
+    pool, text = plan.pools[name], pool_text(plan, name)
+    if pool.devices and plan.cluster is not None:
+        kinds = dict.fromkeys(plan.cluster.kind(d).name for d in pool.devices)
+        return PoolInfo(name, text, numbers(pool.devices), ", ".join(kinds), len(pool.devices))
+    return PoolInfo(name, text, "", "cpu" if pool.processes else pool.device, pool.processes or 1)
+
+
+def _said(study: Study) -> str:
+    return study.plan.file or "the plan"
+
+
+def _followers(graph: Graph, study: Study) -> set[str]:
+    """Trained workers that something in the graph generates from."""
+    trained = {n.worker for n in graph.nodes if n.updates}
+    return {w for w in trained if any(_samples(n, w, graph) for n in graph.nodes)} & set(study.roles)
+
+
+def _samples(node: Node, worker: str, graph: Graph) -> bool:
+    serves = any(e.kind == "serves" and e.src == worker and e.dst == node.id for e in graph.edges)
+    return (node.worker == worker and node.cost == "generate") or serves
+
+
+def _node(node: Node, study: Study) -> Node:
+    if node.worker not in study.roles:
+        return node
+    place = study.plan.place_of(node.worker, "generate" if node.cost == "generate" else "train")
+    mesh = str(place.mesh) if place.mesh.size > 1 else "1"
+    return replace(node, pool=place.pool, mesh=mesh, layout=_layout(node.worker, mesh, study, place.backend))
+
+
+def _layout(worker: str, mesh: str, study: Study, backend: str) -> str:
+    """How rows and weights lie on a mesh, by axis names."""
+    axes = [part.split("=")[0] for part in mesh.split(",") if "=" in part]
+    rows = [a for a in axes if a in ("dp", "fsdp", "ep")]
+    weights = [a for a in axes if a in ("fsdp", "tp", "pp", "ep")]
+    said = [f"rows over {' x '.join(rows)}" if rows else "all rows"]
+    if study.roles[worker].model is not None:
+        said.append(f"weights over {' x '.join(weights)}" if weights else "all weights")
+        said.append(backend)
+    return ", ".join(said)
+
+
+def _publish(worker: str, study: Study) -> Node:
+    place = study.plan.place_of(worker, "generate")
+    kind = "publish" if study.plan.split(worker) else "reshard"
+    return Node(
+        f"{worker}.{kind}",
+        worker,
+        kind,
+        reads=(),
+        kind=kind,
+        pool=place.pool,
+        mesh=str(place.mesh) if place.mesh.size > 1 else "1",
+        layout=_layout(worker, str(place.mesh), study, place.backend),
+    )
+
+
+def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node]) -> tuple[Edge, ...]:
+    pools = {node.id: node.pool for node in placed.nodes}
+    nodes = {node.id: node for node in placed.nodes}
+    found: list[Edge] = []
+    into: set[tuple[str, str]] = set()
+    for edge in graph.edges:
+        src, dst = nodes.get(edge.src), nodes.get(edge.dst)
+        worker = src.worker if src is not None else edge.src
+        if edge.kind == "weights" and dst is not None and worker in moved and _samples(dst, worker, graph):
+            move = moved[worker]
+            if (edge.src, move.id) not in into:
+                into.add((edge.src, move.id))
+                source = pools.get(edge.src)
+                way = transport(study.plan, source, move.pool)
+                size = _weights(study, worker)
+                found.append(replace(edge, dst=move.id, lag=0, bytes=size, transport=way, version="the step's last"))
+            lag = study.plan.pipeline.staleness if edge.lag is None or _relaxed(edge, study, nodes) else 0
+            version = f"at most {lag} {'publish' if lag == 1 else 'publishes'} old" if lag else "the newest version"
+            found.append(replace(edge, src=move.id, lag=lag, bytes=0.0, transport="same pool", version=version))
+        elif edge.kind in ("data", "carried") and dst is not None:
+            way = transport(study.plan, _origin(edge.src, nodes, graph), _target(dst, nodes, graph))
+            found.append(replace(edge, bytes=_data(edge, nodes, study), transport=way))
+        else:
+            way = transport(study.plan, pools.get(edge.src), pools.get(edge.dst)) if edge.kind == "serves" else None
+            found.append(replace(edge, transport=way))
+    return tuple(found)
+
+
+def _relaxed(edge: Edge, study: Study, nodes: Mapping[str, Node]) -> bool:
+    from ..graph.relaxed import relaxed_calls
+
+    node = nodes[edge.dst]
+    return any(
+        title == f"{node.worker}.{node.op}" and line == node.line for title, _, line in relaxed_calls(study.traced)
+    )
+
+
+def _origin(id: str, nodes: Mapping[str, Node], graph: Graph) -> str | None:
+    """The pool that rows come from: a library call hands on those of its first input."""
+    node, seen = nodes.get(id), set[str]()
+    while node is not None and node.pool is None and node.id not in seen:
+        seen.add(node.id)
+        node = next((nodes[e.src] for e in graph.edges if e.dst == node.id and e.src in nodes), None)
+    return node.pool if node is not None else None
+
+
+def _target(node: Node, nodes: Mapping[str, Node], graph: Graph) -> str | None:
+    return node.pool if node.pool is not None else _origin(node.id, nodes, graph)
+
+
+def transport(plan: Plan, source: str | None, target: str | None) -> str | None:
+    """How bytes get from pool to pool: within one, through the host, over a link inside a node, over the network."""
+    if source is None or target is None:
+        return None
+    if source == target:
+        return "same pool"
+    a, b = plan.pools[source], plan.pools[target]
+    if not a.devices or not b.devices or plan.cluster is None:
+        return "host" if a.devices or b.devices or a.processes or b.processes else "same process"
+    nodes = [{plan.cluster.node(d) for d in pool.devices} for pool in (a, b)]
+    return "link" if nodes[0] == nodes[1] and len(nodes[0]) == 1 else "network"
+
+
+def _weights(study: Study, worker: str) -> float | None:
+    """Bytes that all devices receive in a publish; None for a model of unknown size."""
+    work = study.publish(worker)
+    if work.role.model is None:
+        return None
+    if not work.devices or work.source is None or not work.source[1]:
+        return float(work.role.model.bytes) if study.plan.split(worker) or study.plan.pipeline.staleness else 0.0
+    source, devices = work.source
+    try:
+        return float(sum(plan_reshard(work.role.model, source, work.mesh, devices, work.devices).received))
+    except FlowError:  # a mesh that does not divide the model: the check says so
+        return None
+
+
+def _data(edge: Edge, nodes: Mapping[str, Node], study: Study) -> float | None:
+    """Bytes of the fields of an edge, in a step: rows by tokens by the width of the type."""
+    made = study.calls.get(edge.src)
+    if made is None:
+        return None
+    load: Workload = study.load(made)
+    types: dict[str, str] = {}
+    for id in (edge.src, edge.dst):
+        types.update(nodes[id].types if id in nodes else {})
+    return sum(_column(types.get(name, ""), load) for name in edge.fields if name != "keys")
+
+
+def _column(type_: str, load: Workload) -> float:
+    found = _TYPE.match(type_)
+    if found is None or found[1] not in _WIDTHS:
+        return load.rows * _ANY
+    lengths = {"*prompt": load.prompt, "*response": load.response, "*token": load.prompt + load.response}
+    width = float(_WIDTHS[found[1]])
+    for dim in filter(None, (d.strip() for d in (found[2] or "").split(","))):
+        width *= lengths.get(dim, float(dim) if dim.isdigit() else 1.0)
+    return load.rows * width
+
+
+def edge_records(graph: Graph) -> Sequence[Mapping[str, object]]:
+    """What crosses between nodes in a step, for the record of a simulation."""
+    return [
+        {"src": e.src, "dst": e.dst, "kind": e.kind, "bytes": e.bytes, "transport": e.transport}
+        for e in graph.edges
+        if e.bytes
+    ]
+
+
+__all__ = ["edge_records", "overlaid", "placed_graph", "transport"]

@@ -1,0 +1,213 @@
+"""The simulation as one page to explore: lanes of bars to zoom into, pools, lag, nodes. Nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from ...graph.draw.strokes import text
+from ..simulation import PoolTime, Simulation
+from .figures import Lane, counted, duration, lanes, looks, percent, printable, totals, volume
+
+_DIGITS = 12  # of times on the page: enough for microseconds in months
+
+
+def render(simulation: Simulation) -> str:
+    """The page. Every name of a program, a plan or a file stands in it as text."""
+    made = lanes(simulation)
+    return Template(_file("page.html")).substitute(
+        program=text(printable(simulation.program)),
+        subtitle=text(_subtitle(simulation)),
+        style=_file("page.css"),
+        script=_file("page.js"),
+        tiles="\n".join(_tiles(simulation)),
+        legend="\n".join(_legend(simulation)),
+        pools="\n".join(_pool(lane.pool) for lane in made),
+        lag="\n".join(_lag(simulation)),
+        nodes=_nodes(simulation),
+        edges=_edges(simulation),
+        rests="\n".join(_rests(simulation)),
+        record=_embedded(_record(simulation, made)),
+    )
+
+
+def _file(name: str) -> str:
+    return files("flowrl.schedule.report").joinpath(name).read_text(encoding="utf-8")
+
+
+# -- what stands in the page without its script -------------------------------------------------------------------------
+
+
+def _subtitle(simulation: Simulation) -> str:
+    return f"{counted(simulation.steps, 'step')} on the virtual clock, costs: {simulation.cost_source or 'not said'}"
+
+
+def _tiles(simulation: Simulation) -> Iterator[str]:
+    lag = f"{simulation.lag_mean:.3g} mean, {simulation.lag_max} max" if simulation.lags else "nothing trained"
+    tiles = (
+        ("steady step", duration(simulation.step_seconds) if simulation.steps else "-", ""),
+        ("makespan", duration(simulation.makespan), ""),
+        ("steps", str(simulation.steps), ""),
+        ("staleness", str(simulation.staleness), "How many steps the rollout may be ahead of the training"),
+        ("lag", lag, "Publishes between the weights that sampled rows and those that trained on them"),
+        ("costs", simulation.cost_source or "not said", "Where the seconds of a call come from"),
+    )
+    for name, value, tip in tiles:
+        title = f' title="{text(tip)}"' if tip else ""
+        yield f"<div{title}><dt>{name}</dt><dd>{text(printable(value))}</dd></div>"
+
+
+def _legend(simulation: Simulation) -> Iterator[str]:
+    for number, (node, look) in enumerate(looks(simulation).items()):
+        sample = f'<i style="background:{look.fill};border-color:{look.edge}"{" class=move" if look.move else ""}></i>'
+        yield (
+            f'<li><button type="button" data-node="{number}" aria-pressed="false">{sample}'
+            f"<span>{text(printable(node))}</span></button></li>"
+        )
+
+
+def _pool(pool: PoolTime) -> str:
+    """A row of the table of pools: how much of the time it works, and what it waits for otherwise."""
+    makespan_share = max(0.0, 1 - pool.busy)
+    idle = sorted(pool.idle.items(), key=lambda i: -i[1])
+    whole = sum(seconds for _, seconds in idle) or 1.0
+    parts = [f'<i class="busy" style="width:{100 * min(pool.busy, 1):.2f}%" title="busy {percent(pool.busy)}"></i>']
+    reasons: list[str] = []
+    for number, (reason, seconds) in enumerate(idle):
+        share, kind = makespan_share * seconds / whole, min(number, 3)
+        said = text(printable(reason))
+        tip = f"{said}: {duration(seconds)}, {percent(share)}"
+        parts.append(f'<i class="idle{kind}" style="width:{100 * share:.2f}%" title="{tip}"></i>')
+        reasons.append(f'<li><i class="idle{kind}"></i>{said} <b>{duration(seconds)}</b></li>')
+    return (
+        f'<tr><th scope="row">{text(printable(pool.name))}<small>{text(printable(pool.describes))}</small></th>'
+        f'<td class="number">{percent(pool.busy)}</td><td><div class="share">{"".join(parts)}</div>'
+        f'<ul class="reasons">{"".join(reasons) or "<li>never idle</li>"}</ul></td></tr>'
+    )
+
+
+def _lag(simulation: Simulation) -> Iterator[str]:
+    """The histogram, a row for each lag up to the largest."""
+    whole, most = sum(simulation.lags.values()), max(simulation.lags.values(), default=0)
+    if not most:
+        yield '<p class="none">No rows were trained on.</p>'
+        return
+    shown = range(min(simulation.lags), simulation.lag_max + 1) if simulation.lag_max < 50 else sorted(simulation.lags)
+    yield "<table><thead><tr><th scope=col>lag</th><th></th><th scope=col>prompt groups</th></tr></thead><tbody>"
+    for lag in shown:
+        count = simulation.lags.get(lag, 0)
+        yield (
+            f'<tr><th scope="row">{lag}</th><td class="wide"><i class="bar" style="width:{100 * count / most:.2f}%"></i>'
+            f'</td><td class="number">{count:,} <small>{percent(count / whole)}</small></td></tr>'
+        )
+    yield "</tbody></table>"
+
+
+def _nodes(simulation: Simulation) -> str:
+    numbers = {node: n for n, node in enumerate(looks(simulation))}
+    colours = looks(simulation)
+    rows = [
+        (
+            f'<i class="sample" style="background:{colours[t.node].fill};border-color:{colours[t.node].edge}"></i>'
+            f'<button type="button" data-node="{numbers[t.node]}" aria-pressed="false">{text(printable(t.node))}</button>',
+            text(printable(t.pool)),
+            f"{t.count:,}",
+            duration(t.mean),
+            duration(t.seconds),
+            percent(t.share),
+        )
+        for t in totals(simulation)
+    ]
+    return _table(("node", "pool", "calls", "mean", "total", "of the pool"), rows, numbers_from=2)
+
+
+def _edges(simulation: Simulation) -> str:
+    rows = [
+        (
+            text(printable(f"{e.get('src', '')} → {e.get('dst', '')}")),
+            text(printable(str(e.get("transport") or "-"))),
+            volume(float(e["bytes"])),
+        )
+        for e in simulation.edges
+        if e.get("bytes")
+    ]
+    found = _table(("edge", "transport", "bytes of a step"), rows, numbers_from=2)
+    return f"<section><h2>Bytes between nodes</h2>{found}</section>" if rows else ""
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]], *, numbers_from: int) -> str:
+    """A table; its cells are markup."""
+
+    def cell(tag: str, number: int, said: str) -> str:
+        look = ' class="number"' if number >= numbers_from else ""
+        return f"<{tag}{look}>{said}</{tag}>"
+
+    names = "".join(cell("th", n, name) for n, name in enumerate(head))
+    body = "\n".join("<tr>" + "".join(cell("td", n, c) for n, c in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+
+
+def _rests(simulation: Simulation) -> Iterator[str]:
+    """What the times rest on: conditions that were assumed, and notes."""
+    for title, lines in (("Assumed", simulation.assumed), ("Notes", simulation.notes)):
+        if lines:
+            items = "".join(f"<li>{text(printable(line))}</li>" for line in lines)
+            yield f"<h3>{title}</h3><ul>{items}</ul>"
+
+
+# -- what the script draws ----------------------------------------------------------------------------------------------
+
+
+def _record(simulation: Simulation, made: Iterable[Lane]) -> dict[str, Any]:
+    """Bars as columns, in the order of their starts; pools, nodes and what was waited for as numbers into lists."""
+    made = tuple(made)
+    colours, bars = looks(simulation), simulation.bars
+    nodes = {node: n for n, node in enumerate(colours)}
+    reasons = {reason: n for n, reason in enumerate(dict.fromkeys(b.because for b in bars))}
+    places = {i: (lane, row) for lane, l in enumerate(made) for row, items in enumerate(l.rows) for i in items}
+    order = sorted(range(len(bars)), key=lambda i: bars[i].start)
+    return {
+        "makespan": simulation.makespan,
+        "pools": [_lane(lane) for lane in made],
+        "nodes": [{"id": printable(n), **_painted(look)} for n, look in colours.items()] if nodes else [],
+        "reasons": [printable(reason) for reason in reasons],
+        "bars": {
+            "node": [nodes[bars[i].node] for i in order],
+            "step": [bars[i].step for i in order],
+            "lane": [places[i][0] for i in order],
+            "row": [places[i][1] for i in order],
+            "start": [_short(bars[i].start) for i in order],
+            "end": [_short(bars[i].end) for i in order],
+            "because": [reasons[bars[i].because] for i in order],
+            "piece": [bars[i].piece for i in order],
+        },
+    }
+
+
+def _lane(lane: Lane) -> dict[str, Any]:
+    pool = lane.pool
+    return {
+        "name": printable(pool.name),
+        "describes": printable(pool.describes),
+        "busy": pool.busy,
+        "rows": len(lane.rows),
+        "memory": [[_short(at), size] for at, size in pool.memory],
+        "capacity": pool.capacity,
+    }
+
+
+def _painted(look: Any) -> Mapping[str, object]:
+    return {"fill": look.fill, "ink": look.ink, "edge": look.edge, "move": look.move}
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.{_DIGITS}g}")
+
+
+def _embedded(record: object) -> str:
+    """JSON that may stand inside a script element: nothing in it can end the element or start another."""
+    found = json.dumps(record, ensure_ascii=True, separators=(",", ":"))
+    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,200 @@
+"""A program under a plan: closed forms of simulated times, the work of its calls, one driver under every plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.cli.script import load_script
+from flowrl.errors import UsageError
+from flowrl.placement.cluster import Cluster
+from flowrl.placement.cost import GivenCosts
+from flowrl.placement.lengths import Lengths, read_lengths
+from flowrl.placement.mesh import Mesh
+from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+from flowrl.planned.see import placed_graph
+from flowrl.planned.study import Tokens
+
+ALGORITHMS = Path(__file__).parents[2] / "algorithms"
+GIVEN = {
+    "actor.generate": 6.0,
+    "reward.score": 1.0,
+    "ref.logprobs": 2.0,
+    "critic.values": 1.5,
+    "critic.update": 2.5,
+    "actor.update": 3.0,
+    "actor.publish": 0.5,
+}
+COSTS = GivenCosts(GIVEN)
+CLUSTER = Cluster.of("h100-80:2x8")
+
+
+@pytest.fixture
+def ppo():
+    return load_script(str(ALGORITHMS / "ppo.py"))
+
+
+@pytest.fixture
+def grpo():
+    return load_script(str(ALGORITHMS / "grpo.py"))
+
+
+def colocated(**pipeline) -> Plan:
+    pool = {"all": Pool("all", devices=tuple(range(16)))}
+    wide = Place("all", Mesh.of("fsdp=16"), "fsdp2")
+    actor = {"train": wide, "generate": Place("all", Mesh.of("dp=8,tp=2"), "vllm")}
+    return Plan(pool, {"actor": actor, "ref": wide, "reward": Place("all")}, CLUSTER, Pipeline(**pipeline))
+
+
+def disaggregated(**pipeline) -> Plan:
+    pools = {
+        "train": Pool("train", devices=tuple(range(8))),
+        "rollout": Pool("rollout", devices=tuple(range(8, 16))),
+        "cpu": Pool("cpu", processes=4),
+    }
+    train = Place("train", Mesh.of("fsdp=8"), "fsdp2")
+    actor = {"train": train, "generate": Place("rollout", Mesh.of("dp=4,tp=2"), "vllm")}
+    return Plan(pools, {"actor": actor, "ref": train, "reward": Place("cpu")}, CLUSTER, Pipeline(**pipeline))
+
+
+def split(**pipeline) -> Plan:
+    """The actor in one pool, those that only look in another."""
+    pools = {"actor": Pool("actor", devices=tuple(range(8))), "others": Pool("others", devices=tuple(range(8, 16)))}
+    mine, theirs = Place("actor", Mesh.of("fsdp=8"), "fsdp2"), Place("others", Mesh.of("fsdp=8"), "fsdp2")
+    actor = {"train": mine, "generate": Place("actor", Mesh.of("dp=4,tp=2"), "vllm")}
+    return Plan(pools, {"actor": actor, "ref": theirs, "critic": theirs, "reward": Place("others")}, CLUSTER, Pipeline(**pipeline))
+
+
+def test_colocated_is_the_sum_and_a_publish_inside_a_pool_costs_nothing(grpo):
+    simulation = grpo.study(colocated(), costs=COSTS).simulate(5)
+    assert simulation.makespan == 5 * (6 + 1 + 2 + 3) and simulation.step_seconds == 12
+    assert [p.busy for p in simulation.pools] == [1.0]
+    assert simulation.lags == {0: 5 * 64} and simulation.cost_source == "given"
+
+
+def test_split_is_the_longer_of_the_branches(ppo):
+    """PPO's critic and actor train side by side; reward, reference and values share the other pool."""
+    simulation = ppo.study(split(), costs=COSTS).simulate(4)
+    assert simulation.makespan == 4 * (6 + (1 + 2 + 1.5) + max(2.5, 3))
+
+
+@pytest.mark.parametrize(("staleness", "step"), [(0, 6 + 2 + 3 + 0.5), (1, 6.5), (4, 6.5)])
+def test_one_driver_under_three_stalenesses_by_the_plan_alone(grpo, staleness, step):
+    simulation = grpo.study(disaggregated(staleness=staleness), costs=COSTS).simulate(30)
+    assert simulation.step_seconds == pytest.approx(step)
+    assert simulation.lag_max <= staleness and simulation.staleness == staleness
+
+
+def test_chunks_fill_and_drain(grpo):
+    """Four pieces of 6 s, then the last pieces of the reference (2/4 s); the reward is hidden behind it."""
+    simulation = grpo.study(disaggregated(chunks=4), costs=COSTS).simulate(3)
+    assert simulation.makespan == pytest.approx(3 * (6 + 2 / 4 + 3 + 0.5))
+
+
+def test_spans_name_nodes_and_pools(grpo):
+    record = grpo.study(disaggregated(), costs=COSTS).simulate(2).to_json()
+    spans = [(s["node"], s["step"], s["pool"], s["start_s"], s["end_s"]) for s in record["spans"] if s["step"] == 0]
+    assert spans == [
+        ("actor.generate", 0, "rollout", 0.0, 6.0),
+        ("reward.score", 0, "cpu", 6.0, 7.0),
+        ("ref.logprobs", 0, "train", 6.0, 8.0),
+        ("actor.update", 0, "train", 8.0, 11.0),
+        ("actor.publish", 0, "rollout", 11.0, 11.5),
+    ]
+    assert record["lag"] == {"max": 0, "mean": 0.0, "histogram": {"0": 128}}
+    assert record["pools"]["rollout"]["busy"] == pytest.approx(6.5 / 11.5)
+    assert record["pools"]["rollout"]["idle"] == {"actor.update": 10.0}
+
+
+def test_a_node_with_a_price_of_its_own(grpo):
+    costs = GivenCosts({**GIVEN, "actor.generate#2": 50.0})
+    assert grpo.study(colocated(), costs=costs).simulate(2).makespan == 24, "this program has no second generate"
+
+
+def test_lengths_let_the_tail_of_one_step_overlap_the_next(grpo):
+    fixed = grpo.study(disaggregated(staleness=2, publish="interrupt"), costs=COSTS).simulate(30)
+    drawn = grpo.study(
+        disaggregated(staleness=2, publish="interrupt"), costs=COSTS, tokens=Tokens(512, "lognormal", (4, 0.8))
+    ).simulate(30)
+    assert fixed.step_seconds == pytest.approx(6.5)  # running requests stand still for the 0.5 s of a publish
+    generates = [b for b in drawn.bars if b.node == "actor.generate"]
+    assert any(b.start < a.end for a, b in zip(generates, generates[1:], strict=False))
+    again = grpo.study(
+        disaggregated(staleness=2, publish="interrupt"), costs=COSTS, tokens=Tokens(512, "lognormal", (4, 0.8))
+    ).simulate(30)
+    assert drawn == again, "the same seed draws the same lengths"
+
+
+def test_the_work_of_calls(ppo):
+    ppo.use_model("actor", "llama-7b")
+    works = ppo.study(split(), tokens=Tokens(1024, "fixed", (512,)), prompts_per_step=96).works
+    assert list(works) == [
+        "actor.generate",
+        "reward.score",
+        "ref.logprobs",
+        "critic.values",
+        "critic.update",
+        "actor.update",
+    ]
+    generate = works["actor.generate"]
+    assert (generate.kind, generate.load.rows, generate.load.prompt, generate.load.response) == ("generate", 96, 1024, 512)
+    assert str(generate.mesh) == "dp=4,tp=2" and generate.devices == tuple(range(8))
+    assert works["actor.update"].role.model.name == "llama-7b" == works["ref.logprobs"].role.model.name
+    assert works["critic.update"].role.head == "scalar" and works["reward.score"].role.model is None
+
+
+def test_the_placed_graph_has_pools_bytes_and_versions(grpo):
+    grpo.use_model("actor", "llama-7b")
+    study = grpo.study(disaggregated(staleness=1))
+    record = placed_graph(study, grpo.graph("grpo")).to_json()
+    nodes = {n["id"]: n for n in record["nodes"]}
+    assert nodes["actor.generate"]["pool"] == "rollout" and nodes["actor.generate"]["mesh"] == "dp=4,tp=2"
+    assert nodes["actor.update"]["layout"] == "rows over fsdp, weights over fsdp, fsdp2"
+    assert nodes["rl.group_advantages"]["pool"] is None
+    assert [n["id"] for n in record["nodes"] if n["kind"] != "op"] == ["actor.publish"]
+    edges = {(e["src"], e["dst"]): e for e in record["edges"]}
+    publish = edges[("actor.update", "actor.publish")]
+    assert publish["transport"] == "network" and publish["bytes"] == pytest.approx(4 * 2 * 6738415616, rel=1e-2)
+    arrives = edges[("actor.publish", "actor.generate")]
+    assert (arrives["lag"], arrives["version"]) == (1, "at most 1 publish old")
+    rows = edges[("actor.generate", "ref.logprobs")]
+    tokens = 64 * 8 * (512 + 8)
+    assert rows["bytes"] == tokens * 4 + 64 * 8 * 8 and rows["transport"] == "network"
+    assert ("actor.update", "actor.generate") not in edges
+
+
+def test_after_a_simulation_the_graph_has_times_and_utilisation(grpo):
+    study = grpo.study(disaggregated(), costs=COSTS)
+    graph = placed_graph(study, grpo.graph("grpo"), study.simulate(4))
+    assert graph.node("actor.generate").seconds == 6 and graph.node("actor.publish").seconds == 0.5
+    assert graph.node("actor.generate").share == pytest.approx(6 / 11.5)
+    assert {p.name: round(p.busy, 3) for p in graph.pools} == {"train": 0.435, "rollout": 0.565, "cpu": 0.087}
+
+
+def test_a_graph_without_a_plan_has_no_word_of_one(grpo):
+    record = grpo.graph("grpo").to_json()
+    assert "pools" not in record and all("pool" not in n for n in record["nodes"])
+    assert all("bytes" not in e and "transport" not in e for e in record["edges"])
+
+
+def test_lengths():
+    assert read_lengths("lognormal:800,1.0") == ("lognormal", (800.0, 1.0))
+    drawn = Lengths(10, 4096, "lognormal", (800.0, 0.5)).draw(20000, "seed")
+    assert sum(drawn) / len(drawn) == pytest.approx(800, rel=0.03)
+    assert max(Lengths(10, 900, "lognormal", (800.0, 2.0)).draw(1000, "s")) == 900
+    assert set(Lengths(10, 64).draw(3, "s")) == {64}
+    uniform = Lengths(10, 64, "uniform", (2.0, 6.0))
+    assert uniform.mean == 4 and all(2 <= n <= 6 for n in uniform.draw(100, "s"))
+
+
+@pytest.mark.parametrize("text", ["lognormal:800", "lognormal", "uniform:9,3", "fixed:-1", "fixed:x", "fixed:nan", "fixed:1,2"])
+def test_lengths_that_are_none(text):
+    with pytest.raises(UsageError, match="these are no lengths"):
+        read_lengths(text)
+
+
+def test_a_distribution_that_is_not_there():
+    with pytest.raises(UsageError) as error:
+        read_lengths("lognorml:800,1")
+    assert error.value.fix == "Did you mean lognormal?"
