@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ from .work import Work
 
 #: Steps at the beginning of a program that are left out: caches fill, kernels compile.
 WARMUP = 2
-_FIT = ("base", "per_token", "error", "predicted", "measured", "calls")
+_FIT = ("base", "per_token", "error", "predicted", "measured", "calls", "row_tokens")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Call:
     step: int
     seconds: float
     tokens: float = 0.0
+    rows: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Fit:
     """``seconds = base + per_token * tokens`` of one op: ``Fit(0.1, 2e-5, error=0.03, calls=28)``.
 
     ``error``: the median of |predicted - measured| / measured over calls that the fit had not seen; None where there
-    were none. ``predicted``, ``measured``: medians over the same calls.
+    were none. ``predicted``, ``measured``: medians over the same calls. ``row_tokens``: of a row, on average; 0 where
+    the run does not say.
     """
 
     base: float
@@ -46,6 +48,7 @@ class Fit:
     predicted: float = 0.0
     measured: float = 0.0
     calls: int = 0
+    row_tokens: float = 0.0
 
     def seconds(self, tokens: float) -> float:
         return self.base + self.per_token * tokens
@@ -55,16 +58,18 @@ class Fit:
         """Least squares with both figures at least 0 where the sizes vary by more than 1 %, else the median."""
         xs, ys = [c.tokens for c in calls], [c.seconds for c in calls]
         n, mean_x, mean_y = len(calls), sum(xs) / len(calls), sum(ys) / len(calls)
+        rows = sum(c.rows for c in calls)
+        long = sum(xs) / rows if rows else 0.0
         if n < 3 or max(xs) - min(xs) <= 0.01 * mean_x:
-            return Fit(median(ys), calls=n)
+            return Fit(median(ys), calls=n, row_tokens=long)
         spread = sum((x - mean_x) ** 2 for x in xs)
         slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
         if slope <= 0:
-            return Fit(median(ys), calls=n)
+            return Fit(median(ys), calls=n, row_tokens=long)
         base = mean_y - slope * mean_x
         if base < 0:
             base, slope = 0.0, sum(x * y for x, y in zip(xs, ys, strict=True)) / sum(x * x for x in xs)
-        return Fit(base, slope, calls=n)
+        return Fit(base, slope, calls=n, row_tokens=long)
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ def _with_error(fit: Fit, pairs: Sequence[tuple[float, float]]) -> Fit:
     if not errors:
         return fit
     predicted, measured = median(p for p, _ in pairs), median(m for _, m in pairs)
-    return Fit(fit.base, fit.per_token, median(errors), predicted, measured, fit.calls)
+    return replace(fit, error=median(errors), predicted=predicted, measured=measured)
 
 
 def _calls(run: str | Path, program: str | None) -> list[Call]:
@@ -202,7 +207,7 @@ def _calls(run: str | Path, program: str | None) -> list[Call]:
             key = (line["step"], line["node"])
             was = found.get(key, Call(line["node"].partition("#")[0], line["step"], 0.0))
             took, tokens = was.seconds + line["end"] - line["start"], was.tokens + (line.get("tokens") or 0)
-            found[key] = Call(was.title, was.step, took, tokens)
+            found[key] = Call(was.title, was.step, took, tokens, was.rows + (line.get("rows") or 0))
     return list(found.values())
 
 

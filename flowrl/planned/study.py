@@ -10,7 +10,7 @@ from typing import Any
 
 from ..graph.compile import node_ids
 from ..graph.terms import Traced
-from ..placement.cost import Costs
+from ..placement.cost import Calibrated, Costs
 from ..placement.lengths import Lengths
 from ..placement.mesh import Mesh
 from ..placement.plan import Plan
@@ -99,21 +99,25 @@ class Study:
     @cached_property
     def works(self) -> Mapping[str, Work]:
         """The work of each worker's call in a steady step, by node id."""
-        return {node: work for node, made in self.calls.items() if (work := self.work(made)) is not None}
+        found = {node: self.work(made) for node, made in self.calls.items() if made.call.worker in self.roles}
+        return {node: work for node, work in found.items() if work is not None}
 
     def names(self) -> tuple[str, ...]:
         """What costs can be given for: titles and node ids of the workers' calls, publishes, moves of memory."""
         publishes = [f"{w}.publish" for w in self.roles if self._publishes(w)]
-        titles = [w.title for w in self.works.values()]
-        return tuple(dict.fromkeys((*self.works, *titles, *publishes)))
+        calls = [(node, made.call.title) for node, made in self.calls.items() if made.call.op.owner != "batch"]
+        return tuple(dict.fromkeys((*(n for n, _ in calls), *(title for _, title in calls), *publishes)))
 
     # -- the work of a call -------------------------------------------------------------------------------------
 
     def work(self, made: Made) -> Work | None:
-        """What a call asks of its devices; None for one of a library."""
+        """What a call asks of its devices; None for arithmetic on a batch."""
         call = made.call
-        if call.worker not in self.roles:
+        if call.op.owner == "batch":
             return None
+        node = self.ids.get(call.place, call.title)
+        if call.worker not in self.roles:  # a library: it takes no pool, and no time unless some is given
+            return Work(node, call.title, "none", Role(call.worker), self.load(made))
         role, use, kind = self.roles[call.worker], "train", call.op.cost
         if call.serves:  # a policy that serves is what takes the time of a rollout
             role, kind = self.roles[call.serves[0]], "generate"
@@ -123,7 +127,7 @@ class Study:
         place = self.plan.place_of(role.name, use)
         pool = self.plan.pools[place.pool]
         return Work(
-            self.ids.get(call.place, call.title),
+            node,
             call.title,
             kind if kind in ("generate", "forward", "train", "external") else "none",
             role,
@@ -139,7 +143,10 @@ class Study:
         )
 
     def load(self, made: Made) -> Workload:
-        """Rows of a call, and tokens of each."""
+        """Rows of a call, and tokens of each; as long as in the run that the costs are from, unless it was said."""
+        if isinstance(self.costs, Calibrated) and self.tokens == Tokens():
+            fit = self.costs.fits.get(self.ids.get(made.call.place, "")) or self.costs.fits.get(made.call.title)
+            return Workload(made.rows, 0, fit.row_tokens if fit is not None else 0)
         lengths = self.lengths(made)
         return Workload(made.rows, lengths.prompt, lengths.mean)
 
