@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from flowrl.cli import load_script
+from flowrl.cli import load_script, main
 from flowrl.placement.plan import Plan
 
 ROOT = Path(__file__).parent.parent
@@ -50,3 +50,10 @@ def test_files_that_it_names_are_there():
     for name in re.findall(r"\]\(([^)#]+)\)", README):
         if not name.startswith("http"):
             assert (ROOT / name).exists(), name
+
+
+def test_the_simulation_is_what_the_command_prints(capsys):
+    shown = next(b for b in re.findall(r"```text\n(.*?)```", README, re.S) if b.startswith("$ flowrl simulate"))
+    command, _, printed = shown.replace("\\\n", " ").partition("\n")
+    assert main(command.split()[2:]) == 0
+    assert capsys.readouterr().out.strip() == printed.strip()

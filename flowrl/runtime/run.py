@@ -193,9 +193,13 @@ class Runner:
         folder = checkpoint.latest(self.settings.out / "checkpoints")
         assert folder is not None, "a manifest came from a checkpoint"
         program = manifest["program"]
+        stage = self.stages[manifest["stage"]] if manifest["stage"] < len(self.stages) else None
+        followers = stage.scheme.setup.followers if stage is not None else {}
+        apart = {f"{name}.generate": name for name, follower in followers.items() if not follower.shared}
         for name in sorted(manifest["stamps"], key=lambda n: n.endswith(".generate")):
-            trained, _, serving = name.partition(".")
-            worker = self.place.open_server(trained) if serving else self.place.open(name)
+            if name.endswith(".generate") and name not in apart:  # the plan of this run has one copy for both
+                continue
+            worker = self.place.open_server(apart[name]) if name in apart else self.place.open(name)
             checkpoint.load_worker(folder, name, worker)
             worker.stamp = manifest["stamps"][name]
         if program is None:

@@ -17,7 +17,7 @@ from ..graph.arithmetic import result_kind
 from ..graph.op import Op
 from ..graph.site import caller
 from ..graph.values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, find, is_handle, replace_values
-from ..schedule.events import Closed, Command, Commit, Ended, Event, Finished, Issued, Opened, Publish, Stage, Start
+from ..schedule.events import Closed, Command, Commit, Ended, Event, Finished, Issued, Opened, Publish, Resumed, Stage, Start
 from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
 from .call import Call, NotKept, Part, maker, outcome
@@ -154,6 +154,8 @@ class Running:
         self._recorded = 0
         self._committed: deque[int] = deque()
         self._failures: list[tuple[int, BaseException]] = []
+        if held:
+            self._tell(Resumed())
 
     def _home(self) -> frozenset[str]:
         """The pools that the driver's thread serves: that of the first model."""
@@ -621,6 +623,8 @@ class Running:
         self._pools.wait(lambda: self.machine.idle)
         failed = sorted(((i, e) for i, e in self._failures if not isinstance(e, _Skipped)), key=lambda f: f[0])
         self._failures.clear()
+        if not failed:  # what they waited for was told before, and caught by the program
+            return
         first = failed[0][1]
         if len(failed) > 1:
             first.add_note(f"({len(failed) - 1} more calls of this step failed after it)")

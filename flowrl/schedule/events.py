@@ -38,6 +38,10 @@ class Opened(NamedTuple):
     step: int
 
 
+class Resumed(NamedTuple):
+    """The program goes on where an earlier machine was: what that one had left to do may start."""
+
+
 class Issued(NamedTuple):
     """The program made a call."""
 
@@ -74,7 +78,7 @@ class Ended(NamedTuple):
     """The program has returned."""
 
 
-Event = Opened | Issued | Closed | Entered | Grouped | Finished | Ended
+Event = Resumed | Opened | Issued | Closed | Entered | Grouped | Finished | Ended
 
 
 class Start(NamedTuple):

@@ -27,6 +27,7 @@ from .events import (
     Issued,
     Opened,
     Publish,
+    Resumed,
     Setup,
     Stage,
     Start,
@@ -133,6 +134,7 @@ class Machine:
         self._window = Window(setup.staleness, setup.window) if setup.order == "window" else None
         self._out: list[Command] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
+            Resumed: lambda e: None,
             Opened: self._opened,
             Issued: lambda e: self._issued(e.call),
             Closed: self._close,
@@ -145,7 +147,7 @@ class Machine:
             self._left[committed] = 0
             self._closed.add(committed)
             self._copies[worker].dirty = committed
-            self._publish(worker, self._copies[worker], hold=True)
+            self._publish(worker, self._copies[worker], hold=self.settled)
 
     # -- what drives it -----------------------------------------------------------------------------------------
 

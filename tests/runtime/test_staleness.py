@@ -161,32 +161,47 @@ def _trajectories(out: Path) -> list[dict]:
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(module, tmp_path, staleness):
     """Also where the last publish was waiting for the step that the stop kept from beginning."""
     made = plan("split", staleness=staleness)
-    how = {"parameters": {"stale": {"steps": 8}}, "checkpoint_every": 3}
+    how = {"parameters": {"stale": {"steps": 9}}, "checkpoint_every": 3}
     whole = run(module, tmp_path / "whole", made, **how)
 
-    class Stop(Exception):
-        pass
-
-    real, count = module.fl.Actor.__dict__["update"].fn, 0
-
-    def dies(self, batch, *, loss, allow_stale=False):
-        nonlocal count
-        count += 1
-        if count == 6:
-            raise Stop
-        return real(self, batch, loss=loss)
-
-    dies.__annotations__ = real.__annotations__
-    object.__setattr__(module.fl.Actor.__dict__["update"], "fn", dies)
-    try:
-        with pytest.raises(Exception, match="Stop"):
-            run(module, tmp_path / "again", made, **how)
-    finally:
-        object.__setattr__(module.fl.Actor.__dict__["update"], "fn", real)
+    _stopped_at(module, tmp_path / "again", made, 6, {"checkpoint_every": 3})
     outcome = run(module, tmp_path / "again", made, resume=True, **how)
     undisturbed, resumed = lines(tmp_path / "whole"), lines(tmp_path / "again")
     assert [(a["step"], a["loss"], a["oldest"]) for a in undisturbed] == [(a["step"], a["loss"], a["oldest"]) for a in resumed]
     assert outcome.weights_digest == whole.weights_digest
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (1, 4), (4, 1), (4, 0)])
+def test_a_run_goes_on_under_another_plan(module, tmp_path, before, after):
+    how = {"checkpoint_every": 3}
+    stopped = _stopped_at(module, tmp_path / "cut", plan("split", staleness=before), 5, how)
+    kind = "split" if after else "one"
+    outcome = run(module, stopped, plan(kind, staleness=after), parameters={"stale": {"steps": 9}}, resume=True, **how)
+    assert outcome.status == "done" and [line["step"] for line in lines(stopped)] == list(range(9))
+    lag = max(before, after)
+    assert all(step - line["oldest"] <= lag for step, line in enumerate(lines(stopped)))
+
+
+def _stopped_at(module, out: Path, made: Plan, update: int, how: dict) -> Path:
+    """The folder of a run that died in that update."""
+    op, count = module.fl.Actor.__dict__["update"], 0
+    real = op.fn
+
+    def dies(self, batch, *, loss, allow_stale=False):
+        nonlocal count
+        count += 1
+        if count == update:
+            raise RuntimeError("stopped on purpose")
+        return real(self, batch, loss=loss)
+
+    dies.__annotations__ = real.__annotations__
+    object.__setattr__(op, "fn", dies)
+    try:
+        with pytest.raises(Exception, match="stopped on purpose"):
+            run(module, out, made, parameters={"stale": {"steps": 9}}, **how)
+    finally:
+        object.__setattr__(op, "fn", real)
+    return out
 
 
 def test_a_reference_does_not_wait_for_rewards_that_it_does_not_read(module, tmp_path):
