@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -297,8 +298,6 @@ def test_one_driver_placed_five_ways_by_the_plan_alone():
 
 
 def test_the_plan_for_1024_devices_simulates_100_steps_in_seconds():
-        import time
-
     begin = time.perf_counter()
     simulated = study_of(plan_of("ppo_disaggregated_1024"), "ppo", "llama-70b", rows=4096).simulate(100)
     assert simulated.steps == 100 and simulated.lag_max == 1
