@@ -1,8 +1,8 @@
 """Run the commands of the pages on plans and on the simulator, and write what they print below them.
 
-``python docs/make_command_outputs.py``; a test keeps the pages up to date. A ``console`` block holds one command and its
-output. A ``yaml`` block that begins with ``# NAME.yaml`` is a file that later commands of its page use. Tables of figures
-stand between markers.
+``python docs/make_command_outputs.py``; a test keeps the pages up to date. A ``console`` block holds one command and
+its output. A ``yaml`` block that begins with ``# NAME.yaml`` is a file that later commands of its page use. Tables of
+figures stand between markers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flowrl.placement.roofline import Efficiency
 DOCS = Path(__file__).parent
 PAGES = ("plans.md", "simulator.md")
 _BLOCK = re.compile(r"^```(yaml|console)\n(.*?)^```$", re.M | re.S)
-_TABLE = re.compile(r"(<!-- table: (\w+), written by docs/make_command_outputs.py -->\n).*?(<!-- end of table -->)", re.S)
+_TABLE = re.compile(r"(<!-- table: (\w+), written by docs/make_command_outputs.py -->\n).*?(<!-- end -->)", re.S)
 
 
 def page(text: str) -> str:
@@ -46,10 +46,10 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def _fresh(block: str, language: str, body: str) -> str:
-    first, _, rest = body.partition("\n")
+    first = body.partition("\n")[0]
     named = re.match(r"# (\w+\.yaml)$", first)
     if language == "yaml" and named:
-        Path(named[1]).write_text(rest)
+        Path(named[1]).write_text(body)
     if language == "console" and first.startswith("$ flowrl "):
         command, _, head = first.removeprefix("$ flowrl ").partition(" | head -n ")
         said = _said(shlex.split(command, comments=True))
@@ -65,7 +65,7 @@ def _said(words: list[str]) -> str:
     return out.getvalue()
 
 
-# -- tables --------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------------------
 
 
 def devices() -> str:

@@ -11,6 +11,9 @@ from .errors import FlowError
 from .flow import Flow
 from .flow import open_worker as open
 from .graph.op import Metrics, op
+from .placement.cluster import Cluster
+from .placement.mesh import Mesh
+from .placement.plan import Pipeline, Place, Plan, Pool
 from .workers.actor import Actor, Reference
 from .workers.base import Worker
 from .workers.critic import Critic, RewardModel
@@ -23,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Actor",
     "Batch",
+    "Cluster",
     "Column",
     "Critic",
     "Env",
@@ -30,8 +34,13 @@ __all__ = [
     "FlowError",
     "FunctionReward",
     "Lora",
+    "Mesh",
     "Metrics",
     "Model",
+    "Pipeline",
+    "Place",
+    "Plan",
+    "Pool",
     "Reference",
     "RewardModel",
     "Worker",

@@ -17,7 +17,7 @@ MODULES = [
 
 
 def test_there_are_examples():
-    assert "flowrl.schedule.ledger" in MODULES
+    assert "flowrl.schedule.machine" in MODULES
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import CheckError, UsageError
 from ..flow import Flow
+from ..planned.see import edge_records, placed_graph
 from ..schedule.report import FORMATS, render
 from .studied import add_study_options, load_plan, study_of
 from .words import parse, put
@@ -29,5 +31,6 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
     if report.errors:
         raise CheckError(report.errors)
     study = study_of(flow, name, parameters, options, load_plan(flow, options))
-    put(render(study.simulate(), options.format), options.out)
+    edges = edge_records(placed_graph(study, flow.graph(name, **parameters)))
+    put(render(replace(study.simulate(), edges=tuple(edges)), options.format), options.out)
     return 0

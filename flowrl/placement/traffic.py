@@ -108,7 +108,7 @@ def publish_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh
     else:
         wanted = parameters_on_device(role, mesh, sharded=False) * role.model.dtype_bytes
         had = parameters_on_device(role, source) * role.model.dtype_bytes
-    return max(0.0, wanted - had) if set(to) <= set(devices) else wanted
+    return max(0.0, wanted - had) if to and set(to) <= set(devices) else wanted
 
 
 @lru_cache(maxsize=1024)
@@ -116,7 +116,7 @@ def planned_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh
     """The same, as the reshard planner has it weight by weight: exact for any meshes, and slower."""
     from .reshard import plan_reshard
 
-    if role.model is None or role.lora:
+    if role.model is None or role.lora or not devices or not to:  # without devices there are no shards to compare
         return publish_bytes(role, source, devices, mesh, to)
     return float(max(plan_reshard(role.model, source, mesh, devices, to).received))
 
@@ -133,6 +133,8 @@ def publish(work: Work, hardware: Hardware, received: Received = publish_bytes) 
     if work.source is None:
         return 0.0
     source, devices = work.source
+    if not devices and work.pool == work.source_pool:  # one process: the copies share their memory
+        return 0.0
     size = received(work.role, source, devices, work.mesh, work.devices)
     return _between(hardware, source, devices, work.devices).send(size)
 

@@ -100,10 +100,12 @@ def _layout(worker: str, mesh: str, study: Study, backend: str) -> str:
     axes = [part.split("=")[0] for part in mesh.split(",") if "=" in part]
     rows = [a for a in axes if a in ("dp", "fsdp", "ep")]
     weights = [a for a in axes if a in ("fsdp", "tp", "pp", "ep")]
+    model = study.roles[worker].model is not None
+    if not axes:
+        return backend if model else "one process"
     said = [f"rows over {' x '.join(rows)}" if rows else "all rows"]
-    if study.roles[worker].model is not None:
-        said.append(f"weights over {' x '.join(weights)}" if weights else "all weights")
-        said.append(backend)
+    if model:
+        said += [f"weights over {' x '.join(weights)}" if weights else "all weights", backend]
     return ", ".join(said)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from ..graph.compile import node_ids
@@ -151,7 +151,7 @@ class Study:
         return Workload(made.rows, lengths.prompt, lengths.mean)
 
     def lengths(self, made: Made) -> Lengths:
-        """How long the rows of a call are: what the command line says, else what sampling may make of them at most."""
+        """How long the rows of a call are: as was said, else as long as sampling may make them."""
         said, call = self.tokens, made.call
         most: Any = call.arguments.get("max_tokens")
         if most is None:
@@ -161,7 +161,7 @@ class Study:
         prompt = said.prompt if said.prompt is not None else PROMPT
         if not said.numbers:
             return Lengths(prompt, most)
-        return Lengths(prompt, max(most, max(said.numbers)) if said.kind == "fixed" else most, said.kind, said.numbers)
+        return Lengths(prompt, max(most, said.numbers[0]) if said.kind == "fixed" else inf, said.kind, said.numbers)
 
     def publish(self, worker: str) -> Work:
         """The work of a publish: weights go from where the worker trains to where it generates."""

@@ -65,6 +65,7 @@ class Simulation:
     edges: tuple[Mapping[str, Any], ...] = ()  # {"src", "dst", "bytes", "transport"} per step
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    real: bool = False  # measured in a run, not flown on the virtual clock
     workers: tuple[str, ...] = ()  # in the order of the program, for their colours
 
     @property

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
+import re
+import runpy
+import shlex
 import sys
 import time
 from dataclasses import dataclass, field
@@ -302,6 +306,45 @@ def test_the_plan_for_1024_devices_simulates_100_steps_in_seconds():
     simulated = study_of(plan_of("ppo_disaggregated_1024"), "ppo", "llama-70b", rows=4096).simulate(100)
     assert simulated.steps == 100 and simulated.lag_max == 1
     assert time.perf_counter() - begin < 5
+
+
+# -- the pages on them -----------------------------------------------------------------------------
+
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.parametrize("name", ["plans.md", "simulator.md"])
+def test_a_page_has_what_its_commands_print(name):
+    made = runpy.run_path(str(DOCS / "make_command_outputs.py"))["page"]
+    text = (DOCS / name).read_text()
+    assert text == made(text), "run python docs/make_command_outputs.py"
+    assert text.count("```console") > 2 and "Traceback" not in text
+
+
+@pytest.mark.parametrize("name", ["plans.md", "simulator.md"])
+def test_python_on_a_page_gives_what_it_says(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    examples = "\n".join(re.findall(r"^```pycon\n(.*?)^```", (DOCS / name).read_text(), re.M | re.S))
+    test = doctest.DocTestParser().get_doctest(examples, {}, name, name, 0)
+    told: list[str] = []
+    done = doctest.DocTestRunner(verbose=False).run(test, out=told.append)
+    assert done.attempted > 3 and not done.failed, "".join(told)
+
+
+@pytest.mark.parametrize("name", ["plans.md", "simulator.md"])
+def test_commands_of_a_page_are_commands_with_their_options(name):
+    """Those of its shell blocks, which are not run here: their words are read."""
+    from flowrl.cli import COMMANDS
+
+    blocks = re.findall(r"^```sh\n(.*?)^```", (DOCS / name).read_text(), re.M | re.S)
+    commands = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    assert commands
+    for command in commands:
+        program, verb, script, *words = shlex.split(command)
+        assert program == "flowrl" and verb in COMMANDS
+        assert script.startswith("runs/") or (ROOT / script).exists(), script
+        plans = [words[i + 1] for i, word in enumerate(words) if word == "--plan"]
+        assert all((ROOT / plan).exists() for plan in plans), plans
 
 
 # -- for real --------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -38,7 +39,7 @@ def _file(name: str) -> str:
     return files("flowrl.schedule.report").joinpath(name).read_text(encoding="utf-8")
 
 
-# -- what stands in the page without its script -------------------------------------------------------------------------
+# -- what stands in the page without its script ------------------------------------------------------------------------
 
 
 def _subtitle(simulation: Simulation) -> str:
@@ -71,13 +72,13 @@ def _legend(simulation: Simulation) -> Iterator[str]:
 
 def _pool(pool: PoolTime) -> str:
     """A row of the table of pools: how much of the time it works, and what it waits for otherwise."""
-    makespan_share = max(0.0, 1 - pool.busy)
+    idle_share = max(0.0, 1 - pool.busy)
     idle = sorted(pool.idle.items(), key=lambda i: -i[1])
     whole = sum(seconds for _, seconds in idle) or 1.0
     parts = [f'<i class="busy" style="width:{100 * min(pool.busy, 1):.2f}%" title="busy {percent(pool.busy)}"></i>']
     reasons: list[str] = []
     for number, (reason, seconds) in enumerate(idle):
-        share, kind = makespan_share * seconds / whole, min(number, 3)
+        share, kind = idle_share * seconds / whole, min(number, 3)
         said = text(printable(reason))
         tip = f"{said}: {duration(seconds)}, {percent(share)}"
         parts.append(f'<i class="idle{kind}" style="width:{100 * share:.2f}%" title="{tip}"></i>')
@@ -96,23 +97,29 @@ def _lag(simulation: Simulation) -> Iterator[str]:
         yield '<p class="none">No rows were trained on.</p>'
         return
     shown = range(min(simulation.lags), simulation.lag_max + 1) if simulation.lag_max < 50 else sorted(simulation.lags)
-    yield "<table><thead><tr><th scope=col>lag</th><th></th><th scope=col>prompt groups</th></tr></thead><tbody>"
+    yield '<table><thead><tr><th scope="col">lag</th><th></th><th scope="col" class="number">prompt groups</th></tr></thead><tbody>'
     for lag in shown:
         count = simulation.lags.get(lag, 0)
-        yield (
-            f'<tr><th scope="row">{lag}</th><td class="wide"><i class="bar" style="width:{100 * count / most:.2f}%"></i>'
-            f'</td><td class="number">{count:,} <small>{percent(count / whole)}</small></td></tr>'
-        )
+        bar = f'<i class="bar" style="width:{100 * count / most:.2f}%"></i>'
+        groups = f"{count:,} <small>{percent(count / whole)}</small>"
+        yield f'<tr><th scope="row">{lag}</th><td class="wide">{bar}</td><td class="number">{groups}</td></tr>'
     yield "</tbody></table>"
 
 
 def _nodes(simulation: Simulation) -> str:
-    numbers = {node: n for n, node in enumerate(looks(simulation))}
     colours = looks(simulation)
+    numbers = {node: n for n, node in enumerate(colours)}
+
+    def button(node: str) -> str:
+        look = f"background:{colours[node].fill};border-color:{colours[node].edge}"
+        said = (
+            f'<button type="button" data-node="{numbers[node]}" aria-pressed="false">{text(printable(node))}</button>'
+        )
+        return f'<i class="sample" style="{look}"></i>{said}'
+
     rows = [
         (
-            f'<i class="sample" style="background:{colours[t.node].fill};border-color:{colours[t.node].edge}"></i>'
-            f'<button type="button" data-node="{numbers[t.node]}" aria-pressed="false">{text(printable(t.node))}</button>',
+            button(t.node),
             text(printable(t.pool)),
             f"{t.count:,}",
             duration(t.mean),
@@ -158,21 +165,20 @@ def _rests(simulation: Simulation) -> Iterator[str]:
             yield f"<h3>{title}</h3><ul>{items}</ul>"
 
 
-# -- what the script draws ----------------------------------------------------------------------------------------------
+# -- what the script draws ---------------------------------------------------------------------------------------------
 
 
-def _record(simulation: Simulation, made: Iterable[Lane]) -> dict[str, Any]:
+def _record(simulation: Simulation, made: Sequence[Lane]) -> dict[str, Any]:
     """Bars as columns, in the order of their starts; pools, nodes and what was waited for as numbers into lists."""
-    made = tuple(made)
     colours, bars = looks(simulation), simulation.bars
     nodes = {node: n for n, node in enumerate(colours)}
     reasons = {reason: n for n, reason in enumerate(dict.fromkeys(b.because for b in bars))}
-    places = {i: (lane, row) for lane, l in enumerate(made) for row, items in enumerate(l.rows) for i in items}
+    places = {i: (n, row) for n, lane in enumerate(made) for row, items in enumerate(lane.rows) for i in items}
     order = sorted(range(len(bars)), key=lambda i: bars[i].start)
     return {
         "makespan": simulation.makespan,
         "pools": [_lane(lane) for lane in made],
-        "nodes": [{"id": printable(n), **_painted(look)} for n, look in colours.items()] if nodes else [],
+        "nodes": [{"id": printable(n), **asdict(look)} for n, look in colours.items()],
         "reasons": [printable(reason) for reason in reasons],
         "bars": {
             "node": [nodes[bars[i].node] for i in order],
@@ -197,10 +203,6 @@ def _lane(lane: Lane) -> dict[str, Any]:
         "memory": [[_short(at), size] for at, size in pool.memory],
         "capacity": pool.capacity,
     }
-
-
-def _painted(look: Any) -> Mapping[str, object]:
-    return {"fill": look.fill, "ink": look.ink, "edge": look.edge, "move": look.move}
 
 
 def _short(seconds: float) -> float:

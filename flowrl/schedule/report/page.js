@@ -265,7 +265,7 @@
   function drawAxis(pen, height) {
     const step = ticks();
     pen.textAlign = "center";
-    for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
+    for (let n = Math.max(0, Math.ceil(from / step - 1e-9)); n * step <= to; n++) {
       const at = Math.round(x(n * step)) + 0.5;
       pen.fillStyle = colours.rule;
       pen.globalAlpha = 0.55;
@@ -380,6 +380,7 @@
       pen.fillRect(x(first), AXIS, Math.max(x(last) - x(first), 1), bottom - AXIS);
     }
     drawAxis(pen, bottom);
+    drawSteps(pen, bottom);
     const scale = width / (to - from);
     let shown = 0;
     for (const lane of lanes) {
@@ -390,7 +391,6 @@
       pen.fillStyle = colours.rule;
       pen.fillRect(0, lane.top, width, 1);
     }
-    drawSteps(pen, bottom);
     for (const i of [cursor, over]) {
       if (i < 0) continue;
       const { left, right, top, height } = box(i);
@@ -719,8 +719,10 @@
     busy.className = "busy";
     busy.style.width = `${clamp(lane.pool.busy, 0, 1) * 100}%`;
     share.append(busy);
-    made.append(element("b", name));
-    if (!tight) made.append(element("small", `${(lane.pool.busy * 100).toFixed(1)} % busy${describes ? ` · ${describes}` : ""}`), share);
+    const head = document.createElement("p");
+    head.append(element("b", name), element("span", `${(lane.pool.busy * 100).toFixed(1)} %`));
+    made.append(head);
+    if (!tight) made.append(element("small", describes || "\u00a0"), share);
     names.append(made);
   }
   canvas.style.height = `${bottom}px`;
