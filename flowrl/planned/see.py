@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import FlowError
-from ..graph.record import Edge, Graph, Node, PoolInfo
+from ..graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
 from ..placement.plan import Plan
 from ..placement.plan_rules import numbers
 from ..placement.reshard import plan_reshard
@@ -34,6 +34,7 @@ def placed_graph(study: Study, graph: Graph, simulation: Simulation | None = Non
     placed = replace(
         graph,
         nodes=tuple(nodes),
+        workers=tuple(_serving(w, graph, study) for w in graph.workers),
         pools=tuple(_pool(name, study.plan) for name in study.plan.pools),
         plan=f"Bytes are of one step of {_said(study)}.",
     )
@@ -62,6 +63,15 @@ def overlaid(graph: Graph, simulation: Simulation) -> Graph:
     )
     said = f"{graph.plan} Times: {simulation.cost_source}, a step takes {simulation.step_seconds:.3g} s."
     return replace(graph, nodes=tuple(nodes), pools=pools, plan=said)
+
+
+def _serving(worker: WorkerInfo, graph: Graph, study: Study) -> WorkerInfo:
+    """A worker that others sample from, with the place of its engine."""
+    if worker.name not in study.roles or not any(e.kind == "serves" and e.src == worker.name for e in graph.edges):
+        return worker
+    place = study.plan.place_of(worker.name, "generate")
+    mesh = str(place.mesh) if place.mesh.size > 1 else "1"
+    return replace(worker, pool=place.pool, mesh=mesh, layout=_layout(worker.name, mesh, study, place.backend))
 
 
 def _pool(name: str, plan: Plan) -> PoolInfo:
@@ -139,9 +149,9 @@ def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node])
                 source = pools.get(edge.src)
                 way = transport(study.plan, source, move.pool)
                 size = _weights(study, worker)
-                found.append(replace(edge, dst=move.id, lag=0, bytes=size, transport=way, version="the step's last"))
+                found.append(replace(edge, dst=move.id, lag=0, bytes=size, transport=way))
             lag = study.plan.pipeline.staleness if edge.lag is None or _relaxed(edge, study, nodes) else 0
-            version = f"at most {lag} {'publish' if lag == 1 else 'publishes'} old" if lag else "the newest version"
+            version = "v(k)" if not lag else _older(lag, study)
             found.append(replace(edge, src=move.id, lag=lag, bytes=0.0, transport="same pool", version=version))
         elif edge.kind in ("data", "carried") and dst is not None:
             way = transport(study.plan, _origin(edge.src, nodes, graph), _target(dst, nodes, graph))
@@ -150,6 +160,13 @@ def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node])
             way = transport(study.plan, pools.get(edge.src), pools.get(edge.dst)) if edge.kind == "serves" else None
             found.append(replace(edge, transport=way))
     return tuple(found)
+
+
+def _older(lag: int, study: Study) -> str:
+    """Which version a relaxed read of step k sees: with fifo and drain at S=1 precisely that of the step before."""
+    steps = study.plan.pipeline
+    settled = lag == 1 and (steps.order, steps.publish) == ("fifo", "drain")
+    return "v(k-1)" if settled else f"v(k-{lag}) or newer"
 
 
 def _relaxed(edge: Edge, study: Study, nodes: Mapping[str, Node]) -> bool:

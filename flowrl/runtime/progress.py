@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .session import Timing
+from .records import Timing
 
 EVERY = 10.0  # seconds between lines where there is no terminal
 SHOWN = ("reward", "response_length", "tokens_per_second", "loss", "grad_norm", "kl")

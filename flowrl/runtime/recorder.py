@@ -15,7 +15,7 @@ from typing import Any
 from ..batch import Batch, Column
 from ..errors import UsageError
 from .call import outcome
-from .session import Step
+from .records import Step
 
 STREAMS = ("metrics", "timeline", "trajectories", "events")
 PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft")

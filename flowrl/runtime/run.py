@@ -20,7 +20,8 @@ from . import checkpoint
 from .journal import Journal
 from .progress import Progress
 from .recorder import Recorder, versions
-from .session import Cut, Hooks, Interrupted, Running, Step
+from .records import Cut, Hooks, Interrupted, Step
+from .session import Running
 from .workplace import Workplace
 
 

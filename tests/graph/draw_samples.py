@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from flowrl.graph.record import Edge, Graph, Node, WorkerInfo
+from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
 from flowrl.graph.types import STANDARD
 
 TYPES = {name: str(type_) for name, type_ in STANDARD.items()} | {"answer": "any", "prompt": "any"}
@@ -254,3 +256,138 @@ ENV = program(
 )
 
 SAMPLES = {graph.program: graph for graph in (GRPO, PPO, PPO_CARRIED, ENV)}
+
+
+# -- the same with plans ------------------------------------------------------------------------------------
+
+
+def placed(
+    graph: Graph,
+    pools: tuple[PoolInfo, ...],
+    places: Mapping[str, str],
+    *,
+    move: str = "publish",
+    bytes: Mapping[str, float] = MappingProxyType({}),
+    seconds: Mapping[str, float] = MappingProxyType({}),
+    transport: str = "network",
+) -> Graph:
+    """The graph with a plan put on it: the actor's weights go by a node of their own to where it generates.
+
+    ``places`` says ``pool | mesh | layout`` of calls, ``seconds`` the overlay; shares are those of the time of a pool.
+    """
+    fields: dict[str, dict[str, Any]] = {
+        id: dict(zip(("pool", "mesh", "layout"), (part.strip() or None for part in place.split("|")), strict=True))
+        for id, place in places.items()
+    }
+    reader = "game.rollout" if graph.program == "guess" else "actor.generate"
+    target = fields[reader]["pool"] if reader == "actor.generate" else fields["actor.update"]["pool"]
+    mover = Node(f"actor.{move}", "actor", move, kind=move)
+    fields[mover.id] = fields.get(mover.id, {"pool": target})
+    after = next(i for i, node in enumerate(graph.nodes) if node.id == "actor.update") + 1
+    nodes = [*graph.nodes[:after], mover, *graph.nodes[after:]]
+    works = {pool.name: 0.0 for pool in pools}
+    for id, time in seconds.items():
+        works[fields[id]["pool"]] += time
+    step = 1.1 * max(works.values())
+    for id, time in seconds.items():
+        fields[id] |= {"seconds": time, "share": time / step}
+    nodes = [replace(node, **fields.get(node.id, {})) for node in nodes]
+    pool_of = {node.id: node.pool for node in nodes}
+    edges: list[Edge] = []
+    for edge in graph.edges:
+        ends = {pool_of[end] for end in (edge.src, edge.dst) if pool_of.get(end)}
+        there = transport if len(ends) == 2 else "same pool"
+        if edge.kind == "weights" and edge.dst == reader:
+            first = Edge(edge.src, mover.id, "weights", lag=0)
+            edges.append(
+                replace(first, bytes=bytes.get("weights"), transport=transport if move == "publish" else "same pool")
+            )
+            version = f"v(k-{edge.lag})" if edge.lag else "v(k)"
+            edges.append(replace(edge, src=mover.id, bytes=0.0, transport="same pool", version=version))
+        elif edge.kind == "data":
+            edges.append(replace(edge, bytes=bytes.get(edge.src, 4096.0 * len(edge.fields)), transport=there))
+        else:
+            edges.append(edge)
+    if seconds:
+        pools = tuple(replace(p, busy=works[p.name] / step, seconds=works[p.name]) for p in pools)
+    return replace(graph, nodes=tuple(nodes), edges=tuple(edges), pools=pools)
+
+
+_TRAIN = PoolInfo("train", devices="0-7", kind="h100-80", count=8)
+_ROLLOUT = PoolInfo("rollout", devices="8-15", kind="h100-80", count=8)
+_ALL = PoolInfo("all", devices="0-7", kind="h100-80", count=8)
+_CPU = PoolInfo("cpu", "4 processes")
+
+GRPO_SPLIT = placed(
+    GRPO,
+    (_ROLLOUT, _TRAIN),
+    {
+        "actor.generate": "rollout | dp=4,tp=2 | rows over dp; weights over tp",
+        "reward.score": "rollout | |",
+        "ref.logprobs": "train | fsdp=8 | rows over fsdp; weights over fsdp",
+        "actor.update": "train | fsdp=4,tp=2 | rows over fsdp; weights over fsdp x tp",
+    },
+    bytes={"weights": 16.4e9, "actor.generate": 38.2e6},
+)
+PPO_APART = placed(
+    PPO,
+    (_ROLLOUT, _TRAIN, _CPU),
+    {
+        "actor.generate": "rollout | dp=4,tp=2 | rows over dp; weights over tp",
+        "reward.score": "cpu | |",
+        "ref.logprobs": "train | fsdp=8 | rows over fsdp; weights over fsdp",
+        "critic.values": "train | fsdp=8 | rows over fsdp; weights over fsdp",
+        "critic.update": "train | fsdp=8 | rows over fsdp; weights over fsdp",
+        "actor.update": "train | fsdp=4,tp=2 | rows over fsdp; weights over fsdp x tp",
+    },
+    bytes={
+        "weights": 16.4e9,
+        "actor.generate": 38.2e6,
+        "rl.kl_penalty": 2.1e6,
+        "rl.gae": 4.2e6,
+        "critic.values": 2.1e6,
+        "ref.logprobs": 2.1e6,
+    },
+    seconds={
+        "actor.generate": 6.2,
+        "actor.publish": 0.31,
+        "reward.score": 0.4,
+        "ref.logprobs": 0.7,
+        "critic.values": 0.75,
+        "critic.update": 2.4,
+        "actor.update": 2.6,
+    },
+)
+_ON_ALL = "rows over fsdp; weights over fsdp"
+PPO_TOGETHER = placed(
+    PPO,
+    (_ALL,),
+    {
+        "actor.generate": "all | dp=4,tp=2 | rows over dp; weights over tp",
+        "reward.score": "all | |",
+        **{
+            id: f"all | fsdp=8 | {_ON_ALL}" for id in ("ref.logprobs", "critic.values", "critic.update", "actor.update")
+        },
+    },
+    move="reshard",
+    bytes={"weights": 12.3e9, "actor.generate": 38.2e6},
+)
+GUESS_SERVED = placed(
+    replace(
+        ENV,
+        workers=tuple(replace(w, pool="rollout", mesh="dp=4,tp=2") if w.name == "actor" else w for w in ENV.workers),
+    ),
+    (_TRAIN, _ROLLOUT, _CPU, PoolInfo("spare", devices="16-17")),
+    {
+        "game.rollout": "cpu | |",
+        "actor.update": "train | fsdp=8 | rows over fsdp; weights over fsdp",
+        "actor.publish": "rollout | dp=4,tp=2 |",
+    },
+    bytes={"weights": 16.4e9, "game.rollout": 12e6},
+)
+PLACED = {
+    "grpo split": GRPO_SPLIT,
+    "ppo apart": PPO_APART,
+    "ppo together": PPO_TOGETHER,
+    "guess served": GUESS_SERVED,
+}

@@ -15,13 +15,18 @@ from xml.etree import ElementTree
 import pytest
 
 from flowrl.errors import FlowError, UsageError
-from flowrl.graph.draw import FORMATS, render
+from flowrl.graph.draw import FORMATS, legend, placed, render
+from flowrl.graph.draw.arrange import arrange
+from flowrl.graph.draw.clutter import edges_of, meet, word_rect
 from flowrl.graph.draw.fonts import width
+from flowrl.graph.draw.measure import sizes
 from flowrl.graph.draw.picture import draw, shorten, source_edges, version_rule
-from flowrl.graph.record import Edge, Graph, Node, WorkerInfo
+from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
 
-SAMPLES: dict[str, Graph] = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))["SAMPLES"]
-EVERY = pytest.mark.parametrize("graph", SAMPLES.values(), ids=SAMPLES)
+_MADE = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))
+SAMPLES: dict[str, Graph] = _MADE["SAMPLES"]
+PLACED: dict[str, Graph] = _MADE["PLACED"]
+EVERY = pytest.mark.parametrize("graph", [*SAMPLES.values(), *PLACED.values()], ids=[*SAMPLES, *PLACED])
 
 _DRAWN: dict[str, str] = {}
 
@@ -51,6 +56,22 @@ HOSTILE = Graph(
     (WorkerInfo(EVIL, EVIL, describes=EVIL),),
     (EVIL,),
 )
+HOSTILE_PLACED = replace(
+    HOSTILE,
+    nodes=(
+        replace(HOSTILE.nodes[0], pool=EVIL, mesh=EVIL, layout=EVIL, seconds=1.0, share=2.0),
+        Node(f"{EVIL}.publish", EVIL, "publish", kind="publish", pool=EVIL),
+        HOSTILE.nodes[1],
+    ),
+    edges=(replace(HOSTILE.edges[0], bytes=1e30, transport=EVIL, version=EVIL), HOSTILE.edges[1]),
+    pools=(PoolInfo(EVIL, EVIL, EVIL, EVIL, 3, 1.5, 0.0),),
+    plan=EVIL,
+)
+WILD = pytest.mark.parametrize(
+    "graph",
+    [*SAMPLES.values(), HOSTILE, *PLACED.values(), HOSTILE_PLACED],
+    ids=[*SAMPLES, "hostile", *PLACED, "hostile placed"],
+)
 
 
 def once(graph: Graph, format: str) -> str:
@@ -72,7 +93,9 @@ def with_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element
 # -- all formats -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("graph", [SAMPLES["ppo"], SAMPLES["guess"]], ids=["ppo", "guess"])
+@pytest.mark.parametrize(
+    "graph", [SAMPLES["ppo"], SAMPLES["guess"], PLACED["ppo apart"]], ids=["ppo", "guess", "ppo apart"]
+)
 @pytest.mark.parametrize("format", FORMATS)
 def test_same_graph_same_drawing(graph: Graph, format: str) -> None:
     assert once(graph, format) == render(Graph.from_json(json.loads(json.dumps(graph.to_json()))), format)
@@ -195,7 +218,7 @@ def test_a_changed_rule_changes_one_line_of_text() -> None:
     assert len(changed) == 1 and "lag=0" in changed[0][0] and "lag=1" in changed[0][1]
 
 
-@pytest.mark.parametrize("graph", [*SAMPLES.values(), HOSTILE], ids=[*SAMPLES, "hostile"])
+@WILD
 def test_text_has_a_line_per_call(graph: Graph) -> None:
     rows = render(graph, "text").splitlines()
     for node in graph.nodes:
@@ -206,14 +229,16 @@ def test_text_has_a_line_per_call(graph: Graph) -> None:
 # -- Mermaid -----------------------------------------------------------------------------------------------
 
 _QUOTED = r'"[^"<>`]*(?:<br/>[^"<>`]*)*"'
-_NODE = re.compile(rf"^n\d+(?:\[{_QUOTED}\]|\(\[{_QUOTED}\]\)|\[/{_QUOTED}/\]|\[\[{_QUOTED}\]\])$")
+_NODE = re.compile(
+    rf"^n\d+(?:\[{_QUOTED}\]|\(\[{_QUOTED}\]\)|\[/{_QUOTED}/\]|\[\[{_QUOTED}\]\]|\{{\{{{_QUOTED}\}}\}})$"
+)
 _EDGE = re.compile(rf"^[ng]\d+ (?:-->|-\.->|==>|--o)(?:\|{_QUOTED}\|)? n\d+$")
 _STYLE = re.compile(
     r"^(?:classDef \w+ [\w#:,. -]+|class n\d+(?:,n\d+)* \w+|style g\d+ [\w#:,]+|linkStyle \d+ [\w#:,. -]+)$"
 )
 
 
-@pytest.mark.parametrize("graph", [*SAMPLES.values(), HOSTILE], ids=[*SAMPLES, "hostile"])
+@WILD
 def test_mermaid_is_made_of_valid_lines(graph: Graph) -> None:
     first, *rows = render(graph, "mermaid").splitlines()
     rows = [row.strip() for row in rows]
@@ -232,14 +257,14 @@ def test_mermaid_is_made_of_valid_lines(graph: Graph) -> None:
     assert kinds["node"] == len(picture.boxes) and kinds["edge"] == len(picture.lines)
     assert kinds["subgraph"] == kinds["end"] == len(picture.groups)
     used = {name for row in rows if _EDGE.match(row) for name in re.findall(r"^[ng]\d+|n\d+$", row)}
-    defined = {name for row in rows for name in re.findall(r"^n\d+(?=[\[(])|(?<=^subgraph )g\d+", row)}
+    defined = {name for row in rows for name in re.findall(r"^n\d+(?=[\[({])|(?<=^subgraph )g\d+", row)}
     assert used <= defined
 
 
 # -- Graphviz source ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("graph", [*SAMPLES.values(), HOSTILE], ids=[*SAMPLES, "hostile"])
+@WILD
 def test_dot_is_read_by_graphviz(graph: Graph) -> None:
     import pygraphviz
 
@@ -270,13 +295,14 @@ def test_json_is_the_record(graph: Graph) -> None:
     record = json.loads(render(graph, "json"))
     assert Graph.from_json(record) == graph
     assert {"id", "worker", "op", "line", "file", "reads", "adds", "updates", "rows"} <= record["nodes"][0].keys()
-    assert {"src", "dst", "kind", "fields", "lag", "branch"} == record["edges"][0].keys()
+    placed = {"bytes", "transport", "version"} if graph.pools else set[str]()
+    assert {"src", "dst", "kind", "fields", "lag", "branch"} | placed == record["edges"][0].keys()
 
 
 # -- SVG ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("graph", [*SAMPLES.values(), HOSTILE], ids=[*SAMPLES, "hostile"])
+@WILD
 def test_svg_holds_every_call_worker_and_edge(graph: Graph) -> None:
     root, picture = drawn(graph), draw(graph)
     clean = {box.id: "".join(c for c in box.id if c != "\0") for box in picture.boxes}
@@ -291,7 +317,7 @@ def _flat(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-@pytest.mark.parametrize("graph", [*SAMPLES.values(), HOSTILE], ids=[*SAMPLES, "hostile"])
+@WILD
 def test_svg_stands_alone(graph: Graph) -> None:
     root = drawn(graph)
     allowed = {"svg", "g", "rect", "path", "text", "title", "desc"}
@@ -304,12 +330,11 @@ def test_svg_stands_alone(graph: Graph) -> None:
 @EVERY
 def test_svg_words_stay_in_their_boxes(graph: Graph) -> None:
     for box in with_class(drawn(graph), "node"):
-        rect = next(e for e in box if e.tag.endswith("rect"))
-        left, top, wide, high = (float(rect.get(name, "")) for name in ("x", "y", "width", "height"))
+        left, top, right, low = _area(box)
         for text in (e for e in box if e.tag.endswith("text")):
             middle, half = float(text.get("x", "")), float(text.get("textLength", "")) / 2
-            assert left + 4 < middle - half and middle + half < left + wide - 4
-            assert top < float(text.get("y", "")) < top + high - 3
+            assert left + 4 < middle - half and middle + half < right - 4
+            assert top < float(text.get("y", "")) < low - 3
 
 
 @EVERY
@@ -324,7 +349,11 @@ def test_svg_boxes_stay_in_their_groups_and_apart(graph: Graph) -> None:
 
 
 def _area(element: ElementTree.Element) -> tuple[float, float, float, float]:
-    rect = next(e for e in element if e.tag.endswith("rect"))
+    rect = next(e for e in element if e.tag.endswith(("rect", "path")))
+    if rect.tag.endswith("path"):  # a box with pointed ends
+        corners = re.findall(r"([\d.]+) ([\d.]+)", rect.get("d", ""))
+        across, down = [float(x) for x, _ in corners], [float(y) for _, y in corners]
+        return min(across), min(down), max(across), max(down)
     x, y, wide, high = (float(rect.get(name, "")) for name in ("x", "y", "width", "height"))
     return x, y, x + wide, y + high
 
@@ -355,7 +384,7 @@ def test_svg_says_version_rules_conditions_and_what_is_carried() -> None:
 # -- HTML --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("graph", [*SAMPLES.values(), HOSTILE], ids=[*SAMPLES, "hostile"])
+@WILD
 def test_html_fetches_nothing(graph: Graph) -> None:
     page = once(graph, "html")
     assert set(re.findall(r"https?://[^\s\"']*", page)) == {"http://www.w3.org/2000/svg"}
@@ -364,7 +393,7 @@ def test_html_fetches_nothing(graph: Graph) -> None:
     assert "default-src 'none'" in page
 
 
-@pytest.mark.parametrize("graph", [*SAMPLES.values(), HOSTILE], ids=[*SAMPLES, "hostile"])
+@WILD
 def test_html_has_a_card_and_a_row_for_every_call(graph: Graph) -> None:
     page = once(graph, "html")
     found = re.search(r'<script type="application/json" id="cards">(.*?)</script>', page, re.DOTALL)
@@ -427,8 +456,234 @@ def test_widths_are_those_of_helvetica() -> None:
     assert width("e\u0301", 10) == width("e", 10)
 
 
-def test_the_json_schema_is_documented() -> None:
+@pytest.mark.parametrize("graph", [SAMPLES["guess"], PLACED["guess served"]], ids=["guess", "guess served"])
+def test_the_json_schema_is_documented(graph: Graph) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reading_graphs.md").read_text(encoding="utf-8")
-    record = SAMPLES["guess"].to_json()
-    for key in (*record, *record["nodes"][0], *record["edges"][0], *record["workers"][0]):
+    record = graph.to_json()
+    parts = (record["nodes"][0], record["edges"][0], record["workers"][0], *record.get("pools", ())[:1])
+    for key in (*record, *(key for part in parts for key in part)):
         assert f"`{key}`" in page, f"docs/reading_graphs.md does not say what '{key}' is"
+
+
+# -- with a plan -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("graph", PLACED.values(), ids=PLACED)
+def test_every_format_shows_pools_meshes_bytes_and_transports(graph: Graph, format: str) -> None:
+    said = once(graph, format).replace("\\u00b7", "·")
+    for pool in graph.pools:
+        assert pool.name in said and (pool.devices or pool.describes) in said
+    for node in graph.nodes:
+        if node.mesh and node.kind == "op":
+            assert node.mesh in said or placed.spaced(node.mesh) in said
+    weights = next(e for e in graph.edges if e.kind == "weights" and e.bytes)
+    assert f"{weights.bytes:.1f}" in said if format == "json" else placed.bytes_text(weights.bytes or 0) in said
+    assert weights.transport in said or weights.transport == "same pool"
+    version = next(e for e in graph.edges if e.version)
+    assert (version.version or "?") in said.replace("#40;", "(")
+
+
+@pytest.mark.parametrize("format", ["text", "mermaid", "dot", "json", "svg"])
+@pytest.mark.parametrize("graph", SAMPLES.values(), ids=SAMPLES)
+def test_without_a_plan_nothing_speaks_of_one(graph: Graph, format: str) -> None:
+    said = once(graph, format)
+    assert not re.search(r"\b(pools?|mesh|transport|bytes|publish|hexagon)\b", said)
+
+
+def test_a_plan_adds_blocks_to_the_text_and_a_line_for_the_weights_on_their_way() -> None:
+    before, after = ([row.partition("  #")[0].rstrip() for row in render(g, "text").splitlines()] for g in _PAIR)
+    added = [row for row in after if row not in before]
+    assert [row for row in before if row not in after] == [row for row in before if row.startswith("  actor.generate")]
+    assert (
+        "\n".join(added[1:])
+        == """\
+  actor.publish() publish weights<-actor.update lag=0
+  pools {
+    rollout: devices 8-15 · 8 × h100-80
+    train: devices 0-7 · 8 × h100-80
+  places {
+    actor.generate on rollout[dp=4,tp=2]: rows over dp; weights over tp
+    reward.score on rollout
+    ref.logprobs on train[fsdp=8]: rows over fsdp; weights over fsdp
+    actor.update on train[fsdp=4,tp=2]: rows over fsdp; weights over fsdp x tp
+    actor.publish on rollout
+  moves {
+    actor.generate -> reward.score: data 38 MB (same pool)
+    actor.generate -> ref.logprobs: data 38 MB (network)
+    reward.score -> rl.group_advantages: data 4.1 kB (same pool)
+    actor.generate -> rl.group_advantages: data 38 MB (same pool)
+    actor.generate -> actor.update: data 38 MB (network)
+    rl.group_advantages -> actor.update: data 4.1 kB (same pool)
+    ref.logprobs -> actor.update: data 4.1 kB (same pool)
+    reward.score -> batch.mean: data 4.1 kB (same pool)
+    actor.update -> actor.publish: weights 16 GB (network)
+    actor.publish -> actor.generate: weights v(k)"""
+    )
+
+
+_PAIR = (SAMPLES["grpo"], PLACED["grpo split"])
+
+
+def test_text_says_times_in_comments() -> None:
+    rows = render(PLACED["ppo apart"], "text").splitlines()
+    assert any(re.search(r"rollout: devices 8-15 .*# 91 % busy$", row) for row in rows)
+    assert any(re.search(r"actor\.update on train\[.*# 2\.6 s · 36 %$", row) for row in rows)
+
+
+def test_boxes_stand_in_their_pools_in_the_colours_of_their_workers() -> None:
+    picture = draw(PLACED["ppo apart"])
+    assert [group.name for group in picture.groups] == ["pool rollout", "pool train", "pool cpu"]
+    assert picture.box("actor.generate").group == "pool rollout" and picture.box("actor.update").group == "pool train"
+    assert picture.box("actor.generate").hue == picture.box("actor.update").hue == 0
+    assert picture.box("actor.generate").title == "actor.generate" and picture.box("rl.gae").group is None
+
+
+def test_a_publish_stands_between_the_pools_and_a_reshard_in_its_own() -> None:
+    apart, together = draw(PLACED["ppo apart"]), draw(PLACED["ppo together"])
+    assert (apart.box("actor.publish").role, apart.box("actor.publish").group) == ("move", None)
+    assert (together.box("actor.reshard").role, together.box("actor.reshard").group) == ("move", "pool all")
+    for graph, id in ((PLACED["ppo apart"], "actor.publish"), (PLACED["ppo together"], "actor.reshard")):
+        (box,) = with_class(drawn(graph), "move")
+        assert box.get("data-id") == id and box[1].tag.endswith("path")
+        assert "shape=hexagon" in render(graph, "dot") and '{{"' + id in render(graph, "mermaid")
+
+
+def test_a_worker_that_serves_stands_in_its_pool_and_gets_the_weights() -> None:
+    picture = draw(PLACED["guess served"])
+    actor = picture.box("actor")
+    assert (actor.role, actor.group, actor.place) == ("worker", "pool rollout", ("mesh dp=4, tp=2",))
+    (serves,) = (line.edge for line in picture.lines if line.edge.kind == "serves")
+    assert (serves.src, serves.dst) == ("actor", "game.rollout")
+    (reads,) = (line for line in picture.lines if line.edge.version)
+    assert (reads.edge.src, reads.edge.dst, reads.label) == ("actor.publish", "actor", ("v(k-2), lag ≤ 2",))
+
+
+def test_a_worker_that_serves_without_a_word_of_the_plan_stands_where_its_weights_go() -> None:
+    graph = PLACED["guess served"]
+    bare = replace(graph, workers=tuple(replace(w, pool=None, mesh=None) for w in graph.workers))
+    assert draw(bare).box("actor").group == "pool rollout"
+
+
+def test_pools_without_calls_and_pools_that_only_a_call_names_are_drawn() -> None:
+    picture = draw(PLACED["guess served"])
+    assert picture.box("pool spare: no calls").group == "pool spare"
+    graph = replace(PLACED["grpo split"], pools=())
+    assert [group.name for group in draw(graph).groups] == ["pool rollout", "pool train"]
+
+
+def test_the_legend_says_only_what_is_there() -> None:
+    kinds = {name: {kind for kind, _ in legend.entries(draw(graph))} for name, graph in (SAMPLES | PLACED).items()}
+    assert kinds["ppo"] == {"data", "weights"}
+    assert {"worker 0", "move", "bytes", "version"} <= kinds["grpo split"] and "share" not in kinds["grpo split"]
+    assert "share" in kinds["ppo apart"]
+    meanings = dict(legend.entries(draw(PLACED["ppo apart"])))
+    assert meanings["worker 1"] == "critic: Critic"
+
+
+def test_bars_are_as_long_as_the_shares() -> None:
+    graph = PLACED["ppo apart"]
+    for node in with_class(drawn(graph), "node"):
+        bars = [float(e.get("width", "")) for e in node if e.get("class") == "bar"]
+        share = next((n.share for n in graph.nodes if n.id == node.get("data-id")), None)
+        assert bars == [] if share is None else bars[1] / bars[0] == pytest.approx(share, abs=0.01)
+    busy = [
+        [float(e.get("width", "")) for e in g if e.get("class") == "bar"]
+        for g in with_class(drawn(graph), "group-title")
+    ]
+    assert [b[1] / b[0] for b in busy] == pytest.approx([p.busy for p in graph.pools], abs=0.01)
+
+
+@pytest.mark.parametrize("graph", PLACED.values(), ids=PLACED)
+def test_words_at_lines_cover_neither_boxes_nor_titles_nor_each_other(graph: Graph) -> None:
+    picture = draw(graph)
+    room = sizes(picture)
+    layout = arrange(picture, room)
+    words = [edges_of(word_rect(r.label, room[id])) for id, r in layout.routes.items() if r.label]
+    fixed = [edges_of(rect) for rect in layout.boxes.values()]
+    fixed += [edges_of(word_rect(at, room[f"title of {name}"])) for name, at in layout.titles.items()]
+    for number, word in enumerate(words):
+        assert not any(meet(word, other) for other in (*words[:number], *fixed))
+        assert word[0] >= 0 and word[2] <= layout.width and word[1] >= 0 and word[3] <= layout.height
+
+
+def test_placed_pictures_are_of_bearable_size() -> None:
+    for graph in PLACED.values():
+        _, _, wide, high = map(float, drawn(graph).get("viewBox", "").split())
+        assert wide < 1150 and high < 950
+
+
+def test_html_has_a_row_for_every_pool_and_columns_for_places_and_times() -> None:
+    page = once(PLACED["ppo apart"], "html")
+    assert re.findall(r'<tr data-pool="(\w+)">', page) == ["rollout", "train", "cpu"]
+    assert '<th scope="col">where</th><th scope="col">time</th>' in page and "2.6\u00a0s\u00a0·\u00a036\u00a0%" in page
+    assert '<th scope="col">time</th>' not in once(PLACED["grpo split"], "html")
+    assert "data-pool" not in once(SAMPLES["ppo"], "html") and "where</th>" not in once(SAMPLES["ppo"], "html")
+
+
+def test_the_record_says_what_its_times_rest_on() -> None:
+    graph = replace(PLACED["ppo apart"], plan="Times: roofline.")
+    for format in ("text", "json", "svg", "html"):
+        assert "Times: roofline." in render(graph, format)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (999.4, "999 B"),
+        (1234, "1.2 kB"),
+        (99.6e3, "100 kB"),
+        (16.4e9, "16 GB"),
+        (999.9e9, "1 TB"),
+        (4e15, "4000 TB"),
+    ],
+)
+def test_bytes(size: float, words: str) -> None:
+    assert placed.bytes_text(size) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0 s"),
+        (2e-7, "0.2 µs"),
+        (59e-6, "59 µs"),
+        (0.4, "400 ms"),
+        (0.9996, "1 s"),
+        (6.24, "6.2 s"),
+        (119, "119 s"),
+        (210, "3.5 min"),
+    ],
+)
+def test_seconds(seconds: float, words: str) -> None:
+    assert placed.seconds_text(seconds) == words
+
+
+@pytest.mark.parametrize(("part", "words"), [(0, "0 %"), (0.001, "< 1 %"), (0.614, "61 %"), (1.0, "100 %")])
+def test_parts(part: float, words: str) -> None:
+    assert placed.part_text(part) == words
+
+
+@pytest.mark.parametrize(
+    ("pool", "words"),
+    [
+        (PoolInfo("a", devices="0-7", kind="h100-80", count=8), "devices 0-7 · 8 × h100-80"),
+        (PoolInfo("a", "16 processes", kind="cpu", count=16), "16 processes"),
+        (PoolInfo("a", kind="cpu", count=4), "4 × cpu"),
+        (PoolInfo("a"), ""),
+    ],
+)
+def test_what_a_pool_has(pool: PoolInfo, words: str) -> None:
+    assert placed.pool_text(pool) == words
+
+
+def test_long_layouts_are_cut_and_said_in_full_where_there_is_room() -> None:
+    node = Node("a.b", "a", "b", pool="p", mesh="fsdp=4,tp=2", layout="; ".join(["rows over fsdp"] * 6))
+    assert placed.place_rows(node) == (
+        "mesh fsdp=4, tp=2",
+        "rows over fsdp, rows over fsdp",
+        "rows over fsdp, rows over fsdp +2",
+    )
+    assert placed.place_lines(node) == ("pool p, mesh fsdp=4, tp=2", node.layout)

@@ -7,6 +7,7 @@ import re
 import runpy
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import pytest
 
 from flowrl.graph.draw import render
 from flowrl.graph.draw.picture import draw
-from flowrl.graph.record import Edge, Graph, Node, WorkerInfo
+from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
 
-SAMPLES: dict[str, Graph] = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))["SAMPLES"]
+_MADE = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))
+SAMPLES: dict[str, Graph] = _MADE["SAMPLES"]
+PLACED: dict[str, Graph] = _MADE["PLACED"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 pytestmark = [
@@ -66,6 +69,31 @@ found.shown = { hidden: card.hidden, kept: card.classList.contains("kept"), text
 document.body.dataset.found = JSON.stringify(found);
 """
 
+_TRY_PLACED = """
+const all = (selector) => [...document.querySelectorAll(selector)];
+const node = (id) => all(".node").find((g) => g.dataset.id === id);
+const card = document.getElementById("card");
+const inside = (id) => {
+  const pool = all(".group").find((g) => g.dataset.id === id).getBoundingClientRect();
+  const within = (r) => pool.left < r.left && r.right < pool.right && pool.top < r.top && r.bottom < pool.bottom;
+  return all(".node").filter((g) => within(g.getBoundingClientRect())).map((g) => g.dataset.id);
+};
+const found = { pools: Object.fromEntries(all(".group").map((g) => [g.dataset.id, inside(g.dataset.id)])) };
+node("actor.update").dispatchEvent(new PointerEvent("pointerenter"));
+found.node = card.textContent;
+found.lit = all(".group.on").map((g) => g.dataset.id);
+node("actor.update").dispatchEvent(new PointerEvent("pointerleave"));
+const edge = all(".edge").find((g) => g.dataset.src === "actor.update" && g.dataset.dst === "actor.publish");
+edge.dispatchEvent(new PointerEvent("pointermove", { clientX: 200, clientY: 200 }));
+found.edge = { hidden: card.hidden, text: card.textContent };
+edge.dispatchEvent(new PointerEvent("pointerleave"));
+document.querySelector('[data-show="actor.publish"]').click();
+found.clicked = { kept: card.classList.contains("kept"), text: card.textContent };
+found.chosen = getComputedStyle(node("actor.publish").querySelector(".frame")).strokeWidth;
+found.rows = all("[data-pool]").map((row) => row.textContent);
+document.body.dataset.found = JSON.stringify(found);
+"""
+
 
 def opened(page: str, folder: Path, script: str = "") -> tuple[str, str]:
     """The body tag and the whole page after its scripts have run. Nothing may be written to the console."""
@@ -100,11 +128,38 @@ def test_the_script_runs_and_the_page_answers(tmp_path: Path) -> None:
     assert not found["shown"]["hidden"] and found["shown"]["kept"] and "updates weights" in found["shown"]["text"]
 
 
+def test_a_placed_page_shows_pools_bytes_and_times(tmp_path: Path) -> None:
+    body, _ = opened(render(PLACED["ppo apart"], "html"), tmp_path, _TRY_PLACED)
+    said = re.search(r'data-found="([^"]*)"', body)
+    assert said, body
+    found: dict[str, Any] = json.loads(unescape(said[1]))
+    assert {pool: sorted(ids) for pool, ids in found["pools"].items()} == {
+        "pool rollout": ["actor.generate"],
+        "pool train": ["actor.update", "critic.update", "critic.values", "ref.logprobs"],
+        "pool cpu": ["reward.score"],
+    }
+    assert (
+        "pool train, mesh fsdp=4, tp=2" in found["node"] and "rows over fsdp; weights over fsdp x tp" in found["node"]
+    )
+    assert "2.6 s per call, 36 % of the time of its pool" in found["node"]
+    assert "pool train" in found["lit"]
+    assert not found["edge"]["hidden"] and "16 GB in a step, network" in found["edge"]["text"]
+    assert found["clicked"]["kept"] and "weights sent to another pool" in found["clicked"]["text"]
+    assert found["chosen"] == "3px"
+    assert [row.split()[0] for row in found["rows"]] == ["rolloutdevices", "traindevices", "cpu4"]
+    assert "91 %" in found["rows"][0]
+
+
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=\"document.title='pwned'\">'&`${1}`"
     node = Node(f"{evil}.go", evil, evil, evil, 3, evil, (evil,), (evil,), {evil: evil}, branch=evil, signature=evil)
     graph = Graph(evil, (node,), (Edge(evil, node.id, "serves"),), (WorkerInfo(evil, evil, describes=evil),), (evil,))
+    placed = replace(node, pool=evil, mesh=evil, layout=evil)
+    pools = (PoolInfo(evil, evil, evil, evil, 1, 0.5),)
     script = 'document.querySelector("[data-show]").click();'
-    body, text = opened(render(graph, "html"), tmp_path, script)
-    assert 'data-ready="1"' in body and 'data-nodes="2"' in body
-    assert "<img" not in text.replace("&lt;img", "") and "<title>pwned" not in text
+    for number, drawn in enumerate((graph, replace(graph, nodes=(placed,), pools=pools, plan=evil))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        body, text = opened(render(drawn, "html"), folder, script)
+        assert 'data-ready="1"' in body and f'data-nodes="{len(draw(drawn).boxes)}"' in body
+        assert "<img" not in text.replace("&lt;img", "") and "<title>pwned" not in text

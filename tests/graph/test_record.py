@@ -1,6 +1,7 @@
 """The graph as a record: JSON in its documented form, networkx and back, nothing lost."""
 
 import json
+from dataclasses import replace
 
 import networkx as nx
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.graph.record import EDGE_KINDS, Edge, Graph, Node, WorkerInfo
+from flowrl.graph.record import EDGE_KINDS, NODE_KINDS, Edge, Graph, Node, PoolInfo, WorkerInfo
 
 prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)
 
@@ -40,19 +41,49 @@ def grpo(steps: int = 10):
 
 text = st.text(max_size=6)
 texts = st.lists(text, max_size=3).map(tuple)
+maybe = st.none() | text
+amounts = st.none() | st.floats(0, 1e15)
+where = {"pool": maybe, "mesh": maybe, "layout": maybe}
 nodes = st.builds(
-    Node, text, text, text, text, st.integers(0, 99), text, texts, texts, st.dictionaries(text, text, max_size=2)
+    Node,
+    text,
+    text,
+    text,
+    text,
+    st.integers(0, 99),
+    text,
+    texts,
+    texts,
+    st.dictionaries(text, text, max_size=2),
+    kind=st.sampled_from(NODE_KINDS),
+    seconds=amounts,
+    share=amounts,
+    **where,
 )
-edges = st.builds(Edge, text, text, st.sampled_from(EDGE_KINDS), texts, st.none() | st.integers(0, 9), st.none() | text)
+edges = st.builds(
+    Edge,
+    text,
+    text,
+    st.sampled_from(EDGE_KINDS),
+    texts,
+    st.none() | st.integers(0, 9),
+    maybe,
+    amounts,
+    maybe,
+    maybe,
+)
+pools = st.builds(PoolInfo, text, text, text, text, st.integers(0, 99), amounts, amounts)
 graphs = st.builds(
     Graph,
     text,
     st.lists(nodes, max_size=3).map(tuple),
     st.lists(edges, max_size=3).map(tuple),
-    st.lists(st.builds(WorkerInfo, text, text, text, st.integers(0, 99), text), max_size=2).map(tuple),
+    st.lists(st.builds(WorkerInfo, text, text, text, st.integers(0, 99), text, **where), max_size=2).map(tuple),
     texts,
     st.integers(0, 9),
     st.booleans(),
+    st.lists(pools, max_size=2).map(tuple),
+    text,
 )
 
 
@@ -60,6 +91,53 @@ graphs = st.builds(
 @settings(max_examples=50)
 def test_json_and_back(graph):
     assert Graph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
+
+
+@given(graphs, st.lists(st.booleans(), min_size=4, max_size=4))
+@settings(max_examples=50)
+def test_what_no_plan_fills_is_left_out_and_nothing_is_lost(graph, empty):
+    """Nodes, edges, workers or pools without a plan, in any mixture."""
+    bare = {
+        "nodes": tuple(Node(n.id, n.worker, n.op) for n in graph.nodes),
+        "edges": tuple(Edge(e.src, e.dst, e.kind) for e in graph.edges),
+        "workers": tuple(WorkerInfo(w.name, w.kind) for w in graph.workers),
+        "pools": (),
+    }
+    graph = replace(graph, **{name: parts for (name, parts), no in zip(bare.items(), empty, strict=True) if no})
+    record = graph.to_json()
+    assert Graph.from_json(json.loads(json.dumps(record))) == graph
+    if all(empty):
+        assert not {"pool", "mesh", "layout", "seconds", "share"} & {key for n in record["nodes"] for key in n}
+        assert not {"bytes", "transport", "version"} & {key for e in record["edges"] for key in e}
+        assert "pools" not in record
+
+
+@given(graphs)
+@settings(max_examples=50)
+def test_networkx_keeps_what_a_plan_says(graph):
+    nodes = tuple(replace(node, id=f"a.{number}") for number, node in enumerate(graph.nodes))
+    graph = replace(graph, nodes=nodes, edges=())
+    assert Graph.from_networkx(graph.to_networkx()) == graph
+
+
+def test_with_pools_every_part_has_the_keys_of_a_plan():
+    graph = flow.graph()
+    record = replace(graph, pools=(PoolInfo("train", devices="0-7", kind="h100-80", count=8),)).to_json()
+    for node in record["nodes"]:
+        assert {"kind", "pool", "mesh", "layout", "seconds", "share"} <= set(node) and node["pool"] is None
+    for edge in record["edges"]:
+        assert {"bytes", "transport", "version"} <= set(edge)
+    assert record["pools"] == [
+        {
+            "name": "train",
+            "describes": "",
+            "devices": "0-7",
+            "kind": "h100-80",
+            "count": 8,
+            "busy": None,
+            "seconds": None,
+        }
+    ]
 
 
 def test_the_record_has_the_documented_form():

@@ -157,7 +157,7 @@ def test_the_placed_graph_has_pools_bytes_and_versions(grpo):
     publish = edges[("actor.update", "actor.publish")]
     assert publish["transport"] == "network" and publish["bytes"] == pytest.approx(4 * 2 * 6738415616, rel=1e-2)
     arrives = edges[("actor.publish", "actor.generate")]
-    assert (arrives["lag"], arrives["version"]) == (1, "at most 1 publish old")
+    assert (arrives["lag"], arrives["version"]) == (1, "v(k-1)")
     rows = edges[("actor.generate", "ref.logprobs")]
     tokens = 64 * 8 * (512 + 8)
     assert rows["bytes"] == tokens * 4 + 64 * 8 * 8 and rows["transport"] == "network"

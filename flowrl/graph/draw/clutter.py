@@ -17,14 +17,14 @@ _STEPS = 6  # straight pieces per Bezier curve
 
 def clutter(layout: Layout, picture: Picture, sizes: Mapping[str, Size]) -> float:
     """The lower, the easier to read. Comparable between layouts of one picture only."""
-    bends = {id: _flat(route) for id, route in layout.routes.items()}
+    bends = {id: flat(route) for id, route in layout.routes.items()}
     words = _words(layout, sizes)
     return (
         1.0 * _crossings(bends)
         + 4.0 * _through_boxes(bends, layout, picture)
         + 1.5 * _through_words(bends, words)
-        + 0.04 * sum(_gap(bends[id], word) for id, word in words.items() if id in bends)
-        + 0.3 * sum(_straddles(word, group) for word in words.values() for group in layout.groups.values())
+        + 0.04 * sum(gap(bends[id], word) for id, word in words.items() if id in bends)
+        + 0.3 * sum(straddles(word, group) for word in words.values() for group in layout.groups.values())
         + 1.3 * sum(map(_turning, bends.values()))
         + 0.004 * sum(map(_length, bends.values()))
         + 0.00001 * layout.width * layout.height
@@ -34,7 +34,7 @@ def clutter(layout: Layout, picture: Picture, sizes: Mapping[str, Size]) -> floa
 
 def _crossings(bends: Mapping[str, list[Point]]) -> int:
     tracks = [(_bounds(points), list(pairwise(points[1:-1]))) for points in bends.values()]
-    return sum(_boxes_meet(a, b) and _cross(_inside(p, b), _inside(q, a)) for (a, p), (b, q) in combinations(tracks, 2))
+    return sum(meet(a, b) and _cross(_inside(p, b), _inside(q, a)) for (a, p), (b, q) in combinations(tracks, 2))
 
 
 def _inside(pieces: list[Piece], box: Bounds) -> list[Piece]:
@@ -68,44 +68,47 @@ def _through_boxes(bends: Mapping[str, list[Point]], layout: Layout, picture: Pi
         homes = {home.get(end, end) for end in ends}
         foreign = [rect for name, rect in layout.groups.items() if name not in homes]
         foreign += [rect for id, rect in layout.boxes.items() if id not in ends]
-        count += sum(_enters(bends[line.id], rect) for rect in foreign)
+        count += sum(enters(bends[line.id], rect) for rect in foreign)
     return count
 
 
 def _through_words(bends: Mapping[str, list[Point]], words: Mapping[str, Rect]) -> int:
-    lines = sum(_enters(points, rect) for id, points in bends.items() for name, rect in words.items() if id != name)
-    rects = sum(_boxes_meet(_edges(a), _edges(b)) for a, b in combinations(words.values(), 2))
+    lines = sum(enters(points, rect) for id, points in bends.items() for name, rect in words.items() if id != name)
+    rects = sum(meet(edges_of(a), edges_of(b)) for a, b in combinations(words.values(), 2))
     return lines + 2 * rects
 
 
 def _words(layout: Layout, sizes: Mapping[str, Size]) -> dict[str, Rect]:
     places = {id: route.label for id, route in layout.routes.items() if route.label}
     places |= {f"title of {name}": at for name, at in layout.titles.items()}
-    return {
-        id: Rect(x - sizes[id][0] / 2 + 3, y - sizes[id][1] / 2 + 2, sizes[id][0] - 6, sizes[id][1] - 4)
-        for id, (x, y) in places.items()
-    }
+    return {id: word_rect(at, sizes[id]) for id, at in places.items()}
 
 
-def _enters(points: list[Point], rect: Rect) -> bool:
-    left, top, right, low = _edges(rect)
-    if not _boxes_meet(_bounds(points), (left, top, right, low)):
+def word_rect(at: Point, size: Size) -> Rect:
+    """The letters of words whose room has that middle."""
+    return Rect(at[0] - size[0] / 2 + 3, at[1] - size[1] / 2 + 2, size[0] - 6, size[1] - 4)
+
+
+def enters(points: list[Point], rect: Rect) -> bool:
+    """Whether a line comes into a rectangle."""
+    left, top, right, low = edges_of(rect)
+    if not meet(_bounds(points), (left, top, right, low)):
         return False
     return any(left < x < right and top < y < low for x, y in points)
 
 
-def _gap(points: list[Point], word: Rect) -> float:
+def gap(points: list[Point], word: Rect) -> float:
     """How far words are from their line, beyond the 8 points that are no harm."""
-    left, top, right, low = _edges(word)
+    left, top, right, low = edges_of(word)
     near = (math.hypot(max(left - x, x - right, 0), max(top - y, y - low, 0)) for x, y in points)
     return max(0.0, min(near) - 8.0)
 
 
-def _straddles(word: Rect, group: Rect) -> bool:
+def straddles(word: Rect, group: Rect) -> bool:
     """Whether words lie on the edge of a group."""
-    a, b = _edges(word), _edges(group)
+    a, b = edges_of(word), edges_of(group)
     inside = b[0] <= a[0] and b[1] <= a[1] and a[2] <= b[2] and a[3] <= b[3]
-    return _boxes_meet(a, b) and not inside
+    return meet(a, b) and not inside
 
 
 def _turning(points: list[Point]) -> float:
@@ -118,7 +121,7 @@ def _length(points: list[Point]) -> float:
     return sum(math.dist(p, q) for p, q in pairwise(points))
 
 
-def _flat(route: Route) -> list[Point]:
+def flat(route: Route) -> list[Point]:
     """The route as straight pieces."""
     points = route.points
     flat = [points[0]]
@@ -144,9 +147,11 @@ def _bounds(points: list[Point]) -> Bounds:
     return min(across), min(down), max(across), max(down)
 
 
-def _edges(rect: Rect) -> Bounds:
+def edges_of(rect: Rect) -> Bounds:
+    """Left, top, right and low."""
     return rect.x, rect.y, rect.x + rect.width, rect.y + rect.height
 
 
-def _boxes_meet(a: Bounds, b: Bounds) -> bool:
+def meet(a: Bounds, b: Bounds) -> bool:
+    """Whether two rectangles have a point in common."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -69,7 +69,7 @@ def _rows(picture: Picture, sizes: Mapping[str, Size] | None, weights: int) -> I
 
 def _group(group: Group, sizes: Mapping[str, Size] | None) -> str:
     hue = palette.hue_of_group(group)
-    label = _label((f"{group.name}: {group.kind}",), f"title of {group.name}", sizes)
+    label = _label((": ".join(filter(None, (group.name, group.kind))),), f"title of {group.name}", sizes)
     look = f'style="rounded,filled" fillcolor="{hue.tint}" color="{hue.edge}" fontcolor="{hue.ink}" margin=12'
     return f"{label} {look}" + ("" if sizes else f" tooltip={quoted(group.tip)}")
 
@@ -80,10 +80,11 @@ def _box(box: Box, picture: Picture, sizes: Mapping[str, Size] | None) -> str:
         return f'label="" fixedsize=true width={width / 72:.4f} height={height / 72:.4f}'
     hue = palette.hue_of(box, picture)
     condition = (f"if {box.condition}",) if box.condition else ()
-    look = f'fillcolor="{palette.PAPER if box.group else hue.tint}" color="{hue.edge}" fontcolor="{hue.ink}"'
+    look = f'fillcolor="{palette.fill_of(box, picture)}" color="{hue.edge}" fontcolor="{hue.ink}"'
     look += " penwidth=2" if box.role == "update" else ""
+    look += " shape=hexagon style=filled" if box.role == "move" else ""
     look += ' style="rounded,filled,dashed"' if box.condition else ""
-    return f"{_label((box.title, *box.notes, *condition), box.id, None)} {look} tooltip={quoted(box.tip)}"
+    return f"{_label((box.title, *box.rows, *condition), box.id, None)} {look} tooltip={quoted(box.tip)}"
 
 
 def _line(line: Line, picture: Picture, called: Mapping[str, str], sizes: Mapping[str, Size] | None, pull: int) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from string import Template
 
 from ...errors import shown
 from ..record import Graph, Node
-from . import legend
-from .picture import Picture, draw, place_of
+from . import legend, placed
+from .picture import MOVES, Picture, draw, place_of
 from .strokes import text
 from .svg import picture_svg
 
@@ -27,6 +27,8 @@ def render(graph: Graph) -> str:
         script=_file("page.js"),
         picture=picture_svg(picture, with_legend=False),
         legend="\n".join(_legend(picture)),
+        pools=_pools(graph),
+        columns="".join(f'<th scope="col">{name}</th>' for name in _columns(picture)),
         rows="\n".join(_row(node, picture) for node in graph.nodes),
         cards=_embedded(_cards(graph, picture)),
     )
@@ -42,6 +44,32 @@ def _legend(picture: Picture) -> Iterator[str]:
         yield f'<li><svg viewBox="0 0 28 14" aria-hidden="true">{drawn}</svg> {text(meaning)}</li>'
 
 
+def _pools(graph: Graph) -> str:
+    """A table of the pools, if there are any; their time is there after a run."""
+    pools = placed.pools_of(graph)
+    names = ["pool", "has"] + ["works", "per step"] * any(pool.busy is not None for pool in pools)
+    rows: list[str] = []
+    for pool in pools:
+        cells = [f"<b>{text(pool.name)}</b>", text(placed.pool_text(pool))]
+        if len(names) > 2:
+            cells.append("" if pool.busy is None else _meter(pool.busy))
+            cells.append("" if pool.seconds is None else placed.seconds_text(pool.seconds))
+        rows.append(f'<tr data-pool="{text(pool.name)}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{chr(10).join(rows)}\n</tbody>\n</table>"
+    return f'<section class="calls" aria-label="All pools">\n{table}\n</section>\n' if pools else ""
+
+
+def _meter(busy: float) -> str:
+    return f'<meter min="0" max="1" value="{busy:.3f}"></meter> {placed.part_text(busy)}'
+
+
+def _columns(picture: Picture) -> tuple[str, ...]:
+    """The columns of the table of calls: where they are placed and their time are in it where they are known."""
+    there = {"where": any(group.pool for group in picture.groups), "time": any(box.time for box in picture.boxes)}
+    return ("call", "reads", "adds", "marks", *(name for name, found in there.items() if found), "line")
+
+
 def _row(node: Node, picture: Picture) -> str:
     """A line of the table; its button shows the call in the picture."""
     box = picture.box(node.id)
@@ -51,9 +79,17 @@ def _row(node: Node, picture: Picture) -> str:
         _names(node.reads),
         _names(node.adds),
         text(", ".join(marks)),
+        *_placed(node, picture),
         f"<code>{text(place_of(node))}</code>",
     ]
     return f'<tr data-row="{text(node.id)}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _placed(node: Node, picture: Picture) -> list[str]:
+    where = [f"<b>{text(node.pool)}</b>"] if node.pool else []
+    where += [text(row) for row in placed.place_rows(node)]
+    cells = {"where": "<br>".join(where), "time": text(placed.time_text(node)).replace(" ", "\u00a0")}
+    return [cells[name] for name in _columns(picture) if name in cells]
 
 
 def _names(fields: tuple[str, ...]) -> str:
@@ -63,26 +99,28 @@ def _names(fields: tuple[str, ...]) -> str:
 def _cards(graph: Graph, picture: Picture) -> dict[str, object]:
     """What the cards say, by id of box and line, and the order in which the arrow keys walk."""
     cards: dict[str, object] = {}
+    kinds = {worker.name: worker.kind for worker in graph.workers}
     for box in picture.boxes:
-        cards[box.id] = _node_card(box.node, picture) if box.node else _plain_card(box.tip)
+        cards[box.id] = _node_card(box.node, picture, kinds) if box.node else _plain_card(box.tip)
     for line in picture.lines:
         cards[line.id] = _plain_card(line.tip)
     order = [node.id for node in graph.nodes]
     return {"cards": cards, "order": [box.id for box in picture.boxes if box.id not in order] + order}
 
 
-def _node_card(node: Node, picture: Picture) -> dict[str, object]:
-    group, box = picture.group(node.worker), picture.box(node.id)
+def _node_card(node: Node, picture: Picture, kinds: Mapping[str, str]) -> dict[str, object]:
+    box, plan = picture.box(node.id), placed.place_lines(node)
     return {
         "title": node.id,
-        "kind": group.kind if group else "library",
-        "signature": node.signature,
+        "kind": kinds.get(node.worker, "library"),
+        "signature": node.signature or MOVES.get(node.kind, ""),
         "place": place_of(node),
         "source": node.source,
         "condition": f"if {node.branch}" if node.branch else "",
         "marks": [*box.notes, *([f"cost {node.cost}"] if node.cost not in ("none", "external") else [])],
         "reads": [[name, node.types.get(name, "")] for name in node.reads],
         "adds": [[name, node.types.get(name, "")] for name in node.adds],
+        **({"plan": plan} if plan else {}),
     }
 
 

@@ -9,7 +9,10 @@ from .fonts import width
 from .picture import Box, Line, Picture
 
 TITLE, NOTE, LABEL, HEAD = 12.5, 9.5, 9.5, 12.0  # font sizes in points
+BAR = 7.0  # room for the bar of a call's time, or of a pool's
 LEADING = 1.25  # line height in font sizes
+METER = 54.0  # length of the bar in the title of a pool
+_MARGINS = {"library": (9.0, 4.5), "none": (9.0, 4.5), "move": (22.0, 6.0)}
 
 Size = tuple[float, float]
 
@@ -30,9 +33,9 @@ class Words:
 
 def box_words(box: Box) -> tuple[Words, ...]:
     """The lines of text in a box: its name, what is special about it, under which condition it happens."""
-    library = box.role == "library"
-    rows = [Words(box.title, NOTE + 1 if library else TITLE, bold=not library)]
-    rows += [Words(note, NOTE) for note in box.notes]
+    small = box.role in ("library", "none")
+    rows = [Words(box.title, NOTE + 1 if small else TITLE, bold=not small)]
+    rows += [Words(row, NOTE, bold=row == box.time) for row in box.rows]
     if box.condition:
         rows.append(Words(f"if {box.condition}", NOTE, italic=True))
     return tuple(rows)
@@ -53,15 +56,16 @@ def sizes(picture: Picture) -> Mapping[str, Size]:
     found |= {line.id: _label(line) for line in picture.lines if line_words(line)}
     for group in picture.groups:
         wide = width(group.name, HEAD, "bold") + 6 + width(group.kind, NOTE)
+        wide += METER + 8 if group.busy is not None else 0
         found[f"title of {group.name}"] = (wide + 6, HEAD * 1.4)
     return found
 
 
 def _box(box: Box) -> Size:
     rows = box_words(box)
-    across, down = (9.0, 4.5) if box.role == "library" else (13.0, 7.0)
+    across, down = _MARGINS.get(box.role, (13.0, 7.0))
     wide, high = max(row.width for row in rows), sum(row.size * LEADING for row in rows)
-    return max(wide + 2 * across, 34.0), high + 2 * down
+    return max(wide + 2 * across, 34.0), high + 2 * down + (BAR if box.share is not None else 0)
 
 
 def _label(line: Line) -> Size:

@@ -131,6 +131,7 @@
     const parts = [head];
     if (about.condition) parts.push(element("p", about.condition, "condition"));
     for (const line of about.text || []) parts.push(element("p", line));
+    for (const line of about.plan || []) parts.push(element("p", line, "plan"));
     if (about.source) parts.push(element("p", about.source, "source"));
     if (about.place) parts.push(element("p", about.place, "place"));
     if (about.signature) parts.push(element("p", about.signature, "signature"));

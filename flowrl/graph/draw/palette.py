@@ -1,4 +1,4 @@
-"""The colours of the drawings: a hue per worker, grey for library calls, one of its own for carried edges."""
+"""The colours of the drawings: a hue per worker, grey for library calls and pools, one of its own for carried edges."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ HUES = (
     Hue("#f3f3dd", "#b9b866", "#5d5c0d"),  # olive
     Hue("#f4ece6", "#c3a289", "#6b4426"),  # brown
 )
+POOL = Hue("#f8f9fb", "#9aa5b1", "#39424d")
 NEUTRAL = Hue("#f3f5f7", "#b3bcc6", "#4b5561")
 CARRIED = "#b4239a"
 INK = "#1f2328"
@@ -35,14 +36,22 @@ FRAME = "#d0d7de"
 
 
 def hue_of_group(group: Group) -> Hue:
-    """The colours of a worker; they start again after eight."""
-    return HUES[group.hue % len(HUES)]
+    """The colours of a worker, which start again after eight, or of a pool."""
+    return POOL if group.pool else HUES[group.hue % len(HUES)]
 
 
 def hue_of(box: Box, picture: Picture) -> Hue:
     """The colours of a box: those of its worker, grey for the rest."""
+    if box.hue is not None:
+        return HUES[box.hue % len(HUES)]
     group = picture.group(box.group)
-    return hue_of_group(group) if group else NEUTRAL
+    return hue_of_group(group) if group and not group.pool else NEUTRAL
+
+
+def fill_of(box: Box, picture: Picture) -> str:
+    """The ground of a box: white in the field of its worker, else the tint of its colour."""
+    group = picture.group(box.group)
+    return PAPER if group and not group.pool else hue_of(box, picture).tint
 
 
 def ink_of(line: Line, picture: Picture) -> str:

@@ -2,16 +2,18 @@
 
 A :class:`Picture` adds to the record what a reader wants to see and the record leaves out: the data source
 as a box of its own, a box for a worker that only serves, labels of bearable length, tooltips with
-everything, and for each line whether it runs against the order of the program.
+everything, and for each line whether it runs against the order of the program. Boxes stand in groups by worker, or
+by pool where a plan places them; then they keep the colours of their workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ...errors import shown
-from ..record import Edge, Graph, Node, WorkerInfo
+from ..record import Edge, Graph, Node, PoolInfo, WorkerInfo
+from . import placed
 
 #: The id of the box that stands for the data source. Node ids have a dot in them, so it cannot be taken.
 SOURCE = "source"
@@ -22,6 +24,8 @@ NAMELESS = "value"
 #: The word at a carried edge.
 NEXT_STEP = "next step"
 
+#: What the nodes of a plan are.
+MOVES = {"publish": "weights sent to another pool", "reshard": "weights that change their layout in a pool"}
 _ROWS = {"expand": "expands rows", "filter": "filters rows", "regroup": "regroups rows"}
 
 
@@ -29,8 +33,9 @@ _ROWS = {"expand": "expands rows", "filter": "filters rows", "regroup": "regroup
 class Box:
     """Something to draw: ``Box("critic.values", "op", "values", group="critic", tip="critic.values ...")``.
 
-    ``role`` is ``op``, ``update``, ``library``, ``source`` or ``worker`` (a worker that has no call of its
-    own).
+    ``role`` is ``op``, ``update``, ``library``, ``source``, ``worker`` (a worker that has no call of its own), ``move``
+    (weights on their way) or ``none`` (stands in for the calls of a pool that has none). ``hue`` numbers the colour of
+    its worker. ``place`` are mesh and layout, ``time`` and ``share`` those of a run, all empty without a plan.
     """
 
     id: str
@@ -41,6 +46,15 @@ class Box:
     group: str | None = None
     tip: str = ""
     node: Node | None = None
+    hue: int | None = None
+    place: tuple[str, ...] = ()
+    time: str = ""
+    share: float | None = None
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """What stands below the title, but for the condition."""
+        return (*self.notes, *self.place, *([self.time] if self.time else []))
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ class Line:
 class Group:
     """A worker with calls: ``Group("critic", "Critic", ("critic.values", "critic.update"), hue=1)``.
 
-    ``hue`` numbers its colour.
+    ``hue`` numbers its colour. Or a pool, which is grey: ``Group("pool train", "devices 0-7", (...), 0, pool=True)``.
     """
 
     name: str
@@ -71,6 +85,8 @@ class Group:
     boxes: tuple[str, ...]
     hue: int
     tip: str = ""
+    pool: bool = False
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,7 @@ class Picture:
     groups: tuple[Group, ...]
     lines: tuple[Line, ...]
     summary: str
+    workers: tuple[tuple[str, str, int], ...] = ()  # name, class and hue where the groups are pools
 
     def box(self, id: str) -> Box:
         """The box of that id. Raises KeyError."""
@@ -100,14 +117,17 @@ class Picture:
 def draw(graph: Graph) -> Picture:
     """Everything that a picture of this graph shows."""
     kinds = {worker.name: worker for worker in graph.workers}
-    boxes = _boxes(graph, kinds)
-    groups = _groups(graph, kinds, boxes)
+    pools = placed.pools_of(graph)
+    boxes = _boxes(graph, kinds, pools)
+    groups = _pools(pools, boxes) if pools else _groups(graph, kinds, boxes)
     place = {box.id: number for number, box in enumerate(boxes)}
     for group in groups:  # a serves edge starts at a group: it counts as standing where its last call stands
         place.setdefault(group.name, max(place[id] for id in group.boxes))
-    edges = [*source_edges(graph), *graph.edges]
+    edges = [*source_edges(graph), *(_served(edge, graph) if pools else edge for edge in graph.edges)]
     lines = tuple(_line(f"e{number}", edge, graph, place) for number, edge in enumerate(edges))
-    return Picture(graph.program, boxes, groups, lines, _summary(graph, groups))
+    hues = {box.hue for box in boxes}
+    workers = tuple((w.name, w.kind, hue) for hue, w in enumerate(graph.workers) if pools and hue in hues)
+    return Picture(graph.program, boxes, groups, lines, _summary(graph, pools), workers)
 
 
 def source_edges(graph: Graph) -> tuple[Edge, ...]:
@@ -162,24 +182,35 @@ def title_of(node: Node) -> str:
     return f"{node.op} #{number}" if number else node.op
 
 
-def _boxes(graph: Graph, kinds: dict[str, WorkerInfo]) -> tuple[Box, ...]:
+def _boxes(graph: Graph, kinds: dict[str, WorkerInfo], pools: Sequence[PoolInfo]) -> tuple[Box, ...]:
     boxes: list[Box] = []
     if graph.source_fields:
         tip = "data source\n" + ", ".join(graph.source_fields)
         boxes.append(Box(SOURCE, "source", "data", shorten(graph.source_fields, lines=3, width=26), tip=tip))
-    drawn = {node.worker for node in graph.nodes}
-    boxes += [_idle(w) for w in graph.workers if w.name not in drawn]
-    boxes += [_box(node, kinds) for node in graph.nodes]
-    known = {box.id for box in boxes} | drawn
+    calling = {node.worker for node in graph.nodes}
+    serving = {edge.src for edge in graph.edges_of("serves")} if pools else set[str]()
+    hues = {worker.name: number for number, worker in enumerate(graph.workers)}
+    alone = [w for w in graph.workers if w.name not in calling or w.name in serving]
+    boxes += [_idle(w, graph, hues[w.name] if pools else None) for w in alone]
+    boxes += [_box(node, kinds, hues.get(node.worker)) for node in graph.nodes]
+    if pools:
+        boxes = [_in_pool(box) for box in boxes]
+        full = {box.group for box in boxes}
+        boxes += [_nothing(pool) for pool in pools if _pool_id(pool.name) not in full]
+    known = {box.id for box in boxes} | (set[str]() if pools else calling)
     strangers = dict.fromkeys(end for edge in graph.edges for end in (edge.src, edge.dst) if end not in known)
     return (*boxes, *(Box(end, "library", end, tip=end) for end in strangers))
 
 
-def _idle(worker: WorkerInfo) -> Box:
-    return Box(worker.name, "worker", worker.name, (worker.kind,), tip=_worker_tip(worker))
+def _idle(worker: WorkerInfo, graph: Graph, hue: int | None) -> Box:
+    """A worker that serves stands where its weights are brought to, unless the plan says where."""
+    moved = (n.pool for n in graph.nodes if n.worker == worker.name and n.kind != "op")
+    pool, rows = worker.pool or next(moved, None), placed.place_rows(worker)
+    tip, group = _worker_tip(worker), _pool_id(pool) if pool else None
+    return Box(worker.name, "worker", worker.name, (worker.kind,), group=group, tip=tip, hue=hue, place=rows)
 
 
-def _box(node: Node, kinds: dict[str, WorkerInfo]) -> Box:
+def _box(node: Node, kinds: dict[str, WorkerInfo], hue: int | None) -> Box:
     library = node.worker not in kinds
     title = f"{node.worker}.{title_of(node)}" if library and node.worker != "batch" else title_of(node)
     marks = [
@@ -188,16 +219,52 @@ def _box(node: Node, kinds: dict[str, WorkerInfo]) -> Box:
         "external" if node.external else None,
         "once, outside the steps" if node.stage == "once" else None,
     ]
+    moves = node.kind != "op"
     return Box(
         node.id,
-        "library" if library else "update" if node.updates else "op",
+        "move" if moves else "library" if library else "update" if node.updates else "op",
         title,
         tuple(mark for mark in marks if mark),
         node.branch,
         None if library else node.worker,
         _node_tip(node, kinds.get(node.worker)),
         node,
+        hue,
+        placed.place_rows(node),
+        placed.time_text(node),
+        node.share if node.seconds is not None else None,
     )
+
+
+def _in_pool(box: Box) -> Box:
+    """The box where the plan puts it, a publish between the pools; its title says the worker, as no group does."""
+    node = box.node
+    if node is None:
+        return box
+    title = box.title if node.worker == "batch" else f"{node.worker}.{title_of(node)}"
+    return replace(box, title=title, group=_pool_id(node.pool) if node.pool and node.kind != "publish" else None)
+
+
+def _nothing(pool: PoolInfo) -> Box:
+    group = _pool_id(pool.name)
+    return Box(f"{group}: no calls", "none", "no calls", group=group, tip=f"no call is placed in {group}")
+
+
+def _pools(pools: Sequence[PoolInfo], boxes: Iterable[Box]) -> tuple[Group, ...]:
+    found: list[Group] = []
+    for number, pool in enumerate(pools):
+        name = _pool_id(pool.name)
+        words = [word for word in (placed.pool_text(pool), placed.busy_text(pool)) if word]
+        time = f"{placed.seconds_text(pool.seconds)} of work in a step" if pool.seconds is not None else ""
+        tip = "\n".join(word for word in (name, *words, time) if word)
+        members = tuple(box.id for box in boxes if box.group == name)
+        found.append(Group(name, " · ".join(words), members, number, tip, True, pool.busy))
+    return tuple(found)
+
+
+def _pool_id(name: str) -> str:
+    """The name of the group of a pool. Workers are called by names without blanks, so it cannot be taken."""
+    return f"pool {name}"
 
 
 def _groups(graph: Graph, kinds: dict[str, WorkerInfo], boxes: Iterable[Box]) -> tuple[Group, ...]:
@@ -214,8 +281,10 @@ def _groups(graph: Graph, kinds: dict[str, WorkerInfo], boxes: Iterable[Box]) ->
 def _line(id: str, edge: Edge, graph: Graph, place: dict[str, int]) -> Line:
     nodes = {node.id: node for node in graph.nodes}
     ends = [nodes[end] for end in (edge.src, edge.dst) if end in nodes]
-    words = {"weights": (version_rule(edge.lag),), "serves": ("serves",)}
-    label = words.get(edge.kind) or shorten(names_of(edge, graph))
+    words = {"weights": (_version_row(edge, nodes),), "serves": ("serves",)}
+    size = placed.bytes_row(edge)
+    label = words.get(edge.kind) or shorten(names_of(edge, graph), lines=2 if size else 3)
+    label = tuple(word for word in (*label, size) if word)
     if edge.kind == "carried":
         label = (*label, NEXT_STEP)
     elsewhere = edge.branch is not None and edge.branch not in {node.branch for node in ends}
@@ -237,9 +306,10 @@ def _worker_tip(worker: WorkerInfo) -> str:
 def _node_tip(node: Node, worker: WorkerInfo | None) -> str:
     rows = [
         f"{node.id}  ({worker.kind})" if worker else node.id,
-        node.signature or f"({', '.join(node.reads)}) -> ({', '.join(node.adds)})",
+        MOVES.get(node.kind) or node.signature or f"({', '.join(node.reads)}) -> ({', '.join(node.adds)})",
         f"if {node.branch}" if node.branch else "",
         f"{place_of(node)}   {node.source}".strip(),
+        *placed.place_lines(node),
     ]
     return "\n".join(row for row in rows if row)
 
@@ -255,13 +325,34 @@ def _edge_tip(edge: Edge, producer: Node | None) -> str:
     }.get(edge.kind, edge.kind)
     rows = [f"{edge.src} → {edge.dst}: {what}"]
     rows += [f"{name}: {types[name]}" if name in types else name for name in edge.fields]
+    rows += placed.edge_lines(edge)
     if edge.branch:
         rows.append(f"if {edge.branch}")
     return "\n".join(rows)
 
 
-def _summary(graph: Graph, groups: Sequence[Group]) -> str:
-    workers = ", ".join(group.name for group in groups)
+def _served(edge: Edge, graph: Graph) -> Edge:
+    """Weights for an op that holds a worker's handle go to the box of that worker, from where they are served."""
+    made_by = {node.id: node.worker for node in graph.nodes}.get(edge.src)
+    serves = edge.kind == "weights" and any(
+        other.kind == "serves" and (other.src, other.dst) == (made_by, edge.dst) for other in graph.edges
+    )
+    return replace(edge, dst=made_by) if serves and made_by else edge
+
+
+def _version_row(edge: Edge, nodes: Mapping[str, Node]) -> str:
+    """What a weights edge promises. One that brings weights to their way promises nothing yet."""
+    if edge.version:
+        return placed.version_text(edge)
+    moves = edge.dst in nodes and nodes[edge.dst].kind != "op"
+    return "" if moves else version_rule(edge.lag)
+
+
+def _summary(graph: Graph, pools: Sequence[PoolInfo]) -> str:
+    called = dict.fromkeys(node.worker for node in graph.nodes)
+    workers = ", ".join(worker for worker in called if worker in {w.name for w in graph.workers})
     capped = " Not all paths of the program are in it." if graph.capped else ""
-    calls = f"{len(graph.nodes)} calls on {workers or 'no workers'}"
-    return f"Dataflow of one step of {graph.program}: {calls}.{capped}"
+    calls = f"{sum(node.kind == 'op' for node in graph.nodes)} calls on {workers or 'no workers'}"
+    where = f" in {'pools' if len(pools) > 1 else 'pool'} {', '.join(p.name for p in pools)}" if pools else ""
+    basis = f" {graph.plan}" if graph.plan else ""
+    return f"Dataflow of one step of {graph.program}: {calls}{where}.{capped}{basis}"

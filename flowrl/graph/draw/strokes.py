@@ -59,6 +59,19 @@ def turn(x: float, y: float, ink: str) -> str:
     return f'<path d="{arc}" fill="none" stroke="{ink}" stroke-width="1.2"/><path d="{tip}" fill="{ink}"/>'
 
 
+def pointed(x: float, y: float, width: float, height: float, cut: float = 11.0) -> str:
+    """The path of a box with pointed ends: weights on their way."""
+    right, low, middle = x + width, y + height, y + height / 2
+    return polygon([(x, middle), (x + cut, y), (right - cut, y), (right, middle), (right - cut, low), (x + cut, low)])
+
+
+def bar(x: float, y: float, width: float, part: float, ink: str) -> str:
+    """A bar that is filled to a part (0 to 1)."""
+    whole = f'<rect class="bar" x="{number(x)}" y="{number(y)}" width="{number(width)}" height="3" rx="1.5"'
+    filled = f'<rect class="bar" x="{number(x)}" y="{number(y)}" width="{number(width * min(1, max(0, part)))}"'
+    return f'{whole} fill="{ink}" fill-opacity="0.18"/>{filled} height="3" rx="1.5" fill="{ink}"/>'
+
+
 def curve(points: Sequence[Point]) -> str:
     """The path of a chain of Bezier curves."""
     start, *rest = [f"{number(x)} {number(y)}" for x, y in points]

@@ -11,9 +11,9 @@ from . import legend, palette
 from .arrange import arrange
 from .fonts import STACK
 from .layout import Layout, Point, Rect, Route
-from .measure import HEAD, LABEL, LEADING, NOTE, Words, box_words, line_words, sizes
+from .measure import BAR, HEAD, LABEL, LEADING, METER, NOTE, Words, box_words, line_words, sizes
 from .picture import NEXT_STEP, Box, Group, Line, Picture, draw
-from .strokes import curve, head, number, stroke, text, turn, words
+from .strokes import bar, curve, head, number, pointed, stroke, text, turn, words
 
 _PAD = 14.0
 
@@ -41,7 +41,7 @@ def picture_svg(picture: Picture, *, with_legend: bool = True) -> str:
         *(_group(group, layout) for group in picture.groups),
         *(_line(line, picture, layout.routes[line.id]) for line in picture.lines),
         *(_box(box, picture, layout.boxes[box.id]) for box in picture.boxes),
-        *(_group_title(group, layout.titles[group.name]) for group in picture.groups),
+        *((_pool_title if g.pool else _group_title)(g, layout.titles[g.name]) for g in picture.groups),
         *(_label(line, picture, layout) for line in picture.lines if line_words(line)),
         "</g>",
         *_legend(rows, layout),
@@ -69,21 +69,44 @@ def _group_title(group: Group, at: Point) -> str:
     )
 
 
+def _pool_title(group: Group, at: Point) -> str:
+    """The title of a pool on a ground of its own, as lines come in below it, and a bar for how busy it is."""
+    hue, id = palette.hue_of_group(group), text(group.name)
+    name, kind = Words(group.name, HEAD, bold=True), Words(group.kind, NOTE)
+    wide = name.width + 6 + kind.width + (METER + 8 if group.busy is not None else 0)
+    left, base = at[0] - wide / 2, at[1] + HEAD * 0.35
+    ground = _rect(Rect(left - 3, at[1] - HEAD * 0.7, wide + 6, HEAD * 1.4))
+    drawn = words(name, left, base, anchor="start")
+    drawn += words(kind, left + name.width + 6, base, anchor="start") if kind.text else ""
+    drawn += bar(left + wide - METER, at[1] - 1.5, METER, group.busy, hue.ink) if group.busy is not None else ""
+    return (
+        f'<g class="group-title" data-id="{id}" pointer-events="none" fill="{hue.ink}">'
+        f'<rect {ground} fill="{hue.tint}" fill-opacity="0.92"/>{drawn}</g>'
+    )
+
+
 def _box(box: Box, picture: Picture, at: Rect) -> str:
     hue, update = palette.hue_of(box, picture), box.role == "update"
-    look = f'fill="{palette.PAPER if box.group else hue.tint}" stroke="{hue.ink if update else hue.edge}"'
+    look = f'fill="{palette.fill_of(box, picture)}" stroke="{hue.ink if update else hue.edge}"'
     look += f' stroke-width="{2 if update else 1.2}"'
-    look += ' stroke-dasharray="4 3"' if box.condition or box.role == "worker" else ""
+    look += ' stroke-dasharray="4 3"' if box.condition or box.role in ("worker", "none") else ""
     round = 12 if box.role in ("library", "source") else 5
     rows, drawn = box_words(box), ""
-    y = at.y + (at.height - sum(row.size * LEADING for row in rows)) / 2
+    room = at.height - (BAR if box.share is not None else 0)
+    y = at.y + (room - sum(row.size * LEADING for row in rows)) / 2
     for place, row in enumerate(rows):
         drawn += words(row, at.center[0], y + row.size, fill=palette.FAINT if place else palette.INK)
         y += row.size * LEADING
+    if box.share is not None:
+        inset = 22.0 if box.role == "move" else 10.0
+        drawn += bar(at.x + inset, at.y + at.height - BAR - 3, at.width - 2 * inset, box.share, hue.ink)
+    shape = f'<rect {_rect(at)} rx="{number(min(round, at.height / 2))}" {look}/>'
+    if box.role == "move":
+        shape = f'<path class="frame" d="{pointed(at.x, at.y, at.width, at.height)}" {look}/>'
     return (
         f'<g class="node {box.role}" data-id="{text(box.id)}" data-group="{text(box.group or "")}">'
         f"<title>{text(box.tip)}</title>"
-        f'<rect {_rect(at)} rx="{number(min(round, at.height / 2))}" {look}/>{drawn}</g>'
+        f"{shape}{drawn}</g>"
     )
 
 

@@ -16,6 +16,18 @@ Arguments are the fields that travel to the call. A field comes from the last ca
 rows of it, outside of blocks that the line is not in, else its origin is said: ``rewards@reward.score``. A number
 without a name is its origin alone, ``@batch.mean``; ``?`` marks a field that nothing adds. ``weights<-x``,
 ``carried<-x``, ``order<-x`` and ``serves<-x`` say what else comes from where.
+
+A plan adds blocks behind the calls, so that two plans of a program differ in these alone::
+
+      pools {
+        train: devices 0-7 · 8 × h100-80                                    # 83 % busy
+      }
+      places {
+        actor.update on train[fsdp=4,tp=2]: rows over fsdp; weights over fsdp x tp      # 6.2 s · 61 %
+      }
+      moves {
+        actor.publish -> actor.generate: weights v(k-1) 16 GB (network)
+      }
 """
 
 from __future__ import annotations
@@ -23,7 +35,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...errors import shown
-from ..record import Edge, Graph, Node
+from ..record import Edge, Graph, Node, WorkerInfo
+from . import placed
 from .picture import NAMELESS, SOURCE, names_of, source_edges
 
 _COMMENT = 76  # where comments start; fixed, so that one long line does not move all the others
@@ -43,6 +56,7 @@ def _rows(graph: Graph) -> Iterator[str]:
     if graph.source_fields:
         yield f"  source -> {', '.join(graph.source_fields)}"
     yield from _calls(graph, home)
+    yield from _plan(graph)
     yield from _types(graph)
     yield "}"
 
@@ -80,6 +94,7 @@ def _call(node: Node, graph: Graph, edges: tuple[Edge, ...]) -> str:
     words += [f"updates={node.updates}"] if node.updates else []
     words += [f"cost={node.cost}"] if node.cost not in ("none", "external") else []
     words += ["external"] if node.external else []
+    words += [node.kind] if node.kind != "op" else []
     words += [_mark(edge, node, graph) for edge in incoming if edge.kind != "data"]
     return " ".join(words)
 
@@ -119,6 +134,36 @@ def _mark(edge: Edge, node: Node, graph: Graph) -> str:
 
 def _condition(edge: Edge, node: Node) -> str:
     return f" if {edge.branch}" if edge.branch and edge.branch != node.branch else ""
+
+
+def _plan(graph: Graph) -> Iterator[str]:
+    """Where calls are placed and what moves; what a run measured stands in comments."""
+    pools = placed.pools_of(graph)
+    if pools:
+        yield _commented("  pools {", graph.plan)
+        for pool in pools:
+            yield _commented(f"    {pool.name}: {placed.pool_text(pool)}".rstrip(": "), placed.busy_text(pool))
+        yield "  }"
+    rows = [row for thing in (*graph.workers, *graph.nodes) if (row := _where(thing))]
+    yield from ["  places {", *rows, "  }"] if rows else []
+    rows = [row for edge in graph.edges if (row := _move(edge))]
+    yield from ["  moves {", *rows, "  }"] if rows else []
+
+
+def _where(thing: Node | WorkerInfo) -> str:
+    name, time = (thing.id, placed.time_text(thing)) if isinstance(thing, Node) else (thing.name, "")
+    if not thing.pool and not time:
+        return ""
+    on = f" on {thing.pool}" + (f"[{thing.mesh}]" if thing.mesh else "") if thing.pool else ""
+    how = f": {thing.layout}" if thing.layout else ""
+    return _commented(f"    {name}{on}{how}", time)
+
+
+def _move(edge: Edge) -> str:
+    size = placed.bytes_text(edge.bytes) if edge.bytes else ""
+    words = (edge.version, size, f"({edge.transport})" if size and edge.transport else "")
+    said = " ".join(word for word in words if word)
+    return f"    {edge.src} -> {edge.dst}: {edge.kind} {said}" if said else ""
 
 
 def _types(graph: Graph) -> Iterator[str]:

@@ -120,7 +120,7 @@ def is_move(node: str) -> bool:
 
 
 def looks(simulation: Simulation) -> dict[str, Look]:
-    """The colours of all nodes: the hue of the worker as in the graph, a shade per op, moves the lightest."""
+    """The colours of all nodes: the hue of the worker as in the graph, a shade per op; moves are hollow."""
     nodes = first_use(simulation)
     workers = list(dict.fromkeys((*simulation.workers, *map(worker_of, nodes))))
     found: dict[str, Look] = {}
@@ -129,7 +129,7 @@ def looks(simulation: Simulation) -> dict[str, Look]:
         ops = [n for n in nodes if worker_of(n) == worker and not is_move(n)]
         found |= {node: _shade(hue, 0.75 * n / max(len(ops) - 1, 1)) for n, node in enumerate(ops)}
         moves = (n for n in nodes if worker_of(n) == worker and is_move(n))
-        found |= {node: Look(hue.tint, hue.ink, hue.edge, move=True) for node in moves}
+        found |= {node: Look(hue.edge, hue.ink, hue.edge, move=True) for node in moves}
     return {node: found[node] for node in nodes}
 
 

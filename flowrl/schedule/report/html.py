@@ -13,6 +13,7 @@ from ...graph.draw.strokes import text
 from ..simulation import PoolTime, Simulation
 from .figures import Lane, counted, duration, lanes, looks, percent, printable, totals, volume
 
+_SCRIPTS = ("data.js", "draw.js", "act.js")  # one script in three files; the last begins
 _DIGITS = 12  # of times on the page: enough for microseconds in months
 
 
@@ -23,7 +24,7 @@ def render(simulation: Simulation) -> str:
         program=text(printable(simulation.program)),
         subtitle=text(_subtitle(simulation)),
         style=_file("page.css"),
-        script=_file("page.js"),
+        script="\n".join(map(_file, _SCRIPTS)),
         tiles="\n".join(_tiles(simulation)),
         legend="\n".join(_legend(simulation)),
         pools="\n".join(_pool(lane.pool) for lane in made),
@@ -43,11 +44,12 @@ def _file(name: str) -> str:
 
 
 def _subtitle(simulation: Simulation) -> str:
-    return f"{counted(simulation.steps, 'step')} on the virtual clock, costs: {simulation.cost_source or 'not said'}"
+    clock = "as they ran" if simulation.real else "on the virtual clock"
+    return f"{counted(simulation.steps, 'step')} {clock}, costs: {simulation.cost_source or 'not said'}"
 
 
 def _tiles(simulation: Simulation) -> Iterator[str]:
-    lag = f"{simulation.lag_mean:.3g} mean, {simulation.lag_max} max" if simulation.lags else "nothing trained"
+    lag = f"{simulation.lag_mean:.3g} mean, {simulation.lag_max} max" if simulation.lags else "not known" if simulation.real else "nothing trained"
     tiles = (
         ("steady step", duration(simulation.step_seconds) if simulation.steps else "-", ""),
         ("makespan", duration(simulation.makespan), ""),
@@ -94,10 +96,12 @@ def _lag(simulation: Simulation) -> Iterator[str]:
     """The histogram, a row for each lag up to the largest."""
     whole, most = sum(simulation.lags.values()), max(simulation.lags.values(), default=0)
     if not most:
-        yield '<p class="none">No rows were trained on.</p>'
+        said = "See the versions that the program logs." if simulation.real else "No rows were trained on."
+        yield f'<p class="none">{said}</p>'
         return
     shown = range(min(simulation.lags), simulation.lag_max + 1) if simulation.lag_max < 50 else sorted(simulation.lags)
-    yield '<table><thead><tr><th scope="col">lag</th><th></th><th scope="col" class="number">prompt groups</th></tr></thead><tbody>'
+    head = '<th scope="col">lag</th><th></th><th scope="col" class="number">prompt groups</th>'
+    yield f"<table><thead><tr>{head}</tr></thead><tbody>"
     for lag in shown:
         count = simulation.lags.get(lag, 0)
         bar = f'<i class="bar" style="width:{100 * count / most:.2f}%"></i>'
@@ -154,6 +158,8 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]], *, numbers_from: 
 
     names = "".join(cell("th", n, name) for n, name in enumerate(head))
     body = "\n".join("<tr>" + "".join(cell("td", n, c) for n, c in enumerate(row)) + "</tr>" for row in rows)
+    if not body:
+        return '<p class="none">Nothing ran.</p>'
     return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 

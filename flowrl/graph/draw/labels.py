@@ -1,0 +1,80 @@
+"""Words at lines, moved along them to where they hide the least: the long ones of a graph with its plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise, product
+
+from .clutter import edges_of, enters, flat, gap, meet, straddles, word_rect
+from .layout import Layout, Point, Rect
+from .measure import Size
+from .picture import Picture
+
+_SPACE = 5.0  # points between a line and its words
+_SWEEPS = 2
+_FINE = 2.0  # a cost below which words stay where Graphviz put them
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What words must keep away from: lines by id, boxes and titles, frames, the rim of the picture."""
+
+    layout: Layout
+    lines: Mapping[str, list[Point]]
+    boxes: tuple[Rect, ...]
+
+    def cost(self, id: str, word: Rect, others: Collection[Rect]) -> float:
+        """How ill the words of a line stand there, other words given; 0 is fine."""
+        left, top, right, low = edges_of(word)
+        outside = left < 0 or top < 0 or right > self.layout.width or low > self.layout.height
+        covered = sum(meet((left, top, right, low), edges_of(rect)) for rect in chain(self.boxes, others))
+        return (
+            30.0 * (covered + outside)
+            + 6.0 * sum(enters(points, word) for points in self.lines.values())
+            + 4.0 * sum(straddles(word, group) for group in self.layout.groups.values())
+            + 0.3 * gap(self.lines[id], word)
+        )
+
+
+def settled(layout: Layout, picture: Picture, sizes: Mapping[str, Size]) -> Layout:
+    """The layout with words off other words, boxes, lines and frames, and still at their own line."""
+    lines = {id: _dense(flat(route)) for id, route in layout.routes.items()}
+    titles = (word_rect(at, sizes[f"title of {name}"]) for name, at in layout.titles.items())
+    ground = _Ground(layout, lines, (*layout.boxes.values(), *titles))
+    places = {line.id: at for line in picture.lines if (at := layout.routes[line.id].label)}
+    for _ in range(_SWEEPS):
+        for id, here in places.items():
+            others = [word_rect(at, sizes[other]) for other, at in places.items() if other != id]
+            places[id] = _best(id, here, ground, others, sizes[id])
+    routes = {id: replace(r, label=places[id]) if id in places else r for id, r in layout.routes.items()}
+    return replace(layout, routes=routes)
+
+
+def _best(id: str, here: Point, ground: _Ground, others: Collection[Rect], room: Size) -> Point:
+    """The best place for the words of a line, the nearer the better where some are equal."""
+    if ground.cost(id, word_rect(here, room), others) < _FINE:
+        return here
+
+    def cost(at: Point) -> float:
+        return ground.cost(id, word_rect(at, room), others) + 0.01 * math.dist(at, here)
+
+    return min([here, *_beside(ground.lines[id], room)], key=cost)
+
+
+def _beside(points: list[Point], room: Size) -> Iterator[Point]:
+    """Middles for words of that size left, right, above and below of places on a line, away from its ends."""
+    wide, high = room[0] / 2 + _SPACE - 4, room[1] / 2 + _SPACE - 2
+    for x, y in islice(points, 2, len(points) - 3, 3):
+        yield from ((x - wide, y), (x + wide, y), (x, y - high), (x, y + high))
+        yield from product((x - wide, x + wide), (y - high, y - high / 2, y + high / 2, y + high))
+
+
+def _dense(points: list[Point]) -> list[Point]:
+    """The same line with a point every few points."""
+    found = points[:1]
+    for p, q in pairwise(points):
+        steps = max(1, round(math.dist(p, q) / _SPACE))
+        found += [(p[0] + (q[0] - p[0]) * n / steps, p[1] + (q[1] - p[1]) * n / steps) for n in range(1, steps + 1)]
+    return found

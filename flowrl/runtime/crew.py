@@ -1,0 +1,306 @@
+"""Who does what the state machine says: calls and moves of weights, each in the thread of its pool."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..batch import Batch
+from ..errors import FlowError, ResumeError, RunError
+from ..graph.op import Op
+from ..graph.values import find, is_handle, replace_values
+from ..schedule.events import Call as Scheduled
+from ..schedule.events import Command, Commit, Event, Finished, Issued, Publish, Stage, Start
+from ..schedule.machine import Machine
+from ..schedule.scheme import Scheme
+from .call import Call, NotKept, maker, outcome
+from .executors import Everywhere, Pools
+from .journal import Journal
+from .pieces import NOTHING, Cutter, can_cut, piece_of, together
+from .records import Book, Timing
+
+
+class Skipped(Exception):
+    """A call whose input failed: not run."""
+
+
+class Crew:
+    """Tells the machine what happens, and does what it answers.
+
+    ``workers`` are those that train, ``servers`` the generating copies of those that have one of their own.
+    ``failures`` are (number of the call, error); ``committed`` the steps whose commit nobody has looked at yet.
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[str, Any],
+        servers: Mapping[str, Any],
+        scheme: Scheme,
+        machine: Machine,
+        *,
+        number: int,
+        journal: Journal,
+        warn: Callable[[str], None],
+        eager: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.workers, self.servers, self.scheme, self.machine = workers, servers, scheme, machine
+        self.number, self.journal, self.warn, self.eager, self.clock = number, journal, warn, eager, clock
+        self.book = Book()
+        self.cutter = Cutter(scheme.setup.pieces)
+        self.failures: list[tuple[int, BaseException]] = []
+        self.committed: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._pools = Pools(Everywhere() if eager else self._home(), self._changed)
+        self._driver = threading.current_thread()
+        self._issued: dict[int, Call] = {}  # not done yet
+        self._staged: dict[tuple[str, int], Any] = {}
+
+    def _home(self) -> frozenset[str]:
+        """The pools that the driver's thread serves: that of the first model."""
+        models = (self.scheme.train[n] for n, w in self.workers.items() if hasattr(w, "build"))
+        return frozenset((next(models, next(iter(self.scheme.setup.pools), "main")),))
+
+    # -- what the session asks ------------------------------------------------------------------------------------
+
+    def issue(self, call: Call, worker: Any) -> None:
+        """Have a call run when the machine says so; in the eager runtime that is at once."""
+        self._issued[call.index] = call
+        self.tell(Issued(self._scheduled(call, worker)))
+        if self.eager:
+            self.wait(lambda: call.done)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Return once a condition holds; the driver's thread runs what is at home meanwhile."""
+        self._pools.wait(done)
+
+    def settle(self) -> None:
+        """Wait until nothing runs; publishes that are held for the next step stay where they are."""
+        self.wait(lambda: self.machine.idle)
+
+    def close(self, wait: bool) -> None:
+        """End the threads."""
+        self._pools.close(wait)
+
+    def first_failure(self) -> BaseException | None:
+        """Wait for what runs; the first failure in program order, which counts the others."""
+        self.settle()
+        failed = sorted(((i, e) for i, e in self.failures if not isinstance(e, Skipped)), key=lambda f: f[0])
+        self.failures.clear()
+        if not failed:  # what they waited for was told before, and caught by the program
+            return None
+        first = failed[0][1]
+        if len(failed) > 1:
+            first.add_note(f"({len(failed) - 1} more calls of this step failed after it)")
+        return first
+
+    def tell(self, event: Event) -> None:
+        """Hand an event to the machine. What it answers goes to the pools' threads; what has no pool is done here."""
+        here = deque(self._handed(event))
+        while here:
+            command = here.popleft()
+            self._do(command)
+            here += self._handed(_done(command))
+
+    def _handed(self, event: Event) -> list[Command]:
+        """Tell the machine, and hand its commands on. Returns those that need no pool."""
+        here: list[Command] = []
+        with self._changed:
+            for command in self.machine.handle(event):
+                if isinstance(command, Commit):
+                    self.committed.append(command.step)
+                    continue
+                assert isinstance(command, (Start, Stage, Publish)), command
+                if command.pools:
+                    self._pools.put(self._thread(command.pools), lambda command=command: self._work(command))
+                else:
+                    here.append(command)
+            self._changed.notify_all()
+        return here
+
+    def _thread(self, pools: Sequence[str]) -> str:
+        """Of the pools that a call takes, the one whose thread runs it: the driver's own if it is among them."""
+        return next((p for p in pools if self._pools.is_home(p)), pools[0])
+
+    def _work(self, command: Command) -> None:
+        try:
+            self._do(command)
+        finally:
+            self.tell(_done(command))
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, Start):
+            if (call := self._issued.get(command.id)) is not None:  # None: another piece of it has failed
+                self._run(call, command)
+            return
+        assert isinstance(command, (Stage, Publish)), command
+        start = self.clock()
+        try:
+            self._move(command)
+        except BaseException as error:
+            self._failed(1 << 62, error)
+        if isinstance(command, Publish) and command.worker in self.servers:
+            timing = Timing(f"{command.worker}.publish", command.step, command.pools[0], start, self.clock())
+            self.book.steps.get(command.step, self.book.outside).timings.append(timing)
+
+    def _move(self, command: Stage | Publish) -> None:
+        """Set weights aside, or install them where they generate."""
+        worker, key = self.workers[command.worker], (command.worker, command.version)
+        if isinstance(command, Stage):
+            self._staged[key] = worker.stage()
+        elif command.worker not in self.servers:
+            worker.published(command.version)
+        else:
+            worker.published(command.version)
+            self.servers[command.worker].install(self._staged.pop(key), command.version)
+
+    def _run(self, call: Call, command: Start) -> None:
+        """Run one call, or a piece of it, in the thread that this is called in."""
+        start = self.clock()
+        result: Any = None
+        try:
+            worker = self._worker(call.op, call.worker)
+            given = replace_values((call.args, dict(call.kwargs)), lambda v: self._given(v.ref, call, command))
+            args = tuple(self._open_handle(a) for a in given[0])
+            kwargs = {k: self._open_handle(v) for k, v in given[1].items()}
+            if call.parts is not None and any(a is NOTHING for a in (*args, *kwargs.values())):
+                result = NOTHING
+            elif call.op.external:
+                result = self._external(call, command, worker, args, kwargs)
+            else:
+                result = call.op.apply(worker, args, kwargs, call.info)
+            took = self.clock()
+            self._kept(call, command, result)
+        except BaseException as error:
+            told = error if isinstance(error, Skipped) else _told(error, call)
+            call.finish(None, call.error or told)
+            self._issued.pop(call.index, None)
+            self._failed(call.index, told)
+            return
+        if result is not NOTHING and (call.worker is not None or call.op.owner not in ("batch", "data")):
+            batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+            self._note(call, result, batch, start, took)
+
+    def _failed(self, number: int, error: BaseException) -> None:
+        """Keep a failure for the driver, which raises it; what stops a whole program stops the driver's thread now."""
+        self.failures.append((number, error))
+        if not isinstance(error, Exception) and threading.current_thread() is self._driver:
+            raise error
+
+    def _kept(self, call: Call, command: Start, result: Any) -> None:
+        """Keep a result; that of a piece until all pieces are there."""
+        if call.parts is not None:
+            with self._changed:
+                call.parts[command.piece] = result
+                if any(p is None for p in call.parts):
+                    return
+            result = together(call.parts)
+        if isinstance(result, Batch) and "response_ids" in result.fields:
+            step = self.book.of(call)
+            if call.index > step.last:
+                step.rows, step.last = result, call.index
+        call.finish(result)
+        self._issued.pop(call.index, None)
+
+    def _given(self, ref: Any, call: Call, command: Start) -> Any:
+        made = maker(ref)
+        if made.error is not None:
+            raise Skipped(f"{call.title} was not run: {made.title} failed")
+        if made.result is NotKept:
+            raise ResumeError(
+                f"{call.title} needs the result of {made.title} from before the checkpoint, which nothing held then.",
+                fix="Resume with the script that the run was started with.",
+            )
+        if command.pieces > 1 and call.parts is not None:
+            return piece_of(ref, command.piece, self.cutter, call.step)
+        return outcome(ref)
+
+    def _worker(self, op: Op, name: str | None) -> Any:
+        """The copy of a worker that an op runs on."""
+        if name is None:
+            return None
+        return self.servers.get(name, self.workers[name]) if op.cost == "generate" else self.workers[name]
+
+    def _open_handle(self, value: Any) -> Any:
+        return self.servers.get(value.name, self.workers[value.name]) if is_handle(value) else value
+
+    def _external(self, call: Call, command: Start, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer from the journal, or run and journal: the world is touched once."""
+        main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+        if main is None:
+            return call.op.apply(worker, args, kwargs, call.info)
+        inputs = main.digest()
+        added = self.journal.kept(
+            self.number,
+            call.index,
+            command.piece,
+            inputs,
+            lambda: self.warn(f"{call.title}: its rows differ from those journalled; run again"),
+        )
+        if added is None:
+            result = call.op.apply(worker, args, kwargs, call.info)
+            fresh = [n for n in result.fields if n not in main.fields]
+            self.journal.keep(self.number, call.index, command.piece, inputs, result.select(*fresh).with_call(None))
+            return result
+        return main.take_keys(added.keys).with_columns(dict(added.columns))
+
+    def _note(self, call: Call, result: Any, given: Batch | None, start: float, end: float) -> None:
+        rows = result if isinstance(result, Batch) else given
+        length = int(rows["tokens"].values.shape[0]) if rows is not None and "tokens" in rows.fields else 0
+        pools = self.scheme.pools(call.op, call.worker)
+        with self._changed:
+            step = self.book.of(call)
+            pool = pools[0] if pools else ""
+            size = 0 if rows is None else len(rows)
+            at = call.at
+            node = self.scheme.nodes.get((call.title, at.file, at.line), call.title) if at else call.title
+            step.timings.append(Timing(node, call.step, pool, start, end, size, length))
+            made = isinstance(result, Batch) and "response_ids" in result.fields
+            if made and call.op.cost in ("generate", "external") and call.op.rows == "expand":
+                step.tokens += int(result["response_ids"].values.shape[0])
+                step.responses += len(result)
+
+    def _scheduled(self, call: Call, worker: Any) -> Scheduled:
+        """A call as the schedule sees it."""
+        refs = [v.ref for v in find((call.args, call.kwargs))]
+        handles = [a.name for a in (*call.args, *call.kwargs.values()) if is_handle(a)]
+        arguments: Mapping[str, Any] = {}
+        cut = self.scheme.setup.pieces > 1 and bool(refs) and all(can_cut(r) for r in refs)
+        if cut:
+            arguments = call.op.bind(worker, call.args, {k: v for k, v in call.kwargs.items() if k != "into"})
+        made = self.scheme.call(
+            call.index,
+            -1 if call.outside else call.step,
+            call.op,
+            call.worker,
+            (call.title, call.at.file, call.at.line) if call.at is not None else (call.title, "", 0),
+            inputs=dict.fromkeys(m.index for m in map(maker, refs) if not m.done),
+            handles=handles,
+            init=worker.arguments if worker else {},
+            arguments=arguments,
+            cut=cut,
+        )
+        if made.rowwise:
+            call.parts = [None] * self.scheme.setup.pieces
+        return made
+
+
+def _done(command: Command) -> Event:
+    assert isinstance(command, (Start, Stage, Publish)), command
+    return Finished(command.id, command.piece if isinstance(command, Start) else 0)
+
+
+def _told(error: BaseException, call: Call) -> BaseException:
+    """The error as the user meets it: with the line of their program. Errors that say where they are stay."""
+    if isinstance(error, FlowError):
+        if error.at is None:
+            error.at = call.at
+        return error
+    if not isinstance(error, Exception):
+        return error
+    told = RunError(f"{call.title} failed: {type(error).__name__}: {error}", at=call.at)
+    told.__cause__ = error
+    return told

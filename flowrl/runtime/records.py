@@ -1,0 +1,101 @@
+"""What a running program is made of, as records: its sources, its steps, where it was cut, whom it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..batch import Batch
+from .call import Call
+
+
+class Interrupted(Exception):
+    """The user asked to stop; a checkpoint was taken."""
+
+
+class SourceLike(Protocol):
+    """What a session needs of a data source."""
+
+    def cursor(self) -> Any: ...
+    def schema(self) -> Mapping[str, Any]: ...
+    def to_batch(self, rows: list[dict[str, Any]], first_uid: int, tokenizer: Any) -> Batch: ...
+
+
+@dataclass
+class Draws:
+    """A source in use: its cursor, and how its rows become a batch."""
+
+    source: Any
+    cursor: Any
+    made: int = 0  # draws so far
+    kept: int = 0  # draws before the cut of a resumed run
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One executed call, piece of one, or publish, in seconds of the session's clock:
+    ``Timing("actor.generate", 3, "rollout", 12.01, 12.35, rows=512, tokens=40960)``."""
+
+    node: str
+    step: int
+    pool: str
+    start: float
+    end: float
+    rows: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class Step:
+    """What a step gathers until it commits."""
+
+    number: int
+    logs: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
+    timings: list[Timing] = field(default_factory=list[Timing])
+    rows: Batch | None = None  # the last batch with responses, for the sample of trajectories
+    last: int = -1  # the call that gave it
+    tokens: int = 0
+    responses: int = 0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a resumed program goes on: everything issued before ``calls`` is answered, not run."""
+
+    calls: int
+    reads: int
+    steps: int
+    course: str
+    live: Mapping[int, Any]
+    cursors: list[dict[str, Any]]
+    draws: int
+    held: tuple[str, ...] = ()  # workers whose last publish was waiting for the next step
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a session tells its run: a step to record, whether to stop after it, a checkpoint to take, a warning."""
+
+    commit: Callable[[Step], None]
+    checkpoint: Callable[[], None]
+    due: Callable[[int], bool]
+    stop: Callable[[], bool]
+    warn: Callable[[str], None]
+    tokenizer: Callable[[Any], Any]
+
+
+class Book:
+    """The steps that are not recorded yet, and what is done between steps and after them."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Step] = {}
+        self.outside = Step(0)
+
+    def step(self, number: int) -> Step:
+        """The record of a step."""
+        return self.steps.setdefault(number, Step(number))
+
+    def of(self, call: Call) -> Step:
+        """The record that a call belongs into."""
+        return self.outside if call.outside else self.step(call.step)
