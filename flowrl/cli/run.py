@@ -101,7 +101,7 @@ def _pages(out: Path, flow: Flow, said: Words, name: str) -> dict[str, Path]:
     parameters = said.parameters[name]
     graph, pages = flow.graph(name, **parameters), {"graph": out / "graph.html"}
     plan = Plan.load(said.options.plan) if said.options.plan else Plan.one_process()
-    flown = measured(out, name, plan)
+    flown = measured(out, name, plan, tuple(h.name for h in flow.handles))
     if flown is not None:
         if said.options.plan:
             with suppress(ModelError):  # of a model whose size is not known here: the graph without its plan

@@ -16,8 +16,11 @@ from ..schedule.simulation import Bar, Simulation, pool_times
 from .study import pool_text
 
 
-def measured(run: Path, program: str, plan: Plan) -> Simulation | None:
-    """What a program of a run did, from its ``timeline.jsonl``; None where it has no lines of worker's calls."""
+def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ()) -> Simulation | None:
+    """What a program of a run did, from its ``timeline.jsonl``; None where it has no lines of worker's calls.
+
+    ``workers``: of the flow, in the order of the graph, for the colours.
+    """
     lines = [line for line in _lines(run / "timeline.jsonl") if line.get("program") == program and line.get("pool")]
     if not lines:
         return None
@@ -39,6 +42,7 @@ def measured(run: Path, program: str, plan: Plan) -> Simulation | None:
         plan.pipeline.staleness,
         notes=("measured; what a bar has waited for is taken to be what ended last before it",),
         real=True,
+        workers=workers,
     )
 
 

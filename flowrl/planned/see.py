@@ -107,12 +107,13 @@ def _node(node: Node, study: Study) -> Node:
 
 def _layout(worker: str, mesh: str, study: Study, backend: str) -> str:
     """How rows and weights lie on a mesh, by axis names."""
+    processes = study.plan.pool_of(worker).processes
     axes = [part.split("=")[0] for part in mesh.split(",") if "=" in part]
     rows = [a for a in axes if a in ("dp", "fsdp", "ep")]
     weights = [a for a in axes if a in ("fsdp", "tp", "pp", "ep")]
     model = study.roles[worker].model is not None
     if not axes:
-        return backend if model else "one process"
+        return backend if model else f"rows over {processes} processes" if processes > 1 else "one process"
     said = [f"rows over {' x '.join(rows)}" if rows else "all rows"]
     if model:
         said += [f"weights over {' x '.join(weights)}" if weights else "all weights", backend]

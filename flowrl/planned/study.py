@@ -252,6 +252,7 @@ class Study:
             flown.events,
             assumed=tuple(f"not ({c})   {at}" for c, at in flight.assumed.conditions.items()),
             notes=self._notes(),
+            workers=self.workers,
         )
 
     def _notes(self) -> tuple[str, ...]:

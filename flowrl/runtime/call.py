@@ -15,7 +15,7 @@ class Call:
     """An op call on its way: what to run, and later its result or its error. ``parts``: results of its pieces.
 
     ``fields`` are those of its batch, where they are known before it is run. One that only ``adds`` some to the rows
-    of another call has that as its ``base``.
+    of another call has that as its ``base``. ``origins`` are the workers that its rows were sampled from.
     """
 
     __slots__ = (
@@ -31,6 +31,7 @@ class Call:
         "info",
         "kwargs",
         "op",
+        "origins",
         "outside",
         "parts",
         "result",
@@ -58,6 +59,7 @@ class Call:
         self.base: Call | None = None
         self.adds: frozenset[str] = frozenset()
         self.fields: frozenset[str] | None = None
+        self.origins: frozenset[tuple[str, int, bool]] = frozenset()  # of its rows: worker, step, whether relaxed
 
     @property
     def title(self) -> str:

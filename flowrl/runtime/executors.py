@@ -31,19 +31,22 @@ class Pools:
         self._at_home: deque[Job] = deque()
         self._queues: dict[str, queue.SimpleQueue[Job | None]] = {}
         self._threads: list[threading.Thread] = []
+        self._closed = False
 
     def is_home(self, pool: str) -> bool:
         """Whether the driver's thread serves a pool."""
         return pool in self._home
 
     def put(self, pool: str, job: Job) -> None:
-        """Have a job run in the thread of a pool."""
-        if pool in self._home:
-            with self._changed:
+        """Have a job run in the thread of a pool; after the end none is."""
+        with self._changed:
+            if self._closed:
+                return
+            if pool in self._home:
                 self._at_home.append(job)
                 self._changed.notify_all()
-        else:
-            self._queue(pool).put(job)
+            else:
+                self._queue(pool).put(job)
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Return once a condition holds, which is looked at under the lock; run the home jobs meanwhile."""
@@ -74,7 +77,9 @@ class Pools:
 
     def close(self, wait: bool = True) -> None:
         """End the threads. Without ``wait`` what is queued is dropped and what runs is left behind."""
-        self._at_home.clear()
+        with self._changed:
+            self._closed = True
+            self._at_home.clear()
         for work in self._queues.values():
             while not wait and not work.empty():
                 with suppress(queue.Empty):

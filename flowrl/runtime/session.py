@@ -22,6 +22,7 @@ from .crew import Crew, Skipped
 from .journal import Journal
 from .narrow import MERGE, declared, fields_after, shortest
 from .records import Cut, Draws, Hooks, Interrupted, SourceLike, Step
+from .stale import note_origins, refuse_stale
 
 
 class Running:
@@ -194,7 +195,9 @@ class Running:
         """Issue a call, and in the eager runtime run it."""
         name = worker.name if worker else None
         call = self._issue(op, name, f"{name or op.owner}.{op.name}", args, kwargs)
+        note_origins(call, args, kwargs, self.scheme)
         if not call.done:
+            refuse_stale(call, kwargs, self.scheme)
             self.crew.issue(call, worker)
         return call
 

@@ -71,3 +71,21 @@ def refills(steps: int = 5):
             rows = rows.concat(reward.score(actor.generate(flow.more(2), n=GROUP)))
         metrics = actor.update(rl.group_advantages(rows), loss=rl.ppo_clip())
         flow.log(step, metrics, rows=len(rows))
+
+
+@flow.program
+def uncorrected(steps: int = 3, allow: bool = False):
+    for step, batch in flow.steps(arithmetic.prompts(PROMPTS), steps):
+        batch = actor.logprobs(actor.generate(batch, n=GROUP))
+        batch = rl.group_advantages(reward.score(batch))
+        flow.log(step, actor.update(batch, loss=rl.ppo_clip(anchor="old"), allow_stale=allow))
+
+
+@flow.program
+def kept(steps: int = 3):
+    before = None
+    for step, batch in flow.steps(arithmetic.prompts(PROMPTS), steps):
+        batch = rl.group_advantages(reward.score(actor.logprobs(actor.generate(batch, n=GROUP))))
+        if before is not None:
+            flow.log(step, actor.update(before, loss=rl.ppo_clip(anchor="old")))
+        before = batch

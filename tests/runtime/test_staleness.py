@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.batch import CallInfo
-from flowrl.errors import PlanError
+from flowrl.errors import FlowError, PlanError
 from flowrl.placement.cluster import Cluster
 from flowrl.placement.mesh import Mesh
 from flowrl.placement.plan import Pipeline, Place, Plan, Pool
@@ -225,3 +225,17 @@ def test_what_one_process_cannot_do_is_said_before_anything_is_loaded(module, tm
     with pytest.raises(PlanError, match="publish: interrupt needs an engine that can be interrupted"):
         run(module, tmp_path / "b", plan("split", staleness=1, publish="interrupt"))
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+
+
+def test_a_loss_that_does_not_correct_is_refused_where_rows_can_be_stale(module, tmp_path):
+    run(module, tmp_path / "s0", plan("split"), "uncorrected")
+    with pytest.raises(FlowError) as refused:
+        run(module, tmp_path / "s1", plan("split", staleness=1), "uncorrected")
+    said = getattr(refused.value, "errors", (refused.value,))[0]
+    assert "ppo_clip" in said.what and "older than the weights" in said.what and said.at.file.endswith("stale_flow.py")
+    run(module, tmp_path / "allowed", plan("split", staleness=1), "uncorrected", parameters={"uncorrected": {"allow": True}})
+
+
+def test_rows_that_were_kept_are_stale_without_any_plan(module, tmp_path):
+    with pytest.raises(FlowError, match=r"older than the weights|CheckError|errors? found"):
+        run(module, tmp_path / "kept", plan("one"), "kept")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from programs import SHARED, SPLIT, Driver, Times, pools_of, setup
+
 from flowrl.schedule.events import Memory
 from flowrl.schedule.simulation import Bar, Simulation, bars_of, pool_times, steady
 from flowrl.schedule.virtual import Rows
-from programs import SHARED, SPLIT, Driver, Times, pools_of, setup
 
 SECONDS = {
     "actor.generate": 6,
@@ -101,7 +102,9 @@ def many(count: int) -> Simulation:
     names = [name for name in SECONDS if "swap" not in name]
     for number in range(count):
         pool, seconds = number % 4, chance.expovariate(1)
-        bars.append(Bar(names[number % 7], number * 100 // count, f"pool{pool}", at[pool], at[pool] + seconds, names[0]))
+        bars.append(
+            Bar(names[number % 7], number * 100 // count, f"pool{pool}", at[pool], at[pool] + seconds, names[0])
+        )
         at[pool] += 1.2 * seconds
     bars = tuple(sorted(bars, key=lambda bar: bar.start))
     pools = pool_times({f"pool{n}": "" for n in range(4)}, bars, max(at))

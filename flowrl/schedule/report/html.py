@@ -11,7 +11,7 @@ from typing import Any
 
 from ...graph.draw.strokes import text
 from ..simulation import PoolTime, Simulation
-from .figures import Lane, counted, duration, lanes, looks, percent, printable, totals, volume
+from .figures import Lane, Look, counted, duration, lanes, looks, percent, printable, totals, volume
 
 _SCRIPTS = ("data.js", "draw.js", "act.js")  # one script in three files; the last begins
 _DIGITS = 12  # of times on the page: enough for microseconds in months
@@ -22,7 +22,7 @@ def render(simulation: Simulation) -> str:
     made = lanes(simulation)
     return Template(_file("page.html")).substitute(
         program=text(printable(simulation.program)),
-        subtitle=text(_subtitle(simulation)),
+        subtitle=text(printable(_subtitle(simulation))),
         style=_file("page.css"),
         script="\n".join(map(_file, _SCRIPTS)),
         tiles="\n".join(_tiles(simulation)),
@@ -49,7 +49,9 @@ def _subtitle(simulation: Simulation) -> str:
 
 
 def _tiles(simulation: Simulation) -> Iterator[str]:
-    lag = f"{simulation.lag_mean:.3g} mean, {simulation.lag_max} max" if simulation.lags else "not known" if simulation.real else "nothing trained"
+    lag = "not known" if simulation.real else "nothing trained"
+    if simulation.lags:
+        lag = f"{simulation.lag_mean:.3g} mean, {simulation.lag_max} max"
     tiles = (
         ("steady step", duration(simulation.step_seconds) if simulation.steps else "-", ""),
         ("makespan", duration(simulation.makespan), ""),
@@ -65,11 +67,17 @@ def _tiles(simulation: Simulation) -> Iterator[str]:
 
 def _legend(simulation: Simulation) -> Iterator[str]:
     for number, (node, look) in enumerate(looks(simulation).items()):
-        sample = f'<i style="background:{look.fill};border-color:{look.edge}"{" class=move" if look.move else ""}></i>'
+        sample = _sample(look)
         yield (
             f'<li><button type="button" data-node="{number}" aria-pressed="false">{sample}'
             f"<span>{text(printable(node))}</span></button></li>"
         )
+
+
+def _sample(look: Look) -> str:
+    if look.move:
+        return f'<i class="sample move" style="border-color:{look.edge}"></i>'
+    return f'<i class="sample" style="background:{look.fill};border-color:{look.edge}"></i>'
 
 
 def _pool(pool: PoolTime) -> str:
@@ -115,11 +123,8 @@ def _nodes(simulation: Simulation) -> str:
     numbers = {node: n for n, node in enumerate(colours)}
 
     def button(node: str) -> str:
-        look = f"background:{colours[node].fill};border-color:{colours[node].edge}"
-        said = (
-            f'<button type="button" data-node="{numbers[node]}" aria-pressed="false">{text(printable(node))}</button>'
-        )
-        return f'<i class="sample" style="{look}"></i>{said}'
+        known = f'data-node="{numbers[node]}" aria-pressed="false"'
+        return f'{_sample(colours[node])}<button type="button" {known}>{text(printable(node))}</button>'
 
     rows = [
         (

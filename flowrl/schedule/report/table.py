@@ -13,6 +13,8 @@ from .figures import counted, cut, duration, percent, printable, room, totals, v
 WIDTH = 100
 _NAME = 30  # columns of a name at most
 _REASONS = 3  # of idling that are told
+_LAST = 40  # columns that a last column of text has at least, where it can use them
+_TIED = "\u00a0"  # a space at which no line is broken; it is printed as a plain one
 
 
 def render(simulation: Simulation) -> str:
@@ -56,19 +58,22 @@ def _pools(simulation: Simulation) -> Iterator[str]:
 def _reasons(pool: PoolTime) -> str:
     """What a pool waited for longest, with seconds, and how much there is besides."""
     main = sorted(pool.idle.items(), key=lambda i: -i[1])
-    said = [f"{printable(name)} {duration(seconds)}" for name, seconds in main[:_REASONS]]
+    said = [f"{cut(printable(name), _NAME)} {duration(seconds)}" for name, seconds in main[:_REASONS]]
     rest = sum(seconds for _, seconds in main[_REASONS:])
-    return ", ".join([*said, *([f"others {duration(rest)}"] if rest else [])]) or "-"
+    found = [*said, *([f"others {duration(rest)}"] if rest else [])]
+    return ", ".join(item.replace(" ", _TIED) for item in found) or "-"
 
 
 def _nodes(simulation: Simulation) -> Iterator[str]:
     found = totals(simulation)
-    means, sums = _aligned([t.mean for t in found]), _aligned([t.seconds for t in found])
+    factor, unit = _unit(max((t.seconds for t in found), default=0.0))
+    means = _aligned([factor * t.mean for t in found])
+    sums = _aligned([factor * t.seconds for t in found])
     rows = [
         (t.node, t.pool, str(t.count), mean, total, percent(t.share))
         for t, mean, total in zip(found, means, sums, strict=True)
     ]
-    return _table(("node", "pool", "calls", "mean s", "total s", "of pool"), rows, right=(2, 3, 4, 5))
+    return _table(("node", "pool", "calls", f"mean {unit}", f"total {unit}", "of pool"), rows, right=(2, 3, 4, 5))
 
 
 def _edges(simulation: Simulation) -> Iterator[str]:
@@ -106,22 +111,36 @@ def _listed(title: str, lines: Sequence[str]) -> Iterator[str]:
 def _table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), widest: int = _NAME
 ) -> Iterator[str]:
-    """Aligned columns under their names; nothing where there are no rows. The last column takes what is left."""
+    """Aligned columns under their names; nothing where there are no rows. Names are cut until all fits.
+
+    A last column of text has what is left, in as many lines as it needs.
+    """
     if not rows:
         return
     last, to_right = len(head) - 1, set(right)
-    cells = [[printable(c) if n == last else cut(printable(c), widest) for n, c in enumerate(row)] for row in rows]
-    widths = [max(room(row[n]) for row in (list(head), *cells)) for n in range(len(head))]
-    left = max(8, WIDTH - sum(widths[:-1]) - 2 * last)
-    for row in (list(head), *cells):
-        line = [_pad(c, widths[n], n in to_right) for n, c in enumerate(row) if n < last]
-        end = _pad(row[last], widths[last], True) if last in to_right else cut(row[last], left)
-        yield "  ".join([*line, end]).rstrip()
+    cells = [list(head), *([printable(c).replace("\\xa0", _TIED) for c in row] for row in rows)]
+    longest = [max(room(row[n]) for row in cells) for n in range(len(head))]
+    widths = [w if n in to_right else min(w, _LAST if n == last else widest) for n, w in enumerate(longest)]
+    while sum(widths) + 2 * last > WIDTH:
+        widths[max((n for n in range(len(head)) if n not in to_right), key=lambda n: widths[n])] -= 1
+    if last not in to_right:
+        widths[last] = WIDTH - sum(widths[:-1]) - 2 * last
+    for row in cells:
+        start = [_pad(cut(c, widths[n]), widths[n], n in to_right) for n, c in enumerate(row) if n < last]
+        ends = [row[last]] if last in to_right else wrap(row[last], widths[last], break_on_hyphens=False)
+        for number, end in enumerate(ends or [""]):
+            line = [" " * w for w in widths[:-1]] if number else start
+            yield "  ".join([*line, _pad(end, widths[last], last in to_right)]).replace(_TIED, " ").rstrip()
 
 
 def _pad(text: str, columns: int, right: bool) -> str:
     space = " " * (columns - room(text))
     return space + text if right else text + space
+
+
+def _unit(most: float) -> tuple[float, str]:
+    """What the seconds of a table are multiplied with, and the unit then."""
+    return (1e6, "µs") if 0 < most < 1e-3 else (1e3, "ms") if 0 < most < 1 else (1.0, "s")
 
 
 def _aligned(values: Sequence[float]) -> list[str]:
