@@ -39,8 +39,8 @@ def fly(steps: int, plan: Path) -> dict[str, float]:
     begun = time.perf_counter()
     sys.path.insert(0, str(HERE.parent / "algorithms"))
     from flowrl.cli.script import load_script
-    from flowrl.planned.scheme import scheme_of
     from flowrl.placement.plan import Plan
+    from flowrl.planned.scheme import scheme_of
 
     flow = load_script(str(HERE.parent / "algorithms" / "ppo.py"))
     for worker in ("actor", "critic"):
@@ -71,7 +71,9 @@ def events(rounds: int) -> float:
 
     spent: list[float] = []
     for _ in range(rounds):
-        driver = Driver(setup(staleness=1, pieces=4), Times({"actor.generate": 6.0, "actor.update": 3.0}), pools_of(SPLIT))
+        driver = Driver(
+            setup(staleness=1, pieces=4), Times({"actor.generate": 6.0, "actor.update": 3.0}), pools_of(SPLIT)
+        )
         inside = 0.0
         handle = driver.machine.handle
 

@@ -392,6 +392,7 @@ class Flow:
         """
         from .backends import names as engines
         from .backends import open_engine
+        from .planned.check import plan_findings
         from .runtime.run import Runner, Settings, Stage
         from .runtime.workplace import Workplace
 
@@ -408,6 +409,10 @@ class Flow:
             report = self.check(name, **mine)
             if report.errors:
                 raise CheckError(report.errors)
+            if plan:
+                errors, _ = plan_findings(self.study(placed, name, **mine))
+                if errors:
+                    raise CheckError(errors)
             traced = self.trace(name, **mine)
             scheme = scheme_here(scheme_of(traced, placed, known, in_one=runtime == "eager"))
             record = self.graph(name, **mine).to_json()

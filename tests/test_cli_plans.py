@@ -111,7 +111,18 @@ def test_search_explains_itself_and_writes_a_plan_that_loads(run):
     assert status == 0 and "Bottleneck:" in out and "Runner-up:" in out and "Binding constraint:" in out
     plan = Plan.load("found.yaml")
     assert plan.cluster is not None and plan.cluster.size == 16
-    status, out, _ = run("simulate", PPO, "--plan", "found.yaml", "--model", "actor=llama-7b", "--model", "critic=llama-7b", "--steps", "2")
+    status, out, _ = run(
+        "simulate",
+        PPO,
+        "--plan",
+        "found.yaml",
+        "--model",
+        "actor=llama-7b",
+        "--model",
+        "critic=llama-7b",
+        "--steps",
+        "2",
+    )
     assert status == 0
     status, out, _ = run(*words, "--format", "json", "--staleness", "0")
     record = json.loads(out)
@@ -147,7 +158,9 @@ def test_calibrate_a_real_run_and_simulate_with_it(run, tmp_path):
     record = json.loads(out)
     assert status == 0 and record["cost_source"].startswith("calibrated: made (error ")
     measured = [json.loads(line)["seconds"] for line in Path("made/metrics.jsonl").read_text().splitlines()]
-    assert record["step_s"] == pytest.approx(sorted(measured)[4], rel=1.0), "of the same size, on a machine that is busy"
+    assert record["step_s"] == pytest.approx(sorted(measured)[4], rel=1.0), (
+        "of the same size, on a machine that is busy"
+    )
     assert run("calibrate", "nowhere")[0] == 1
 
 
@@ -160,5 +173,7 @@ def test_looking_at_plans_loads_no_engine():
         "heavy = [m for m in ('torch', 'transformers', 'numpy', 'ray', 'vllm', 'networkx', 'scipy') if m in sys.modules]\n"
         "assert not heavy, heavy\n"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert found.returncode == 0, found.stderr

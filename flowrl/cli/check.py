@@ -10,6 +10,9 @@ from ..errors import UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check import Report
 from ..graph.terms import Lint
+from ..planned.check import plan_findings
+from ..planned.study import Study
+from .studied import add_study_options, load_plan, study_of
 from .words import parse
 
 
@@ -17,14 +20,18 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
     """Print the findings on a script's programs. Returns the exit status."""
 
     def extra(parser: argparse.ArgumentParser) -> None:
+        add_study_options(parser)
         parser.add_argument("--format", default="text", choices=("text", "json"), help="text or json")
 
     said = parse(flow, "check", words, extra)
-    if said.options.plan:
-        from ..placement.plan import Plan
-
-        Plan.load(said.options.plan).check_workers([h.name for h in flow.handles])
     reports = [flow.check(name, **said.parameters[name]) for name in dict.fromkeys(said.programs)]
+    if said.options.plan:
+        plan = load_plan(flow, said.options)
+        reports = [
+            report if report.errors else _with_plan(report, study_of(flow, r, said.parameters[r], said.options, plan))
+            for report in reports
+            for r in [report.program]
+        ]
     if not said.options.program:  # the others too
         reports += [_checked(flow, name) for name in flow.programs if name not in said.programs]
     reports = _each_once(reports)
@@ -33,6 +40,13 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
     else:
         print("\n\n".join(r.text() for r in reports))
     return 1 if any(r.errors for r in reports) else 0
+
+
+def _with_plan(report: Report, study: Study) -> Report:
+    """What is wrong with a program, and with its plan."""
+    errors, lints = plan_findings(study)
+    known = {lint.report() for lint in report.lints}
+    return Report(report.program, tuple(errors), (*report.lints, *(n for n in lints if n.report() not in known)))
 
 
 def _each_once(reports: Sequence[Report]) -> list[Report]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import FlowError, WorkerError
 from .record import Graph, WorkerInfo
+from .relaxed import stale_rows, trained_on
 from .terms import Lint, Traced
 
 
@@ -42,7 +43,25 @@ def check(traced: Traced, graph: Graph) -> Report:
     """The findings of the trace, and what only the whole of it shows."""
     lints = [*traced.lints, *([] if traced.errors else unread(traced))]  # an error often leaves something unread
     del graph
-    return Report(traced.program, tuple(traced.errors), tuple(lints))
+    errors = [*traced.errors, *([] if traced.errors else stale(traced))]
+    return Report(traced.program, tuple(errors), tuple(lints))
+
+
+def stale(traced: Traced, staleness: int = 0) -> list[FlowError]:
+    """Updates whose loss does not correct for rows that can be older than the weights, unless they allow it.
+
+    Rows are older when they were kept from an earlier step, or may be when steps overlap.
+    """
+    found: dict[str, FlowError] = {}
+    for pair in trained_on(traced):
+        loss = pair.update.arguments.get("loss")
+        if loss is None or getattr(loss, "corrects_stale", True) or pair.update.arguments.get("allow_stale"):
+            continue
+        if pair.carried or staleness:
+            why = "they are kept from an earlier step" if pair.carried else f"staleness is {staleness}"
+            error = stale_rows(pair.update.title, loss, why, pair.update.at)
+            found.setdefault(error.report(), error)
+    return list(found.values())
 
 
 def unused(workers: Sequence[WorkerInfo], used: Iterable[str], at: Mapping[str, Any]) -> list[FlowError]:

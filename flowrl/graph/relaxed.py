@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import At, ProgramError
 from .arithmetic import REDUCTIONS
 from .op import Op
 from .terms import TCall, Traced
@@ -19,25 +23,40 @@ def samples(op: Op, serves: tuple[str, ...] | list[str]) -> bool:
     return op.cost == "generate" or bool(serves)
 
 
-def relaxed_calls(traced: Traced) -> frozenset[Site]:
-    """Calls that sample rows for an update of the worker that they sample from (docs/schedule.md, rule 1).
+@dataclass(frozen=True)
+class Trained:
+    """An update, and a call whose rows it is trained on. ``carried``: they were sampled in an earlier step."""
 
-    A call that samples for nothing but a number, such as an evaluation, is not among them: it sees precisely the
-    updates before it.
-    """
-    found: set[Site] = set()
+    update: TCall
+    sampler: TCall
+    carried: bool
+
+
+def trained_on(traced: Traced) -> list[Trained]:
+    """Every pair of an update and a call that samples rows for it from the same worker, on every path."""
+    found: list[Trained] = []
     for trail in traced.trails:
         rows: dict[int, frozenset[int]] = {}  # the samplers whose rows are in the result of a call
         for call in trail.calls:
             mine = frozenset[int]().union(*(rows.get(maker, frozenset()) for maker, _ in call.uses))
             if call.op.cost == "train" or call.updates == "weights":
-                for sampler in (trail.calls[i] for i in mine):
+                for sampler in (trail.calls[i] for i in sorted(mine)):
                     if call.worker == sampler.worker or call.worker in sampler.serves:
-                        found.add(site(sampler))
+                        carried = (sampler.loop, sampler.iteration) != (call.loop, call.iteration)
+                        found.append(Trained(call, sampler, carried))
             if samples(call.op, call.serves):
                 mine |= {call.index}
             rows[call.index] = mine if _gives_rows(call) else frozenset()
-    return frozenset(found)
+    return found
+
+
+def relaxed_calls(traced: Traced) -> frozenset[Site]:
+    """Calls that sample rows for an update of the worker that they sample from (docs/schedule.md, rule 2).
+
+    A call that samples for nothing but a number, such as an evaluation, is not among them: it sees precisely the
+    updates before it.
+    """
+    return frozenset(site(pair.sampler) for pair in trained_on(traced))
 
 
 def _gives_rows(call: TCall) -> bool:
@@ -45,3 +64,13 @@ def _gives_rows(call: TCall) -> bool:
         fields = bool(call.signature.reads) or call.signature.rows != "same"
         return fields and call.op.name not in (*REDUCTIONS, "count")
     return call.op.returns == "batch"
+
+
+def stale_rows(title: str, loss: Any, why: str, at: At | None) -> ProgramError:
+    """The error of an update whose loss does not correct for rows that may be older than the weights."""
+    return ProgramError(
+        f"{title}: loss {getattr(loss, 'name', loss)} does not correct for rows that are older than the weights, "
+        f"and these may be: {why}.",
+        at=at,
+        fix="Take a loss with a ratio to rollout_logprobs, such as rl.ppo_clip(), or write allow_stale=True.",
+    )

@@ -246,7 +246,11 @@ class _Reader:
     def _whole(self, node: Any, what: str, least: int) -> int:
         value = self._value(node)
         if not isinstance(value, int) or value < least:
-            raise PlanError(f"{what} is a whole number from {least} up, not {node.value}.", at=self._at(node))
+            raise PlanError(
+                f"{what} is a whole number from {least} up, not {node.value}.",
+                at=self._at(node),
+                fix=f"Write {what}: {least}, or more.",
+            )
         return value
 
     def _said(self, node: Any, make: Callable[[], Any]) -> Any:

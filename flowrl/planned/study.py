@@ -200,7 +200,9 @@ class Study:
         for work in self.works.values():
             if work.pool == pool and work.role.model is not None:
                 use = "generate" if work.kind == "generate" else "train"
-                found.append(Turn(work.title, (f"{work.role.name}.{use}",)))
+                holder = self.calls[work.node].call.worker  # of a handle, whose model is needed at the same time
+                both = (f"{holder}.train",) if holder != work.role.name and self.roles[holder].model is not None else ()
+                found.append(Turn(work.title, (f"{work.role.name}.{use}", *both)))
                 if work.kind == "train" and self._publishes(work.role.name) and not self.plan.split(work.role.name):
                     both = (f"{work.role.name}.train", f"{work.role.name}.generate")
                     found.append(Turn(f"{work.role.name}.publish", both, publish=True))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ProgramError
-from ..graph.relaxed import samples
+from ..graph.relaxed import samples, stale_rows
 from ..graph.site import caller
 from ..graph.values import BatchValue, FieldValue, find, is_handle
 from ..schedule.scheme import Scheme
@@ -37,11 +36,5 @@ def refuse_stale(call: Call, kwargs: Mapping[str, Any], scheme: Scheme) -> None:
         return
     for worker, step, relaxed in sorted(call.origins):
         if worker == call.worker and (relaxed or step < call.step) and worker in scheme.setup.followers:
-            why = f"staleness is {scheme.setup.staleness}" if relaxed else f"they were sampled in step {step}"
-            raise ProgramError(
-                f"{call.title}: loss {getattr(loss, 'name', loss)} does not correct for rows that are older than the "
-                f"weights, and these may be ({why}).",
-                at=caller(),
-                fix="Take a loss with a ratio to rollout_logprobs, such as rl.ppo_clip(), plan staleness: 0, "
-                "or write allow_stale=True.",
-            )
+            why = f"staleness is {scheme.setup.staleness}" if relaxed else f"some were sampled in step {step}"
+            raise stale_rows(call.title, loss, why, caller())

@@ -376,8 +376,18 @@ MISTAKES = [
     ),
     ("cluster: {nodes: 2}\n", 1, "cluster says no device.", "fix  Add device: h100-80."),
     ("cluster: []\n", 1, "a cluster has nodes.", "fix  Write {device: h100-80, nodes: 1, devices_per_node: 8}."),
-    ("cluster: {device: l40s, nodes: 0}\n", 1, "nodes is a whole number from 1 up, not 0."),
-    ("cluster: {device: l40s, nodes: two}\n", 1, "nodes is a whole number from 1 up, not two."),
+    (
+        "cluster: {device: l40s, nodes: 0}\n",
+        1,
+        "nodes is a whole number from 1 up, not 0.",
+        "fix  Write nodes: 1, or more.",
+    ),
+    (
+        "cluster: {device: l40s, nodes: two}\n",
+        1,
+        "nodes is a whole number from 1 up, not two.",
+        "fix  Write nodes: 1, or more.",
+    ),
     (
         "cluster: {device: l40s, network: .nan}\n",
         1,
@@ -409,8 +419,18 @@ MISTAKES = [
         "pool 'main' has both devices and device.",
         "fix  Take one out.",
     ),
-    ("pools:\n  cpu: {processes: 0}\n", 2, "processes is a whole number from 1 up, not 0."),
-    ("pools:\n  cpu: {processes: 1.5}\n", 2, "processes is a whole number from 1 up, not 1.5."),
+    (
+        "pools:\n  cpu: {processes: 0}\n",
+        2,
+        "processes is a whole number from 1 up, not 0.",
+        "fix  Write processes: 1, or more.",
+    ),
+    (
+        "pools:\n  cpu: {processes: 1.5}\n",
+        2,
+        "processes is a whole number from 1 up, not 1.5.",
+        "fix  Write processes: 1, or more.",
+    ),
     ("cluster: cpu:1x8\npools:\n  a: {devices: 7-0}\n", 3, "pool 'a': '7-0' are no devices.", NUMBERS),
     ("cluster: cpu:1x8\npools:\n  a: {devices: '0,,1'}\n", 3, "pool 'a': '' are no devices.", NUMBERS),
     ("cluster: cpu:1x8\npools:\n  a: {devices: -1}\n", 3, "pool 'a': '-1' are no devices.", NUMBERS),
@@ -530,8 +550,13 @@ MISTAKES = [
         "actor: mesh tp=2 needs 2 devices, but pool 'main' has 1.",
         "fix  Change an axis size.",
     ),
-    ("place:\n  actor: {mesh: {tp: 0}}\n", 2, "tp is a whole number from 1 up, not 0."),
-    ("place:\n  actor: {mesh: {tp: two}}\n", 2, "tp is a whole number from 1 up, not two."),
+    ("place:\n  actor: {mesh: {tp: 0}}\n", 2, "tp is a whole number from 1 up, not 0.", "fix  Write tp: 1, or more."),
+    (
+        "place:\n  actor: {mesh: {tp: two}}\n",
+        2,
+        "tp is a whole number from 1 up, not two.",
+        "fix  Write tp: 1, or more.",
+    ),
     # pipeline
     (
         "pipeline:\n  staleness: -1\n",

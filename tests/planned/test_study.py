@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,12 @@ def split(**pipeline) -> Plan:
     pools = {"actor": Pool("actor", devices=tuple(range(8))), "others": Pool("others", devices=tuple(range(8, 16)))}
     mine, theirs = Place("actor", Mesh.of("fsdp=8"), "fsdp2"), Place("others", Mesh.of("fsdp=8"), "fsdp2")
     actor = {"train": mine, "generate": Place("actor", Mesh.of("dp=4,tp=2"), "vllm")}
-    return Plan(pools, {"actor": actor, "ref": theirs, "critic": theirs, "reward": Place("others")}, CLUSTER, Pipeline(**pipeline))
+    return Plan(
+        pools,
+        {"actor": actor, "ref": theirs, "critic": theirs, "reward": Place("others")},
+        CLUSTER,
+        Pipeline(**pipeline),
+    )
 
 
 def test_colocated_is_the_sum_and_a_publish_inside_a_pool_costs_nothing(grpo):
@@ -119,7 +125,7 @@ def test_lengths_let_the_tail_of_one_step_overlap_the_next(grpo):
     ).simulate(30)
     assert fixed.step_seconds == pytest.approx(6.5)  # running requests stand still for the 0.5 s of a publish
     generates = [b for b in drawn.bars if b.node == "actor.generate"]
-    assert any(b.start < a.end for a, b in zip(generates, generates[1:], strict=False))
+    assert any(b.start < a.end for a, b in itertools.pairwise(generates))
     again = grpo.study(
         disaggregated(staleness=2, publish="interrupt"), costs=COSTS, tokens=Tokens(512, "lognormal", (4, 0.8))
     ).simulate(30)
@@ -138,7 +144,12 @@ def test_the_work_of_calls(ppo):
         "actor.update",
     ]
     generate = works["actor.generate"]
-    assert (generate.kind, generate.load.rows, generate.load.prompt, generate.load.response) == ("generate", 96, 1024, 512)
+    assert (generate.kind, generate.load.rows, generate.load.prompt, generate.load.response) == (
+        "generate",
+        96,
+        1024,
+        512,
+    )
     assert str(generate.mesh) == "dp=4,tp=2" and generate.devices == tuple(range(8))
     assert works["actor.update"].role.model.name == "llama-7b" == works["ref.logprobs"].role.model.name
     assert works["critic.update"].role.head == "scalar" and works["reward.score"].role.model is None
@@ -188,7 +199,9 @@ def test_lengths():
     assert uniform.mean == 4 and all(2 <= n <= 6 for n in uniform.draw(100, "s"))
 
 
-@pytest.mark.parametrize("text", ["lognormal:800", "lognormal", "uniform:9,3", "fixed:-1", "fixed:x", "fixed:nan", "fixed:1,2"])
+@pytest.mark.parametrize(
+    "text", ["lognormal:800", "lognormal", "uniform:9,3", "fixed:-1", "fixed:x", "fixed:nan", "fixed:1,2"]
+)
 def test_lengths_that_are_none(text):
     with pytest.raises(UsageError, match="these are no lengths"):
         read_lengths(text)

@@ -11,7 +11,13 @@ import flowrl as fl
 from flowrl import rl
 from tasks import arithmetic
 
-SMALL = {**arithmetic.MODEL.config, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {
+    **arithmetic.MODEL.config,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 MODEL = fl.Model(config=SMALL, tokenizer=arithmetic.build_tokenizer)
 
 

@@ -63,14 +63,23 @@ def test_at_s0_every_plan_gives_what_eager_gives(module, tmp_path, program):
 
 def one_step_off(module, steps: int) -> str:
     """A plain loop without any scheduler: step k generates with the weights after the update of step k-2."""
-    from flowrl.workers.base import Opening
     from flowrl.backends import open_engine
     from flowrl.rl import group_advantages, ppo_clip
+    from flowrl.workers.base import Opening
     from tasks import arithmetic
 
     def opened(cls, serving=False, peer=None, **kwargs):
         worker = cls(**kwargs)
-        worker.open(Opening(lambda b: open_engine("hf", b), lambda h: peer, lambda said: actor.tokenizer, print, device="cpu", serving=serving))
+        worker.open(
+            Opening(
+                lambda b: open_engine("hf", b),
+                lambda h: peer,
+                lambda said: actor.tokenizer,
+                print,
+                device="cpu",
+                serving=serving,
+            )
+        )
         return worker
 
     fl = module.fl
@@ -167,7 +176,9 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(module, tmp_path, stal
     _stopped_at(module, tmp_path / "again", made, 6, {"checkpoint_every": 3})
     outcome = run(module, tmp_path / "again", made, resume=True, **how)
     undisturbed, resumed = lines(tmp_path / "whole"), lines(tmp_path / "again")
-    assert [(a["step"], a["loss"], a["oldest"]) for a in undisturbed] == [(a["step"], a["loss"], a["oldest"]) for a in resumed]
+    assert [(a["step"], a["loss"], a["oldest"]) for a in undisturbed] == [
+        (a["step"], a["loss"], a["oldest"]) for a in resumed
+    ]
     assert outcome.weights_digest == whole.weights_digest
 
 
@@ -219,7 +230,9 @@ def test_a_reference_does_not_wait_for_rewards_that_it_does_not_read(module, tmp
 
 def test_what_one_process_cannot_do_is_said_before_anything_is_loaded(module, tmp_path):
     cluster = Cluster.of("h100-80:1x8")
-    wide = Plan({"all": Pool("all", devices=tuple(range(8)))}, {"actor": Place("all", Mesh.of("fsdp=8"), "hf")}, cluster=cluster)
+    wide = Plan(
+        {"all": Pool("all", devices=tuple(range(8)))}, {"actor": Place("all", Mesh.of("fsdp=8"), "hf")}, cluster=cluster
+    )
     with pytest.raises(PlanError, match="actor has a mesh of 8 devices"):
         run(module, tmp_path / "a", wide)
     with pytest.raises(PlanError, match="publish: interrupt needs an engine that can be interrupted"):
@@ -233,7 +246,13 @@ def test_a_loss_that_does_not_correct_is_refused_where_rows_can_be_stale(module,
         run(module, tmp_path / "s1", plan("split", staleness=1), "uncorrected")
     said = getattr(refused.value, "errors", (refused.value,))[0]
     assert "ppo_clip" in said.what and "older than the weights" in said.what and said.at.file.endswith("stale_flow.py")
-    run(module, tmp_path / "allowed", plan("split", staleness=1), "uncorrected", parameters={"uncorrected": {"allow": True}})
+    run(
+        module,
+        tmp_path / "allowed",
+        plan("split", staleness=1),
+        "uncorrected",
+        parameters={"uncorrected": {"allow": True}},
+    )
 
 
 def test_rows_that_were_kept_are_stale_without_any_plan(module, tmp_path):

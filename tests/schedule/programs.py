@@ -32,7 +32,9 @@ class Times:
         return self.engine(call)
 
     def publish(self, worker: str) -> float:
-        return self.chance.choice((0.0, 0.3)) if self.chance is not None else self.by_title.get(f"{worker}.publish", 0.0)
+        return (
+            self.chance.choice((0.0, 0.3)) if self.chance is not None else self.by_title.get(f"{worker}.publish", 0.0)
+        )
 
     def swap(self, pool: str, resident: str) -> float:
         return self.by_title.get(f"{resident}.swap", 0.0)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import COLOCATED, SHARED, SPLIT, Driver, Times, pools_of, setup
+
 from flowrl.schedule.events import Call, Closed, Ended, Finished, Follower, Issued, Memory, Opened, Setup
 from flowrl.schedule.machine import IllegalEvent, Machine
 from flowrl.schedule.virtual import Deadlock, Rows
 from flowrl.schedule.window import Window, width
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from programs import COLOCATED, SHARED, SPLIT, Driver, Times, pools_of, setup
 
 SECONDS = {"actor.generate": 6, "reward.score": 1, "ref.logprobs": 2, "actor.update": 3, "actor.publish": 0.5}
 PLACES = {"split": SPLIT, "colocated": COLOCATED, "shared": SHARED}
@@ -64,7 +66,9 @@ def test_pieces_fill_and_drain_a_pipeline():
     assert driver.clock.time == 8 + 4 / 4  # the last piece of the longer branch comes after the last piece of rows
     whole = drive(SPLIT, 1, times, lambda d, n: grpo(d, n, rowwise=True))
     assert whole.clock.time == 8 + 4
-    slow = drive(SPLIT, 1, {"actor.generate": 4.0, "ref.logprobs": 8.0}, lambda d, n: grpo(d, n, rowwise=True), pieces=4)
+    slow = drive(
+        SPLIT, 1, {"actor.generate": 4.0, "ref.logprobs": 8.0}, lambda d, n: grpo(d, n, rowwise=True), pieces=4
+    )
     assert slow.clock.time == 4 / 4 + 8
 
 
@@ -324,7 +328,7 @@ def test_any_program_at_any_staleness_ends_within_the_bounds(program, place, sta
     for pool in pools:
         mine = sorted((s.start, s.end) for s in clock.flown.spans if pool in s.pools)
         if publish == "drain":
-            assert all(a[1] <= b[0] + 1e-9 for a, b in zip(mine, mine[1:], strict=False)), mine
+            assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(mine)), mine
     # lag: at most S for rows of their own step, and what carried rows cross on top
     extra = CARRIES.get(program, 0)
     assert max(clock.lags(), default=0) <= staleness + extra
@@ -367,7 +371,9 @@ def test_a_window_drops_nothing_and_keeps_its_bound(staleness, fraction, groups,
         return Rows([[chance.lognormvariate(0, 1.2) for _ in range(2)] for _ in range(groups)], slots=3 * groups)
 
     made = setup(staleness=staleness, order="window", window=fraction, publish=publish)
-    driver = Driver(made, Times({"actor.update": chance.random(), "actor.publish": 0.01}, engine=engine), pools_of(SPLIT))
+    driver = Driver(
+        made, Times({"actor.update": chance.random(), "actor.publish": 0.01}, engine=engine), pools_of(SPLIT)
+    )
     taken: list[tuple[int, int]] = []
     commands = driver.machine.handle
     driver.machine.handle = lambda event: [  # type: ignore[method-assign]

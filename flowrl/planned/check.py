@@ -1,0 +1,258 @@
+"""What is wrong with a plan for a program, found before any device is touched: every finding in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import At, FlowError, ModelError, PlanError
+from ..graph.check import stale
+from ..graph.relaxed import samples, trained_on
+from ..graph.terms import Lint
+from ..placement.layout import check_layout
+from ..placement.memory import RESERVE_BYTES
+from ..placement.plan import Place
+from ..placement.work import Role
+from .study import Study
+
+Finding = FlowError | Lint
+
+#: Axes that a backend can split a model along. The ``hf`` backend and its engine run on one device.
+AXES_OF = {
+    "fsdp2": ("dp", "fsdp", "tp", "cp"),
+    "megatron": ("pp", "dp", "cp", "ep", "tp"),
+    "vllm": ("pp", "dp", "ep", "tp"),
+    "sglang": ("pp", "dp", "ep", "tp"),
+}
+
+
+def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
+    """Errors and remarks on a plan, for a program that has no errors of its own."""
+    found: dict[str, Finding] = {}
+    checks: list[Callable[[Study], Iterator[Finding]]] = [_stale, _pipeline, _unused, _processes, _rows]
+    if any(pool.devices for pool in study.plan.pools.values()):
+        try:
+            study.roles  # noqa: B018  the sizes of all models
+            checks += [_models, _backends, _memory, _nodes]
+        except ModelError as error:
+            lint = Lint("size", f"{error.what} Memory and divisibility are not checked.", error.at or _file(study))
+            found[lint.report()] = lint
+    for check in checks:
+        for finding in check(study):
+            found.setdefault(finding.report(), finding)
+    errors = [f for f in found.values() if isinstance(f, FlowError)]
+    return errors, [f for f in found.values() if isinstance(f, Lint)]
+
+
+def _file(study: Study) -> At:
+    return At(study.plan.file or "<plan>", 0)
+
+
+def _title(study: Study, worker: str, use: str) -> str:
+    return worker if len(study.plan.place.get(worker, {})) < 2 else f"{worker}.{use}"
+
+
+def _places(study: Study) -> Iterator[tuple[str, str, Place, Role]]:
+    """Places of workers with a model, that the program uses for what they are placed for."""
+    used = {(work.role.name, "generate" if work.kind == "generate" else "train") for work in study.works.values()}
+    for worker, use in sorted(used):
+        role = study.roles[worker]
+        if role.model is not None:
+            yield worker, use, study.plan.place_of(worker, use), role
+
+
+# -- models on meshes --------------------------------------------------------------------------------------------------
+
+
+def _models(study: Study) -> Iterator[Finding]:
+    for worker, use, place, role in _places(study):
+        assert role.model is not None, "places of workers with a model"
+        title = _title(study, worker, use)
+        if place.mesh["ep"] > 1 and not role.model.experts:
+            yield PlanError(
+                f"{title}: {role.model.name} has no experts for ep={place.mesh['ep']}.",
+                at=place.at,
+                fix="Write dp in place of ep, or take a mixture-of-experts model.",
+            )
+            continue
+        try:
+            check_layout(role.model, place.mesh)
+        except PlanError as error:
+            yield PlanError(f"{title}: {error.what}", at=place.at, have=error.have, fix=error.fix)
+
+
+def _backends(study: Study) -> Iterator[Finding]:
+    for worker, use, place, _ in _places(study):
+        title, axes = _title(study, worker, use), AXES_OF.get(place.backend)
+        if axes is None:
+            if place.mesh.size > 1:
+                word = "engine" if use == "generate" else "backend"
+                better = "vllm or sglang" if use == "generate" else "fsdp2 or megatron"
+                what = f"{title}: {word} {place.backend} runs on one device, and the mesh has {place.mesh.size}; "
+                yield Lint("backend", f"{what}name {better}.", place.at or _file(study))
+            continue
+        wrong = [axis for axis in place.mesh.axes if axis not in axes]
+        if wrong:
+            yield PlanError(
+                f"{title}: {place.backend} does not split a model along {' and '.join(wrong)}.",
+                at=place.at,
+                have=", ".join(axes),
+                fix=f"Use its axes, or another {'engine' if use == 'generate' else 'backend'}.",
+            )
+
+
+def _nodes(study: Study) -> Iterator[Finding]:
+    """Tensor-parallel groups across nodes: they work, slowly."""
+    cluster = study.plan.cluster
+    for worker, use, place, _ in _places(study):
+        devices = study.plan.pools[place.pool].devices
+        if cluster is None or len(devices) < place.mesh.size or place.mesh["tp"] == 1:
+            continue
+        if any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups("tp")):
+            what = (
+                f"{_title(study, worker, use)}: groups of tp={place.mesh['tp']} cross nodes, and talk at every layer."
+            )
+            yield Lint("network", what, place.at or _file(study))
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def _memory(study: Study) -> Iterator[Finding]:
+    for name, memory in study.pool_memory.items():
+        turns = study.turns(name)
+        if not turns:
+            continue
+        at = _whose(study, memory.timeline(turns).culprit) or study.plan.pools[name].at
+        error = memory.fits(turns)
+        if error is not None:
+            error.at = error.at or at
+            yield error
+            continue
+        swaps = memory.swaps(turns)
+        if swaps:
+            listed = ", ".join(
+                f"{who} ({size / 1e9:.1f} GB)" for who, size in swaps.items() if size > RESERVE_BYTES / 100
+            )
+            yield Lint(
+                "turns", f"pool '{name}': these leave each device between their turns: {listed}.", at or _file(study)
+            )
+
+
+def _whose(study: Study, culprit: str) -> At | None:
+    """The line of the place of a resident such as ``actor.train optimizer``."""
+    worker, _, use = culprit.partition(" ")[0].rpartition(".")
+    return study.plan.place_of(worker, use).at if worker in study.roles else None
+
+
+# -- the pipeline ------------------------------------------------------------------------------------------------------
+
+
+def _stale(study: Study) -> Iterator[Finding]:
+    yield from stale(study.traced, study.plan.pipeline.staleness)
+
+
+def _pipeline(study: Study) -> Iterator[Finding]:
+    steps, at = study.plan.pipeline, study.plan.pipeline.at
+    here = _file(study)
+    if steps.order == "window":
+        yield from _window(study)
+    if steps.staleness == 0:
+        for key, value, plain in (("order", steps.order, "fifo"), ("publish", steps.publish, "drain")):
+            if value != plain:
+                yield Lint("pipeline", f"{key}: {value} does nothing with staleness: 0.", at.get(key, here))
+        return
+    sampled = {p.update.worker for p in trained_on(study.traced)}
+    if not sampled:
+        what = f"staleness: {steps.staleness} does nothing: no update is trained on rows that its worker has sampled."
+        yield Lint("pipeline", what, at.get("staleness", here))
+    if steps.publish == "continue":
+        for worker in sorted(sampled):
+            if not study.plan.split(worker):
+                yield PlanError(
+                    f"publish: continue keeps the KV cache of '{worker}' through a publish, but its pool "
+                    f"'{study.plan.pool(worker)}' takes turns, and the turn of generating ends before.",
+                    at=at.get("publish"),
+                    fix="Give it a pool of its own to generate in, or write publish: drain.",
+                )
+    for lint in study.traced.lints:
+        if lint.kind == "serial":
+            what = f"with staleness: {steps.staleness} steps still do not overlap past this line."
+            yield Lint("overlap", what, lint.at)
+
+
+def _window(study: Study) -> Iterator[Finding]:
+    """A window exchanges prompt groups: each prompt of a step has to be sampled for exactly once."""
+    found = {made.call.at.line: made.call for made in study.calls.values() if samples(made.call.op, made.call.serves)}
+    inside = [call for _, call in sorted(found.items()) if call.loop]
+    if len(inside) != 1:
+        count = f"{len(inside)} of them" if inside else "none"
+        yield PlanError(
+            f"order: window needs one generate in a step, whose groups it may exchange; this program has {count}.",
+            at=inside[1].at if len(inside) > 1 else study.plan.pipeline.at.get("order"),
+            fix="Write order: fifo.",
+        )
+
+
+# -- rows and pools ----------------------------------------------------------------------------------------------------
+
+
+def _rows(study: Study) -> Iterator[Finding]:
+    chunks = study.plan.pipeline.chunks
+    for made in study.calls.values():
+        call = made.call
+        minibatch: Any = call.arguments.get("minibatch")
+        if call.op.cost == "train" and isinstance(minibatch, int) and minibatch > 0:
+            if made.rows and minibatch > made.rows:
+                what = f"{call.title}: minibatch={minibatch} is more than the {made.rows} rows of a step."
+                yield Lint("rows", what, call.at)
+            elif made.rows % minibatch:
+                what = f"{call.title}: the last mini-batch has {made.rows % minibatch} rows, the others {minibatch}."
+                yield Lint("rows", what, call.at)
+            parts = study.plan.place_of(call.worker).mesh.data if call.worker in study.workers else 1
+            if parts > minibatch:
+                idle = f"{parts - minibatch} of {parts} replicas"
+                what = f"{call.title}: a mini-batch of {minibatch} rows leaves {idle} without a row."
+                yield Lint("rows", what, call.at)
+        if call.op.cost == "generate" and chunks > 1:
+            n: Any = call.arguments.get("n")
+            prompts = made.rows // n if isinstance(n, int) and n else made.rows
+            if 0 < prompts < chunks:
+                what = f"chunks: {chunks} are more than the {prompts} prompts of {call.title}."
+                yield Lint("rows", what, study.plan.pipeline.at.get("chunks", _file(study)))
+
+
+def _processes(study: Study) -> Iterator[Finding]:
+    """Devices for workers that have no model, and more processes than rows."""
+    for made in study.calls.values():
+        worker = made.call.worker
+        if worker not in study.workers or made.call.op.cost != "external" or made.call.serves:
+            continue
+        pool = study.plan.pool_of(worker)
+        at = study.plan.place_of(worker).at or pool.at or _file(study)
+        if pool.processes > made.rows > 0:
+            yield Lint(
+                "rows", f"pool '{pool.name}' has {pool.processes} processes for {made.rows} rows of {worker}.", at
+            )
+
+
+def _unused(study: Study) -> Iterator[Finding]:
+    plan, here = study.plan, _file(study)
+    calls = {(c.worker, c.op.cost) for trail in study.traced.trails for c in trail.calls}
+    served = {name for trail in study.traced.trails for c in trail.calls for name in c.serves}
+    used = {worker for worker, _ in calls} | served
+    for worker, use, place in plan.roles():
+        if use == "generate" and worker in used and (worker, "generate") not in calls and worker not in served:
+            yield Lint(
+                "unused",
+                f"'{worker}' is placed to generate, and this program does not sample from it.",
+                place.at or here,
+            )
+    taken = {place.pool for _, _, place in plan.roles()} | {plan.pool(w) for w in study.workers if w in used}
+    for name, pool in plan.pools.items():
+        if name not in taken:
+            yield Lint("unused", f"pool '{name}' has nobody in it.", pool.at or here)
+    if plan.cluster is not None:
+        idle = plan.cluster.size - sum(len(pool.devices) for pool in plan.pools.values())
+        if idle:
+            yield Lint("unused", f"{idle} of the {plan.cluster.size} devices of the cluster are in no pool.", here)
