@@ -70,8 +70,8 @@ def read_lengths(text: str) -> tuple[str, tuple[float, ...]]:
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
         numbers = tuple(float(part) for part in rest.split(","))
-    fits = len(numbers) == wanted and numbers[0] > 0 and all(math.isfinite(n) and n >= 0 for n in numbers)
-    if not fits or (kind == "uniform" and numbers[1] < numbers[0]):
+    fits = len(numbers) == wanted and min(numbers) >= 0 and sum(numbers[:1]) > 0 and math.isfinite(sum(numbers))
+    if not fits or (kind == "uniform" and list(numbers) != sorted(numbers)):
         fix = {"fixed": "fixed:TOKENS", "lognormal": "lognormal:MEAN,SIGMA", "uniform": "uniform:LEAST,MOST"}[kind]
         raise UsageError(f"--lengths {text}: these are no lengths.", fix=f"Write {fix}, such as lognormal:800,1.0.")
     return kind, numbers

@@ -77,7 +77,7 @@ class Mesh:
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank stands along each axis."""
         found: dict[str, int] = {}
-        for axis in reversed(self.axes):
+        for axis in reversed(list(self.axes)):
             rank, found[axis] = divmod(rank, self.axes[axis])
         return {a: found[a] for a in self.axes}
 

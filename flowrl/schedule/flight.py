@@ -164,4 +164,5 @@ class Flight(Tracer):
             return sum(self.count(part) for part in rest)
         if kind == "expand" and len(rest) == 2 and isinstance(rest[1], int):
             return self.count(rest[0]) * rest[1]
-        return self.count(rest[0]) if rest and isinstance(rest[0], tuple) else 0
+        inner: Rows | int = rest[0] if rest else 0
+        return 0 if isinstance(inner, int) else self.count(inner)
