@@ -95,6 +95,17 @@ def test_a_plan_or_costs_that_do_not_fit_are_told_with_their_line(run):
     assert status == 1 and "costs.yaml:2" in err and "Did you mean 'actor.update'?" in err
 
 
+def test_one_file_of_costs_may_serve_several_drivers(run):
+    Path("costs.yaml").write_text(COSTS.replace("{", "{critic.values: 3, actor.logprobs: 1, "))
+    words = ("--costs", "costs.yaml", "--steps", "2", "--format", "json")
+    assert run("simulate", GRPO, *words)[0] == 0
+    status, out, _ = run("simulate", GRPO, "--program", "evaluate", *words)
+    assert status == 0 and json.loads(out)["steps"] == 2, "a program without steps of its own is cut short"
+    Path("costs.yaml").write_text("{acter.generate: 3}")
+    status, _, err = run("simulate", GRPO, *words)
+    assert status == 1 and "Did you mean 'actor.generate'?" in err
+
+
 def test_plan_shows_who_sits_where(run):
     status, out, _ = run("plan", GRPO, "--show", "--plan", "plan.yaml")
     assert status == 0 and "actor.generate" in out and "dp=4 tp=2" in out and "node 1" in out

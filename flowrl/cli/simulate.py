@@ -11,14 +11,18 @@ from ..flow import Flow
 from ..planned.see import edge_records, placed_graph
 from ..schedule.report import FORMATS, render
 from .studied import add_study_options, load_plan, study_of
-from .words import parse, put
+from .words import chosen, parse, put, whole_number
 
 
 def simulate_command(flow: Flow, words: Sequence[str]) -> int:
     """Print or write what a simulated run did. Returns the exit status."""
 
+    asks = "steps" in flow.find_program(chosen(flow, words)[0]).parameters  # then it is the program's own
+
     def extra(parser: argparse.ArgumentParser) -> None:
         add_study_options(parser)
+        if not asks:
+            parser.add_argument("--steps", type=whole_number, default=20, help="of each loop, at most (20)")
         parser.add_argument("--format", default="table", help=", ".join(FORMATS))
         parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
 
@@ -32,5 +36,8 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
         raise CheckError(report.errors)
     study = study_of(flow, name, parameters, options, load_plan(flow, options))
     edges = edge_records(placed_graph(study, flow.graph(name, **parameters)))
-    put(render(replace(study.simulate(), edges=tuple(edges)), options.format), options.out)
+    put(
+        render(replace(study.simulate(None if asks else options.steps), edges=tuple(edges)), options.format),
+        options.out,
+    )
     return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, near
 from ..flow import Flow
-from ..placement.cost import load_costs
+from ..graph.op import Op
+from ..placement.cost import GivenCosts, load_costs
 from ..placement.lengths import read_lengths
 from ..placement.plan import Plan
 from ..planned.study import Study, Tokens
@@ -44,5 +46,15 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
     costs = load_costs(options.costs) if options.costs else None
     study = flow.study(plan, program, costs=costs, tokens=tokens, seed=options.seed or 0, **parameters)
     if costs is not None:
-        costs.check_names(study.names())
+        listed = costs.given if isinstance(costs, GivenCosts) else costs.fits
+        costs.check_names([*study.names(), *(name for name in listed if _elsewhere(name, flow))])
     return study
+
+
+def _elsewhere(name: str, flow: Flow) -> bool:
+    """Whether costs are those of a call that another program makes, or another driver: one file may serve several."""
+    worker, _, op = name.partition("#")[0].partition(".")
+    handle = next((h for h in flow.handles if h.name == worker), None)
+    if handle is not None:
+        return op == "publish" or isinstance(inspect.getattr_static(handle.cls, op, None), Op)
+    return bool(op) and near(worker, [h.name for h in flow.handles]) is None

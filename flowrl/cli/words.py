@@ -35,13 +35,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
     parser.add_argument("--plan", metavar="FILE", help="where workers run (YAML)")
     parser.add_argument("--seed", type=int, help="seed of the run (0)")
     extra(parser)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--program")
-    try:
-        chosen = first.parse_known_args(list(words))[0].program
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.") from None
-    programs = tuple(chosen.split(",")) if chosen else (flow.default_program(),)
+    programs = chosen(flow, words)
     found = {name: flow.find_program(name) for name in programs}
     known = {a for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
     shared = Counter(p for program in found.values() for p in program.parameters)
@@ -90,6 +84,17 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
             raise UsageError(f"--model {said}: write --model WORKER=NAME.")
         flow.use_model(worker, name)
     return Words(options, programs, parameters)
+
+
+def chosen(flow: Flow, words: Sequence[str]) -> tuple[str, ...]:
+    """The names of the programs that the words choose. Raises UsageError."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--program")
+    try:
+        said = first.parse_known_args(list(words))[0].program
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.") from None
+    return tuple(said.split(",")) if said else (flow.default_program(),)
 
 
 def _unknown_option(said: str, known: Iterable[str], help_: str) -> UsageError:
