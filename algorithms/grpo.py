@@ -1,49 +1,111 @@
-"""GRPO (Shao et al. 2024, arXiv:2402.03300): clipped policy gradient on group-normalised rewards, no critic.
+"""GRPO (Shao et al. 2024, arXiv:2402.03300) and what differs from it in mathematics alone: one program, many presets.
 
 Departures: 1. the loss is a mean over the tokens of the step, as in DAPO, not over responses first. 2. one optimizer
 step per step, so the ratio is that to the policy that sampled. 3. with ``kl=0``, groups
-whose rewards are all equal are not computed: their gradient is zero.
+whose rewards are all equal are not computed: their gradient is zero. docs/algorithms.md has those of the presets.
 """
+
+from functools import partial
 
 import flowrl as fl
 from flowrl import rl
 from tasks import arithmetic
 
+center = partial(rl.advantages, scale="none")  # the difference to the mean of the group alone
+returns = partial(rl.advantages, of="returns", center="none", scale="none", whiten=True)
+PRESETS = {
+    "grpo": {},
+    "dr_grpo": {
+        "kl": 0.0,
+        "advantages": center,
+        "loss": partial(rl.ppo_clip, aggregate="seq-mean-token-sum-norm", norm=arithmetic.MAX_TOKENS),
+    },
+    "rloo": {
+        "kl": 0.0,
+        "kl_in_reward": 1e-3,
+        "advantages": partial(center, of="total", leave_one_out=True),
+        "loss": partial(rl.reinforce, aggregate="seq-mean-token-sum"),
+    },
+    "reinforce_plus_plus": {
+        "kl": 0.0,
+        "kl_in_reward": 1e-3,
+        "prompts_per_step": 512,
+        "group_size": 1,
+        "advantages": returns,
+    },
+    "reinforce_plus_plus_baseline": {
+        "advantages": partial(center, whiten=True),
+        "loss": partial(rl.ppo_clip, kl_kind="k2"),
+    },
+    "gspo": {"kl": 0.0, "loss": rl.gspo},
+    "cispo": {"kl": 0.0, "loss": rl.cispo},
+    "sapo": {"kl": 0.0, "loss": rl.sapo},
+    "gmpo": {"kl": 0.0, "loss": rl.gmpo},
+    "gpg": {"kl": 0.0, "informative": True, "advantages": center, "loss": rl.reinforce},
+    "opo": {"kl": 0.0, "advantages": partial(center, center="optimal"), "loss": rl.reinforce},
+    "dppo": {"kl": 0.0, "loss": rl.dppo},
+    "topr": {"kl": 0.0, "loss": rl.topr},
+    "kimi": {"kl": 0.0, "advantages": center, "loss": rl.quadratic},
+    "clip_cov": {
+        "kl": 0.0,
+        "select": partial(rl.select_by_covariance, how="drawn", low=1.0, high=5.0),
+        "loss": rl.clip_cov,
+    },
+    "kl_cov": {"kl": 0.0, "select": rl.select_by_covariance, "loss": rl.kl_cov},
+    "decoupled_ppo": {"kl": 0.0, "old_policy": True, "minibatch": 256, "loss": rl.decoupled_ppo},
+}
+
 flow = fl.Flow("grpo")
 actor = flow.worker(
-    fl.Actor, arithmetic.MODEL, lr=1.5e-4, betas=(0.9, 0.99), schedule="linear", warmup=100, total=800, max_tokens=8
+    fl.Actor,
+    arithmetic.MODEL,
+    lr=1.5e-4,
+    betas=(0.9, 0.99),
+    schedule="linear",
+    warmup=100,
+    total=800,
+    max_tokens=arithmetic.MAX_TOKENS,
 )
 ref = flow.worker(fl.Reference, of=actor)  # the actor as it is when the program starts
 reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
-@flow.program
-def grpo(steps: int = 800, prompts_per_step: int = 64, group_size: int = 8, kl: float = 1e-3):
-    for step, batch in flow.steps(arithmetic.prompts(prompts_per_step), steps):
+@flow.program(presets=PRESETS)
+def grpo(
+    steps: int = 800,
+    prompts_per_step: int = 64,
+    group_size: int = 8,
+    kl: float = 1e-3,
+    kl_in_reward: float = 0.0,
+    informative: bool = False,
+    old_policy: bool = False,
+    minibatch: int | None = None,
+    lr: float | None = None,
+    one_digit: float | None = None,
+    advantages=rl.advantages,
+    select=None,
+    loss=rl.ppo_clip,
+):
+    for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch, n=group_size)
         batch = reward.score(batch)
-        batch = ref.logprobs(batch)
-        batch = rl.group_advantages(batch)
-        metrics = actor.update(batch, loss=rl.ppo_clip(kl=kl))
-        flow.log(step, metrics, reward=batch.rewards.mean())
+        mean_reward = batch.rewards.mean()
+        if informative:
+            batch = batch.filter(batch.group_std("rewards") > 0)
+        if kl or kl_in_reward:
+            batch = ref.logprobs(batch)
+        if kl_in_reward:
+            batch = rl.kl_penalty(batch, coef=kl_in_reward)
+        batch = advantages(batch)
+        if select:
+            batch = select(batch)
+        if old_policy:
+            batch = actor.logprobs(batch)
+        metrics = actor.update(batch, loss=loss(kl=kl), minibatch=minibatch, lr=lr)
+        flow.log(step, metrics, reward=mean_reward)
 
 
-@flow.program
-def warmup(steps: int = 400, rows: int = 128, lr: float = 1e-3):
-    """A supervised warm-up: the actor learns the form of an answer, and some of the sums."""
-    for step, batch in flow.steps(arithmetic.examples(rows, one_digit=0.5), steps):
-        rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)
-        flow.log(step, actor.update(batch, loss=rl.sft(), lr=rate))
-
-
-@flow.program
-def evaluate():
-    """Greedy answers to held-out sums of two-digit numbers."""
-    for step, batch in flow.steps(arithmetic.heldout()):
-        batch = actor.generate(batch, greedy=True)
-        batch = reward.score(batch)
-        flow.log(step, greedy_exact_match=batch.rewards.mean())
-
+arithmetic.stages(flow, actor, reward)
 
 if __name__ == "__main__":
     flow.main()

@@ -16,8 +16,15 @@ reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
 @flow.program
-def ppo(steps: int = 400, prompts_per_step: int = 128, kl: float = 1e-3, gamma: float = 1.0, lam: float = 0.95):
-    for step, batch in flow.steps(arithmetic.prompts(prompts_per_step), steps):
+def ppo(
+    steps: int = 400,
+    prompts_per_step: int = 128,
+    kl: float = 1e-3,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    one_digit: float | None = None,
+):
+    for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch)
         batch = reward.score(batch) | ref.logprobs(batch) | critic.values(batch)
         batch = rl.kl_penalty(batch, coef=kl)
@@ -27,22 +34,7 @@ def ppo(steps: int = 400, prompts_per_step: int = 128, kl: float = 1e-3, gamma: 
         flow.log(step, metrics, critic_metrics, reward=batch.rewards.mean())
 
 
-@flow.program
-def warmup(steps: int = 400, rows: int = 128, lr: float = 1e-3):
-    """A supervised warm-up: the actor learns the form of an answer, and some of the sums."""
-    for step, batch in flow.steps(arithmetic.examples(rows, one_digit=0.5), steps):
-        rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)
-        flow.log(step, actor.update(batch, loss=rl.sft(), lr=rate))
-
-
-@flow.program
-def evaluate():
-    """Greedy answers to held-out sums of two-digit numbers."""
-    for step, batch in flow.steps(arithmetic.heldout()):
-        batch = actor.generate(batch, greedy=True)
-        batch = reward.score(batch)
-        flow.log(step, greedy_exact_match=batch.rewards.mean())
-
+arithmetic.stages(flow, actor, reward)
 
 if __name__ == "__main__":
     flow.main()

@@ -7,10 +7,10 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from . import rl
 from .errors import At, CheckError, FlowError, ModelError, ProgramError, UsageError, WorkerError, near, shown
@@ -143,10 +143,35 @@ class Program:
     fn: Callable[..., Any]
     name: str
     at: At
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+
+    def __post_init__(self) -> None:
+        for preset, values in self.presets.items():
+            for name in values:
+                if name not in self.parameters:
+                    meant = near(name, self.parameters)
+                    raise ProgramError(
+                        f"preset '{preset}' gives '{name}', which is no parameter of program '{self.name}'.",
+                        at=self.at,
+                        have=list(self.parameters),
+                        fix=f"Did you mean '{meant}'?" if meant else None,
+                    )
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.fn).parameters
+
+    def preset(self, name: str) -> dict[str, Any]:
+        """The values of that preset. Raises UsageError with the near miss."""
+        if name not in self.presets:
+            meant = near(name, self.presets)
+            raise UsageError(
+                f"program '{self.name}' has no preset '{name}'.",
+                at=self.at,
+                have=list(self.presets) or None,
+                fix=f"Did you mean '{meant}'?" if meant else None,
+            )
+        return dict(self.presets[name])
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters: given or by default. Raises UsageError for an unknown or a missing one."""
@@ -217,8 +242,22 @@ class Flow:
         self.handles.append(handle)
         return cast("W", handle)
 
-    def program(self, fn: Callable[P, R]) -> Callable[P, R]:
-        """Declare a program: a function over the workers of this flow, named like it."""
+    @overload
+    def program(self, fn: Callable[P, R]) -> Callable[P, R]: ...
+    @overload
+    def program(self, *, presets: Mapping[str, Mapping[str, Any]]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+    def program(self, fn: Any = None, *, presets: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
+        """Declare a program: a function over the workers of this flow, named like it.
+
+        ``presets`` are values of its parameters under a name: ``--preset NAME`` on the command line.
+        """
+
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            return self._declare(function, presets or {})
+
+        return declare if fn is None else declare(fn)
+
+    def _declare(self, fn: Callable[P, R], presets: Mapping[str, Mapping[str, Any]]) -> Callable[P, R]:
         at = defined_at(fn)
         if fn.__name__ in self.programs:
             first = self.programs[fn.__name__].at.line
@@ -227,7 +266,7 @@ class Flow:
                 at=at,
                 fix="Give one of them another name.",
             )
-        made = Program(self, fn, fn.__name__, at)
+        made = Program(self, fn, fn.__name__, at, presets)
         self.programs[fn.__name__] = made
         return cast("Callable[P, R]", made)
 
@@ -322,10 +361,13 @@ class Flow:
         """All findings on a program: errors and lints, among them workers that no program of this flow uses."""
         report = check(traced := self.trace(program, **parameters), self.graph(program, **parameters))
         used, whole = set(self.workers_of(traced)), traced.whole
-        for name in self.programs:
-            if name != traced.program and not used >= {h.name for h in self.handles}:
+        everyone = {h.name for h in self.handles}
+        for name, found in self.programs.items():
+            for values in (dict[str, Any](), *found.presets.values()):
+                if used >= everyone or (name == traced.program and values == parameters):
+                    continue
                 try:
-                    other = self.trace(name)
+                    other = self.trace(name, **values)
                 except UsageError:  # a program that needs parameters of its own
                     whole = False
                     continue
@@ -510,10 +552,9 @@ class Flow:
             for name in dir(handle.cls):
                 op = inspect.getattr_static(handle.cls, name)
                 if isinstance(op, Op) and isinstance(op.adds, str) and op.adds:
-                    extra = ", policy=..." if "policy" in op.parameters.parameters else ""
-                    found.append(_adder(f"batch = {handle.name}.{name}(batch{extra})", op))
+                    found.append(_adder(f"batch = {handle.name}.{name}({_wanted(op)})", op))
         for name, op in vars(rl).items():
-            if isinstance(op, Op) and isinstance(op.adds, str):
+            if isinstance(op, Op) and isinstance(op.adds, str) and _wanted(op) == "batch":
                 found.append(_adder(f"batch = rl.{name}(batch)", op))
         there = frozenset[str]().union(*(a.adds for a in found))
         for cls, name, text in _OFFERS:
@@ -521,6 +562,12 @@ class Flow:
             if isinstance(op.adds, str) and not frozenset(parse_fields(op.adds)) <= there:
                 found.append(_adder(text, op, new=True))
         return found
+
+
+def _wanted(op: Op) -> str:
+    """The arguments of a call: the batch, and what has no default."""
+    lacking = [n for n, p in op.parameters.parameters.items() if p.default is p.empty and n not in ("self", "batch")]
+    return ", ".join(["batch", *(f"{name}=..." for name in lacking)])
 
 
 def _adder(text: str, op: Op, *, new: bool = False) -> Adder:

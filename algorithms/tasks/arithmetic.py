@@ -10,10 +10,12 @@ from functools import cache
 from typing import Any
 
 import flowrl as fl
+from flowrl import rl
 from flowrl.errors import DataError
 
 CHARS = "0123456789+=;"
 HELD_OUT = 512
+MAX_TOKENS = 8  # of an answer, its end included: room for mistakes
 
 
 def build_tokenizer() -> Any:
@@ -63,6 +65,19 @@ def examples(batch: int, *, one_digit: float | None = None, seed: int = 1) -> fl
     return _source(batch, one_digit, seed, response="answer")
 
 
+def preferences(batch: int, *, one_digit: float | None = None, seed: int = 2) -> fl.data.Source:
+    """``batch`` prompts, each with a right answer, which is preferred, and a wrong one."""
+
+    def draw(index: int) -> dict[str, str]:
+        chance = random.Random(f"wrong {seed} {index}")
+        row = _drawn(one_digit, seed, index)
+        answer = int(row["answer"])
+        wrong = chance.choice([n for n in range(max(0, answer - 12), answer + 13) if n != answer])
+        return {**row, "wrong": str(wrong)}
+
+    return fl.data.generated(draw, batch=batch, response="answer", rejected="wrong")
+
+
 def heldout(n: int = HELD_OUT, *, repeat: bool = False) -> fl.data.Source:
     """n held-out sums of two two-digit numbers, as one batch, always the same."""
     if not 1 <= n <= HELD_OUT:
@@ -75,18 +90,47 @@ def exact_match(prompt: str, response: str) -> float:
     return float(response == _answer(prompt))
 
 
+def says_seven(response: str) -> float:
+    """A cost: 1 where the digit 7 is said, otherwise 0. About 3 in 10 right answers have one."""
+    return float("7" in response)
+
+
+def stages(flow: fl.Flow, actor: fl.Actor, reward: fl.FunctionReward) -> None:
+    """Declare two more programs of a flow: ``warmup``, and ``evaluate`` on held-out sums."""
+
+    @flow.program
+    def warmup(steps: int = 400, rows: int = 128, lr: float = 1e-3):
+        """A supervised warm-up: the actor learns the form of an answer, and some of the sums."""
+        for step, batch in flow.steps(examples(rows, one_digit=0.5), steps):
+            rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)
+            flow.log(step, actor.update(batch, loss=rl.sft(), lr=rate))
+
+    @flow.program
+    def evaluate():
+        """Greedy answers to held-out sums of two-digit numbers."""
+        for step, batch in flow.steps(heldout()):
+            batch = actor.generate(batch, greedy=True)
+            batch = reward.score(batch)
+            flow.log(step, greedy_exact_match=batch.rewards.mean())
+
+
 def _source(batch: int, one_digit: float | None, seed: int, response: str | None) -> fl.data.Source:
     if one_digit is None:
         return fl.data.rows(_training(), batch=batch, seed=seed, response=response)
 
-    def draw(index: int) -> dict[str, str]:
-        chance = random.Random(f"{seed} {index}")  # a text: numbers next to each other would start alike
-        while True:
-            a, b = (chance.randrange(10) if chance.random() < one_digit else chance.randrange(10, 100) for _ in "ab")
-            if (a, b) not in _held_out_pairs():
-                return _row(a, b)
+    return fl.data.generated(lambda index: _drawn(one_digit, seed, index), batch=batch, response=response)
 
-    return fl.data.generated(draw, batch=batch, response=response)
+
+def _drawn(one_digit: float | None, seed: int, index: int) -> dict[str, str]:
+    """A sum that is not held out; without ``one_digit`` of two numbers below 100, all alike."""
+    chance = random.Random(f"{seed} {index}")  # a text: numbers next to each other would start alike
+    while True:
+        if one_digit is None:
+            a, b = chance.randrange(100), chance.randrange(100)
+        else:
+            a, b = (chance.randrange(10) if chance.random() < one_digit else chance.randrange(10, 100) for _ in "ab")
+        if (a, b) not in _held_out_pairs():
+            return _row(a, b)
 
 
 def _answer(prompt: str) -> str:

@@ -13,6 +13,9 @@ from typing import Any
 from ..errors import UsageError, near, shown
 from ..flow import Flow
 
+#: Defaults of parameters that have a flag. Others, such as losses, are given by presets.
+_SAYABLE = (bool, int, float, str, type(None))
+
 
 @dataclass(frozen=True)
 class Words:
@@ -32,6 +35,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
     parser.add_argument(
         "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
     )
+    parser.add_argument("--preset", metavar="NAME", help="values of the program's parameters, by name")
     parser.add_argument("--plan", metavar="FILE", help="where workers run (YAML)")
     parser.add_argument("--seed", type=int, help="seed of the run (0)")
     extra(parser)
@@ -43,6 +47,8 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
     for name, program in found.items():
         group = parser.add_argument_group(f"parameters of {name}")
         for parameter in program.parameters.values():
+            if parameter.default is not parameter.empty and not isinstance(parameter.default, _SAYABLE):
+                continue
             both = dict.fromkeys((parameter.name.replace("_", "-"), parameter.name))
             spelled = [f"--{name}.{p}" for p in both] if len(found) > 1 else []
             spelled += [f"--{p}" for p in both] if shared[parameter.name] == 1 else []
@@ -74,7 +80,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
         raise UsageError(f"{error}.") from None
     if unknown:
         raise _unknown_option(unknown[0], known, f"flowrl {command} {shown(flow.script)} --help")
-    parameters: dict[str, dict[str, Any]] = {name: {} for name in programs}
+    parameters = _presets(flow, programs, options.preset)
     for dest, (name, parameter) in flags.items():
         if hasattr(options, dest):
             parameters[name][parameter] = getattr(options, dest)
@@ -84,6 +90,15 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
             raise UsageError(f"--model {said}: write --model WORKER=NAME.")
         flow.use_model(worker, name)
     return Words(options, programs, parameters)
+
+
+def _presets(flow: Flow, programs: Sequence[str], preset: str | None) -> dict[str, dict[str, Any]]:
+    """What a preset gives each of the programs that have it. Raises UsageError where none has."""
+    found = {name: flow.find_program(name) for name in programs}
+    if preset is not None and not any(preset in program.presets for program in found.values()):
+        with_some = [program for program in found.values() if program.presets]
+        (with_some or list(found.values()))[0].preset(preset)
+    return {n: p.preset(preset) if preset is not None and preset in p.presets else {} for n, p in found.items()}
 
 
 def chosen(flow: Flow, words: Sequence[str]) -> tuple[str, ...]:

@@ -36,14 +36,15 @@ class Prompts:
     @staticmethod
     def of(reading: Reading, columns: Mapping[str, bool], *, title: str) -> Prompts:
         """For data with these columns (by name: whether they hold lists). DataError for one that is not there."""
-        for option in ("prompt", "response"):
+        for option in ("prompt", "response", "rejected"):
             _present(getattr(reading, option), columns, f"{title} has no column '{{}}', which is its {option}.", option)
         for name in reading.columns or ():
             _present(name, columns, f"{title} has no column '{{}}'.", "columns")
         messages = columns[reading.prompt]
         if reading.system is not None and not (reading.chat or messages):
             raise DataError("system= is for chats, and the prompts are plain text.", fix="Add chat=True.")
-        made = ("prompt", "prompt_ids", *(_SUPERVISED if reading.response else ()), *(["messages"] if messages else ()))
+        learned = (*(_SUPERVISED if reading.response else ()), *(["preferred"] if reading.rejected else ()))
+        made = ("prompt", "prompt_ids", *learned, *(["messages"] if messages else ()))
         wanted = list(columns) if reading.columns is None else reading.columns
         kept = tuple(name for name in wanted if name != reading.prompt)
         taken = next((name for name in kept if name in made), None)
@@ -75,10 +76,17 @@ class Prompts:
         for name in self.kept:
             columns[name] = [_plain(row.get(name), name, row, at) for row in rows]
         tensors = {"prompt_ids": Column.of(ids, dim="prompt", dtype="i32")}
-        if self.reading.response is not None:
-            tensors |= self._supervised(rows, ids, tokenizer, at)
         objects = {name: Column.of(values, dtype="any") for name, values in columns.items()}
-        return Batch([(first_uid + i,) for i in kept], objects | tensors)
+        batch = Batch([(first_uid + i,) for i in kept], objects | tensors)
+        if self.reading.response is None:
+            return batch
+        if self.reading.rejected is None:
+            texts = self._texts(rows, (self.reading.response,), at)
+            return batch.with_columns(_supervised(texts, ids, tokenizer))
+        texts = self._texts(rows, (self.reading.response, self.reading.rejected), at)
+        twice = [prompt for prompt in ids for _ in range(2)]
+        preferred = Column.of([True, False] * len(ids), dtype="bool")
+        return batch.expand(2).with_columns({**_supervised(texts, twice, tokenizer), "preferred": preferred})
 
     @property
     def chat(self) -> bool:
@@ -138,24 +146,28 @@ class Prompts:
             )
         return kept
 
-    def _supervised(
-        self, rows: Sequence[Row], ids: list[list[int]], tokenizer: Any, at: Callable[[int], At]
-    ) -> dict[str, Column]:
-        """The text to learn from, ended by the end-of-sequence token."""
-        name, end = self.reading.response or "", tokenizer.eos_token_id
-        if end is None:
-            raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
+    def _texts(self, rows: Sequence[Row], names: Sequence[str], at: Callable[[int], At]) -> list[str]:
+        """The responses of each row, one after the other."""
         for row in rows:
-            if not isinstance(row.get(name), str):
-                what = f"The response '{name}' of a row is {row.get(name)!r}, not text."
-                raise DataError(what, at=at(row.index), fix="Give text.")
-        encoded = _encode([row[name] for row in rows], tokenizer, special=False)
-        responses = [tokens if tokens[-1:] == [end] else [*tokens, end] for tokens in encoded]
-        return {
-            "response_ids": Column.of(responses, dim="response", dtype="i32"),
-            "tokens": Column.of([p + r for p, r in zip(ids, responses, strict=True)], dim="token", dtype="i32"),
-            "response_mask": Column.of([[True] * len(r) for r in responses], dim="response", dtype="bool"),
-        }
+            for name in names:
+                if not isinstance(row.get(name), str):
+                    what = f"The response '{name}' of a row is {row.get(name)!r}, not text."
+                    raise DataError(what, at=at(row.index), fix="Give text.")
+        return [row[name] for row in rows for name in names]
+
+
+def _supervised(texts: list[str], prompts: list[list[int]], tokenizer: Any) -> dict[str, Column]:
+    """Texts to learn from, ended by the end-of-sequence token, each behind its prompt."""
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
+    encoded = _encode(texts, tokenizer, special=False)
+    responses = [tokens if tokens[-1:] == [end] else [*tokens, end] for tokens in encoded]
+    return {
+        "response_ids": Column.of(responses, dim="response", dtype="i32"),
+        "tokens": Column.of([p + r for p, r in zip(prompts, responses, strict=True)], dim="token", dtype="i32"),
+        "response_mask": Column.of([[True] * len(r) for r in responses], dim="response", dtype="bool"),
+    }
 
 
 def _present(name: str | None, columns: Mapping[str, bool], what: str, option: str) -> None:

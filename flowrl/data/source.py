@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     batch: int  # rows per step
     prompt: str  # the column of the prompt: text, or a list of {"role", "content"}; default "prompt"
     response: str | None  # a column of text to learn from: adds response_ids, tokens, response_mask
+    rejected: str | None  # a column of a worse response: a row becomes two, the better one first; adds preferred
     chat: bool  # put text prompts through the tokenizer's chat template; lists of messages always are
     system: str | None  # the system message of chats that have none
     columns: Sequence[str] | None  # the other columns to keep; None keeps all
@@ -47,6 +48,7 @@ class Reading:
     batch: int = 0
     prompt: str = "prompt"
     response: str | None = None
+    rejected: str | None = None
     chat: bool = False
     system: str | None = None
     columns: Sequence[str] | None = None
@@ -76,6 +78,9 @@ class Reading:
             raise DataError(what, at=at, fix=f"Write overlong='{meant}'.")
         if reading.max_prompt_tokens is not None and reading.max_prompt_tokens < 1:
             raise DataError(f"max_prompt_tokens={reading.max_prompt_tokens}.", at=at, fix="Give 1 or more, or None.")
+        if reading.rejected is not None and reading.response is None:
+            what = f"rejected='{reading.rejected}' is worse than another response, and there is none."
+            raise DataError(what, at=at, fix="Give response=, the column of the better one.")
         return reading
 
 
@@ -110,7 +115,8 @@ class Source:
         """Columns of the batches and their types, known without reading the data or loading a tokenizer.
 
         ``prompt`` (text), ``prompt_ids`` i32[*prompt], with ``response=`` also ``response_ids`` i32[*response],
-        ``tokens`` i32[*token] and ``response_mask`` bool[*response]; every other column is ``any``.
+        ``tokens`` i32[*token] and ``response_mask`` bool[*response], with ``rejected=`` ``preferred`` bool[]; every
+        other column is ``any``.
         DataError for a file, column or row that is not as asked.
         """
         prompts = self._reader()
@@ -121,11 +127,14 @@ class Source:
         return Cursor(self)
 
     def to_batch(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> Batch:
-        """The batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... DataError names a bad row."""
+        """The batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... DataError names a bad row.
+
+        With ``rejected=`` a drawn row has the keys (uid, 0) and (uid, 1).
+        """
         prompts = self._reader()
         with self._placing():
             batch = prompts.batch(rows, first_uid, tokenizer, at=self._store.at)
-        self.dropped += len(rows) - len(batch)
+        self.dropped += len(rows) - len(batch.groups())
         return batch
 
     def opened(self) -> Store:

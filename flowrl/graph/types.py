@@ -108,4 +108,9 @@ old_logprobs: f32[*response]
 ref_logprobs: f32[*response]
 values: f32[*response]
 advantages: f32[*response]
-returns: f32[*response]""")
+returns: f32[*response]
+preferred: bool[]
+turns: i32[]
+turn_rewards: f32[*turn]
+turn_states: i64[*turn]
+turn_ids: i32[*response]""")

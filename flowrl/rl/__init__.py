@@ -5,17 +5,77 @@ This module is light: it knows what each function reads and adds, and loads the 
 
 from __future__ import annotations
 
-from .signatures import gae, group_advantages, kl_penalty, ppo_clip, sft, value_clip
+from . import gates
+from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_token_baseline
+from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
+from .pairs import best_of, mismatched, pairs
+from .policy import Correction, Gate, correct, policy_loss
+from .preference import bradley_terry, dpo, ipo, kto, orpo
+from .presets import (
+    cispo,
+    clip_cov,
+    decoupled_ppo,
+    dppo,
+    gmpo,
+    gspo,
+    kl_cov,
+    ppo_clip,
+    quadratic,
+    reinforce,
+    sapo,
+    topr,
+)
+from .rewards import clipped_rewards, kl_penalty, length_penalty, overlong_penalty, whitened_rewards
+from .selection import first_groups, select_by_covariance
 from .spec import Loss, LossInputs, loss
+from .supervised import sft, value_clip
 
 __all__ = [
+    "Correction",
+    "Gate",
     "Loss",
     "LossInputs",
+    "adaptive_entropy",
+    "adaptive_kl",
+    "advantages",
+    "best_of",
+    "bradley_terry",
+    "cispo",
+    "clamp",
+    "clip_cov",
+    "clipped_rewards",
+    "correct",
+    "decoupled_ppo",
+    "dpo",
+    "dppo",
+    "first_groups",
     "gae",
+    "gates",
+    "gdpo",
+    "gigpo",
+    "gmpo",
     "group_advantages",
+    "gspo",
+    "ipo",
+    "kl_cov",
     "kl_penalty",
+    "kto",
+    "lagrange",
+    "length_penalty",
     "loss",
+    "mismatched",
+    "optimal_token_baseline",
+    "orpo",
+    "overlong_penalty",
+    "pairs",
+    "policy_loss",
     "ppo_clip",
+    "quadratic",
+    "reinforce",
+    "sapo",
+    "select_by_covariance",
     "sft",
+    "topr",
     "value_clip",
+    "whitened_rewards",
 ]

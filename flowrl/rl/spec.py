@@ -14,16 +14,20 @@ from ..graph.op import Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-AGGREGATES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum")
+AGGREGATES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+#: Of losses per row: a mean over the rows that have one, or their sum.
+ROW_AGGREGATES = ("row-mean", "row-sum")
+PREDICTIONS = ("logprobs", "values", "scores")
 
 
 @dataclass
 class LossInputs:
     """What a loss is handed, packed along the response tokens of some rows.
 
-    ``predicted`` [total] with gradient: log-probabilities, or values for a loss on values. ``entropy`` [total] where
-    the loss asks for it. ``mask`` bool [total], ``fields``: [total] for fields by token, [rows] for fields by row.
-    ``lengths`` i64[rows], ``row`` i64[total]: the row of each token.
+    ``predicted`` [total] with gradient: log-probabilities, values for a loss on values; [rows] for one on scores.
+    ``entropy`` [total] where the loss asks for it. ``mask`` bool [total], ``fields``: [total] for fields by token,
+    [rows] for fields by row. ``lengths`` i64[rows], ``row`` i64[total]: the row of each token. ``group`` i64[rows]:
+    rows of one prompt have the same number, from 0. ``version``: of the weights before this update.
     """
 
     predicted: Tensor
@@ -33,35 +37,66 @@ class LossInputs:
     row: Tensor
     entropy: Tensor | None = None
     by_row: frozenset[str] = frozenset()  # names of the fields that have one entry per row
+    group: Tensor | None = None
+    version: int = 0
 
     def __getitem__(self, name: str) -> Tensor:
         """A field by token; a field by row is spread over its tokens."""
         value = self.fields[name]
         return value[self.row] if name in self.by_row else value
 
+    def row_sum(self, tokens: Tensor) -> Tensor:
+        """The sum of [total] over the masked tokens of each row: [rows], with gradient."""
+        held = tokens.masked_fill(~self.mask, 0)
+        return held.new_zeros(len(self.lengths)).index_add_(0, self.row, held)
+
+    def row_count(self) -> Tensor:
+        """How many masked tokens each row has: i64[rows]."""
+        return self.mask.new_zeros(len(self.lengths), dtype=self.row.dtype).index_add_(0, self.row, self.mask.long())
+
+    def row_mean(self, tokens: Tensor) -> Tensor:
+        """The mean of [total] over the masked tokens of each row, [rows]; 0 where it has none."""
+        return self.row_sum(tokens) / self.row_count().clamp(min=1)
+
 
 @dataclass(frozen=True, repr=False)
 class Loss(Spec):
-    """A loss per token, given to ``update``: ``rl.ppo_clip(clip=0.2, kl=1e-3)``.
+    """A loss per token or per row, given to ``update``: ``rl.ppo_clip(clip=0.2, kl=1e-3)``.
 
-    ``on`` says of what it is a function: ``logprobs`` of an actor, ``values`` of a critic. ``corrects_stale``: it
-    weighs rows by the ratio to the policy that sampled them, so rows may be older than the weights.
-    ``zero_advantage_is_zero``: a row whose advantages are all zero adds nothing to its gradient.
+    ``on`` says of what it is a function: ``logprobs`` of an actor, ``values`` of a critic, ``scores`` of a reward
+    model. ``per`` is ``token`` or ``row``; ``aggregate`` makes one number of either. ``norm`` is the tokens that
+    ``seq-mean-token-sum-norm`` divides by. ``groups``: it compares rows of one prompt, which are therefore never put
+    into different mini-batches. ``corrects_stale``: it weighs rows by the ratio to the policy that sampled them, or
+    does not ask who did, so rows may be older than the weights. ``zero_advantage_is_zero``: a row whose advantages
+    are all zero adds nothing to its gradient.
     """
 
     math: str | Callable[..., Any] = ""
     aggregate: str = "token-mean"
     on: str = "logprobs"
+    per: str = "token"
+    norm: float | None = None
+    groups: bool = False
     needs_entropy: bool = False
     corrects_stale: bool = False
     zero_advantage_is_zero: bool = False
 
     def __post_init__(self) -> None:
-        if self.aggregate not in AGGREGATES:
-            meant = near(self.aggregate, AGGREGATES) or AGGREGATES[0]
+        self._known("on", PREDICTIONS)
+        self._known("per", ("token", "row"))
+        self._known("aggregate", AGGREGATES if self.per == "token" else ROW_AGGREGATES)
+        if self.aggregate == "seq-mean-token-sum-norm" and not self.norm:
             raise ProgramError(
-                f"{self.name}: aggregate='{self.aggregate}' is none of {', '.join(AGGREGATES)}.",
-                fix=f"Write aggregate='{meant}'.",
+                f"{self.name}: aggregate='{self.aggregate}' divides by a number of tokens, and there is none.",
+                fix="Give norm=, the longest response that may be sampled.",
+            )
+
+    def _known(self, name: str, words: tuple[str, ...]) -> None:
+        said = getattr(self, name)
+        if said not in words:
+            raise ProgramError(
+                f"{self.name}: {name}={said!r} is none of {', '.join(words)}.",
+                fix=f"Write {name}='{near(str(said), words) or words[0]}'.",
             )
 
     def function(self) -> Callable[..., Any]:
@@ -72,7 +107,7 @@ class Loss(Spec):
         return getattr(import_module(module), name)
 
     def compute(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss per token [total], and what it reports, per token too."""
+        """Loss per token [total], or per row [rows], and what it reports: [total] or [rows] each."""
         result = self.function()(inputs, **self.parameters)
         return result if isinstance(result, tuple) else (result, {})
 
@@ -80,13 +115,18 @@ class Loss(Spec):
 def loss(
     *,
     reads: str = "",
-    aggregate: str = "token-mean",
+    aggregate: str | None = None,
     on: str = "logprobs",
+    per: str = "token",
+    norm: float | None = None,
+    groups: bool = False,
     needs_entropy: bool = False,
     corrects_stale: bool = False,
     zero_advantage_is_zero: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Loss]]:
-    """Make a loss of your own: a function ``fn(x: LossInputs, **parameters)`` that gives the loss per token.
+    """Make a loss of your own: a function ``fn(x: LossInputs, **parameters)`` that gives the loss per token or row.
+
+    The rest is as :class:`Loss` has it; ``aggregate=None`` is a mean over tokens, or over rows.
 
     The decorated name takes the parameters and gives a :class:`Loss`::
 
@@ -109,8 +149,11 @@ def loss(
                 reads=reads,
                 parameters=values,
                 math=fn,
-                aggregate=aggregate,
+                aggregate=aggregate or f"{per}-mean",
                 on=on,
+                per=per,
+                norm=norm,
+                groups=groups,
                 needs_entropy=needs_entropy,
                 corrects_stale=corrects_stale,
                 zero_advantage_is_zero=zero_advantage_is_zero,

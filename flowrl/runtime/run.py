@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..errors import ModelError, ResumeError, UsageError
 from ..graph import session as sessions
@@ -266,7 +267,7 @@ class Runner:
             "script": settings.script,
             "arguments": list(settings.arguments),
             "programs": [s.program for s in self.stages],
-            "parameters": [dict(s.parameters) for s in self.stages],
+            "parameters": [{n: spelled(v) for n, v in s.parameters.items()} for s in self.stages],
             "seed": settings.seed,
             "runtime": settings.runtime,
             "plan": settings.plan,
@@ -330,3 +331,18 @@ class Runner:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+def spelled(value: Any) -> Any:
+    """A parameter as a record holds it: plain values as they are, a loss and the like as a text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): spelled(v) for k, v in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [spelled(v) for v in cast("Sequence[Any]", value)]
+    if isinstance(value, partial):
+        made = cast("partial[Any]", value)
+        inside = ", ".join([*map(repr, made.args), *(f"{k}={v!r}" for k, v in made.keywords.items())])
+        return f"{spelled(made.func)}({inside})"
+    return getattr(value, "__name__", None) or repr(value)

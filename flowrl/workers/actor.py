@@ -181,32 +181,40 @@ class Actor(ModelWorker):
         epochs: int = 1,
         micro_tokens: int | None = None,
         lr: float | None = None,
+        pretraining: Batch | None = None,
+        pretraining_weight: float = 1.0,
         allow_stale: bool = False,
     ) -> Metrics:
         """Train on the rows: one optimizer step per mini-batch and epoch.
 
         Args:
-            loss: what is minimised, per token; fields that it reads are read by this call.
+            loss: what is minimised; fields that it reads are read by this call.
             minibatch, minibatch_tokens: rows, or tokens at most, of a mini-batch; None takes all rows.
             epochs: how often the rows are gone through, in an order of their own each time.
             micro_tokens: tokens at most in one forward pass. Changes memory and speed, never the result.
             lr: the learning rate of this call, in place of the schedule's.
+            pretraining, pretraining_weight: rows of a data source whose cross entropy is added to the loss, so that
+                the policy forgets less (PPO-ptx, arXiv:2203.02155, eq. 2); reported as ``pretraining_loss``.
             allow_stale: do not refuse a loss that does not correct for rows older than the weights.
 
         Returns: ``loss``, ``grad_norm``, ``lr``, ``tokens``, and what the loss reports, each a mean over the
         response tokens of the call.
         """
         del allow_stale  # read by the check
+        version = self.version_now
         self.updated()
         return Metrics(
             self.engine.update(
                 batch,
                 loss,
+                version=version,
                 minibatch=minibatch,
                 minibatch_tokens=minibatch_tokens,
                 epochs=epochs,
                 micro_tokens=micro_tokens,
                 lr=lr,
+                pretraining=pretraining,
+                pretraining_weight=pretraining_weight,
             )
         )
 

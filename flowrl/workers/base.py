@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..errors import ProgramError, WorkerError
-from ..graph.op import CallShape
+from ..graph.op import CallShape, Metrics, op
 from .records import Build, Sampled, Sampling
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Engine(Protocol):
     def update(self, batch: Batch, loss: Any, **how: Any) -> Mapping[str, float]: ...
     def restart_optimizer(self) -> None: ...
     def copy_weights_from(self, other: Any) -> None: ...
+    def blend(self, other: Any, decay: float) -> float: ...
     def plain_weights(self) -> Mapping[str, Tensor]: ...
     def take_weights(self, weights: Mapping[str, Tensor]) -> None: ...
     def state(self) -> State: ...
@@ -100,6 +101,11 @@ class Worker:
             self.dirty = False
         return self.version
 
+    @property
+    def version_now(self) -> int:
+        """The version that the weights as they are have, or will have once they are published."""
+        return self.version + self.dirty
+
     def published(self, version: int) -> None:
         """Note that the weights as they are now are a version of their own."""
         self.version, self.dirty = version, False
@@ -151,17 +157,25 @@ class Worker:
         return False
 
 
-def trains(on: str, reads: str) -> Callable[[CallShape], str]:
-    """``reads=`` of an update whose losses are functions of ``on``: another loss raises ProgramError."""
+_TRAINED = {"logprobs": "an actor", "values": "a critic", "scores": "a reward model"}
 
-    def declared(shape: CallShape) -> str:
+
+def trains(on: str, reads: str) -> Callable[[CallShape], str | Mapping[str, str]]:
+    """``reads=`` of an update whose losses are functions of ``on``: another loss raises ProgramError.
+
+    A second batch, ``pretraining``, is read where it is given.
+    """
+
+    def declared(shape: CallShape) -> str | Mapping[str, str]:
         loss = shape.call.get("loss")
         wanted = getattr(loss, "on", on)
         if wanted != on:
-            fix = "Give it to the update of a critic." if wanted == "values" else "Give it to the update of an actor."
+            fix = f"Give it to the update of {_TRAINED.get(wanted, 'another worker')}."
             raise ProgramError(
                 f"loss {getattr(loss, 'name', loss)} is one of {wanted}; this update trains {on}.", fix=fix
             )
+        if shape.call.get("pretraining") is not None:
+            return {"batch": reads, "pretraining": "tokens, response_mask"}
         return reads
 
     return declared
@@ -206,6 +220,16 @@ class ModelWorker(Worker):
 
     def close(self) -> None:
         self._engine = None
+
+    @op(updates="weights", cost="local")
+    def follow(self, policy: Any, *, decay: float = 0.0) -> Metrics:
+        """``w = decay w + (1 - decay) w_policy``: the weights of a worker of the same model, averaged over its updates.
+
+        ``policy`` is a handle. With ``decay=0`` it is a copy of that worker as it is now. Reports ``distance``, the
+        norm of what the weights moved by. Raises ModelError where the two are not of the same model.
+        """
+        self.updated()
+        return Metrics(distance=self.engine.blend(policy.engine, float(decay)))
 
     def stage(self) -> Any:
         """A copy of the weights, adapters merged."""

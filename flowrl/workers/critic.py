@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..graph.op import Metrics, Spec, op
 from ..rl import value_clip
@@ -17,13 +17,15 @@ VALUE_LOSS: Spec = value_clip()
 
 
 class _Scalar(ModelWorker):
-    """A model with a scalar head, trained or not."""
+    """A model with a scalar head. ``rate`` is the learning rate where none is given; with None it is not trained."""
+
+    rate: ClassVar[float | None] = None
 
     def __init__(
         self,
         model: str | Mapping[str, Any] | Model,
         *,
-        lr: float = 1e-5,
+        lr: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
@@ -38,7 +40,9 @@ class _Scalar(ModelWorker):
         seed: int = 0,
     ) -> None:
         self.model = Model.of(model)
-        self.optim = Optim(lr, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
+        lr = self.rate if lr is None else lr
+        self.trained = lr is not None
+        self.optim = Optim(lr or 0.0, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
         self.lora, self.dtype = lora, dtype
         self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
 
@@ -50,7 +54,7 @@ class _Scalar(ModelWorker):
         return Build(
             self.model,
             head="scalar",
-            optim=self.optim,
+            optim=self.optim if self.trained else None,
             lora=self.lora,
             dtype=self.dtype,
             gradient_checkpointing=self.gradient_checkpointing,
@@ -60,6 +64,8 @@ class _Scalar(ModelWorker):
 
 class Critic(_Scalar):
     """A value model: what the rest of a response is worth, before each of its tokens. Arguments as :class:`Actor`."""
+
+    rate = 1e-5
 
     @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward", pieces=True)
     def values(self, batch: Batch) -> Mapping[str, Any]:
@@ -94,15 +100,38 @@ class Critic(_Scalar):
 
 
 class RewardModel(_Scalar):
-    """A scalar head over the whole row: its value at the last token is the reward."""
+    """A scalar head over the whole row: its value at the last token is the reward.
 
-    def __init__(self, model: str | Mapping[str, Any] | Model, *, dtype: str = "auto", seed: int = 0) -> None:
-        super().__init__(model, dtype=dtype, seed=seed)
-
-    def build(self) -> Build:
-        return Build(self.model, head="scalar", dtype=self.dtype, seed=self.seed)
+    Arguments as :class:`Actor`; ``lr=None`` is a reward model that is not trained.
+    """
 
     @op(reads="tokens", adds="rewards: f32[]", cost="forward", pieces=True)
     def score(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``rewards``: the score of each row."""
         return {"rewards": self.engine.scores(batch)}
+
+    @op(reads=trains("scores", "tokens, response_mask"), updates="weights", cost="train")
+    def update(
+        self,
+        batch: Batch,
+        *,
+        loss: Spec,
+        minibatch: int | None = None,
+        minibatch_tokens: int | None = None,
+        epochs: int = 1,
+        micro_tokens: int | None = None,
+        lr: float | None = None,
+    ) -> Metrics:
+        """Train on the rows, with a loss on scores such as ``rl.bradley_terry()``; the rest as :class:`Actor`."""
+        self.updated()
+        return Metrics(
+            self.engine.update(
+                batch,
+                loss,
+                minibatch=minibatch,
+                minibatch_tokens=minibatch_tokens,
+                epochs=epochs,
+                micro_tokens=micro_tokens,
+                lr=lr,
+            )
+        )

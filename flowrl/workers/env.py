@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..column import Column
 from ..errors import RewardError, WorkerError
 from ..graph.op import CallShape, op
 from ..graph.types import STANDARD
@@ -18,6 +20,11 @@ from .tokens import append, pack
 if TYPE_CHECKING:
     from ..batch import Batch
 
+PLAYED = (
+    GENERATED
+    + ", rewards: f32[], turns: i32[], turn_rewards: f32[*turn], turn_states: i64[*turn], turn_ids: i32[*response]"
+)
+
 
 def _columns(shape: CallShape) -> str:
     return ", ".join(["prompt_ids", *sorted(name for name in shape.have if name not in STANDARD)])
@@ -25,18 +32,19 @@ def _columns(shape: CallShape) -> str:
 
 @dataclass
 class Episode:
-    """One play: its state, and the response so far. ``tokens[i]`` was sampled where ``mask[i]``, else observed."""
+    """One play: its state, and the response so far. ``turn_ids[i]`` is the turn of a sampled token, -1 if observed."""
 
     state: Any
+    observation: str  # the latest
     prompt: list[int]
     room: int | None = None  # tokens that the model has positions for
     tokens: list[int] = field(default_factory=list[int])
-    mask: list[bool] = field(default_factory=list[bool])
+    turn_ids: list[int] = field(default_factory=list[int])
     rollout_logprobs: list[float] = field(default_factory=list[float])
     sampling_logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
-    reward: float = 0.0
-    turns: int = 0
+    turn_states: list[int] = field(default_factory=list[int])
+    turn_rewards: list[float] = field(default_factory=list[float])
     done: bool = False
 
     @property
@@ -52,16 +60,15 @@ class Episode:
         if not self._fits(len(ids) + 1):
             self.done = True
             return
-        self._append(ids, False, [0.0] * len(ids), [0.0] * len(ids), 0)
+        self._append(ids, -1, [0.0] * len(ids), [0.0] * len(ids), 0)
 
     def act(self, ids: list[int], rollout: list[float], sampling: list[float], version: int) -> None:
         """Append what the policy sampled, as it was sampled."""
-        self._append(ids, True, rollout, sampling, version)
-        self.turns += 1
+        self._append(ids, len(self.turn_rewards), rollout, sampling, version)
 
-    def _append(self, ids: list[int], mask: bool, rollout: list[float], sampling: list[float], version: int) -> None:
+    def _append(self, ids: list[int], turn: int, rollout: list[float], sampling: list[float], version: int) -> None:
         self.tokens += ids
-        self.mask += [mask] * len(ids)
+        self.turn_ids += [turn] * len(ids)
         self.rollout_logprobs += rollout
         self.sampling_logprobs += sampling
         self.versions += [version] * len(ids)
@@ -90,6 +97,22 @@ def _text(observation: Any) -> str:
     return observation
 
 
+def _numbered(anchor: Any) -> int:
+    """The number of an anchor state: 63 bits of a hash that is the same in every process."""
+    return int.from_bytes(hashlib.blake2b(_written(anchor).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _written(anchor: Any) -> str:
+    """An anchor as text, another one for each. Raises TypeError for a thing whose text may change from run to run."""
+    if isinstance(anchor, str):
+        return ascii(str(anchor))
+    if isinstance(anchor, int):
+        return str(int(anchor))
+    if isinstance(anchor, tuple):
+        return f"({''.join(_written(part) + ',' for part in anchor)})"
+    raise TypeError(f"it returned {anchor!r}, which is no text, whole number or tuple of such")
+
+
 class Env(Worker):
     """Base of environments. Subclass it and write two plain functions::
 
@@ -98,7 +121,8 @@ class Env(Worker):
             def step(self, state, action: str) -> tuple[state, str, float, bool]: ...  # and reward, done
 
     ``row`` holds the columns of the batch. An observation is text; an empty one adds nothing. Rewards add up.
-    ``turns`` is the most turns of an episode (32 unless a subclass or a call says otherwise).
+    ``turns`` is the most turns of an episode (32 unless a subclass or a call says otherwise). A third function,
+    ``anchor``, says which states are the same.
     """
 
     turns: int = 32
@@ -117,10 +141,18 @@ class Env(Worker):
             fix="Define step(self, state, action) -> (state, observation, reward, done).",
         )
 
+    def anchor(self, state: Any, observation: str) -> str | int | tuple[Any, ...]:
+        """What tells the state before a turn from others of the row: a text, a whole number, or a tuple of such.
+
+        Turns of one prompt with equal anchors are compared with each other (GiGPO, arXiv:2505.10978, "anchor states").
+        Asked before each turn, with the latest observation, which is the answer here; it changes nothing.
+        """
+        return observation
+
     def open(self, opening: Opening) -> None:
         self._opening = opening
 
-    @op(reads=_columns, adds=GENERATED + ", rewards: f32[], turns: i32[]", rows="expand", cost="external", pieces=True)
+    @op(reads=_columns, adds=PLAYED, rows="expand", cost="external", pieces=True)
     def rollout(
         self,
         batch: Batch,
@@ -139,6 +171,10 @@ class Env(Worker):
         exactly the tokens so far. ``turn_tokens`` bounds one turn. Whether an episode is over is asked before
         each turn, so nothing is sampled after its end; it also ends where the model has no position left. An
         exception in user code, or a result that is not as declared, raises RewardError with the row.
+
+        ``turn_rewards`` and ``turn_states`` have one value per turn: its reward, and the number of the anchor
+        before it, equal where anchors are. ``turn_ids`` is the turn, from 0, of a sampled token; -1 for observations.
+        ``rewards`` is the sum of a row's ``turn_rewards``, ``turns`` their count.
         """
         children = batch.expand(n)
         episodes = self._begin(children, policy)
@@ -160,7 +196,7 @@ class Env(Worker):
         for i, key in enumerate(rows.keys):
             row = {n: c[i] for n, c in columns.items()}
             state, observation = self._user("reset", _begun, key, row, seeds[i])
-            episode = Episode(state, list(prompts[i]), policy.positions)
+            episode = Episode(state, observation, list(prompts[i]), policy.positions)
             if observation:
                 episode.observe(policy.tokenizer.encode(observation, add_special_tokens=False))
             episodes.append(episode)
@@ -172,6 +208,9 @@ class Env(Worker):
         """One turn of all episodes that go on: sample, step, observe."""
         import torch
 
+        for i in active:
+            e = episodes[i]
+            e.turn_states.append(self._user("anchor", _numbered, rows.keys[i], e.state, e.observation))
         contexts = pack([episodes[i].prompt + episodes[i].tokens for i in active], "prompt", "i32")
         starts = torch.tensor([len(episodes[i].tokens) for i in active], dtype=torch.int64)
         sampled = policy.respond(contexts, seeds[torch.tensor(active)], starts, **how)
@@ -182,12 +221,12 @@ class Env(Worker):
         for place, i in enumerate(active):
             episode = episodes[i]
             episode.act(ids[place], rollout[place], sampling[place], version)
-            episode.state, observation, reward, episode.done = self._user(
+            episode.state, episode.observation, reward, episode.done = self._user(
                 "step", _stepped, rows.keys[i], episode.state, texts[place]
             )
-            episode.reward += reward
-            if observation and not episode.done:
-                episode.observe(policy.tokenizer.encode(observation, add_special_tokens=False))
+            episode.turn_rewards.append(reward)
+            if episode.observation and not episode.done:
+                episode.observe(policy.tokenizer.encode(episode.observation, add_special_tokens=False))
 
     def _user(self, name: str, take: Callable[[Any], Any], key: tuple[int, ...], *args: Any) -> Any:
         """Call user code and take what it returned apart; a failure of either names the row."""
@@ -204,10 +243,13 @@ class Env(Worker):
         return {
             "response_ids": ids,
             "tokens": append(rows["prompt_ids"], ids, dim="token"),
-            "response_mask": pack([e.mask for e in episodes], "response", "bool"),
+            "response_mask": pack([[t >= 0 for t in e.turn_ids] for e in episodes], "response", "bool"),
             "rollout_logprobs": pack([e.rollout_logprobs for e in episodes], "response", "f32"),
             "sampling_logprobs": pack([e.sampling_logprobs for e in episodes], "response", "f32"),
             "versions": pack([e.versions for e in episodes], "response", "i32"),
-            "rewards": [e.reward for e in episodes],
-            "turns": [e.turns for e in episodes],
+            "rewards": [sum(e.turn_rewards) for e in episodes],
+            "turns": [len(e.turn_rewards) for e in episodes],
+            "turn_rewards": pack([e.turn_rewards for e in episodes], "turn", "f32"),
+            "turn_states": Column.of([e.turn_states for e in episodes], dim="turn", dtype="i64"),
+            "turn_ids": pack([e.turn_ids for e in episodes], "response", "i32"),
         }

@@ -38,7 +38,8 @@ def numbers(row):
 def test_import_and_schema_are_light():
     code = (
         "from tasks import arithmetic, guessing\n"
-        "for source in (arithmetic.prompts(2), arithmetic.examples(2), arithmetic.heldout(), guessing.prompts(2)):\n"
+        "for source in (arithmetic.prompts(2), arithmetic.examples(2), arithmetic.heldout(), guessing.prompts(2), "
+        "guessing.every_game()):\n"
         "    source.schema()\n"
         "import sys; bad = {'torch', 'numpy', 'transformers', 'tokenizers'} & set(sys.modules); assert not bad, bad"
     )
@@ -168,6 +169,32 @@ def test_steps_are_pure(guessing):
     game = guessing.Guess()
     state, _ = game.reset({"secret": 3}, 0)
     assert game.step(state, "5") == game.step(state, "5")
+
+
+@pytest.mark.parametrize(
+    ("guesses", "anchors"),
+    [
+        ("587", [(0, 9), (6, 9), (6, 7), (7, 7)]),
+        ("857", [(0, 9), (0, 7), (6, 7), (7, 7)]),
+        ("0x96", [(0, 9), (1, 9), (1, 9), (1, 8), (7, 8)]),
+        ("5198", [(0, 9), (6, 9), (6, 9), (6, 8), (6, 7)]),
+    ],
+)
+def test_the_anchor_of_a_game_is_the_digits_still_possible(guessing, guesses, anchors):
+    """However they were found, and whatever was guessed that told nothing."""
+    game = guessing.Guess()
+    state, said = game.reset({"secret": 7}, 0)
+    found = [game.anchor(state, said)]
+    for guess in guesses:
+        state, said, _, _ = game.step(state, guess)
+        found.append(game.anchor(state, said))
+    assert found == anchors
+
+
+def test_every_game_is_each_secret_once(guessing):
+    cursor = guessing.every_game().cursor()
+    assert cursor.draw() == [{"prompt": "?", "secret": secret} for secret in range(10)]
+    assert cursor.draw() == []
 
 
 def test_a_row_without_a_secret_takes_it_from_the_seed(guessing):

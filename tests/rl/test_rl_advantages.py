@@ -8,6 +8,7 @@ import torch
 from flowrl import rl
 from flowrl.batch import Batch, Column
 from flowrl.errors import FlowError
+from flowrl.rl.advantages import advantages as rl_advantages
 
 torch.set_num_threads(1)
 
@@ -136,3 +137,243 @@ def test_a_misspelt_option_is_refused_before_it_runs(call, fix):
         call(rows([1.0], [1]))
     assert error.value.fix == fix
     assert error.value.at.file == __file__
+
+
+# -- the factored estimator ---------------------------------------------------------------------------------------
+
+
+def ragged(seed, prompts=4, longest=6):
+    """Random rows in random order: groups of 1 to 5, empty responses, observations; everything in float64."""
+    draw = torch.Generator().manual_seed(seed)
+    keys = [(p, i) for p in range(prompts) for i in range(p % 5 + 1)]
+    keys = [keys[i] for i in torch.randperm(len(keys), generator=draw).tolist()]
+    lengths = torch.randint(0, longest + 1, (len(keys),), generator=draw).tolist()
+    lengths[0], total = 0, sum(lengths) - lengths[0]
+    return Batch.of(
+        keys,
+        rewards=Column.of(torch.rand(len(keys), dtype=torch.float64, generator=draw)),
+        greedy=Column.of(torch.rand(len(keys), dtype=torch.float64, generator=draw)),
+        response_mask=Column.packed(torch.rand(total, generator=draw) < 0.7, lengths, "response"),
+        token_rewards=Column.packed(torch.randn(total, dtype=torch.float64, generator=draw), lengths, "response"),
+    )
+
+
+def mean(numbers):
+    return sum(numbers) / len(numbers)
+
+
+def bessel(numbers):
+    return math.sqrt(sum((x - mean(numbers)) ** 2 for x in numbers) / (len(numbers) - 1)) if len(numbers) > 1 else 0.0
+
+
+def slow_advantages(batch, of, baseline, center, leave_one_out, scale, eps, whiten, gamma):
+    """By the definition: loops over rows, prompts and tokens."""
+    rewards, masks = batch.rewards.values.tolist(), batch.response_mask.to_list()
+    number, tokens = [], []
+    for i, mask in enumerate(masks):
+        steps = [t for t, m in enumerate(mask) if m]
+        paid = [batch.token_rewards.to_list()[i][t] for t in steps]
+        if steps:
+            paid[-1] += rewards[i]
+        returns = [sum(gamma**k * r for k, r in enumerate(paid[j:])) for j in range(len(steps))]
+        number.append(returns[0] if of == "returns" and steps else rewards[i])
+        tokens.append({t: returns[j] if of == "returns" else rewards[i] for j, t in enumerate(steps)})
+        if baseline:
+            number[i] -= batch[baseline].values.tolist()[i]
+            tokens[i] = {t: x - batch[baseline].values.tolist()[i] for t, x in tokens[i].items()}
+    found = [[0.0] * len(mask) for mask in masks]
+    for i, key in enumerate(batch.keys):
+        group = [j for j, other in enumerate(batch.keys) if other[0] == key[0]]
+        among = list(range(len(number))) if center == "batch" else group
+        c = 0.0
+        if center == "optimal":
+            weights = [len(tokens[j]) for j in among]
+            c = sum(w * number[j] for w, j in zip(weights, among, strict=True)) / max(sum(weights), 1)
+        elif center != "none" and len(among) > 1:
+            c = mean([number[j] for j in among if not (leave_one_out and j == i)])
+        spread = {
+            "group": bessel([number[j] for j in group]),
+            "batch": bessel(number),
+            "mean": mean([number[j] for j in group]),
+            "none": 1.0 - eps,
+        }[scale]
+        for t, x in tokens[i].items():
+            alone = center != "none" and len(among) == 1
+            found[i][t] = 0.0 if alone or spread == 0 else (x - c) / (spread + eps)
+    if whiten:
+        chosen = [found[i][t] for i, row in enumerate(tokens) for t in row]
+        std = math.sqrt(mean([(x - mean(chosen)) ** 2 for x in chosen]))
+        for i, row in enumerate(tokens):
+            for t in row:
+                found[i][t] = (found[i][t] - mean(chosen)) / (std + 1e-8)
+    return found
+
+
+CHOICES = [
+    (of, center, out, scale)
+    for of in ("rewards", "returns")
+    for center in ("group", "batch", "optimal", "none")
+    for out in ((False, True) if center in ("group", "batch") else (False,))
+    for scale in ("group", "batch", "mean", "none")
+    if not (of == "returns" and scale == "mean")  # token rewards may be negative
+]
+
+
+@pytest.mark.parametrize(("of", "center", "leave_one_out", "scale"), CHOICES)
+def test_advantages_are_the_definition(of, center, leave_one_out, scale):
+    for seed, whiten, baseline in [(0, False, None), (1, True, None), (2, False, "greedy")]:
+        if scale == "mean" and baseline:
+            continue
+        batch, gamma = ragged(seed), 0.9 if of == "returns" else 1.0
+        said = {"of": of, "center": center, "leave_one_out": leave_one_out, "scale": scale, "eps": 1e-3}
+        said |= {"whiten": whiten, "baseline": baseline, "gamma": gamma}
+        found = rl_advantages(batch, **said).advantages
+        assert found.type == "f32[*response]"
+        for row, wanted in zip(found.to_list(), slow_advantages(batch, **said), strict=True):
+            assert row == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(("of", "center", "leave_one_out", "scale"), CHOICES)
+def test_the_order_of_rows_means_nothing(of, center, leave_one_out, scale):
+    batch = ragged(3)
+    said = {"of": of, "center": center, "leave_one_out": leave_one_out, "scale": scale}
+    found = rl_advantages(batch, **said).sort().advantages
+    turned = rl_advantages(batch.take(list(range(len(batch)))[::-1]), **said).sort().advantages
+    torch.testing.assert_close(turned.values, found.values, rtol=1e-6, atol=1e-6)
+
+
+def test_what_crosses_no_prompt_may_be_run_prompt_by_prompt():
+    batch = ragged(4)
+    parts = Batch.concat([rl_advantages(batch.take(rows), of="returns") for rows in batch.groups()])
+    whole = rl_advantages(batch, of="returns")
+    torch.testing.assert_close(parts.sort().advantages.values, whole.sort().advantages.values)
+
+    def in_pieces(**said):
+        return rl_advantages.in_pieces({}, rl_advantages.bind(None, (batch,), said))
+
+    assert in_pieces() and in_pieces(center="optimal", scale="mean")
+    assert not (in_pieces(center="batch") or in_pieces(scale="batch") or in_pieces(whiten=True))
+
+
+@pytest.mark.parametrize("center", ["group", "batch", "optimal"])
+@pytest.mark.parametrize("scale", ["group", "batch", "mean", "none"])
+@pytest.mark.parametrize("whiten", [False, True])
+def test_equal_rewards_have_exactly_no_advantage(center, scale, whiten):
+    batch = rows([0.1] * 7, [3, 1, 0, 2, 5, 1, 2], keys=[(i % 2, i) for i in range(7)])
+    for of in ("rewards", "returns"):
+        assert not rl_advantages(batch, of=of, center=center, scale=scale, whiten=whiten).advantages.values.any()
+
+
+def test_reinforce_plus_plus_of_equal_rewards_is_exactly_0():
+    batch = rows([0.1] * 3, [3, 4, 1])
+    said = {"of": "returns", "center": "none", "scale": "none", "whiten": True}
+    assert not rl_advantages(batch, **said).advantages.values.any()
+
+
+@pytest.mark.parametrize("center", ["group", "optimal"])
+@pytest.mark.parametrize("of", ["rewards", "returns"])
+def test_a_prompt_with_one_row_has_none(center, of):
+    batch = rows([0.3, 0.9], [3, 2], keys=[(0, 0), (1, 0)])
+    gamma = 0.5 if of == "returns" else 1.0
+    for scale in ("group", "batch", "mean", "none"):
+        found = rl_advantages(batch, of=of, center=center, scale=scale, gamma=gamma)
+        assert not found.advantages.values.any()
+
+
+def test_a_row_without_tokens_counts_in_its_group():
+    batch = rows([3.0, 0.0, 0.0], [1, 0, 2], keys=[(0, 0), (0, 1), (0, 2)])
+    for of in ("rewards", "returns"):
+        assert rl_advantages(batch, of=of, scale="none").advantages.to_list() == [[2.0], [], [-1.0, -1.0]]
+    assert rl_advantages(batch, center="optimal", scale="none").advantages.to_list() == [[2.0], [], [-1.0, -1.0]]
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_a_batch_without_tokens_has_no_advantages(lengths):
+    batch = rows(torch.rand(len(lengths)), lengths, keys=[(0, i) for i in range(len(lengths))])
+    for of, center, out, scale in CHOICES:
+        found = rl_advantages(batch, of=of, center=center, leave_one_out=out, scale=scale, whiten=True)
+        assert found.advantages.to_list() == [[] for _ in lengths]
+
+
+def padded_trl(batch, scale):
+    """The advantages of GRPO as another library has them: rewards in equal groups, its own std, row by row."""
+    utils = pytest.importorskip("trl.trainer.utils")
+    grouped = batch.sort().rewards.values.view(3, 4)
+    std = {"group": utils.nanstd(grouped, dim=1)[:, None], "batch": utils.nanstd(grouped)}.get(scale)
+    centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+    return (centred if std is None else centred / (std + 1e-4)).flatten()
+
+
+def equal_groups():
+    draw = torch.Generator().manual_seed(5)
+    mask = Column.packed(torch.ones(12, dtype=torch.bool), [1] * 12, "response")
+    rewards = Column.of(torch.rand(12, dtype=torch.float64, generator=draw))
+    return Batch.of([(i % 3, i // 3) for i in range(12)], rewards=rewards, response_mask=mask)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_grpo_is_that_of_trl(scale):
+    batch = equal_groups()
+    found = rl_advantages(batch, scale=scale).sort().advantages.values
+    torch.testing.assert_close(found.double(), padded_trl(batch, scale), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_rloo_is_that_of_trl(normalised):
+    utils = pytest.importorskip("trl.trainer.utils")
+    batch = equal_groups()
+    grouped = batch.sort().rewards.values.view(3, 4)
+    others = torch.stack([(grouped.nansum(dim=1) - grouped[:, i]) / 3 for i in range(4)], dim=1)
+    wanted = (grouped - others).flatten()
+    found = rl_advantages(batch, scale="none", leave_one_out=True, whiten=normalised).sort().advantages.values.double()
+    if normalised:  # there with Bessel's correction and 1e-4 in the divisor
+        wanted = (wanted - wanted.nanmean()) / utils.nanstd(wanted)
+        found = found * math.sqrt(11 / 12)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_group_advantages_are_the_defaults_of_advantages():
+    batch = ragged(6)
+    assert rl.group_advantages(batch).advantages.equal(rl_advantages(batch).advantages)
+    alone = rl_advantages(batch, scale="none", leave_one_out=True).advantages
+    assert rl.group_advantages(batch, scale="none", leave_one_out=True).advantages.equal(alone)
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ({"of": "reward"}, 'Write of="rewards".'),
+        ({"center": "grup"}, 'Write center="group".'),
+        ({"scale": "std"}, 'Write scale="group".'),
+        ({"center": "none", "leave_one_out": True}, 'Write center="group", or leave out leave_one_out.'),
+        ({"center": "optimal", "leave_one_out": True}, 'Write center="group", or leave out leave_one_out.'),
+        ({"gamma": 0.9}, 'Write of="returns", or leave out gamma.'),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_it_runs(said, fix):
+    with pytest.raises(FlowError) as error:
+        rl_advantages(rows([1.0], [1]), **said)
+    assert error.value.fix == fix
+    assert error.value.at.file == __file__
+
+
+def test_the_mean_of_negative_rewards_divides_nothing():
+    with pytest.raises(FlowError) as error:
+        rl_advantages(rows([1.0, -1.0], [1, 1]), scale="mean")
+    assert "the smallest is -1" in error.value.what
+    assert error.value.fix == 'Shift the rewards, or write scale="group".'
+
+
+def test_the_total_is_the_reward_with_those_of_the_tokens():
+    """RLOO with the KL in the reward: every token has the row's whole return, compared with the other rows'."""
+    batch = ragged(5)
+    found = rl_advantages(batch, of="total", leave_one_out=True, scale="none")
+    columns = [batch.rewards, batch.token_rewards, batch.response_mask]
+    rewards, paid, masks = (column.to_list() for column in columns)
+    total = [
+        r + sum(p for p, m in zip(ps, ms, strict=True) if m) for r, ps, ms in zip(rewards, paid, masks, strict=True)
+    ]
+    for i, key in enumerate(batch.keys):
+        others = [total[j] for j, other in enumerate(batch.keys) if other[0] == key[0] and j != i]
+        wanted = total[i] - sum(others) / len(others) if others else 0.0
+        assert found.take([i]).advantages.values.tolist() == pytest.approx([wanted * m for m in masks[i]], abs=1e-6)

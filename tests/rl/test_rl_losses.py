@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flowrl import rl
-from flowrl.rl.kl import estimate
-from flowrl.rl.losses import token_weights
+from flowrl.rl.math.kl import estimate
+from flowrl.rl.math.losses import token_weights
 
 torch.set_num_threads(1)
 LENGTHS = torch.tensor([3, 1, 4])

@@ -210,6 +210,114 @@ def test_observed_tokens_have_no_loss(actor):
     assert metrics["loss"] == pytest.approx(float(expected), abs=1e-5)
 
 
+# -- turns -----------------------------------------------------------------------------------------
+
+
+def test_turns_have_rewards_states_and_numbers(actor):
+    played = fl.open(Echo()).rollout(prompts(4), policy=actor, n=3)
+    assert played.turn_rewards.type == "f32[*turn]" and played.turn_states.type == "i64[*turn]"
+    assert played.turn_ids.type == "i32[*response]"
+    turns = played.turns.to_list()
+    assert played.turn_rewards.lengths.tolist() == played.turn_states.lengths.tolist() == turns
+    for row, actions in enumerate(SEEN.values()):
+        assert played.turn_rewards[row].tolist() == pytest.approx([len(a) / 10 for a in actions])
+        ids, numbers = played.response_ids[row].tolist(), played.turn_ids[row].tolist()
+        assert [n >= 0 for n in numbers] == played.response_mask[row].tolist()
+        assert list(dict.fromkeys(n for n in numbers if n >= 0)) == list(range(turns[row]))
+        for turn, action in enumerate(actions):
+            sampled = [i for i, n in zip(ids, numbers, strict=True) if n == turn]
+            assert build_tokenizer().decode(sampled, skip_special_tokens=True) == action
+    sums = [float(rewards.double().sum()) for rewards in played.turn_rewards]
+    assert played.rewards.to_list() == pytest.approx(sums)
+
+
+def test_the_state_before_a_turn_is_the_latest_observation(actor):
+    """Equal observations have equal numbers, in all rows; others have others."""
+    played = fl.open(Echo()).rollout(prompts(5), policy=actor, n=8)
+    named: dict[str, set[int]] = {}
+    for row, actions in enumerate(SEEN.values()):
+        observations = ["cd", *(a[-1:] + "ab" for a in actions[:-1])]
+        for said, number in zip(observations, played.turn_states[row].tolist(), strict=True):
+            named.setdefault(said, set()).add(number)
+    assert len(named) > 3 and all(len(numbers) == 1 for numbers in named.values())
+    assert len(set.union(*named.values())) == len(named)
+    assert all(0 <= n < 2**63 for n in set.union(*named.values()))
+
+
+class Anchored(Echo):
+    """Its states are what ``says`` makes of them; it plays two turns."""
+
+    turns = 2
+
+    def __init__(self, says):
+        super().__init__()
+        self.says = says
+
+    def anchor(self, state, observation):
+        return self.says(state, observation)
+
+
+def test_an_environment_says_which_states_are_the_same(actor):
+    env = fl.open(Anchored(lambda state, observation: (state[0], len(state), observation[:1] in "abc")))
+    played = env.rollout(prompts(3), policy=actor, n=4)
+    first = [states[0].item() for states in played.turn_states]
+    assert first == [n for n in dict.fromkeys(first) for _ in range(4)] and len(set(first)) == 3
+
+
+def numbers_of(anchors, actor):
+    """The number of each anchor, as rows of a batch have it."""
+    env = fl.open(Anchored(lambda state, observation: anchors[int(state[0].removeprefix("row "))]))
+    return [states[0].item() for states in env.rollout(prompts(len(anchors)), policy=actor, turns=1).turn_states]
+
+
+def test_the_number_of_a_state_is_the_same_in_every_process(actor):
+    """Python's own hash of a text is not; a resumed run, or a worker elsewhere, would group other turns."""
+    assert numbers_of(["cd", 7, (6, "x")], actor) == [8393782852633507642, 4703935488074688627, 4850325620668252140]
+
+
+def test_different_anchors_have_different_numbers(actor):
+    anchors = ["", "1", 1, -1, (1,), ("1",), (1, ()), ((1,),), "(1,)", ("a", "b"), ("a,b",), ("ab",), "\ud800", 2**80]
+    anchors = anchors[:8], anchors[8:]
+    found = [number for part in anchors for number in numbers_of(list(part), actor)]
+    assert len(set(found)) == len(found) == 14
+
+
+def test_an_episode_without_turns_has_no_states(actor):
+    played = fl.open(Echo(begins="cd" * 62)).rollout(prompts(4), policy=actor)
+    assert played.turn_states.lengths.tolist() == played.turn_rewards.lengths.tolist() == [1, 1, 0, 0]
+    assert played.turn_ids[0].tolist() == [-1] * 62 + [0] and not len(played.turn_ids[3])
+
+
+def test_turns_are_counted_after_the_action_was_taken_and_states_before(actor):
+    """A state that its step changes in place is asked for its anchor before."""
+
+    class Mutable(fl.Env):
+        turns = 3
+
+        def reset(self, row, seed):
+            return [0], "cd"
+
+        def step(self, state, action):
+            state[0] += 1
+            return state, "cd", float(state[0]), False
+
+        def anchor(self, state, observation):
+            return state[0]
+
+    played = fl.open(Mutable()).rollout(prompts(3), policy=actor)
+    assert played.turn_rewards.to_list() == [[1.0, 2.0, 3.0]] * 3 and played.rewards.to_list() == [6.0] * 3
+    assert played.turn_states.to_list() == [played.turn_states[0].tolist()] * 3
+    assert len(set(played.turn_states[0].tolist())) == 3
+
+
+def test_batches_of_episodes_are_put_together_and_taken_apart(actor):
+    played = fl.open(Echo()).rollout(prompts(4), policy=actor, n=2)
+    again = fl.Batch.concat(played.split(3)).take(range(7, -1, -1)).sort()
+    for name in ("turn_rewards", "turn_states", "turn_ids"):
+        assert again[name].equal(played[name])
+    assert fl.Batch.from_record(played.to_record()).turn_states.equal(played.turn_states)
+
+
 # -- the guessing game -----------------------------------------------------------------------------
 
 
@@ -298,6 +406,22 @@ def test_a_first_observation_that_does_not_fit_leaves_an_empty_response(actor):
 
 
 # -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        (lambda state, observation: 1 / 0, "ZeroDivisionError"),
+        (lambda state, observation: None, "TypeError: it returned None, which is no text, whole number or tuple"),
+        (lambda state, observation: ("a", 0.5), "it returned 0.5, which is no text"),
+        (lambda state, observation: {"a"}, "it returned {'a'}, which is no text"),
+    ],
+)
+def test_a_failing_anchor_names_the_row(actor, says, said):
+    """Also an anchor that is written differently in every process, like a set."""
+    late = Anchored(lambda state, observation: says(state, observation) if state[0] == "row 3" else "")
+    with pytest.raises(RewardError, match=rf"game\.anchor failed for row 3, sample 0: .*{said}"):
+        fl.open(late, name="game").rollout(prompts(), policy=actor, n=2)
 
 
 class Broken(Echo):
@@ -427,7 +551,7 @@ def test_the_graph_shows_who_serves(flow):
     assert [(e.src, e.dst) for e in graph.edges_of("serves")] == [("actor", "game.rollout")]
     weights = [(e.src, e.dst) for e in graph.edges_of("weights")]
     assert ("actor.update", "game.rollout") in weights
-    assert set(graph.node("game.rollout").adds) >= {"response_ids", "response_mask", "rewards", "turns"}
+    assert set(graph.node("game.rollout").adds) >= {"response_ids", "rewards", "turns", "turn_states"}
     assert not flow.check().errors
 
 

@@ -170,20 +170,26 @@ class HFEngine:
         epochs: int = 1,
         micro_tokens: int | None = None,
         lr: float | None = None,
+        version: int = 0,
+        pretraining: Batch | None = None,
+        pretraining_weight: float = 1.0,
     ) -> dict[str, float]:
         """Train on the rows. Neither loss nor gradient depends on ``micro_tokens``, the tokens of one forward pass.
 
         Args:
             batch: reads ``tokens``, ``response_mask`` and what the loss reads.
-            loss: a loss on log-probabilities for a language model, on values for a scalar head.
+            loss: a loss on log-probabilities for a language model, on values or scores for a scalar head.
             minibatch: rows of an optimizer step; None is all of them.
             minibatch_tokens: response tokens of an optimizer step, at least one row.
             epochs: how often every row is trained, each time in another order.
             micro_tokens: tokens of a forward pass; None is what fits a fixed share of the device's memory.
             lr: the learning rate of this call; None is the schedule's.
+            version: of the weights as they are, for losses that ask how old a token is.
+            pretraining: rows whose cross entropy, a mean over tokens times ``pretraining_weight``, is added to the
+                loss of every optimizer step: all of them to a single one, a share each to several.
 
-        Gives ``loss``, ``grad_norm`` (before clipping), ``lr`` and what the loss reports as means over the optimizer
-        steps, ``tokens`` and ``rows`` trained, and ``steps``. Raises RunError before a step that is not finite.
+        Gives ``loss``, ``grad_norm`` (before clipping) and ``lr``, and what the loss reports as means over tokens or
+        rows; ``tokens`` and ``rows`` trained, and ``steps``. Raises RunError before a step that is not finite.
         """
         if self.trainer is None:
             raise ProgramError(
@@ -199,6 +205,9 @@ class HFEngine:
             epochs=epochs,
             micro_tokens=micro_tokens or self._micro_tokens(training=True),
             lr=lr,
+            version=version,
+            pretraining=pretraining,
+            pretraining_weight=pretraining_weight,
         )
 
     def restart_optimizer(self) -> None:
@@ -244,13 +253,42 @@ class HFEngine:
 
     def copy_weights_from(self, other: HFEngine) -> None:
         """Take the weights of another engine of the same model; adapters are merged on the way."""
-        mine, given = dict(self.net.model.named_parameters()), adapters.plain(other.net.model)
-        if set(mine) != set(given):
-            given = adapters.merged(other.net.model)
-        self.take_weights(given, other.build.model.title)
+        self.take_weights(self._given(other), other.build.model.title)
+
+    def blend(self, other: HFEngine, decay: float) -> float:
+        """``w = decay w + (1 - decay) w_other`` for every weight; gives the norm of the change.
+
+        Raises ModelError when the two are not of the same model, ProgramError for a decay outside [0, 1].
+        """
+        if not 0 <= decay <= 1:
+            raise ProgramError(f"decay={decay} is no share of the old weights.", fix="Give a number from 0 to 1.")
+        given = self._given(other)
+        mine = self._fitting(given, other.build.model.title)
+        moved = torch.zeros((), dtype=torch.float64)
+        with torch.no_grad():
+            for name, weight in mine.items():
+                step = (given[name].to(weight) - weight) * (1 - decay)
+                if decay == 0:
+                    weight.copy_(given[name])
+                else:
+                    weight.add_(step)
+                moved += step.double().square().sum().cpu()
+        return float(moved.sqrt())
+
+    def _given(self, other: HFEngine) -> Mapping[str, Tensor]:
+        """The weights of another engine under the names of this one."""
+        given = adapters.plain(other.net.model)
+        return given if set(given) == set(dict(self.net.model.named_parameters())) else adapters.merged(other.net.model)
 
     def take_weights(self, weights: Mapping[str, Tensor], title: str = "another copy") -> None:
         """Take weights by name. Raises ModelError when one is missing or has another shape."""
+        mine = self._fitting(weights, title)
+        with torch.no_grad():
+            for name, weight in mine.items():
+                weight.copy_(weights[name])
+
+    def _fitting(self, weights: Mapping[str, Tensor], title: str) -> dict[str, Tensor]:
+        """The weights of this engine, where the given ones have all of their names and shapes."""
         mine = dict(self.net.model.named_parameters())
         lacking = sorted(set(mine) - set(weights))
         if lacking or any(mine[n].shape != weights[n].shape for n in mine):
@@ -259,9 +297,7 @@ class HFEngine:
                 have=lacking[:5] or None,
                 fix="Use the same model for both.",
             )
-        with torch.no_grad():
-            for name, weight in mine.items():
-                weight.copy_(weights[name])
+        return mine
 
     def save(self, folder: str | Path) -> None:
         """A Hugging Face folder: weights (adapters merged), configuration, generation settings, tokenizer."""

@@ -5,42 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import ProgramError
-from .kl import estimate
-from .spec import LossInputs
-
-
-def ppo_clip(
-    x: LossInputs,
-    *,
-    clip: float = 0.2,
-    clip_high: float | None = None,
-    kl: float = 0.0,
-    kl_kind: str = "k3",
-    entropy: float = 0.0,
-    anchor: str = "rollout",
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """``-min(w A, clamp(w, 1-clip, 1+clip_high) A) + kl KL - entropy H`` [total]; see :func:`flowrl.rl.ppo_clip`."""
-    advantages, before = x["advantages"], x[f"{anchor}_logprobs"]
-    moved = x.predicted - before
-    ratio = moved.exp()
-    clipped = ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
-    plain, held = ratio * advantages, clipped * advantages
-    loss = -torch.minimum(plain, held)
-    with torch.no_grad():
-        reports = {
-            "ratio": ratio.detach(),
-            "clip_fraction": (held < plain).to(ratio.dtype),
-            "approx_kl": estimate(before, x.predicted.detach(), "k3"),
-        }
-    if "ref_logprobs" in x.fields:
-        divergence = estimate(x.predicted, x["ref_logprobs"], kl_kind)
-        loss = loss + kl * divergence
-        reports["kl"] = divergence.detach()
-    if x.entropy is not None:
-        loss = loss - entropy * x.entropy
-        reports["entropy"] = x.entropy.detach()
-    return loss, reports
+from ...errors import ProgramError
+from ..spec import LossInputs
 
 
 def value_clip(x: LossInputs, *, clip: float | None = 0.2) -> tuple[Tensor, dict[str, Tensor]]:
@@ -61,11 +27,12 @@ def sft(x: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     return -x.predicted, {}
 
 
-def token_weights(mask: Tensor, row: Tensor, rows: int, aggregate: str) -> Tensor:
+def token_weights(mask: Tensor, row: Tensor, rows: int, aggregate: str, norm: float | None = None) -> Tensor:
     """The weight of each token in the loss of a whole mini-batch, so that ``loss = sum(weights * per_token)``.
 
     ``mask`` bool[total], ``row`` i64[total]; gives f64[total], 0 outside the mask. Rows without a masked token do not
-    count as rows. Raises ProgramError for an unknown ``aggregate``.
+    count as rows. ``norm``: the tokens that ``seq-mean-token-sum-norm`` divides each row's sum by. Raises ProgramError
+    for an unknown ``aggregate``.
 
     >>> token_weights(torch.tensor([True, True, False, True]), torch.tensor([0, 0, 1, 2]), 3, "seq-mean-token-mean")
     tensor([0.2500, 0.2500, 0.0000, 0.5000], dtype=torch.float64)
@@ -79,6 +46,22 @@ def token_weights(mask: Tensor, row: Tensor, rows: int, aggregate: str) -> Tenso
     filled = (tokens > 0).sum().clamp(min=1)
     if aggregate == "seq-mean-token-sum":
         return one / filled
+    if aggregate == "seq-mean-token-sum-norm" and norm:
+        return one / (filled * float(norm))
     if aggregate == "seq-mean-token-mean":
         return one / tokens.clamp(min=1)[row] / filled
     raise ProgramError(f"'{aggregate}' is no way to aggregate a loss.")
+
+
+def row_weights(counted: Tensor, aggregate: str) -> Tensor:
+    """The weight of each row in a loss per row: f64[rows], 0 for rows that ``counted`` bool[rows] leaves out.
+
+    >>> row_weights(torch.tensor([True, False, True]), "row-mean")
+    tensor([0.5000, 0.0000, 0.5000], dtype=torch.float64)
+    """
+    one = counted.double()
+    if aggregate == "row-sum":
+        return one
+    if aggregate == "row-mean":
+        return one / one.sum().clamp(min=1)
+    raise ProgramError(f"'{aggregate}' is no way to aggregate a loss per row.")

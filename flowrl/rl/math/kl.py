@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ..errors import ProgramError
+from ...errors import ProgramError
+
+#: Log-ratios beyond this count as this, and have no gradient.
+BOUND = 20.0
+
+
+def guarded(moved: Tensor) -> Tensor:
+    """Log-ratios inside ``[-20, 20]``; 0 where there is none, as between two probabilities of 0."""
+    return torch.nan_to_num(moved, nan=0.0, posinf=BOUND, neginf=-BOUND).clamp(-BOUND, BOUND)
 
 
 def estimate(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
@@ -13,11 +22,10 @@ def estimate(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     With ``d = log q - log p``: ``k1 = -d`` (unbiased, may be negative), ``k2 = d^2 / 2`` (biased, small variance),
     ``k3 = exp(d) - 1 - d`` (unbiased, never negative). Raises ProgramError for another kind.
 
-    >>> import torch
     >>> estimate(torch.tensor([-1.0]), torch.tensor([-2.0]), "k1")
     tensor([1.])
     """
-    difference = reference - logprobs
+    difference = guarded(reference - logprobs)
     if kind == "k1":
         return -difference
     if kind == "k2":

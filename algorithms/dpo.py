@@ -1,0 +1,52 @@
+"""DPO (Rafailov et al. 2023, arXiv:2305.18290) and other losses on given preferences: no sampling while training.
+
+``--preset`` is one of dpo, ipo, cdpo, orpo, kto. Departures: 1. the reference is computed in every step, not beforehand
+for the whole data set. 2. KTO's reference point is that of the weights before the step.
+"""
+
+from functools import partial
+
+import flowrl as fl
+from flowrl import rl
+from tasks import arithmetic
+
+PRESETS = {
+    "dpo": {},
+    "ipo": {"loss": rl.ipo},
+    "cdpo": {"loss": partial(rl.dpo, label_smoothing=0.1)},
+    "orpo": {"loss": rl.orpo, "reference": False},
+    "kto": {"loss": rl.kto, "reference_point": True},
+}
+
+flow = fl.Flow("dpo")
+actor = flow.worker(fl.Actor, arithmetic.MODEL, lr=1e-4, betas=(0.9, 0.99), max_tokens=arithmetic.MAX_TOKENS)
+ref = flow.worker(fl.Reference, of=actor)
+reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
+
+
+@flow.program(presets=PRESETS)
+def dpo(
+    steps: int = 200,
+    pairs: int = 64,
+    reference: bool = True,
+    reference_point: bool = False,
+    one_digit: float | None = None,
+    loss=rl.dpo,
+):
+    for step, batch in flow.steps(arithmetic.preferences(pairs, one_digit=one_digit), steps):
+        if reference:
+            batch = ref.logprobs(batch)
+        if reference_point:
+            others = rl.mismatched(batch)
+            others = actor.logprobs(others) | ref.logprobs(others)
+            divergence = (others.old_logprobs - others.ref_logprobs).row_sum().mean()
+            metrics = actor.update(batch, loss=loss(reference_point=divergence))
+        else:
+            metrics = actor.update(batch, loss=loss())
+        flow.log(step, metrics)
+
+
+arithmetic.stages(flow, actor, reward)
+
+if __name__ == "__main__":
+    flow.main()

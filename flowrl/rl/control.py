@@ -1,0 +1,54 @@
+"""Numbers that a program carries from step to step: coefficients that follow what they control.
+
+They are ops, so nothing waits for them: ``coef = rl.adaptive_kl(coef, metrics.kl, target=0.02, rows=512)``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import ProgramError
+from ..graph.op import op
+
+
+@op(owner="rl", cost="local")
+def clamp(value: float, *, low: float = -math.inf, high: float = math.inf) -> float:
+    """The number, or the bound that it is beyond."""
+    return min(max(float(value), low), high)
+
+
+@op(owner="rl", cost="local")
+def adaptive_kl(coef: float, kl: float, *, target: float, horizon: float = 10_000, rows: float = 1) -> float:
+    """``coef (1 + e rows / horizon)``, ``e = clamp(kl / target - 1, -0.2, 0.2)`` (arXiv:1909.08593, section 2.2).
+
+    ``kl``: nats, in the units of ``target``; ``rows``: how many were trained since the last call. Raises ProgramError
+    for a target that is not above 0.
+    """
+    if not target > 0:
+        raise ProgramError(f"rl.adaptive_kl: target={target}.", fix="Give a KL above 0, in nats.")
+    error = min(max(float(kl) / target - 1, -0.2), 0.2)
+    return float(coef) * (1 + error * rows / horizon)
+
+
+@op(owner="rl", cost="local")
+def adaptive_entropy(
+    coef: float, entropy: float, *, target: float, step: float = 1e-3, low: float = 0.0, high: float = 0.1
+) -> float:
+    """``coef + step`` while the entropy is at most ``target``, else ``coef - step``, inside ``[low, high]``.
+
+    Skywork-OR1 (arXiv:2505.22312, section 4.3). ``entropy`` and ``target`` are nats per token.
+    """
+    moved = float(coef) + (step if float(entropy) <= target else -step)
+    return min(max(moved, low), high)
+
+
+@op(owner="rl", cost="local")
+def lagrange(multiplier: float, cost: float, *, limit: float = 0.0, rate: float = 0.1, high: float = 10.0) -> float:
+    """``m exp(rate m (cost - limit))``, at most ``high``: the multiplier of a constraint ``cost <= limit``.
+
+    Gradient ascent on ``ln m`` (Safe RLHF, arXiv:2310.12773, eq. 31). ``multiplier`` starts above 0 and stays there.
+    """
+    if not float(multiplier) > 0:
+        raise ProgramError(f"rl.lagrange: multiplier={multiplier}.", fix="Start it above 0, such as at 1.0.")
+    grown = rate * float(multiplier) * (float(cost) - limit)
+    return min(float(multiplier) * math.exp(min(max(grown, -20.0), 20.0)), high)

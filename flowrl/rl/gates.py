@@ -1,0 +1,76 @@
+"""How far a policy loss follows its ratio w, for an advantage A: ``rl.policy_loss(rl.gates.ppo(0.2))``.
+
+Each gives a loss per token. ``sg`` has no gradient.
+"""
+
+from __future__ import annotations
+
+from .policy import Gate
+from .said import one_of
+
+
+def ppo(clip: float = 0.2, *, high: float | None = None, dual: float | None = None) -> Gate:
+    """``-min(w A, clamp(w, 1-clip, 1+high) A)``, at most ``-dual A`` where A < 0.
+
+    arXiv:1707.06347, eq. 7; dual clip: arXiv:1912.09729, eq. 5 (TRL's ``delta``).
+    """
+    return Gate("ppo", {"low": clip, "high": clip if high is None else high, "dual": dual})
+
+
+def cispo(high: float = 5.0, *, low: float = 0.0) -> Gate:
+    """``-sg(clamp(w, low, high)) A log p``: every token keeps a gradient (MiniMax-M1, arXiv:2506.13585, eq. 4).
+
+    The bounds are of the ratio itself, as in ScaleRL (arXiv:2510.13786), where the paper has 1 + eps.
+    """
+    return Gate("cispo", {"low": low, "high": high})
+
+
+def sapo(positive: float = 1.0, negative: float = 1.05) -> Gate:
+    """``-(4 / t) sigmoid(t (w - 1)) A``, t being ``positive`` for A > 0, else ``negative`` (arXiv:2511.20347)."""
+    return Gate("sapo", {"positive": positive, "negative": negative})
+
+
+def gmpo(clip: float = 0.4, *, high: float | None = None) -> Gate:
+    """``-A exp(mean_t log w_t)``, each ``log w_t`` clipped to ``[-clip, high]`` where that lowers the objective.
+
+    arXiv:2507.20673. A is the mean of the row's advantages; every token of a row has the row's number.
+    """
+    return Gate("gmpo", {"low": clip, "high": clip if high is None else high})
+
+
+def dppo(kind: str = "tv", *, low: float = 0.15, high: float | None = None, cap: float = 20.0) -> Gate:
+    """``-sg(min(w, cap)) A log p``, 0 for tokens that moved too far in the direction of A (arXiv:2602.04879).
+
+    Too far is by the two-outcome divergence of p and the anchor's q at the sampled token: ``tv``: ``|p - q|``;
+    ``kl``: ``q log(q/p) + (1-q) log((1-q)/(1-p))``. ``high`` bounds a rise, ``low`` a fall.
+    """
+    one_of("rl.gates.dppo", "kind", kind, ("tv", "kl"))
+    return Gate("dppo", {"kind": kind, "low": low, "high": low if high is None else high, "cap": cap})
+
+
+def reinforce() -> Gate:
+    """``-A log p``: no ratio (Williams 1992; GPG, arXiv:2504.02546)."""
+    return Gate("reinforce", follows=False)
+
+
+def quadratic(temperature: float = 0.1) -> Gate:
+    """``-A log p + (temperature / 2) (log w)^2``: DRO (arXiv:2405.19107), Kimi k1.5 (arXiv:2501.12599, eq. 3)."""
+    return Gate("quadratic", {"temperature": temperature}, silent=False)
+
+
+def topr(low: float = 0.0, high: float = 1.0) -> Gate:
+    """``-A log p`` where A > 0, ``-sg(clamp(w, low, high)) A log p`` elsewhere (TOPR, arXiv:2503.14286, eq. 8).
+
+    The paper's ratio is that of the whole response: ``ratio="sequence"``.
+    """
+    return Gate("topr", {"low": low, "high": high})
+
+
+def clip_cov(clip: float = 1.0) -> Gate:
+    """``ppo(clip)``, 0 for the tokens that ``rl.select_by_covariance`` selected (arXiv:2505.22617, section 4.2)."""
+    return Gate("clip_cov", {"low": clip, "high": clip}, reads="selected: bool[*response]")
+
+
+def kl_cov(weight: float = 1.0) -> Gate:
+    """``-w A``, plus ``weight |log w|`` for the tokens that ``rl.select_by_covariance`` selected (arXiv:2505.22617)."""
+    return Gate("kl_cov", {"weight": weight}, silent=False, reads="selected: bool[*response]")

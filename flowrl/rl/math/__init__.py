@@ -1,0 +1,1 @@
+"""The mathematics, on packed torch tensors: pure functions that know neither graph nor batch."""

@@ -1,0 +1,104 @@
+"""Advantages that give credit more finely than by a row's one reward: by reward, by token, by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...errors import ProgramError
+from .advantages import centred, normalised, row_of, steps_of, to_go
+
+
+def decoupled(rewards: Sequence[Tensor], weights: Sequence[float], group: Tensor, count: int, eps: float) -> Tensor:
+    """Each of the rewards [rows] normalised by group, their weighted sum normalised over all: f64[rows].
+
+    See :func:`flowrl.rl.gdpo`.
+    """
+    parts = [w * normalised(r, group, count, eps=eps) for r, w in zip(rewards, weights, strict=True)]
+    return normalised(torch.stack(parts).sum(0), torch.zeros_like(group), 1, eps=eps)
+
+
+def against_optimal_token(
+    rewards: Tensor,
+    logprobs: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    group: Tensor,
+    count: int,
+    *,
+    token_rewards: Tensor | None = None,
+    sum_squares: Tensor | None = None,
+) -> Tensor:
+    """``G_t - B_t`` of packed rows, f64[total]. See :func:`flowrl.rl.optimal_token_baseline`.
+
+    ``rewards`` [rows]; ``logprobs``, ``mask``, ``token_rewards`` and ``sum_squares`` [total]; ``group`` i64[rows].
+    """
+    steps = steps_of(rewards, mask, lengths, token_rewards)
+    result = torch.zeros(len(mask), dtype=torch.float64, device=mask.device)
+    if not len(steps.token):
+        return result
+    returns = to_go(steps.paid, 1.0)[steps.row, steps.at]
+    p = logprobs[steps.token].double().exp()
+    norm = 1 - p if sum_squares is None else 1 - 2 * p + sum_squares[steps.token].double()
+    energy = torch.zeros_like(steps.paid)
+    energy[steps.row, steps.at] = norm.clamp(min=0)
+    energy = energy.cumsum(1)[steps.row, steps.at]
+    # The rows of a prompt that have a t-th sampled token are one cell; where none of them weighs, all weigh the same.
+    width = steps.paid.shape[1]
+    cell, cells = group[steps.row] * width + steps.at, count * width
+    whole = energy.new_zeros(cells).index_add_(0, cell, energy)
+    weight = torch.where(whole[cell] > 0, energy, 1.0)
+    result[steps.token] = centred(returns, cell, cells, weight=weight)
+    return result
+
+
+def in_groups_in_groups(
+    rewards: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    turn_rewards: Tensor,
+    turn_states: Tensor,
+    turn_lengths: Tensor,
+    turn_ids: Tensor,
+    group: Tensor,
+    count: int,
+    *,
+    weight: float,
+    gamma: float,
+    scale: str,
+    eps: float,
+) -> Tensor:
+    """Episode advantage plus ``weight`` times step advantage, f64[total]. See :func:`flowrl.rl.gigpo`.
+
+    ``rewards`` and ``group`` [rows]; ``mask`` and ``turn_ids`` [total], ``lengths`` i64[rows]; ``turn_rewards`` and
+    ``turn_states`` [turns], ``turn_lengths`` i64[rows].
+    """
+    how = "none" if scale == "none" else "group"
+    episode = normalised(rewards, group, count, eps=eps, scale=how)
+
+    nothing, every = torch.zeros_like(rewards), torch.ones_like(turn_states, dtype=torch.bool)
+    steps = steps_of(nothing, every, turn_lengths, turn_rewards)
+    returns = to_go(steps.paid, gamma)[steps.row, steps.at]
+    anchors = torch.stack([group[steps.row], turn_states.to(group.dtype)], dim=1)
+    found, anchor = torch.unique(anchors, dim=0, return_inverse=True)
+    step = normalised(returns, anchor, len(found), eps=eps, scale=how)
+
+    row = row_of(lengths, len(mask), mask.device)
+    turns = turn_lengths.to(mask.device)
+    _check_turns(turn_ids, mask, turns[row])
+    place = ((turns.cumsum(0) - turns)[row] + turn_ids)[mask]
+    result = episode[row] * mask
+    result[mask] += weight * step[place]
+    return result
+
+
+def _check_turns(turn_ids: Tensor, mask: Tensor, turns: Tensor) -> None:
+    wrong = (mask & ((turn_ids < 0) | (turn_ids >= turns))).nonzero()
+    if len(wrong):
+        token = int(wrong[0])
+        raise ProgramError(
+            f"rl.gigpo: a sampled token belongs to turn {int(turn_ids[token])} of a row of {int(turns[token])} turns.",
+            fix="Count the turns of a row from 0 in turn_ids, and give -1 only to tokens outside response_mask.",
+        )

@@ -1,0 +1,230 @@
+"""The policy loss in parts: ratio, gate, correction, KL and entropy; see :func:`flowrl.rl.policy_loss`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..spec import LossInputs
+from .kl import estimate, guarded
+
+if TYPE_CHECKING:
+    from ..policy import Correction, Gate
+
+
+def policy_loss(
+    x: LossInputs,
+    *,
+    gate: Gate,
+    ratio: str,
+    anchor: str,
+    corrections: Sequence[Correction],
+    kl: float,
+    kl_kind: str,
+    kl_weighted: bool,
+    entropy: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of each token [total], and what it reports [total]."""
+    advantages, reports = x["advantages"], dict[str, Tensor]()
+    moved = ratios = None
+    if gate.follows or kl_weighted:
+        before = anchored(x, anchor)
+        moved = guarded(x.predicted - before)
+        ratios = at_level(x, moved, ratio).exp()
+        reports |= {"ratio": ratios.detach(), "approx_kl": estimate(before, x.predicted.detach(), "k3")}
+    loss, clipped = GATES[gate.name](x, moved, ratios, advantages, **gate.parameters)
+    if clipped is not None:
+        reports["clip_fraction"] = clipped.to(loss.dtype).detach()
+    if corrections:
+        reports["weight"] = correction_weights(x, corrections, anchor)
+        loss = loss * reports["weight"]
+    if "ref_logprobs" in x.fields:
+        divergence = estimate(x.predicted, x["ref_logprobs"], kl_kind)
+        if kl_weighted and ratios is not None:
+            divergence = divergence * ratios
+        loss = loss + kl * divergence
+        reports["kl"] = divergence.detach()
+    if x.entropy is not None:
+        loss = loss - entropy * x.entropy
+        reports["entropy"] = x.entropy.detach()
+    return loss, reports
+
+
+def anchored(x: LossInputs, anchor: str) -> Tensor:
+    """Log-probabilities of the anchor's policy [total], without gradient."""
+    if anchor != "loglinear":
+        return x[f"{anchor}_logprobs"]
+    sampled = x["rollout_logprobs"]
+    age = (x.version - x["versions"]).clamp(min=0).to(sampled.dtype)
+    return sampled + age / (age + 1) * (x.predicted.detach() - sampled)
+
+
+def at_level(x: LossInputs, moved: Tensor, level: str) -> Tensor:
+    """Log-ratios [total] of tokens, or of their rows, spread over the row's tokens."""
+    if level == "token":
+        return moved
+    if level == "sequence":
+        return guarded(x.row_sum(moved))[x.row]
+    mean = x.row_mean(moved)[x.row]
+    return mean if level == "geometric" else mean.detach() + moved - moved.detach()
+
+
+def correction_weights(x: LossInputs, corrections: Sequence[Correction], anchor: str) -> Tensor:
+    """The product of the corrections' factors [total], without gradient."""
+    nearer = x.predicted.detach() if anchor == "rollout" else anchored(x, anchor)
+    moved = guarded(nearer - x["rollout_logprobs"])
+    weight = torch.ones_like(moved)
+    for c in corrections:
+        if c.how == "veto":
+            bad = x.row_sum((moved < math_log(c.low, moved)).to(moved.dtype)) > 0
+            weight = weight * (~bad)[x.row]
+            continue
+        w = at_level(x, moved, c.level).exp()
+        inside = (w >= c.low) & (w <= c.high)
+        factor = {
+            "weigh": w,
+            "truncate": w.clamp(max=c.high),
+            "clip": w.clamp(c.low, c.high),
+            "mask": w * inside,
+            "reject": inside.to(w.dtype),
+        }
+        weight = weight * factor[c.how]
+    return weight
+
+
+def math_log(number: float, like: Tensor) -> Tensor:
+    """``log(number)`` as a tensor; -inf for 0."""
+    return torch.tensor(number, dtype=like.dtype, device=like.device).log()
+
+
+# -- gates: loss and, where there is one, which tokens were held back; [total] each ------------------------------------
+
+Gated = tuple[Tensor, Tensor | None]
+
+
+def _ppo(
+    x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float, dual: float | None = None
+) -> Gated:
+    plain, held = ratios * a, ratios.clamp(1 - low, 1 + high) * a
+    loss = -torch.minimum(plain, held)
+    if dual is not None:
+        loss = torch.where(a < 0, torch.minimum(loss, -dual * a), loss)
+    return loss, held < plain
+
+
+def _cispo(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float) -> Gated:
+    w = ratios.detach()
+    return -w.clamp(low, high) * a * x.predicted, (w < low) | (w > high)
+
+
+def _sapo(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, positive: float, negative: float) -> Gated:
+    t = torch.where(a > 0, positive, negative).to(ratios.dtype)
+    return -(4 / t) * torch.sigmoid(t * (ratios - 1)) * a, None
+
+
+def _gmpo(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float) -> Gated:
+    held = moved.clamp(-low, high)
+    lower = torch.where(a >= 0, torch.minimum(moved, held), torch.maximum(moved, held))
+    mean = x.row_mean(lower)
+    loss = -x.row_mean(a) * mean.exp()
+    return loss[x.row], lower != moved
+
+
+def _dppo(
+    x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, kind: str, low: float, high: float, cap: float
+) -> Gated:
+    now = x.predicted.detach()
+    p, q = now.exp(), (now - moved.detach()).exp()
+    rise = p - q
+    far = rise.abs() if kind == "tv" else _two_outcomes(q, p)
+    away = torch.where(a > 0, (rise > 0) & (far > high), (rise < 0) & (far > low))
+    return -(ratios.detach().clamp(max=cap) * a * x.predicted * ~away), away
+
+
+def _two_outcomes(q: Tensor, p: Tensor) -> Tensor:
+    """``KL(q, p)`` of two outcomes with these probabilities, in nats."""
+    tiny = torch.finfo(p.dtype).tiny
+    rest = ((1 - q).clamp(min=tiny) / (1 - p).clamp(min=tiny)).log()
+    return q * (q.clamp(min=tiny) / p.clamp(min=tiny)).log() + (1 - q) * rest
+
+
+def _reinforce(x: LossInputs, moved: Tensor | None, ratios: Tensor | None, a: Tensor) -> Gated:
+    return -a * x.predicted, None
+
+
+def _quadratic(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, temperature: float) -> Gated:
+    return -a * x.predicted + temperature / 2 * moved.square(), None
+
+
+def _topr(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float) -> Gated:
+    w = ratios.detach()
+    tapered = torch.where(a > 0, torch.ones_like(w), w.clamp(low, high))
+    return -tapered * a * x.predicted, (a <= 0) & ((w < low) | (w > high))
+
+
+def _clip_cov(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float) -> Gated:
+    loss, held = _ppo(x, moved, ratios, a, low=low, high=high)
+    selected = x["selected"]
+    return loss * ~selected, selected if held is None else held | selected
+
+
+def _kl_cov(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, weight: float) -> Gated:
+    return -ratios * a + weight * moved.abs() * x["selected"], x["selected"]
+
+
+GATES: Mapping[str, Callable[..., Gated]] = {
+    "ppo": _ppo,
+    "cispo": _cispo,
+    "sapo": _sapo,
+    "gmpo": _gmpo,
+    "dppo": _dppo,
+    "reinforce": _reinforce,
+    "quadratic": _quadratic,
+    "topr": _topr,
+    "clip_cov": _clip_cov,
+    "kl_cov": _kl_cov,
+}
+
+
+def selected_by_covariance(
+    advantages: Tensor, logprobs: Tensor, mask: Tensor, *, share: float, low: float, high: float, drawn: Tensor | None
+) -> Tensor:
+    """Tokens by ``(A - mean A) (log p - mean log p)``: bool[total], False outside the mask.
+
+    Of the masked tokens with a covariance inside ``(low, high)``: the share (at least one) with the smallest numbers
+    ``drawn`` [total], or, where that is None, with the largest covariances.
+    """
+    chosen = torch.zeros_like(mask)
+    if not bool(mask.any()):
+        return chosen
+    a, p = advantages.double(), logprobs.double()
+    covariance = (a - a[mask].mean()) * (p - p[mask].mean())
+    among = (mask & (covariance > low) & (covariance < high)).nonzero().squeeze(-1)
+    count = min(len(among), max(1, int(share * int(mask.sum()))))
+    order = covariance[among].neg() if drawn is None else drawn[among]
+    chosen[among[order.argsort(stable=True)[:count]]] = True
+    return chosen
+
+
+def drawn_numbers(seeds: Tensor, lengths: Tensor) -> Tensor:
+    """A pseudo-random number i64[total] for each token, of its row's seed i64[rows] and its place in the row alone."""
+    row = torch.arange(len(lengths)).repeat_interleave(lengths)
+    place = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
+    z = seeds[row] + (place + 1) * -7046029254386353131  # splitmix64 (Steele et al. 2014)
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+__all__ = [
+    "GATES",
+    "anchored",
+    "at_level",
+    "correction_weights",
+    "drawn_numbers",
+    "policy_loss",
+    "selected_by_covariance",
+]

@@ -1,0 +1,128 @@
+"""Rows chosen for learning from preferences, as ops of a program; the mathematics is in ``math/pairs.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ProgramError
+from ..graph import session as sessions
+from ..graph.op import CallShape, op
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..batch import Batch
+
+
+def _of(call: CallShape) -> str:
+    of = call.call.get("of")
+    return f"{of if isinstance(of, str) else 'rewards'}: f32[]"
+
+
+def _pairs_reads(call: CallShape) -> str:
+    return _of(call) + (", response_mask" if "response_mask" in call.have else "")
+
+
+def _by_prompt(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The prompt of each row, and all rows in the order of their keys: i64[rows] each."""
+    import torch
+
+    order = sorted(range(len(batch)), key=batch.keys.__getitem__)
+    return batch.group_index()[0], torch.tensor(order, dtype=torch.int64)
+
+
+@op(owner="rl", reads=_pairs_reads, adds="preferred: bool[]", rows="filter", cost="local", pieces=True)
+def pairs(batch: Batch, *, of: str = "rewards") -> Batch:
+    """Of each prompt the row with the largest ``of`` and the one with the smallest, for the losses on pairs.
+
+    Adds ``preferred`` bool[], true for the first of the two. Among equal ones the first key is taken. Prompts whose
+    rows are all equal are left out, and so are those with one row. A row whose ``of`` is nan is never taken, nor one
+    without a sampled token, where the batch has ``response_mask``: no loss could learn from it. Rows stay in their
+    order.
+
+    Args:
+        batch: reads the field that ``of`` names, f32[], and ``response_mask`` where it is there.
+        of: by which field rows are compared.
+    """
+    from ..batch import Column
+    from .math.pairs import extremes
+
+    numbers = batch[of].values.cpu().double()
+    usable = numbers == numbers
+    if "response_mask" in batch.fields:
+        usable &= batch.response_mask.row_sum().values.cpu() > 0
+    better, worse = extremes(numbers, *_by_prompt(batch), usable)
+    kept = better | worse
+    return batch.filter(kept).with_columns({"preferred": Column(better[kept])})
+
+
+def _best_reads(call: CallShape) -> str:
+    k = call.call.get("k")
+    if isinstance(k, (int, float)) and (k < 1 or k != int(k)):
+        raise ProgramError(
+            f"rl.best_of: k={k} is no number of rows to keep.",
+            at=sessions.caller(),
+            fix="Write k=1 for the best row of each prompt.",
+        )
+    return _of(call)
+
+
+@op(owner="rl", reads=_best_reads, rows="filter", cost="local", pieces=True)
+def best_of(batch: Batch, *, k: int = 1, of: str = "rewards") -> Batch:
+    """The ``k`` rows of each prompt with the largest ``of`` (RAFT, arXiv:2304.06767, with ``rl.sft`` on them).
+
+    Among equal ones those with the first keys are kept. A prompt with fewer rows keeps them all. A row whose ``of`` is
+    nan is never kept. Rows stay in their order.
+
+    Args:
+        batch: reads the field that ``of`` names, f32[].
+        k: how many rows of each prompt; 1 or more.
+        of: by which field rows are compared.
+    """
+    from .math.pairs import best
+
+    return batch.filter(best(batch[of].values.cpu().double(), *_by_prompt(batch), int(k)))
+
+
+@op(
+    owner="rl",
+    reads="prompt_ids, response_ids, response_mask",
+    adds="tokens: i32[*token], response_mask: bool[*response]",
+    rows="regroup",
+    cost="local",
+)
+def mismatched(batch: Batch) -> Batch:
+    """Each row's response behind the prompt of the next prompt, in the order of their keys; the last takes the first's.
+
+    What the policy and the reference make of such rows estimates the KL between them, KTO's reference point
+    (arXiv:2402.01306, section 4.1)::
+
+        other = ref.logprobs(actor.logprobs(rl.mismatched(batch)))
+        z = (other.old_logprobs - other.ref_logprobs).row_sum().mean()
+
+    The result has ``tokens`` and ``response_mask`` alone, and keys and rows as they were: a row's key is that of its
+    response. Raises ProgramError where all rows are of one prompt.
+
+    Args:
+        batch: reads ``prompt_ids``, ``response_ids`` and ``response_mask``.
+    """
+    from ..batch import Batch, Column
+    from .math.pairs import packed_together
+
+    group, order = _by_prompt(batch)
+    first: dict[int, int] = {}  # of each prompt, by key, its first row
+    for row in order.tolist():
+        first.setdefault(int(group[row]), row)
+    if len(first) == 1:
+        raise ProgramError(
+            "rl.mismatched: all rows are of one prompt, so there is no other one.",
+            at=sessions.caller(),
+            fix="Give it the rows of two prompts or more.",
+        )
+    prompts = list(first)
+    after = dict(zip(prompts, [*prompts[1:], *prompts[:1]], strict=True))
+    prompt = batch.prompt_ids.take([first[after[g]] for g in group.tolist()])
+    response, mask = batch.response_ids, batch.response_mask
+    tokens = packed_together(prompt.values, prompt.lengths, response.values, response.lengths)
+    column = Column.packed(tokens, prompt.lengths + response.lengths, "token")
+    return Batch(batch.keys, {"tokens": column, "response_mask": mask}, batch.call)

@@ -1,0 +1,126 @@
+"""Published policy losses by name: each is :func:`flowrl.rl.policy_loss` with some of its parts chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+from ..errors import ProgramError, near
+from ..graph import session as sessions
+from . import gates
+from .policy import Correction, Gate, correct, policy_loss
+from .spec import Loss
+
+
+def _made(gate: Gate, name: str, own: Mapping[str, Any], parts: Mapping[str, Any]) -> Loss:
+    """The loss of a preset: its own parts, and over them what the user says."""
+    known = signature(policy_loss).parameters
+    for word in parts:
+        if word not in known or word in ("gate", "name"):
+            meant = near(word, known)
+            raise ProgramError(
+                f"rl.{name} has no part '{word}'.",
+                at=sessions.caller(),
+                have=[n for n in known if n not in ("gate", "name")],
+                fix=f"Write {meant}=." if meant else None,
+            )
+    return policy_loss(gate, **{**own, **parts, "name": name})
+
+
+def ppo_clip(
+    *,
+    clip: float = 0.2,
+    clip_high: float | None = None,
+    dual: float | None = None,
+    kl: float = 0.0,
+    kl_kind: str = "k3",
+    entropy: float = 0.0,
+    anchor: str = "rollout",
+    aggregate: str = "token-mean",
+    **parts: Any,
+) -> Loss:
+    """``-min(w A, clamp(w, 1-clip, 1+clip_high) A) + kl KL - entropy H`` per token (PPO, arXiv:1707.06347, eq. 7).
+
+    ``w`` is the ratio of the policy to the one named by ``anchor``: ``rollout``, the engine that sampled, so rows may
+    be older than the weights; or ``old``, the trainer before the update (``old_logprobs``).
+
+    Args:
+        clip: how far the ratio may fall below 1, and rise above it where ``clip_high`` is None.
+        clip_high: how far it may rise above 1 (clip-higher of DAPO, arXiv:2503.14476).
+        dual: the most that a ratio counts where A < 0 (dual clip).
+        kl: weight of the KL to ``ref_logprobs``, which must be there where it is not 0.
+        kl_kind: its estimator, ``k1``, ``k2`` or ``k3``.
+        entropy: weight of the entropy bonus.
+        aggregate: how tokens become one number: ``token-mean``, ``token-sum``, ``seq-mean-token-mean``,
+            ``seq-mean-token-sum`` or ``seq-mean-token-sum-norm``.
+        parts: ``ratio``, ``correction``, ``kl_weighted`` and ``norm`` of :func:`flowrl.rl.policy_loss`.
+
+    Reports ``ratio``, ``clip_fraction``, ``approx_kl`` (k3 from the anchor to now); ``kl``, ``entropy`` where asked.
+    """
+    gate = gates.ppo(clip, high=clip_high, dual=dual)
+    said = {"kl": kl, "kl_kind": kl_kind, "entropy": entropy, "anchor": anchor, "aggregate": aggregate}
+    return _made(gate, "ppo_clip", said, parts)
+
+
+def gspo(*, clip: float = 3e-4, clip_high: float | None = 4e-4, **parts: Any) -> Loss:
+    """The clipped loss of whole responses: w is the geometric mean of a row's ratios (arXiv:2507.18071, eq. 5-7)."""
+    said = {"ratio": "geometric", "aggregate": "seq-mean-token-mean"}
+    return _made(gates.ppo(clip, high=clip_high), "gspo", said, parts)
+
+
+def cispo(*, high: float = 5.0, low: float = 0.0, **parts: Any) -> Loss:
+    """Clipped weights, no clipped gradients: see :func:`flowrl.rl.gates.cispo`."""
+    return _made(gates.cispo(high, low=low), "cispo", {}, parts)
+
+
+def sapo(*, positive: float = 1.0, negative: float = 1.05, **parts: Any) -> Loss:
+    """A soft gate instead of clipping: see :func:`flowrl.rl.gates.sapo`."""
+    return _made(gates.sapo(positive, negative), "sapo", {"aggregate": "seq-mean-token-mean"}, parts)
+
+
+def gmpo(*, clip: float = 0.4, clip_high: float | None = None, **parts: Any) -> Loss:
+    """The geometric mean of clipped ratios: see :func:`flowrl.rl.gates.gmpo`."""
+    return _made(gates.gmpo(clip, high=clip_high), "gmpo", {"aggregate": "seq-mean-token-mean"}, parts)
+
+
+def dppo(*, kind: str = "tv", clip: float = 0.15, clip_high: float | None = None, **parts: Any) -> Loss:
+    """A trust region in probabilities instead of ratios: see :func:`flowrl.rl.gates.dppo`."""
+    return _made(gates.dppo(kind, low=clip, high=clip_high), f"dppo_{kind}", {}, parts)
+
+
+def reinforce(*, correction: Correction | Sequence[Correction] = (), **parts: Any) -> Loss:
+    """``-A log p`` per token (Williams 1992). It corrects for older rows only where a ``correction`` weighs them."""
+    return _made(gates.reinforce(), "reinforce", {"correction": correction}, parts)
+
+
+def quadratic(*, temperature: float = 0.1, **parts: Any) -> Loss:
+    """DRO, and Kimi's mirror descent: see :func:`flowrl.rl.gates.quadratic`."""
+    return _made(gates.quadratic(temperature), "quadratic", {}, parts)
+
+
+def topr(*, low: float = 0.0, high: float = 1.0, **parts: Any) -> Loss:
+    """Tapered off-policy REINFORCE: see :func:`flowrl.rl.gates.topr`."""
+    return _made(gates.topr(low, high), "topr", {"ratio": "sequence", "aggregate": "seq-mean-token-sum"}, parts)
+
+
+def clip_cov(*, clip: float = 1.0, **parts: Any) -> Loss:
+    """Tokens whose covariance is high are left out: see :func:`flowrl.rl.gates.clip_cov`."""
+    return _made(gates.clip_cov(clip), "clip_cov", {}, parts)
+
+
+def kl_cov(*, weight: float = 1.0, **parts: Any) -> Loss:
+    """Tokens whose covariance is highest are held back: see :func:`flowrl.rl.gates.kl_cov`."""
+    return _made(gates.kl_cov(weight), "kl_cov", {}, parts)
+
+
+def decoupled_ppo(
+    *, clip: float = 0.2, clip_high: float | None = None, anchor: str = "old", cap: float = 5.0, **parts: Any
+) -> Loss:
+    """``w min(u A, clamp(u, 1-clip, 1+clip_high) A)``, ``u = p / p_anchor``, ``w = min(p_anchor / p_rollout, cap)``.
+
+    Decoupled PPO (arXiv:2110.00641; AReaL, arXiv:2505.24298, eq. 5): the trust region is around the trainer's policy
+    before the update, and w corrects for the one that sampled. ``anchor`` is ``old`` or ``loglinear``.
+    """
+    said = {"anchor": anchor, "correction": correct("token", "truncate", high=cap)}
+    return _made(gates.ppo(clip, high=clip_high), "decoupled_ppo", said, parts)

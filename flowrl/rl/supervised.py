@@ -1,0 +1,37 @@
+"""Losses that learn what is given: the tokens of a response, or the returns of a state."""
+
+from __future__ import annotations
+
+from .spec import Loss
+
+
+def value_clip(*, clip: float | None = 0.2, aggregate: str = "token-mean") -> Loss:
+    """``max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2) / 2`` per token, of a critic.
+
+    ``R`` are ``returns``, ``V_old`` the ``values`` that the returns were made with (the clipping is that of PPO's
+    reference code); ``clip=None`` is the plain square. It is a regression on what the rows themselves returned, with
+    no ratio in it, so rows may be older than the weights. Reports ``value_error`` and ``value_clip_fraction``.
+    """
+    return Loss(
+        name="value_clip",
+        reads="values, returns, response_mask",
+        parameters={"clip": clip},
+        math="flowrl.rl.math.losses:value_clip",
+        aggregate=aggregate,
+        on="values",
+        corrects_stale=True,
+    )
+
+
+def sft(*, aggregate: str = "token-mean") -> Loss:
+    """``-log p`` of every token of ``response_mask``: supervised training.
+
+    It asks not who wrote the tokens, so rows may be of any age.
+    """
+    return Loss(
+        name="sft",
+        reads="response_mask",
+        math="flowrl.rl.math.losses:sft",
+        aggregate=aggregate,
+        corrects_stale=True,
+    )

@@ -1,0 +1,57 @@
+"""What tests of drivers share: the tasks beside them, one thread, and a small model that knows some sums."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import flowrl as fl
+from flowrl import rl
+from flowrl.cli import load_script
+
+ALGORITHMS = Path(__file__).parents[2] / "algorithms"
+
+
+@pytest.fixture(scope="session")
+def drivers_path():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(ALGORITHMS), *sys.path])
+        yield ALGORITHMS
+
+
+@pytest.fixture(scope="session")
+def small_model(drivers_path, tmp_path_factory):
+    """A folder with a small model that knows some of the first sums of a run, so that its rewards differ."""
+    from tasks import arithmetic
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {**arithmetic.MODEL.config, **small}
+    actor = fl.open(fl.Actor(fl.Model(config=config, tokenizer=arithmetic.build_tokenizer), lr=5e-3))
+    source = arithmetic.examples(96, seed=0)  # the order of the prompts
+    rows = source.to_batch(source.cursor().draw(), 0, actor.tokenizer)
+    for _ in range(45):
+        actor.update(rows, loss=rl.sft())
+    folder = tmp_path_factory.mktemp("model")
+    actor.save(str(folder))
+    torch.set_num_threads(before)
+    return str(folder)
+
+
+@pytest.fixture
+def load_driver(small_model):
+    """A driver's flow, fresh, on the small model; a game has a model of its own."""
+
+    def load(name: str):
+        flow = load_script(str(ALGORITHMS / f"{name}.py"))
+        for handle in flow.handles:
+            said = handle.arguments.get("model")
+            if said is not None and name != "gigpo":
+                flow.use_model(handle.name, small_model)
+        return flow
+
+    return load

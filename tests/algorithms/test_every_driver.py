@@ -1,0 +1,120 @@
+"""Every driver with every preset: short, without findings, drawn in every format, and it trains for three steps."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrl.cli import load_script
+from flowrl.graph.draw import render
+
+ALGORITHMS = Path(__file__).parents[2] / "algorithms"
+FEW = {
+    "steps": 3,
+    "prompts_per_step": 8,
+    "group_size": 4,
+    "groups": 4,
+    "samples": 4,
+    "pairs": 6,
+    "rows": 8,
+    "games": 2,
+    "episodes": 4,
+}
+DRIVERS = sorted(path.stem for path in ALGORITHMS.glob("*.py"))
+#: Workers whose weights the program of a driver changes.
+TRAINED = {"reward_model": "judge", "rlhf": "actor"}
+SERIAL = {"dapo"}
+
+
+def cases():
+    import sys
+
+    sys.path.insert(0, str(ALGORITHMS))
+    try:
+        for name in DRIVERS:
+            flow = load_script(str(ALGORITHMS / f"{name}.py"))
+            for preset in flow.find_program(None).presets or [None]:
+                yield pytest.param(name, preset, id=name if preset is None else f"{name}-{preset}")
+    finally:
+        sys.path.remove(str(ALGORITHMS))
+
+
+CASES = list(cases())
+
+
+@pytest.fixture(autouse=True)
+def one_thread(drivers_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def parameters(flow, preset, **more):
+    program = flow.find_program(None)
+    values = program.preset(preset) if preset else {}
+    return {**values, **{n: v for n, v in {**FEW, **more}.items() if n in program.parameters}}
+
+
+def test_the_drivers_are_those_of_the_field():
+    wanted = "sft reward_model dpo grpo ppo remax dapo gigpo safe_rlhf raft distillation online_dpo rlhf"
+    assert set(wanted.split()) <= set(DRIVERS)
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_program_has_at_most_forty_lines(name):
+    flow = load_script(str(ALGORITHMS / f"{name}.py"))
+    for program in flow.programs.values():
+        assert len(inspect.getsource(program.fn).splitlines()) <= 40
+
+
+@pytest.mark.parametrize(("name", "preset"), CASES)
+def test_it_has_no_findings_and_is_drawn(load_driver, name, preset):
+    flow = load_driver(name)
+    said = parameters(flow, preset)
+    report = flow.check(**said)
+    assert not report.errors, report.text()
+    assert {lint.kind for lint in report.lints} <= ({"serial"} if name in SERIAL else set())
+    graph = flow.graph(**said)
+    lines = {(n.file, n.line) for n in graph.nodes if n.worker not in ("batch", "data")}
+    assert 1 <= len(lines) <= 13
+    for how in ("text", "mermaid", "json", "svg"):
+        assert len(render(graph, how)) > 200
+
+
+@pytest.mark.parametrize(("name", "preset"), CASES)
+def test_it_trains_for_three_steps(load_driver, tmp_path, name, preset):
+    flow = load_driver(name)
+    name_of = flow.default_program()
+    flow.run(out=tmp_path, quiet=True, save_models=False, parameters={name_of: parameters(flow, preset)})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 3
+    numbers = [v for line in lines for v in line.values() if isinstance(v, float)]
+    assert all(math.isfinite(v) for v in numbers)
+    worker = TRAINED.get(name, "actor")
+    norms = [line.get("grad_norm", line.get(f"{worker}/grad_norm")) for line in lines]
+    assert max(norms) > 0, "no step had a gradient"
+
+
+def op_lines(flow, program=None):
+    graph = flow.graph(program)
+    return {n.line for n in graph.nodes if n.worker not in ("batch", "data")}
+
+
+def test_safe_rlhf_is_ppo_plus_at_most_five_op_lines(load_driver):
+    assert len(op_lines(load_driver("safe_rlhf"))) <= len(op_lines(load_driver("ppo"))) + 5
+
+
+def test_remax_is_ppo_without_a_critic_plus_one_greedy_generate(load_driver):
+    graphs = {name: load_driver(name).graph() for name in ("ppo", "remax")}
+    ops = {name: sorted(f"{n.worker}.{n.op}" for n in g.nodes if n.worker != "batch") for name, g in graphs.items()}
+    critics = [op for op in ops["ppo"] if op.startswith("critic.")]
+    assert critics == ["critic.update", "critic.values"]
+    assert ops["remax"].count("actor.generate") == ops["ppo"].count("actor.generate") + 1
+    left = [op for op in ops["ppo"] if op not in (*critics, "rl.gae")]
+    assert set(left) <= set(ops["remax"])

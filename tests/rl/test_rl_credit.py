@@ -1,0 +1,302 @@
+"""GDPO, the optimal token baseline and GiGPO against slow loops written from their equations."""
+
+import math
+
+import pytest
+import torch
+
+from flowrl.batch import Batch, Column
+from flowrl.errors import FlowError
+from flowrl.graph.op import CallShape
+from flowrl.rl.advantages import gdpo, gigpo, optimal_token_baseline
+
+torch.set_num_threads(1)
+
+
+def normalised(numbers, eps, scale="std"):
+    """``(x - mean) / (std + eps)`` of a list; 0 for one number."""
+    mean = sum(numbers) / len(numbers)
+    if len(numbers) == 1:
+        return [0.0]
+    std = math.sqrt(sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))
+    return [(x - mean) / (std + eps) if scale == "std" else x - mean for x in numbers]
+
+
+def by_group(names, numbers, *args):
+    """The same within each set of equal names, in the order of the numbers."""
+    found = [0.0] * len(numbers)
+    for name in set(names):
+        where = [i for i, other in enumerate(names) if other == name]
+        for i, x in zip(where, normalised([numbers[i] for i in where], *args), strict=True):
+            found[i] = x
+    return found
+
+
+def random_rows(seed, prompts=4):
+    """Groups of 1 to 4 in random order, with empty responses, observations and turns; numbers in float64."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def real(*shape):
+        return torch.rand(*shape, dtype=torch.float64, generator=draw)
+
+    keys = [(p, i) for p in range(prompts) for i in range(p + 1)]
+    keys = [keys[i] for i in torch.randperm(len(keys), generator=draw).tolist()]
+    turns = torch.randint(0, 5, (len(keys),), generator=draw).tolist()
+    turns[0] = 0
+    ids = [[t for k in range(n) for t in [k] * (k % 3) + [-1]] for n in turns]  # turn 0 and 3 have no token
+    lengths, total, steps = [len(row) for row in ids], sum(len(row) for row in ids), sum(turns)
+    rollout, old = -3 * real(total), -3 * real(total)
+    mask = [[t >= 0 for t in row] for row in ids]
+    return Batch.of(
+        keys,
+        rewards=Column.of(real(len(keys))),
+        format=Column.of((real(len(keys)) < 0.5).double()),
+        response_mask=Column.of(mask, dim="response", dtype="bool"),
+        turn_ids=Column.of(ids, dim="response", dtype="i32"),
+        turn_rewards=Column.packed(real(steps), turns, "turn"),
+        turn_states=Column.packed(torch.randint(0, 3, (steps,), generator=draw), turns, "turn"),
+        rollout_logprobs=Column.packed(rollout, lengths, "response"),
+        old_logprobs=Column.packed(old, lengths, "response"),
+        squares=Column.packed((2 * rollout.maximum(old)).exp() + real(total) / 9, lengths, "response"),
+        token_rewards=Column.packed(real(total), lengths, "response"),
+    )
+
+
+def close(found, wanted):
+    for row, other in zip(found.to_list(), wanted, strict=True):
+        assert row == pytest.approx(other, rel=1e-6, abs=1e-6)
+
+
+CALLS = {
+    "gdpo": lambda batch: gdpo(batch, rewards=("rewards", "format"), weights=(1.0, 0.3)),
+    "optimal_token_baseline": lambda batch: optimal_token_baseline(batch, sum_squares="squares"),
+    "gigpo": gigpo,
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_the_order_of_rows_means_nothing(call):
+    batch = random_rows(0)
+    found = call(batch).sort().advantages
+    assert found.type == "f32[*response]"
+    turned = call(batch.take(list(range(len(batch)))[::-1])).sort().advantages
+    torch.testing.assert_close(turned.values, found.values, rtol=1e-6, atol=1e-6)
+    assert not found.values[~batch.sort().response_mask.values].any()
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_a_batch_without_tokens_has_no_advantages(call):
+    batch = random_rows(0)
+    bare = batch.filter([not len(row) for row in batch.response_mask.to_list()])
+    assert len(bare) and call(bare).advantages.to_list() == [[] for _ in range(len(bare))]
+    assert len(call(batch.filter([False] * len(batch))).advantages) == 0
+
+
+@pytest.mark.parametrize("call", [optimal_token_baseline, gigpo])
+def test_prompts_are_apart(call):
+    batch = random_rows(1)
+    parts = Batch.concat([call(batch.take(rows)) for rows in batch.groups()])
+    torch.testing.assert_close(parts.sort().advantages.values, call(batch).sort().advantages.values)
+    assert call.in_pieces({}, call.bind(None, (batch,), {}))
+
+
+# -- GDPO ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [None, (2.0, 0.5)])
+@pytest.mark.parametrize("seed", range(3))
+def test_gdpo_normalises_each_reward_and_then_their_sum(seed, weights):
+    batch = random_rows(seed)
+    prompts = [key[0] for key in batch.keys]
+    shares = weights or (1.0, 1.0)
+    parts = [by_group(prompts, batch[name].values.tolist(), 1e-4) for name in ("rewards", "format")]
+    summed = [shares[0] * a + shares[1] * b for a, b in zip(*parts, strict=True)]
+    whole = normalised(summed, 1e-4)
+    wanted = [[a * m for m in row] for a, row in zip(whole, batch.response_mask.to_list(), strict=True)]
+    close(gdpo(batch, rewards=("rewards", "format"), weights=weights).advantages, wanted)
+
+
+def test_gdpo_is_the_normalise_then_sum_of_trl():
+    nanstd = pytest.importorskip("trl.trainer.utils").nanstd
+    draw = torch.Generator().manual_seed(3)
+    rewards, weights = torch.rand(12, 2, dtype=torch.float64, generator=draw), torch.tensor([0.7, 1.5])
+    grouped = rewards.view(3, 4, 2)
+    each = (grouped - grouped.mean(dim=1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
+    summed = (each.view(12, 2) * weights).sum(dim=1)
+    wanted = (summed - summed.mean()) / (nanstd(summed) + 1e-4)
+    mask = Column.packed(torch.ones(12, dtype=torch.bool), [1] * 12, "response")
+    fields = {"a": Column.of(rewards[:, 0]), "b": Column.of(rewards[:, 1])}
+    batch = Batch.of([(i // 4, i % 4) for i in range(12)], response_mask=mask, **fields)
+    found = gdpo(batch, rewards=("a", "b"), weights=weights.tolist()).advantages.values
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_gdpo_of_equal_rewards_is_exactly_0_and_crosses_prompts():
+    batch = random_rows(0).drop("rewards", "format")
+    equal = batch.with_columns({name: Column.of([0.1] * len(batch)) for name in ("rewards", "format")})
+    assert not gdpo(equal, rewards=("rewards", "format")).advantages.values.any()
+    assert not gdpo.in_pieces({}, {})
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ({"rewards": "rewards"}, 'Write rewards=("rewards", "format").'),
+        ({"rewards": ()}, 'Write rewards=("correctness", "format").'),
+        ({"rewards": ("rewards", "format"), "weights": (1.0,)}, "Give one weight for each of rewards, format."),
+    ],
+)
+def test_gdpo_refuses_what_names_no_rewards(said, fix):
+    with pytest.raises(FlowError) as error:
+        gdpo(random_rows(0), **said)
+    assert error.value.fix == fix
+    assert error.value.at.file == __file__
+
+
+def test_what_gdpo_would_read_can_be_asked_without_a_call():
+    reads = gdpo.reads(CallShape({}, {n: p.default for n, p in gdpo.parameters.parameters.items()}, frozenset()))
+    assert "response_mask" in reads
+
+
+# -- the optimal token baseline -----------------------------------------------------------------------------------
+
+
+def slow_token_baseline(batch, anchor, squares, token_rewards):
+    """Each prompt padded over its sampled tokens, each position by itself."""
+    logprobs, extra = batch[f"{anchor}_logprobs"].to_list(), batch.token_rewards.to_list()
+    found = [[0.0] * len(row) for row in batch.response_mask.to_list()]
+    for group in batch.groups():
+        steps = {i: [t for t, m in enumerate(batch.response_mask.to_list()[i]) if m] for i in group}
+        for k in range(max(len(s) for s in steps.values())):
+            there = [i for i in group if len(steps[i]) > k]
+            returns, weights = [], []
+            for i in there:
+                later = sum(extra[i][t] for t in steps[i][k:]) if token_rewards else 0.0
+                returns.append(float(batch.rewards[i]) + later)
+                p = [math.exp(logprobs[i][t]) for t in steps[i][: k + 1]]
+                if squares:
+                    s = [batch.squares.to_list()[i][t] for t in steps[i][: k + 1]]
+                    weights.append(sum(1 - 2 * x + y for x, y in zip(p, s, strict=True)))
+                else:
+                    weights.append(sum(1 - x for x in p))
+            b = sum(g * w for g, w in zip(returns, weights, strict=True)) / sum(weights)
+            for i, g in zip(there, returns, strict=True):
+                found[i][steps[i][k]] = g - b
+    return found
+
+
+@pytest.mark.parametrize("squares", ["squares", None])
+@pytest.mark.parametrize("anchor", ["rollout", "old"])
+@pytest.mark.parametrize("token_rewards", [True, False])
+def test_the_token_baseline_is_the_weighted_mean_of_the_returns(squares, anchor, token_rewards):
+    for seed in range(3):
+        batch = random_rows(seed)
+        given = batch if token_rewards else batch.drop("token_rewards")
+        found = optimal_token_baseline(given, anchor=anchor, sum_squares=squares).advantages
+        close(found, slow_token_baseline(batch, anchor, squares, token_rewards))
+
+
+def test_sure_tokens_weigh_nothing_and_where_all_are_sure_all_weigh_the_same():
+    logprobs = Column.of([[0.0, -1.0], [0.0, 0.0]], dim="response")
+    mask = Column.of([[True, True], [True, True]], dim="response")
+    batch = Batch.of([(0, 0), (0, 1)], rewards=[1.0, 0.0], response_mask=mask, rollout_logprobs=logprobs)
+    assert optimal_token_baseline(batch).advantages.to_list() == [[0.5, 0.0], [-0.5, -1.0]]
+
+
+def test_equal_rewards_lone_rows_and_tails_have_no_token_advantage():
+    lengths = [3, 1, 0, 2]
+    mask = Column.packed(torch.ones(6, dtype=torch.bool), lengths, "response")
+    logprobs = Column.packed(-torch.rand(6), lengths, "response")
+    keys = [(0, 0), (0, 1), (0, 2), (1, 0)]
+    equal = Batch.of(keys, rewards=[0.1, 0.1, 0.1, 0.7], response_mask=mask, rollout_logprobs=logprobs)
+    assert not optimal_token_baseline(equal).advantages.values.any()
+    apart = Batch.of(keys, rewards=[1.0, 0.0, 0.0, 0.7], response_mask=mask, rollout_logprobs=logprobs)
+    assert optimal_token_baseline(apart).advantages.to_list()[0][1:] == [0.0, 0.0]
+
+
+def test_the_token_baseline_refuses_an_unknown_anchor():
+    with pytest.raises(FlowError) as error:
+        optimal_token_baseline(random_rows(0), anchor="olt")
+    assert error.value.fix == 'Write anchor="old".'
+
+
+# -- GiGPO --------------------------------------------------------------------------------------------------------
+
+
+def slow_gigpo(batch, weight, gamma, scale, eps):
+    episode = by_group([key[0] for key in batch.keys], batch.rewards.values.tolist(), eps, scale)
+    names, returns = [], []
+    for i, key in enumerate(batch.keys):
+        paid = batch.turn_rewards.to_list()[i]
+        returns += [sum(gamma**n * r for n, r in enumerate(paid[k:])) for k in range(len(paid))]
+        names += [(key[0], state) for state in batch.turn_states.to_list()[i]]
+    step, first, found = by_group(names, returns, eps, scale), 0, []
+    for i, (ids, mask) in enumerate(zip(batch.turn_ids.to_list(), batch.response_mask.to_list(), strict=True)):
+        found.append([episode[i] + weight * step[first + t] if m else 0.0 for t, m in zip(ids, mask, strict=True)])
+        first += len(batch.turn_rewards[i])
+    return found
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize(("weight", "gamma"), [(1.0, 0.95), (0.3, 1.0), (0.0, 0.5)])
+def test_gigpo_compares_episodes_and_turns_from_equal_states(scale, weight, gamma):
+    for seed in range(3):
+        batch = random_rows(seed)
+        said = {"weight": weight, "gamma": gamma, "scale": scale, "eps": 1e-3}
+        close(gigpo(batch, **said).advantages, slow_gigpo(batch, **said))
+
+
+def episodes(rewards, states, turn_rewards, keys, mask=None):
+    """Rows whose turns have one token each."""
+    ids = [list(range(len(row))) for row in states]
+    return Batch.of(
+        keys,
+        rewards=rewards,
+        response_mask=Column.of(mask or [[True] * len(row) for row in ids], dim="response"),
+        turn_ids=Column.of(ids, dim="response", dtype="i32"),
+        turn_rewards=Column.of(turn_rewards, dim="turn"),
+        turn_states=Column.of(states, dim="turn"),
+    )
+
+
+def test_a_state_that_was_seen_once_leaves_the_episode_alone():
+    batch = episodes([1.0, 0.0], [[5, 6], [5, 7]], [[0.0, 1.0], [0.0, 0.0]], [(0, 0), (0, 1)])
+    found = gigpo(batch, scale="none", gamma=0.5).advantages.to_list()
+    assert found == [[0.5 + 0.25, 0.5], [-0.5 - 0.25, -0.5]]
+
+
+def test_states_of_other_prompts_are_other_states():
+    batch = episodes([1.0, 0.0], [[5], [5]], [[1.0], [0.0]], [(0, 0), (1, 0)])
+    assert not gigpo(batch).advantages.values.any()
+
+
+def test_two_turns_of_one_episode_may_share_a_state():
+    batch = episodes([1.0], [[5, 5]], [[0.0, 1.0]], [(0, 0)])
+    assert gigpo(batch, scale="none", gamma=0.5).advantages.to_list() == [[-0.25, 0.25]]
+
+
+def test_a_masked_turn_counts_among_its_state_and_has_no_advantage():
+    batch = episodes([1.0, 0.0], [[5], [5]], [[1.0], [0.0]], [(0, 0), (0, 1)], mask=[[True], [False]])
+    assert gigpo(batch, scale="none").advantages.to_list() == [[1.0], [0.0]]
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_equal_episodes_have_exactly_no_advantage(scale):
+    batch = episodes([0.1] * 3, [[1, 2, 3]] * 3, [[0.1, 0.2, 0.1]] * 3, [(0, i) for i in range(3)])
+    assert not gigpo(batch, scale=scale).advantages.values.any()
+
+
+@pytest.mark.parametrize("turn", [-1, 2])
+def test_a_sampled_token_belongs_to_a_turn_of_its_row(turn):
+    batch = episodes([1.0], [[5, 6]], [[0.0, 1.0]], [(0, 0)]).drop("turn_ids")
+    batch = batch.with_columns({"turn_ids": Column.of([[0, turn]], dim="response", dtype="i32")})
+    with pytest.raises(FlowError, match=f"belongs to turn {turn} of a row of 2 turns") as error:
+        gigpo(batch)
+    assert "from 0" in error.value.fix
+
+
+def test_gigpo_refuses_an_unknown_scale():
+    with pytest.raises(FlowError) as error:
+        gigpo(random_rows(0), scale="sdt")
+    assert error.value.fix == 'Write scale="std".'
+    assert error.value.at.file == __file__
