@@ -536,3 +536,45 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("# ") for line in re.findall(r"# [{\[].*", page)] == [printed[i] for i in (0, 2, 4)]
     assert re.fullmatch(r"\d+\+\d+=\d+;", printed[3])
+
+
+# -- preferences -------------------------------------------------------------------------------------------------------
+
+PAIRS = [{"prompt": "1+2=", "good": "3", "bad": "44"}, {"prompt": "5+5=", "good": "10", "bad": "9"}]
+
+
+def pairs_source(**options):
+    return data.rows(PAIRS, batch=2, shuffle=False, response="good", rejected="bad", **options)
+
+
+def test_a_rejected_response_makes_two_rows(tokenizer):
+    source = pairs_source()
+    batch = source.to_batch(source.cursor().draw(), 7, tokenizer)
+    assert batch.keys == ((7, 0), (7, 1), (8, 0), (8, 1))
+    assert batch.preferred.to_list() == [True, False, True, False]
+    ids = [
+        [
+            *tokenizer(row["prompt"])["input_ids"],
+            *tokenizer(row[name], add_special_tokens=False)["input_ids"],
+            tokenizer.eos_token_id,
+        ]
+        for row in PAIRS
+        for name in ("good", "bad")
+    ]
+    assert batch.tokens.to_list() == ids
+    assert batch.prompt.to_list() == ["1+2=", "1+2=", "5+5=", "5+5="]
+    assert str(source.schema()["preferred"]) == "bool[]" and set(source.schema()) == set(batch.fields)
+    assert source.dropped == 0
+
+
+def test_a_rejected_response_needs_a_better_one():
+    with pytest.raises(DataError, match="worse than another response"):
+        data.rows(PAIRS, batch=2, rejected="bad")
+    with pytest.raises(DataError, match="no column 'worse', which is its rejected"):
+        data.rows(PAIRS, batch=2, response="good", rejected="worse").schema()
+
+
+def test_a_missing_rejected_response_names_the_row(tokenizer):
+    source = data.rows([{"prompt": "1+2=", "good": "3", "bad": None}], batch=1, response="good", rejected="bad")
+    with pytest.raises(DataError, match="The response 'bad' of a row is None"):
+        source.to_batch(source.cursor().draw(), 0, tokenizer)
