@@ -6,6 +6,7 @@
 #                          torch goes in first and stays: write TORCH=torch for the newest build that your index
 #                          offers, or TORCH='--index-url URL torch==2.13.0' for a CPU or a certain CUDA build.
 #   BENCH=benchmarks/x.py  which benchmarks `make bench` runs
+#   LEARN='--only grpo --seeds 3'  which of the runs of `make learn`, and with how many seeds
 
 PYTHON ?= python3
 TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
@@ -19,7 +20,7 @@ PIP := $(PY) -m pip install
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check docs bench clean
+.PHONY: help install demo test check docs bench learn clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1 - /p' Makefile
@@ -44,6 +45,9 @@ docs: $(VENV)/.docs  ## build the pages into docs/_build/html; a warning is an e
 
 bench: $(VENV)/.bench  ## compare with the peers; ratios and hardware are printed
 	set -e; for file in $(BENCH); do $(PY) $$file; done
+
+learn: $(VENV)/.dev  ## let every driver and preset learn its small task (half an hour), and draw the curves
+	$(PY) benchmarks/learn.py $(LEARN)
 
 clean:  ## remove caches and built pages; runs and .venv stay
 	rm -rf docs/_build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,7 +1,7 @@
 """Online DPO (Guo et al. 2024, arXiv:2402.04792): DPO on pairs that the policy samples and a reward tells apart.
 
 Departures: 1. of ``samples`` answers the best and the worst are a pair, where the paper has two; prompts whose answers
-earn the same are left out.
+earn the same are left out. 2. a reward function judges, where the paper asks a language model.
 """
 
 import flowrl as fl

@@ -1,7 +1,7 @@
 """PPO for language models (Ouyang et al. 2022, arXiv:2203.02155; Schulman et al. 2017, arXiv:1707.06347).
 
 Departures: 1. the KL penalty to the reference is an estimate on the sampled tokens (k1), added to the reward of each.
-2. actor and critic are trained on the whole step at once, ``epochs`` times.
+2. actor and critic take one optimizer step on the whole batch; their updates have ``minibatch=`` and ``epochs=``.
 """
 
 import flowrl as fl

@@ -1,7 +1,8 @@
 """ReMax (Li et al. 2023, arXiv:2310.10505): REINFORCE whose baseline is the reward of the greedy answer; no critic.
 
 Departures: 1. the KL to the reference is a penalty on the tokens that follow as well, in the return of each, where the
-published code adds it up over the row. 2. a mean over tokens, not over rows.
+published code adds it up over the row. 2. a mean over tokens, not over rows. 3. the clipped loss stands for
+``-A log p``: at the one optimizer step of a step they have the same gradient, save where engine and trainer disagree.
 """
 
 import flowrl as fl

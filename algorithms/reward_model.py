@@ -1,6 +1,7 @@
 """A reward model from preferences (Bradley and Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, eq. 1).
 
-Departures: 1. the scores are not shifted to mean 0 afterwards; ``--center 0.01`` holds them near 0 in training.
+Departures: 1. the scores are not shifted to mean 0 afterwards; ``--center 0.01`` holds them near 0 in training. 2. one
+pair per prompt, where the paper has all pairs of a ranking.
 """
 
 import flowrl as fl

@@ -3,7 +3,8 @@
 ``python algorithms/rlhf.py --program sft,preferences,rlhf,evaluate`` runs them in a row. The average of the policy's
 weights over the steps (as in DeepSpeed-Chat) is what is evaluated beside it.
 
-Departures: 1. the critic starts anew, where the paper starts it from the reward model.
+Departures: 1. the critic starts anew, where the paper starts it from the reward model. 2. no pretraining rows; see
+safe_rlhf for ``pretraining=``.
 """
 
 import flowrl as fl
@@ -28,7 +29,7 @@ def sft(steps: int = 120, rows: int = 128, lr: float = 1e-3):
 
 
 @flow.program
-def preferences(steps: int = 300, pairs: int = 128, one_digit: float | None = None):
+def preferences(steps: int = 200, pairs: int = 128, one_digit: float | None = None):
     """Stage 2: a reward model learns which of two answers is the right one."""
     for step, batch in flow.steps(arithmetic.preferences(pairs, one_digit=one_digit), steps):
         flow.log(step, judge.update(batch, loss=rl.bradley_terry(center=0.01)))

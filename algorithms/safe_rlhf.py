@@ -1,6 +1,6 @@
 """Safe RLHF (Dai et al. 2023, arXiv:2310.12773): PPO under a constraint on a cost, with a Lagrange multiplier.
 
-The advantage is ``(A_reward - m A_cost) / (1 + m)`` (eq. 12 of the published code); ``m`` grows while the mean cost is
+The advantage is ``(A_reward - m A_cost) / (1 + m)``, as in the published code; ``m`` grows while the mean cost is
 above ``limit``, and is carried from step to step. Rows of supervised data are trained along, so that less is forgotten.
 
 Departures: 1. the multiplier follows the mean cost of the step, not a moving average. 2. the KL penalty is paid from
@@ -17,7 +17,7 @@ critic = flow.worker(fl.Critic, arithmetic.MODEL, lr=3e-4)
 cost_critic = flow.worker(fl.Critic, arithmetic.MODEL, lr=3e-4)
 ref = flow.worker(fl.Reference, of=actor)
 reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
-cost = flow.worker(fl.FunctionReward, arithmetic.says_seven)  # or fl.RewardModel, a cost model
+cost = flow.worker(fl.FunctionReward, arithmetic.says_one)  # or fl.RewardModel, a cost model
 
 
 @flow.program
@@ -25,7 +25,8 @@ def safe_rlhf(
     steps: int = 300,
     prompts_per_step: int = 128,
     kl: float = 1e-3,
-    limit: float = 0.05,
+    limit: float = 0.3,
+    rate: float = 0.5,
     ptx: float = 0.05,
     one_digit: float | None = None,
 ):
@@ -38,7 +39,7 @@ def safe_rlhf(
         batch = reward.score(batch) | ref.logprobs(batch) | critic.values(batch)
         batch = rl.kl_penalty(batch, coef=kl)
         batch = rl.gae(batch, into={"advantages": "reward_advantages"})
-        multiplier = rl.lagrange(multiplier, costs.rewards.mean(), limit=limit)
+        multiplier = rl.lagrange(multiplier, costs.rewards.mean(), limit=limit, rate=rate)
         both = batch | costs.select("advantages").rename(advantages="cost_advantages")
         mixed = (both.reward_advantages - both.cost_advantages * multiplier) / (multiplier + 1)
         batch = both.with_columns({"advantages": mixed})

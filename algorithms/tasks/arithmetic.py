@@ -71,9 +71,11 @@ def preferences(batch: int, *, one_digit: float | None = None, seed: int = 2) ->
     def draw(index: int) -> dict[str, str]:
         chance = random.Random(f"wrong {seed} {index}")
         row = _drawn(one_digit, seed, index)
-        answer = int(row["answer"])
-        wrong = chance.choice([n for n in range(max(0, answer - 12), answer + 13) if n != answer])
-        return {**row, "wrong": str(wrong)}
+        answer = row["answer"]
+        near = [str(n) for n in range(max(0, int(answer) - 12), int(answer) + 13)]
+        odd = [answer + answer[-1], answer[:-1] + "+", answer[0] * 3, str(chance.randrange(200)), "=" + answer]
+        wrong = chance.choice([text for text in (near if chance.random() < 0.6 else odd) if text != answer])
+        return {**row, "wrong": wrong}
 
     return fl.data.generated(draw, batch=batch, response="answer", rejected="wrong")
 
@@ -90,9 +92,9 @@ def exact_match(prompt: str, response: str) -> float:
     return float(response == _answer(prompt))
 
 
-def says_seven(response: str) -> float:
-    """A cost: 1 where the digit 7 is said, otherwise 0. About 3 in 10 right answers have one."""
-    return float("7" in response)
+def says_one(response: str) -> float:
+    """A cost: 1 where the digit 1 is said, otherwise 0. About half of the right answers have one."""
+    return float("1" in response)
 
 
 def stages(flow: fl.Flow, actor: fl.Actor, reward: fl.FunctionReward) -> None:

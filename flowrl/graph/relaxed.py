@@ -59,11 +59,17 @@ def relaxed_calls(traced: Traced) -> frozenset[Site]:
     return frozenset(site(pair.sampler) for pair in trained_on(traced))
 
 
+def gives_rows(op: Op) -> bool:
+    """Whether the result of an op holds rows, and not a number made of them."""
+    if op.returns == "raw":  # a filter, a join of rows, or arithmetic
+        return op.name not in (*REDUCTIONS, "count")
+    return op.returns == "batch"
+
+
 def _gives_rows(call: TCall) -> bool:
-    if call.op.returns == "raw":  # a filter, a join of rows, or arithmetic: on fields it reads some, on numbers none
-        fields = bool(call.signature.reads) or call.signature.rows != "same"
-        return fields and call.op.name not in (*REDUCTIONS, "count")
-    return call.op.returns == "batch"
+    if call.op.returns == "raw" and call.signature.rows == "same" and not call.signature.reads:
+        return False  # arithmetic on numbers
+    return gives_rows(call.op)
 
 
 def stale_rows(title: str, loss: Any, why: str, at: At | None) -> ProgramError:

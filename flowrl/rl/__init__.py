@@ -28,7 +28,7 @@ from .presets import (
 from .rewards import clipped_rewards, kl_penalty, length_penalty, overlong_penalty, whitened_rewards
 from .selection import first_groups, select_by_covariance
 from .spec import Loss, LossInputs, loss
-from .supervised import sft, value_clip
+from .supervised import full_kl, sft, value_clip
 
 __all__ = [
     "Correction",
@@ -49,6 +49,7 @@ __all__ = [
     "dpo",
     "dppo",
     "first_groups",
+    "full_kl",
     "gae",
     "gates",
     "gdpo",

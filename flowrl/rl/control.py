@@ -14,6 +14,7 @@ from ..graph.op import op
 @op(owner="rl", cost="local")
 def clamp(value: float, *, low: float = -math.inf, high: float = math.inf) -> float:
     """The number, or the bound that it is beyond."""
+    _bounds("clamp", low, high)
     return min(max(float(value), low), high)
 
 
@@ -21,13 +22,18 @@ def clamp(value: float, *, low: float = -math.inf, high: float = math.inf) -> fl
 def adaptive_kl(coef: float, kl: float, *, target: float, horizon: float = 10_000, rows: float = 1) -> float:
     """``coef (1 + e rows / horizon)``, ``e = clamp(kl / target - 1, -0.2, 0.2)`` (arXiv:1909.08593, section 2.2).
 
-    ``kl``: nats, in the units of ``target``; ``rows``: how many were trained since the last call. Raises ProgramError
-    for a target that is not above 0.
+    ``kl``: nats, in the units of ``target``; ``rows``: how many were trained since the last call. A KL that is no
+    number leaves the coefficient as it is, and it never falls below 0. Raises ProgramError for a target or a horizon
+    that is not above 0.
     """
     if not target > 0:
         raise ProgramError(f"rl.adaptive_kl: target={target}.", fix="Give a KL above 0, in nats.")
+    if not horizon > 0:
+        raise ProgramError(f"rl.adaptive_kl: horizon={horizon}.", fix="Give a number of rows, such as 10_000.")
+    if math.isnan(float(kl)):
+        return float(coef)
     error = min(max(float(kl) / target - 1, -0.2), 0.2)
-    return float(coef) * (1 + error * rows / horizon)
+    return float(coef) * max(0.0, 1 + error * rows / horizon)
 
 
 @op(owner="rl", cost="local")
@@ -38,6 +44,7 @@ def adaptive_entropy(
 
     Skywork-OR1 (arXiv:2505.22312, section 4.3). ``entropy`` and ``target`` are nats per token.
     """
+    _bounds("adaptive_entropy", low, high)
     moved = float(coef) + (step if float(entropy) <= target else -step)
     return min(max(moved, low), high)
 
@@ -52,3 +59,8 @@ def lagrange(multiplier: float, cost: float, *, limit: float = 0.0, rate: float 
         raise ProgramError(f"rl.lagrange: multiplier={multiplier}.", fix="Start it above 0, such as at 1.0.")
     grown = rate * float(multiplier) * (float(cost) - limit)
     return min(float(multiplier) * math.exp(min(max(grown, -20.0), 20.0)), high)
+
+
+def _bounds(name: str, low: float, high: float) -> None:
+    if low > high:
+        raise ProgramError(f"rl.{name}: low={low} is above high={high}.", fix="Give low <= high.")

@@ -35,7 +35,7 @@ def gmpo(clip: float = 0.4, *, high: float | None = None) -> Gate:
 
     arXiv:2507.20673. A is the mean of the row's advantages; every token of a row has the row's number.
     """
-    return Gate("gmpo", {"low": clip, "high": clip if high is None else high})
+    return Gate("gmpo", {"low": clip, "high": clip if high is None else high}, by_token=True)
 
 
 def dppo(kind: str = "tv", *, low: float = 0.15, high: float | None = None, cap: float = 20.0) -> Gate:

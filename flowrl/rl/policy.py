@@ -17,6 +17,7 @@ from ..graph import session as sessions
 from .said import KL_KINDS, is_zero, one_of
 from .spec import Loss
 
+REFERENCE = "ref_distribution: f32[*response, vocab]"
 ANCHORS = ("rollout", "old", "loglinear")
 RATIOS = ("token", "sequence", "geometric", "geometric-token")
 LEVELS = ("token", "sequence", "geometric")
@@ -28,6 +29,7 @@ class Gate:
     """How far a loss follows its ratio: ``Gate("ppo", {"low": 0.2, "high": 0.28})``. Made by :mod:`flowrl.rl.gates`.
 
     ``follows``: it weighs by the ratio to the anchor. ``silent``: an advantage of 0 gives a gradient of 0.
+    ``by_token``: it makes of the tokens' ratios what it needs, and takes no other.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Gate:
     follows: bool = True
     silent: bool = True
     reads: str = ""
+    by_token: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,11 @@ def policy_loss(
             weights. ``old``: the trainer before the update (``old_logprobs``). ``loglinear``: a policy between the
             two, without computing it: ``log p_rollout + a (log p - log p_rollout)``, ``a = (v - v_rollout) / (v + 1 -
             v_rollout)`` for weights of version v (AReaL).
-        correction: factors of w, one or several; see :func:`correct`.
+        correction: factors of w, one or several; see :func:`correct`. With the anchor ``rollout`` a gate that follows
+            the ratio corrects already, and takes factors that reject only.
         kl: weight of the KL to ``ref_logprobs``, which must be there where it is not 0.
-        kl_kind: its estimator (see :mod:`flowrl.rl.math.kl`).
+        kl_kind: its estimator (see :mod:`flowrl.rl.math.kl`); or ``full``, the sum over the vocabulary, which reads
+            ``ref_distribution`` instead and holds logits of all tokens.
         kl_weighted: multiply the KL by the ratio, which removes its bias off policy (DeepSeek-V3.2, section 3.1).
         entropy: weight of the entropy bonus.
         aggregate: how tokens become one number: ``token-mean``, ``token-sum``, ``seq-mean-token-mean``,
@@ -110,13 +115,25 @@ def policy_loss(
     """
     title = f"rl.{name}"
     one_of(title, "ratio", ratio, RATIOS)
+    if gate.by_token and ratio != "token":
+        raise ProgramError(
+            f"{title}: the gate '{gate.name}' takes the ratio of each token, and was given ratio={ratio!r}.",
+            at=sessions.caller(),
+            fix="Leave out ratio=.",
+        )
     one_of(title, "anchor", anchor, ANCHORS)
-    one_of(title, "kl_kind", kl_kind, KL_KINDS)
+    one_of(title, "kl_kind", kl_kind, (*KL_KINDS, "full"))
     corrections = (correction,) if isinstance(correction, Correction) else tuple(correction)
     weighs = any(c.how not in ("reject", "veto") for c in corrections)
+    if weighs and gate.follows and anchor == "rollout":
+        raise ProgramError(
+            f"{title}: the ratio is to the policy that sampled, and the correction would count it twice.",
+            at=sessions.caller(),
+            fix='Write anchor="old" (with actor.logprobs before), a correction that only rejects, or leave it out.',
+        )
     return Loss(
         name=name,
-        reads=_reads(gate, anchor, corrections, kl),
+        reads=_reads(gate, anchor, corrections, None if is_zero(kl) else kl_kind, kl_weighted),
         parameters={
             "gate": gate,
             "ratio": ratio,
@@ -124,28 +141,29 @@ def policy_loss(
             "corrections": corrections,
             "kl": kl,
             "kl_kind": kl_kind,
-            "kl_weighted": kl_weighted,
+            "kl_weighted": kl_weighted and not is_zero(kl),
             "entropy": entropy,
         },
         math="flowrl.rl.math.policy:policy_loss",
         aggregate=aggregate,
         norm=norm,
         needs_entropy=not is_zero(entropy),
+        needs_distribution=kl_kind == "full" and not is_zero(kl),
         corrects_stale=weighs or (anchor == "rollout" and gate.follows),
         zero_advantage_is_zero=gate.silent and is_zero(kl) and is_zero(entropy),
     )
 
 
-def _reads(gate: Gate, anchor: str, corrections: Sequence[Correction], kl: float) -> str:
-    fields = {
-        "rollout": ["rollout_logprobs"],
-        "old": ["old_logprobs"],
-        "loglinear": ["rollout_logprobs", "versions"],
-    }[anchor]
-    if not gate.follows:
-        fields = []
-    if corrections:
-        fields = [*fields, "rollout_logprobs", *(["old_logprobs"] if anchor == "old" else [])]
-    more = [gate.reads] if gate.reads else []
-    reference = [] if is_zero(kl) else ["ref_logprobs"]
-    return ", ".join(dict.fromkeys([*fields, "advantages", "response_mask", *more, *reference]))
+def _reads(gate: Gate, anchor: str, corrections: Sequence[Correction], kl: str | None, kl_weighted: bool) -> str:
+    fields: list[str] = []
+    if gate.follows or corrections or (kl_weighted and kl):
+        fields += {
+            "rollout": ["rollout_logprobs"],
+            "old": ["old_logprobs"],
+            "loglinear": ["rollout_logprobs", "versions"],
+        }[anchor]
+    fields += ["rollout_logprobs"] if corrections else []
+    fields += ["advantages", "response_mask", *([gate.reads] if gate.reads else [])]
+    if kl:
+        fields.append(REFERENCE if kl == "full" else "ref_logprobs")
+    return ", ".join(dict.fromkeys(fields))

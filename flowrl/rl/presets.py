@@ -15,14 +15,14 @@ from .spec import Loss
 
 def _made(gate: Gate, name: str, own: Mapping[str, Any], parts: Mapping[str, Any]) -> Loss:
     """The loss of a preset: its own parts, and over them what the user says."""
-    known = signature(policy_loss).parameters
+    known = [n for n in signature(policy_loss).parameters if n not in ("gate", "name")]
     for word in parts:
-        if word not in known or word in ("gate", "name"):
+        if word not in known:
             meant = near(word, known)
             raise ProgramError(
                 f"rl.{name} has no part '{word}'.",
                 at=sessions.caller(),
-                have=[n for n in known if n not in ("gate", "name")],
+                have=known,
                 fix=f"Write {meant}=." if meant else None,
             )
     return policy_loss(gate, **{**own, **parts, "name": name})

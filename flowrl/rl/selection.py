@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import ProgramError
 from ..graph.op import CallShape, op
 from .said import ANCHORS, one_of
 
@@ -36,6 +37,7 @@ def select_by_covariance(
         batch: reads ``advantages``, ``response_mask``, and ``rollout_logprobs`` or ``old_logprobs``.
         how: ``largest``, those with the largest covariances (KL-Cov); or ``drawn``, some of those inside the bounds,
             drawn by the seeds of their rows (Clip-Cov).
+            Of equal covariances the first in the batch is taken.
         share: of all sampled tokens, how many are selected; at least one is, where the bounds leave one.
         low, high: bounds of the covariance.
         anchor: whose log-probabilities: ``rollout`` or ``old``.
@@ -61,5 +63,7 @@ def select_by_covariance(
 @op(owner="rl", reads="", rows="filter", cost="local")
 def first_groups(batch: Batch, n: int) -> Batch:
     """The rows of the first ``n`` prompts, in the order in which they were drawn; all of them where there are fewer."""
+    if n < 0:
+        raise ProgramError(f"rl.first_groups: n={n}.", fix="Give 0 or more.")
     kept = set(sorted({key[0] for key in batch.keys})[:n])
     return batch.take([i for i, key in enumerate(batch.keys) if key[0] in kept])

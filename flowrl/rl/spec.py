@@ -25,7 +25,8 @@ class LossInputs:
     """What a loss is handed, packed along the response tokens of some rows.
 
     ``predicted`` [total] with gradient: log-probabilities, values for a loss on values; [rows] for one on scores.
-    ``entropy`` [total] where the loss asks for it. ``mask`` bool [total], ``fields``: [total] for fields by token,
+    ``entropy`` [total] and ``distribution`` [total, vocab], log-probabilities of all tokens, where the loss asks for
+    them, with gradient. ``mask`` bool [total], ``fields``: [total] for fields by token,
     [rows] for fields by row. ``lengths`` i64[rows], ``row`` i64[total]: the row of each token. ``group`` i64[rows]:
     rows of one prompt have the same number, from 0. ``version``: of the weights before this update.
     """
@@ -38,6 +39,7 @@ class LossInputs:
     entropy: Tensor | None = None
     by_row: frozenset[str] = frozenset()  # names of the fields that have one entry per row
     group: Tensor | None = None
+    distribution: Tensor | None = None
     version: int = 0
 
     def __getitem__(self, name: str) -> Tensor:
@@ -78,6 +80,7 @@ class Loss(Spec):
     norm: float | None = None
     groups: bool = False
     needs_entropy: bool = False
+    needs_distribution: bool = False
     corrects_stale: bool = False
     zero_advantage_is_zero: bool = False
 
@@ -121,6 +124,7 @@ def loss(
     norm: float | None = None,
     groups: bool = False,
     needs_entropy: bool = False,
+    needs_distribution: bool = False,
     corrects_stale: bool = False,
     zero_advantage_is_zero: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Loss]]:
@@ -155,6 +159,7 @@ def loss(
                 norm=norm,
                 groups=groups,
                 needs_entropy=needs_entropy,
+                needs_distribution=needs_distribution,
                 corrects_stale=corrects_stale,
                 zero_advantage_is_zero=zero_advantage_is_zero,
             )

@@ -16,6 +16,7 @@ class Call:
     copy of the workers ``reads`` and the generating copy of ``serves``; ``relaxed`` if the latter may be stale.
     ``rowwise``: it can be done in pieces, prompt by prompt. ``groups``: prompt groups that it generates, where they
     finish one by one and may be exchanged. ``residents``: what it needs in the memory of each of its pools.
+    ``rows``: its result holds rows, and not a number made of them.
     """
 
     id: int
@@ -30,6 +31,7 @@ class Call:
     rowwise: bool = False
     groups: int = 0
     residents: tuple[str, ...] = ()
+    rows: bool = True
 
 
 class Opened(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph.op import Op
-from ..graph.relaxed import Site, samples
+from ..graph.relaxed import Site, gives_rows, samples
 from .events import Call, Follower, Setup
 
 
@@ -63,6 +63,7 @@ class Scheme:
             rowwise=cut and self.setup.pieces > 1 and op.in_pieces(init or {}, arguments or {}),
             groups=groups if relaxed else 0,
             residents=tuple(r for p in pools for r in self.residents.get(p, ()) if r in _needs(op, worker, handles)),
+            rows=gives_rows(op),
         )
 
     def pools(self, op: Op, worker: str | None, handles: Sequence[str] = ()) -> tuple[str, ...]:

@@ -110,7 +110,8 @@ class VirtualClock:
         """Make a call."""
         self._calls[call.id] = call
         sources = frozenset[int]().union(*(self._sources.get(i, frozenset()) for i in call.inputs))
-        self._sources[call.id] = sources | {call.id} if call.serves else sources
+        mine = sources | {call.id} if call.serves else sources
+        self._sources[call.id] = mine if call.rows else frozenset()
         if call.updates is not None:
             self._trained.append((call.updates, self.machine.version(call.updates), sources))
         self.tell(Issued(call))

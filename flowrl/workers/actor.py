@@ -266,3 +266,16 @@ class Reference(ModelWorker):
     def logprobs(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``ref_logprobs``: of each response token under this model, at temperature 1."""
         return {"ref_logprobs": self.engine.logprobs(batch)}
+
+    @op(
+        reads="tokens, response_mask",
+        adds="ref_distribution: f32[*response, vocab]",
+        cost="forward",
+        pieces=True,
+    )
+    def distribution(self, batch: Batch) -> Mapping[str, Any]:
+        """Adds ``ref_distribution``: log-probabilities of the whole vocabulary before each response token.
+
+        It is as large as tokens times vocabulary: for small vocabularies, and losses with ``kl_kind="full"``.
+        """
+        return {"ref_distribution": self.engine.distribution(batch)}

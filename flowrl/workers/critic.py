@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..graph.op import Metrics, Spec, op
+from ..errors import ProgramError
+from ..graph.op import CallShape, Metrics, Spec, op
 from ..rl import value_clip
 from .base import ModelWorker, trains
 from .records import Build, Lora, Model, Optim
@@ -99,6 +100,12 @@ class Critic(_Scalar):
         )
 
 
+def _of_a_trained_one(shape: CallShape) -> str | Mapping[str, str]:
+    if "lr" in shape.init and shape.init["lr"] is None:
+        raise ProgramError("This reward model is not trained: it has no lr.", fix="Declare it with lr=1e-5 or another.")
+    return trains("scores", "tokens, response_mask")(shape)
+
+
 class RewardModel(_Scalar):
     """A scalar head over the whole row: its value at the last token is the reward.
 
@@ -110,7 +117,7 @@ class RewardModel(_Scalar):
         """Adds ``rewards``: the score of each row."""
         return {"rewards": self.engine.scores(batch)}
 
-    @op(reads=trains("scores", "tokens, response_mask"), updates="weights", cost="train")
+    @op(reads=_of_a_trained_one, updates="weights", cost="train")
     def update(
         self,
         batch: Batch,

@@ -254,3 +254,42 @@ def test_another_model_cannot_be_followed():
         small.follow(other)
     with pytest.raises(ProgramError, match="no share"):
         small.follow(small, decay=1.5)
+
+
+# -- whole distributions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "cohere", "phi"])
+def test_a_distribution_has_the_log_probability_of_each_token(kind):
+    opened, batch = T.engine(kind), pairs().drop("preferred", "ref_logprobs")
+    every = opened.distribution(batch)
+    assert every.type == f"f32[*response, {T.VOCAB}]"
+    assert torch.allclose(every.values.exp().sum(-1), torch.ones(len(every.values)), atol=1e-5)
+    chosen = torch.cat([torch.tensor(ids[-len(m) :]) for ids, m in _ids(batch)])
+    single = every.values.gather(-1, chosen[:, None]).squeeze(-1)
+    assert torch.allclose(single, opened.logprobs(batch).values, atol=1e-4)
+
+
+def _ids(batch):
+    return zip(batch.tokens.to_list(), batch.response_mask.to_list(), strict=True)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 10**6])
+def test_the_whole_kl_is_plain_autograd(micro_tokens):
+    opened, teacher, batch = trained(), T.engine("llama"), pairs(3).drop("preferred", "ref_logprobs")
+    batch = batch.with_columns({"ref_distribution": teacher.distribution(batch)})
+    total, count, at = 0.0, 0, 0
+    for ids, mask in _ids(batch):
+        first = len(ids) - len(mask)
+        p = opened.net.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, first - 1 : -1].log_softmax(-1)
+        q = batch.ref_distribution.values[at : at + len(mask)]
+        total = total + ((p.exp() * (p - q)).sum(-1) * torch.tensor(mask)).sum()
+        count, at = count + sum(mask), at + len(mask)
+    (total / count).backward()
+    plain = {n: w.grad.clone() for n, w in opened.trainer.named.items()}
+    opened.trainer.adamw.zero_grad(set_to_none=True)
+    same(gradient(opened, batch, rl.full_kl(), micro_tokens), ((total / count).item(), plain), 1e-4)
+    fields = {n: batch.response_mask.with_values(torch.zeros(at)) for n in ("advantages", "rollout_logprobs")}
+    with_kl = rl.ppo_clip(kl=1.0, kl_kind="full")
+    assert "ref_distribution" in with_kl.reads and "ref_logprobs" not in with_kl.reads
+    same(gradient(opened, batch.with_columns(fields), with_kl, micro_tokens), ((total / count).item(), plain), 1e-4)

@@ -162,7 +162,7 @@ def test_the_placed_graph_has_pools_bytes_and_versions(grpo):
     nodes = {n["id"]: n for n in record["nodes"]}
     assert nodes["actor.generate"]["pool"] == "rollout" and nodes["actor.generate"]["mesh"] == "dp=4,tp=2"
     assert nodes["actor.update"]["layout"] == "rows over fsdp, weights over fsdp, fsdp2"
-    assert nodes["rl.group_advantages"]["pool"] is None
+    assert nodes["rl.advantages"]["pool"] is None
     assert [n["id"] for n in record["nodes"] if n["kind"] != "op"] == ["actor.publish"]
     edges = {(e["src"], e["dst"]): e for e in record["edges"]}
     publish = edges[("actor.update", "actor.publish")]
@@ -211,3 +211,10 @@ def test_a_distribution_that_is_not_there():
     with pytest.raises(UsageError) as error:
         read_lengths("lognorml:800,1")
     assert error.value.fix == "Did you mean lognormal?"
+
+
+def test_a_number_that_is_carried_makes_no_row_older(monkeypatch):
+    """A multiplier made of earlier rows is no row that is trained on."""
+    monkeypatch.syspath_prepend(ALGORITHMS)
+    flow = load_script(str(ALGORITHMS / "safe_rlhf.py"))
+    assert set(flow.study(None, steps=4).simulate().lags) == {0}

@@ -17,7 +17,7 @@ from ...workers.records import Build, Sampled, Sampling
 from . import adapters
 from .generate import generate
 from .load import load_model, load_tokenizer, pick_device, pick_dtypes, quiet
-from .logits import token_logprobs
+from .logits import distributions, token_logprobs
 from .net import Net
 from .pack import Rows, micro_batches
 from .ragged import padded
@@ -125,6 +125,17 @@ class HFEngine:
                     spread[micro.at] = uncertain.float()
         column = batch.response_mask.with_values(found.cpu())
         return (column, column.with_values(spread.cpu())) if entropy else column
+
+    def distribution(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
+        """``log p`` of every token of the vocabulary before each response token, f32[*response, vocab]."""
+        self._needs("lm", "distribution")
+        rows = Rows.of(batch)
+        head = self.net.head.cast()
+        found = torch.zeros(int(rows.responses.sum()), self.vocab_size, dtype=torch.float32)
+        with torch.no_grad():
+            for micro in self._micro(rows, micro_tokens):
+                found[micro.at.cpu()] = distributions(micro.hidden(self.net), head).float().cpu()
+        return batch.response_mask.with_values(found)
 
     def values(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """The scalar head's number before each response token, f32[*response]: at the state that predicts it."""

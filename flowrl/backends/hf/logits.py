@@ -85,6 +85,17 @@ def token_logprobs(
     return found if entropy else (found, None)
 
 
+def distributions(hidden: Tensor, head: Head) -> Tensor:
+    """``log softmax(logits)`` of all tokens of the vocabulary, [tokens, vocab], with gradient; held as a whole."""
+    logits = product(hidden.to(head.compute), head.weight.to(head.compute))
+    if head.bias is not None:
+        logits = logits + head.bias
+    logits = logits * head.scale
+    if head.softcap is not None:
+        logits = head.softcap * (logits / head.softcap).tanh()
+    return logits.log_softmax(-1)
+
+
 class _Chunked(torch.autograd.Function):
     """The logits of ``chunk`` tokens at a time, forward and backward."""
 

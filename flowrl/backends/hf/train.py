@@ -16,7 +16,7 @@ from ...rl.math.losses import row_weights, token_weights
 from ...rl.spec import Loss, LossInputs
 from ...rl.supervised import sft
 from ...workers.records import Optim
-from .logits import token_logprobs
+from .logits import distributions, token_logprobs
 from .net import Net
 from .pack import Micro, Rows, micro_batches
 from .ragged import padded, ragged_index, starts_of
@@ -239,7 +239,9 @@ class _Data:
         with self.net.recomputing():
             hidden = micro.hidden(self.net)
         here, row = torch.unique_consecutive(self.row[at], return_inverse=True)
-        entropy = None
+        entropy = distribution = None
+        if self.loss.needs_distribution:
+            distribution = distributions(hidden, self.net.head)
         if self.loss.on == "values":
             predicted = self.net.values(hidden)
         else:
@@ -247,7 +249,7 @@ class _Data:
             predicted, entropy = token_logprobs(
                 hidden, self.net.head, self.targets[micro.at], entropy=self.loss.needs_entropy
             )
-        return self._inputs(predicted, here, row, micro.at, entropy), here
+        return self._inputs(predicted, here, row, micro.at, entropy, distribution), here
 
     def _scored(self, part: Tensor) -> LossInputs:
         """What a loss on scores is handed for the rows ``part``: the scalar head at the last token of each."""
@@ -263,7 +265,13 @@ class _Data:
         return self._inputs(self.net.values(last), part, row, at.to(self.net.device))
 
     def _inputs(
-        self, predicted: Tensor, here: Tensor, row: Tensor, at: Tensor, entropy: Tensor | None = None
+        self,
+        predicted: Tensor,
+        here: Tensor,
+        row: Tensor,
+        at: Tensor,
+        entropy: Tensor | None = None,
+        distribution: Tensor | None = None,
     ) -> LossInputs:
         """``here``: the rows; ``row``: of each token, the place of its row in them; ``at``: its place in all tokens."""
         device = predicted.device
@@ -275,6 +283,7 @@ class _Data:
             lengths=self.lengths[here],
             row=row.to(device),
             entropy=entropy,
+            distribution=distribution,
             by_row=self.by_row,
             group=torch.unique(self.group[here], return_inverse=True)[1].to(device),
             version=self.version,

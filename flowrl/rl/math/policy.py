@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..spec import LossInputs
-from .kl import estimate, guarded
+from .kl import estimate, full, guarded
 
 if TYPE_CHECKING:
     from ..policy import Correction, Gate
@@ -29,22 +31,26 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of each token [total], and what it reports [total]."""
     advantages, reports = x["advantages"], dict[str, Tensor]()
-    moved = ratios = None
-    if gate.follows or kl_weighted:
+    referred = "ref_logprobs" in x.fields if kl_kind != "full" else x.distribution is not None
+    moved = None
+    if gate.follows or (kl_weighted and referred):
         before = anchored(x, anchor)
-        moved = guarded(x.predicted - before)
-        ratios = at_level(x, moved, ratio).exp()
-        reports |= {"ratio": ratios.detach(), "approx_kl": estimate(before, x.predicted.detach(), "k3")}
-    loss, clipped = GATES[gate.name](x, moved, ratios, advantages, **gate.parameters)
+        moved = Moved(before, at_level(x, guarded(x.predicted - before), ratio))
+        reports |= {"ratio": moved.ratio.detach(), "approx_kl": estimate(before, x.predicted.detach(), "k3")}
+    loss, clipped = GATES[gate.name](x, moved, advantages, **gate.parameters)
     if clipped is not None:
         reports["clip_fraction"] = clipped.to(loss.dtype).detach()
     if corrections:
         reports["weight"] = correction_weights(x, corrections, anchor)
         loss = loss * reports["weight"]
-    if "ref_logprobs" in x.fields:
-        divergence = estimate(x.predicted, x["ref_logprobs"], kl_kind)
-        if kl_weighted and ratios is not None:
-            divergence = divergence * ratios
+    if referred:
+        if kl_kind == "full":
+            assert x.distribution is not None, "the loss asked for it"
+            divergence = full(x.distribution, x["ref_distribution"])
+        else:
+            divergence = estimate(x.predicted, x["ref_logprobs"], kl_kind)
+        if kl_weighted and moved is not None:
+            divergence = divergence * moved.ratio
         loss = loss + kl * divergence
         reports["kl"] = divergence.detach()
     if x.entropy is not None:
@@ -105,43 +111,50 @@ def math_log(number: float, like: Tensor) -> Tensor:
 Gated = tuple[Tensor, Tensor | None]
 
 
-def _ppo(
-    x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float, dual: float | None = None
-) -> Gated:
-    plain, held = ratios * a, ratios.clamp(1 - low, 1 + high) * a
+@dataclass(frozen=True)
+class Moved:
+    """Where the policy is from its anchor: the anchor's log-probabilities and the log-ratios, [total] each."""
+
+    before: Tensor
+    log: Tensor
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        return self.log.exp()
+
+
+def _ppo(x: LossInputs, moved: Moved, a: Tensor, *, low: float, high: float, dual: float | None = None) -> Gated:
+    plain, held = moved.ratio * a, moved.ratio.clamp(1 - low, 1 + high) * a
     loss = -torch.minimum(plain, held)
     if dual is not None:
         loss = torch.where(a < 0, torch.minimum(loss, -dual * a), loss)
     return loss, held < plain
 
 
-def _cispo(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float) -> Gated:
-    w = ratios.detach()
+def _cispo(x: LossInputs, moved: Moved, a: Tensor, *, low: float, high: float) -> Gated:
+    w = moved.ratio.detach()
     return -w.clamp(low, high) * a * x.predicted, (w < low) | (w > high)
 
 
-def _sapo(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, positive: float, negative: float) -> Gated:
-    t = torch.where(a > 0, positive, negative).to(ratios.dtype)
-    return -(4 / t) * torch.sigmoid(t * (ratios - 1)) * a, None
+def _sapo(x: LossInputs, moved: Moved, a: Tensor, *, positive: float, negative: float) -> Gated:
+    t = torch.full_like(moved.log, negative).masked_fill(a > 0, positive)
+    return -(4 / t) * torch.sigmoid(t * (moved.ratio - 1)) * a, None
 
 
-def _gmpo(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float) -> Gated:
-    held = moved.clamp(-low, high)
-    lower = torch.where(a >= 0, torch.minimum(moved, held), torch.maximum(moved, held))
-    mean = x.row_mean(lower)
-    loss = -x.row_mean(a) * mean.exp()
-    return loss[x.row], lower != moved
+def _gmpo(x: LossInputs, moved: Moved, a: Tensor, *, low: float, high: float) -> Gated:
+    whole = x.row_mean(a)
+    held = moved.log.clamp(-low, high)
+    lower = torch.where(whole[x.row] >= 0, torch.minimum(moved.log, held), torch.maximum(moved.log, held))
+    loss = -whole * x.row_mean(lower).exp()
+    return loss[x.row], lower != moved.log
 
 
-def _dppo(
-    x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, kind: str, low: float, high: float, cap: float
-) -> Gated:
-    now = x.predicted.detach()
-    p, q = now.exp(), (now - moved.detach()).exp()
+def _dppo(x: LossInputs, moved: Moved, a: Tensor, *, kind: str, low: float, high: float, cap: float) -> Gated:
+    p, q = x.predicted.detach().exp(), moved.before.exp()
     rise = p - q
     far = rise.abs() if kind == "tv" else _two_outcomes(q, p)
     away = torch.where(a > 0, (rise > 0) & (far > high), (rise < 0) & (far > low))
-    return -(ratios.detach().clamp(max=cap) * a * x.predicted * ~away), away
+    return -(moved.ratio.detach().clamp(max=cap) * a * x.predicted * ~away), away
 
 
 def _two_outcomes(q: Tensor, p: Tensor) -> Tensor:
@@ -151,28 +164,28 @@ def _two_outcomes(q: Tensor, p: Tensor) -> Tensor:
     return q * (q.clamp(min=tiny) / p.clamp(min=tiny)).log() + (1 - q) * rest
 
 
-def _reinforce(x: LossInputs, moved: Tensor | None, ratios: Tensor | None, a: Tensor) -> Gated:
+def _reinforce(x: LossInputs, moved: Moved | None, a: Tensor) -> Gated:
     return -a * x.predicted, None
 
 
-def _quadratic(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, temperature: float) -> Gated:
-    return -a * x.predicted + temperature / 2 * moved.square(), None
+def _quadratic(x: LossInputs, moved: Moved, a: Tensor, *, temperature: float) -> Gated:
+    return -a * x.predicted + temperature / 2 * moved.log.square(), None
 
 
-def _topr(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float) -> Gated:
-    w = ratios.detach()
+def _topr(x: LossInputs, moved: Moved, a: Tensor, *, low: float, high: float) -> Gated:
+    w = moved.ratio.detach()
     tapered = torch.where(a > 0, torch.ones_like(w), w.clamp(low, high))
     return -tapered * a * x.predicted, (a <= 0) & ((w < low) | (w > high))
 
 
-def _clip_cov(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, low: float, high: float) -> Gated:
-    loss, held = _ppo(x, moved, ratios, a, low=low, high=high)
+def _clip_cov(x: LossInputs, moved: Moved, a: Tensor, *, low: float, high: float) -> Gated:
+    loss, held = _ppo(x, moved, a, low=low, high=high)
     selected = x["selected"]
     return loss * ~selected, selected if held is None else held | selected
 
 
-def _kl_cov(x: LossInputs, moved: Tensor, ratios: Tensor, a: Tensor, *, weight: float) -> Gated:
-    return -ratios * a + weight * moved.abs() * x["selected"], x["selected"]
+def _kl_cov(x: LossInputs, moved: Moved, a: Tensor, *, weight: float) -> Gated:
+    return -moved.ratio * a + weight * moved.log.abs() * x["selected"], x["selected"]
 
 
 GATES: Mapping[str, Callable[..., Gated]] = {
