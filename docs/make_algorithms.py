@@ -21,6 +21,7 @@ from flowrl.graph.terms import Traced
 DOCS = Path(__file__).parent
 ALGORITHMS = DOCS.parent / "algorithms"
 LEARNING = DOCS / "learning.json"
+STALE = DOCS / "stale.json"
 #: In the order of the page: from given data to sampled rows to several models.
 DRIVERS = ("sft", "reward_model", "dpo", "grpo", "ppo", "remax", "dapo", "gigpo", "safe_rlhf")
 DRIVERS += ("raft", "distillation", "online_dpo", "rlhf")
@@ -138,15 +139,31 @@ def _spread(said: Iterable[str]) -> str:
 
 # -- the pages -------------------------------------------------------------------------------------
 
-BLOCKS = {"choosing.md": ("costs", costs), "algorithms.md": ("learning", learning)}
+
+def stale() -> str:
+    """The table of docs/algorithms.md on rows that are older than the weights."""
+    record = json.loads(STALE.read_text())
+    by_loss: dict[str, list[dict[str, Any]]] = {}
+    for run in record["runs"]:
+        by_loss.setdefault(run["loss"], []).append(run)
+    lines = ["| loss | reward at the end, by seed | mean | age of the rows |", "|---|---|---|---|"]
+    for loss, runs in by_loss.items():
+        lasts, age = [run["last"] for run in runs], sum(run["lag"] for run in runs) / len(runs)
+        said = ", ".join(f"{last:.2f}" for last in lasts)
+        lines.append(f"| `{loss}` | {said} | {sum(lasts) / len(lasts):.2f} | {age:.1f} |")
+    return "\n".join([*lines, "", "![Reward over steps: a line per seed, and the mean of each loss](images/stale.png)"])
+
+
+BLOCKS = {"choosing.md": [("costs", costs)], "algorithms.md": [("learning", learning), ("stale", stale)]}
 
 
 def page(name: str, text: str) -> str:
-    """The page with a fresh block between its markers."""
-    block, make = BLOCKS[name]
-    start, end = f"<!-- {block}: written by docs/make_algorithms.py -->", f"<!-- end of {block} -->"
-    before, rest = text.split(start)
-    return f"{before}{start}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
+    """The page with fresh blocks between their markers."""
+    for block, make in BLOCKS[name]:
+        start, end = f"<!-- {block}: written by docs/make_algorithms.py -->", f"<!-- end of {block} -->"
+        before, rest = text.split(start)
+        text = f"{before}{start}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
+    return text
 
 
 if __name__ == "__main__":
