@@ -5,6 +5,7 @@ step per step, so the ratio is that to the policy that sampled. 3. with ``kl=0``
 whose rewards are all equal are not computed: their gradient is zero. docs/algorithms.md has those of the presets.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import flowrl as fl
@@ -83,7 +84,7 @@ def grpo(
     lr: float | None = None,
     one_digit: float | None = None,
     advantages=rl.advantages,
-    select=None,
+    select: Callable | None = None,
     loss=rl.ppo_clip,
 ):
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):

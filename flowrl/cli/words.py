@@ -13,8 +13,7 @@ from typing import Any
 from ..errors import UsageError, near, shown
 from ..flow import Flow
 
-#: Defaults of parameters that have a flag. Others, such as losses, are given by presets.
-_SAYABLE = (bool, int, float, str, type(None))
+_KINDS = ("int", "float", "bool", "str")
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,20 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
     parser.add_argument(
         "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
     )
-    parser.add_argument("--preset", metavar="NAME", help="values of the program's parameters, by name")
     parser.add_argument("--plan", metavar="FILE", help="where workers run (YAML)")
     parser.add_argument("--seed", type=int, help="seed of the run (0)")
     extra(parser)
     programs = chosen(flow, words)
     found = {name: flow.find_program(name) for name in programs}
+    presets = ", ".join(dict.fromkeys(preset for program in found.values() for preset in program.presets)) or "none"
+    parser.add_argument("--preset", metavar="NAME", help=f"values of the program's parameters, by name: {presets}")
     known = {a for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
     shared = Counter(p for program in found.values() for p in program.parameters)
     flags: dict[str, tuple[str, str]] = {}
     for name, program in found.items():
         group = parser.add_argument_group(f"parameters of {name}")
         for parameter in program.parameters.values():
-            if parameter.default is not parameter.empty and not isinstance(parameter.default, _SAYABLE):
+            if not _sayable(parameter):
                 continue
             both = dict.fromkeys((parameter.name.replace("_", "-"), parameter.name))
             spelled = [f"--{name}.{p}" for p in both] if len(found) > 1 else []
@@ -123,14 +123,24 @@ def _unknown_option(said: str, known: Iterable[str], help_: str) -> UsageError:
     return UsageError(f"'{said}' is no option here.", fix=fix)
 
 
+def _sayable(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter has a flag. Others, such as losses, are given by presets."""
+    if parameter.default is None:
+        return parameter.annotation is parameter.empty or _parts(parameter.annotation)[0] in _KINDS
+    return parameter.default is parameter.empty or isinstance(parameter.default, (bool, int, float, str))
+
+
+def _parts(annotation: Any) -> list[str]:
+    """``int | None`` as its words."""
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return [part.strip() for part in name.split("|")]
+
+
 def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
     """What makes a value of the words of a flag: by the annotation, else by the default."""
-    said = parameter.annotation
-    name = said.__name__ if isinstance(said, type) else str(said)
-    if said is parameter.empty:
-        name = "str" if parameter.default in (parameter.empty, None) else type(parameter.default).__name__
+    kind = "str" if parameter.default in (parameter.empty, None) else type(parameter.default).__name__
+    parts = [kind] if parameter.annotation is parameter.empty else _parts(parameter.annotation)
     kinds: dict[str, Callable[[str], Any]] = {"int": whole_number, "float": float, "bool": _bool, "str": str}
-    parts = [part.strip() for part in name.split("|")]
     reader = kinds.get(parts[0], str)
     return _or_none(reader) if "None" in parts else reader
 
