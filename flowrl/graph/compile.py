@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import shown
+from .op import Spec
 from .oracle import Decision
 from .record import Edge, Graph, Node, WorkerInfo
 from .relaxed import Site, relaxed_calls, site
@@ -148,6 +149,7 @@ def _node(id: str, call: TCall, branch: str | None) -> Node:
         branch=branch,
         stage="step" if call.iteration else "once",
         signature=str(call.signature),
+        loss=next((repr(value) for value in call.arguments.values() if isinstance(value, Spec)), None),
     )
 
 

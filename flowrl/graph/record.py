@@ -20,7 +20,8 @@ class Node:
 
     ``Node("critic.values", worker="critic", op="values", file="algorithms/ppo.py", line=28, ...)``. ``branch`` says
     under which outcome of the program's own conditions the call happens, None when always. ``stage`` is ``step`` for
-    what happens in every step, ``once`` for what lies outside ``flow.steps``.
+    what happens in every step, ``once`` for what lies outside ``flow.steps``. ``loss`` is what an update minimises, in
+    words.
 
     With a plan it also says where it runs: ``pool``, ``mesh`` ("fsdp=4,tp=2") and ``layout``, how rows and weights lie
     on it. ``kind`` is ``op`` for a call; between an update and what generates from its weights the plan puts a node of
@@ -44,6 +45,7 @@ class Node:
     branch: str | None = None
     stage: str = "step"
     signature: str = ""
+    loss: str | None = None
     kind: str = "op"  # op | publish | reshard
     pool: str | None = None
     mesh: str | None = None

@@ -60,7 +60,7 @@ class Fit:
         n, mean_x, mean_y = len(calls), sum(xs) / len(calls), sum(ys) / len(calls)
         rows = sum(c.rows for c in calls)
         long = sum(xs) / rows if rows else 0.0
-        if n < 3 or max(xs) - min(xs) <= 0.01 * mean_x:
+        if n < 3 or max(xs) - min(xs) <= max(0.01 * mean_x, 1e-6):  # a token at least is counted in ones
             return Fit(median(ys), calls=n, row_tokens=long)
         spread = sum((x - mean_x) ** 2 for x in xs)
         slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread

@@ -39,6 +39,10 @@ class Gate:
     reads: str = ""
     by_token: bool = False
 
+    def __str__(self) -> str:
+        said = [f"{name}={value}" for name, value in self.parameters.items() if value is not None]
+        return f"{self.name}({', '.join(said)})"
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -48,6 +52,9 @@ class Correction:
     how: str
     low: float = 0.0
     high: float = float("inf")
+
+    def __str__(self) -> str:
+        return f"{self.how}({self.level}, low={self.low}, high={self.high})"
 
 
 def correct(level: str = "token", how: str = "truncate", *, low: float = 0.0, high: float = 2.0) -> Correction:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ProgramError, near
 from ..graph.op import Spec
+from ..graph.values import Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,6 +95,17 @@ class Loss(Spec):
                 fix="Give norm=, the longest response that may be sampled.",
             )
 
+    def __repr__(self) -> str:
+        """``gspo(ppo(low=0.0003, high=0.0004), ratio=geometric, seq-mean-token-mean)``: what is not 0, off or plain."""
+        said = [_said(name, value) for name, value in self.parameters.items()]
+        usual = self.aggregate in ("token-mean", "row-mean")
+        words = (
+            [word for word in said if word]
+            + ([] if usual else [self.aggregate])
+            + ([f"norm={self.norm:g}"] if self.norm else [])
+        )
+        return f"{self.name}({', '.join(words)})"
+
     def _known(self, name: str, words: tuple[str, ...]) -> None:
         said = getattr(self, name)
         if said not in words:
@@ -113,6 +125,19 @@ class Loss(Spec):
         """Loss per token [total], or per row [rows], and what it reports: [total] or [rows] each."""
         result = self.function()(inputs, **self.parameters)
         return result if isinstance(result, tuple) else (result, {})
+
+
+#: Values of parameters that need no mention: what is plain.
+_PLAIN = {"ratio": "token", "anchor": "rollout", "kl_kind": "k3"}
+
+
+def _said(name: str, value: Any) -> str:
+    """A parameter in the words of a loss; empty for one that is 0, off or plain."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, cast("Sequence[Any]", value)))
+    if isinstance(value, (int, float, str, type(None))):
+        return "" if not value or _PLAIN.get(name) == value else f"{name}={value}"
+    return f"{name}=..." if isinstance(value, Value) or not is_dataclass(value) else str(value)
 
 
 def loss(

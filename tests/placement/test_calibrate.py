@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
@@ -155,6 +155,7 @@ def test_a_last_line_that_a_crash_cut_off_is_left_out(tmp_path):
     assert calibrate(tmp_path).fits["a.b"].calls == 2, "three steps, of which one is warm-up where two must stay"
 
 
+@example([(0.0, 0.0), (0.0, 0.0), (0.0, 2.5e-283)])
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e6)), min_size=1, max_size=20))
 def test_no_figure_is_ever_negative(pairs):
     fit = Fit.of([Call("a.b", i, seconds, tokens) for i, (seconds, tokens) in enumerate(pairs)])

@@ -119,7 +119,7 @@ def test_a_loss_of_ones_own_may_read_fields_by_row():
 
     new = numbers(1)
     made = reinforce(scale=0.5)
-    assert repr(made) == "reinforce(scale=0.5)"
+    assert repr(made) == "reinforce(scale=0.5, token-sum)"
     found, reports = made.compute(inputs(new, rewards=torch.tensor([1.0, 2.0, 3.0])))
     spread = [1.0] * 3 + [2.0] + [3.0] * 4
     assert found.tolist() == pytest.approx([-0.5 * r * p for r, p in zip(spread, new.tolist(), strict=True)])

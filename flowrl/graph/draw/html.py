@@ -117,7 +117,11 @@ def _node_card(node: Node, picture: Picture, kinds: Mapping[str, str]) -> dict[s
         "place": place_of(node),
         "source": node.source,
         "condition": f"if {node.branch}" if node.branch else "",
-        "marks": [*box.notes, *([f"cost {node.cost}"] if node.cost not in ("none", "external") else [])],
+        "marks": [
+            *box.notes,
+            *([node.loss] if node.loss else []),
+            *([f"cost {node.cost}"] if node.cost not in ("none", "external") else []),
+        ],
         "reads": [[name, node.types.get(name, "")] for name in node.reads],
         "adds": [[name, node.types.get(name, "")] for name in node.adds],
         **({"plan": plan} if plan else {}),

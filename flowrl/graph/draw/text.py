@@ -92,6 +92,7 @@ def _call(node: Node, graph: Graph, edges: tuple[Edge, ...]) -> str:
         words.append(f"-> {', '.join(node.adds)}")
     words += [f"rows={node.rows}"] if node.rows != "same" else []
     words += [f"updates={node.updates}"] if node.updates else []
+    words += [f"loss={node.loss}"] if node.loss else []
     words += [f"cost={node.cost}"] if node.cost not in ("none", "external") else []
     words += ["external"] if node.external else []
     words += [node.kind] if node.kind != "op" else []
