@@ -157,14 +157,16 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], help="runs whose title begins so; several times")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds of each run (1)")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds of each run (1)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (0)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (2)")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "learn", help="folder of the runs")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     warm = warm_up(options.out)
     chosen = [r for r in RUNS if not options.only or any(r.title.startswith(o) for o in options.only)]
-    jobs = [(run, seed) for seed in range(options.seeds) for run in chosen]
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    jobs = [(run, seed) for seed in seeds for run in chosen]
     results: list[dict[str, Any]] = []
     if RESULTS.exists():
         fresh = {(run.title, seed) for run, seed in jobs}
