@@ -7,6 +7,7 @@ import json
 import pytest
 
 from flowrl.cli import load_script, main
+from flowrl.cli.words import parse
 from flowrl.errors import ProgramError, UsageError
 
 SCRIPT = """
@@ -131,3 +132,44 @@ def test_in_python_a_preset_is_a_dict(script):
     assert "ref.logprobs" in [n.id for n in flow.graph(**program.preset("near")).nodes]
     with pytest.raises(UsageError):
         program.preset("far")
+
+
+FLAGS = """
+from collections.abc import Callable
+from typing import Literal, Optional
+
+import flowrl as fl
+
+flow = fl.Flow("p")
+
+
+@flow.program
+def p(
+    a: Optional[float] = None, b: None | int = None, c: Literal["x", "y"] | None = None, d: Callable | None = None,
+    e: Literal["x", "y"] = "x", f: str | None = None, g=None,
+):
+    pass
+"""
+
+
+def test_optional_parameters_have_flags(tmp_path):
+    path = tmp_path / "p.py"
+    path.write_text(FLAGS)
+    words = ["--a", "0.5", "--b", "3", "--c", "y", "--e", "y", "--f", "none", "--g", "word"]
+    said = parse(load_script(str(path)), "run", words, lambda parser: None).parameters["p"]
+    assert said == {"a": 0.5, "b": 3, "c": "y", "e": "y", "f": None, "g": "word"}
+    assert main(["check", str(path), "--d", "1"]) == 2
+
+
+def test_a_metric_that_a_loss_does_not_report_is_found_by_check(script, capsys):
+    text = script.read_text().replace(
+        "flow.log(step, actor.update(batch, loss=loss(kl=kl)), rows=batch.count())",
+        "metrics = actor.update(batch, loss=loss(kl=kl))\n        flow.log(step, seen=metrics.entropy)",
+    )
+    script.write_text(text)
+    assert main(["check", str(script)]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "the metrics of actor.update have no 'entropy'." in said
+        and "Give entropy= of the loss a weight above 0." in said
+    )

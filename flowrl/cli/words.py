@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,6 @@ from typing import Any
 
 from ..errors import UsageError, near, shown
 from ..flow import Flow
-
-_KINDS = ("int", "float", "bool", "str")
 
 
 @dataclass(frozen=True)
@@ -126,23 +125,31 @@ def _unknown_option(said: str, known: Iterable[str], help_: str) -> UsageError:
 def _sayable(parameter: inspect.Parameter) -> bool:
     """Whether a parameter has a flag. Others, such as losses, are given by presets."""
     if parameter.default is None:
-        return parameter.annotation is parameter.empty or _parts(parameter.annotation)[0] in _KINDS
+        return parameter.annotation is parameter.empty or _kind(parameter.annotation) is not None
     return parameter.default is parameter.empty or isinstance(parameter.default, (bool, int, float, str))
 
 
-def _parts(annotation: Any) -> list[str]:
-    """``int | None`` as its words."""
-    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return [part.strip() for part in name.split("|")]
+def _text(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def _kind(annotation: Any) -> str | None:
+    """The first of the words int, float, bool and str in ``int | None``, ``Optional[float]``; None for others."""
+    text = _text(annotation)
+    if "Literal" in text:
+        return "str"
+    found = None if "Callable" in text else re.search(r"\b(int|float|bool|str)\b", text)
+    return found[0] if found else None
 
 
 def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
     """What makes a value of the words of a flag: by the annotation, else by the default."""
-    kind = "str" if parameter.default in (parameter.empty, None) else type(parameter.default).__name__
-    parts = [kind] if parameter.annotation is parameter.empty else _parts(parameter.annotation)
+    said = None if parameter.annotation is parameter.empty else parameter.annotation
+    usual = "str" if parameter.default in (parameter.empty, None) else type(parameter.default).__name__
     kinds: dict[str, Callable[[str], Any]] = {"int": whole_number, "float": float, "bool": _bool, "str": str}
-    reader = kinds.get(parts[0], str)
-    return _or_none(reader) if "None" in parts else reader
+    reader = kinds.get(usual if said is None else _kind(said) or "str", str)
+    optional = said is not None and ("None" in _text(said) or "Optional" in _text(said))
+    return _or_none(reader) if optional else reader
 
 
 def _or_none(reader: Callable[[str], Any]) -> Callable[[str], Any]:

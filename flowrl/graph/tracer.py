@@ -15,6 +15,9 @@ from .terms import Adder, Lint, Rows, SourceLike, Symbol, TBatch, TCall, TField,
 from .types import FieldType, parse_fields
 from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, find, is_handle
 
+#: Metrics that every update has, or may have.
+UPDATES = ("loss", "grad_norm", "lr", "tokens", "rows", "steps", "pretraining_loss")
+
 
 class Tracer:
     """The session of one path."""
@@ -88,6 +91,7 @@ class Tracer:
     def field(self, value: Value, name: str) -> Any:
         ref = value.ref
         if isinstance(ref, TMetrics):
+            self._known_metric(ref, name)
             key = f"c{ref.call}.{name}"
             return ScalarValue(self, TNumber(frozenset({ref.call}), f"{ref.title}.{name}", key, name))
         assert isinstance(ref, TBatch)
@@ -104,6 +108,19 @@ class Tracer:
             return FieldValue(self, TField(FieldType("any"), None, name, ref.rows))
         found = ref.fields[name]
         return FieldValue(self, replace(found, name=name, rows=ref.rows))
+
+    def _known_metric(self, ref: TMetrics, name: str) -> None:
+        """An update whose loss says what it reports has these metrics, and its own."""
+        loss: Any = self.trail.calls[ref.call].arguments.get("loss")
+        told: tuple[str, ...] = getattr(loss, "reports", ())
+        if not told or name in (*UPDATES, *told):
+            return
+        have = [*UPDATES, *told]
+        meant = near(name, have)
+        fix = f"Did you mean '{meant}'?" if meant else None
+        if name in ("kl", "entropy"):
+            fix = f"Give {name}= of the loss a weight above 0."
+        self.wrong(FieldError(f"the metrics of {ref.title} have no '{name}'.", at=caller(), have=have, fix=fix))
 
     def read(self, value: Value, kind: type) -> Any:
         at = caller()

@@ -42,9 +42,12 @@ def adaptive_entropy(
 ) -> float:
     """``coef + step`` while the entropy is at most ``target``, else ``coef - step``, inside ``[low, high]``.
 
-    Skywork-OR1 (arXiv:2505.22312, section 4.3). ``entropy`` and ``target`` are nats per token.
+    Skywork-OR1 (arXiv:2505.22312, section 4.3). ``entropy`` and ``target`` are nats per token; an entropy that is no
+    number leaves the coefficient as it is. Start it above 0, such as at 1e-4: a weight of 0 computes no entropy.
     """
     _bounds("adaptive_entropy", low, high)
+    if math.isnan(float(entropy)):
+        return float(coef)
     moved = float(coef) + (step if float(entropy) <= target else -step)
     return min(max(moved, low), high)
 

@@ -27,7 +27,7 @@ def cispo(high: float = 5.0, *, low: float = 0.0) -> Gate:
 
 def sapo(positive: float = 1.0, negative: float = 1.05) -> Gate:
     """``-(4 / t) sigmoid(t (w - 1)) A``, t being ``positive`` for A > 0, else ``negative`` (arXiv:2511.20347)."""
-    return Gate("sapo", {"positive": positive, "negative": negative})
+    return Gate("sapo", {"positive": positive, "negative": negative}, clips=False)
 
 
 def gmpo(clip: float = 0.4, *, high: float | None = None) -> Gate:
@@ -50,12 +50,12 @@ def dppo(kind: str = "tv", *, low: float = 0.15, high: float | None = None, cap:
 
 def reinforce() -> Gate:
     """``-A log p``: no ratio (Williams 1992; GPG, arXiv:2504.02546)."""
-    return Gate("reinforce", follows=False)
+    return Gate("reinforce", follows=False, clips=False)
 
 
 def quadratic(temperature: float = 0.1) -> Gate:
     """``-A log p + (temperature / 2) (log w)^2``: DRO (arXiv:2405.19107), Kimi k1.5 (arXiv:2501.12599, eq. 3)."""
-    return Gate("quadratic", {"temperature": temperature}, silent=False)
+    return Gate("quadratic", {"temperature": temperature}, silent=False, clips=False)
 
 
 def topr(low: float = 0.0, high: float = 1.0) -> Gate:

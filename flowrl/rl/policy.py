@@ -29,7 +29,8 @@ class Gate:
     """How far a loss follows its ratio: ``Gate("ppo", {"low": 0.2, "high": 0.28})``. Made by :mod:`flowrl.rl.gates`.
 
     ``follows``: it weighs by the ratio to the anchor. ``silent``: an advantage of 0 gives a gradient of 0.
-    ``by_token``: it makes of the tokens' ratios what it needs, and takes no other.
+    ``by_token``: it makes of the tokens' ratios what it needs, and takes no other. ``clips``: some tokens
+    are held back, and ``clip_fraction`` says how many.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Gate:
     silent: bool = True
     reads: str = ""
     by_token: bool = False
+    clips: bool = True
 
     def __str__(self) -> str:
         said = [f"{name}={value}" for name, value in self.parameters.items() if value is not None]
@@ -158,6 +160,13 @@ def policy_loss(
         needs_distribution=kl_kind == "full" and not is_zero(kl),
         corrects_stale=weighs or (anchor == "rollout" and gate.follows),
         zero_advantage_is_zero=gate.silent and is_zero(kl) and is_zero(entropy),
+        reports=(
+            *(("ratio", "approx_kl") if gate.follows or (kl_weighted and not is_zero(kl)) else ()),
+            *(("clip_fraction",) if gate.clips else ()),
+            *(("weight",) if corrections else ()),
+            *(() if is_zero(kl) else ("kl",)),
+            *(() if is_zero(entropy) else ("entropy",)),
+        ),
     )
 
 

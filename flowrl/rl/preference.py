@@ -50,8 +50,9 @@ def _loss(name: str, reads: str, parameters: dict[str, Any], *, on: str = "logpr
 def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Loss:
     """``-(1 - s) log sigmoid(m) - s log sigmoid(-m)``, ``m = beta (h_w - h_l)`` (DPO, arXiv:2305.18290, eq. 7).
 
-    ``h`` is ``log p - log p_ref`` summed over the sampled tokens of the better row w and the worse row l; a row
-    without one has 0. A token's log-ratio beyond 1000 counts as 1000 and has no gradient.
+    ``h`` is ``log p - log p_ref`` summed over the sampled tokens of the better row w and the worse row l. A row without
+    one has 0; an update leaves such rows out, and raises ProgramError for their pair. A token's log-ratio beyond 1000
+    counts as 1000 and has no gradient.
 
     Args:
         beta: how strongly the policy is held to the reference; above 0.

@@ -71,7 +71,8 @@ class Loss(Spec):
     ``seq-mean-token-sum-norm`` divides by. ``groups``: it compares rows of one prompt, which are therefore never put
     into different mini-batches. ``corrects_stale``: it weighs rows by the ratio to the policy that sampled them, or
     does not ask who did, so rows may be older than the weights. ``zero_advantage_is_zero``: a row whose advantages
-    are all zero adds nothing to its gradient.
+    are all zero adds nothing to its gradient. ``reports``: the names of what it reports, where they are known; they
+    are metrics of the update, also of one that trains no row.
     """
 
     math: str | Callable[..., Any] = ""
@@ -84,6 +85,7 @@ class Loss(Spec):
     needs_distribution: bool = False
     corrects_stale: bool = False
     zero_advantage_is_zero: bool = False
+    reports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._known("on", PREDICTIONS)

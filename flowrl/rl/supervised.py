@@ -20,6 +20,7 @@ def value_clip(*, clip: float | None = 0.2, aggregate: str = "token-mean") -> Lo
         aggregate=aggregate,
         on="values",
         corrects_stale=True,
+        reports=("value_error",) if clip is None else ("value_error", "value_clip_fraction"),
     )
 
 

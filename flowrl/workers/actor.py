@@ -189,7 +189,8 @@ class Actor(ModelWorker):
 
         Args:
             loss: what is minimised; fields that it reads are read by this call.
-            minibatch, minibatch_tokens: rows, or tokens at most, of a mini-batch; None takes all rows.
+            minibatch, minibatch_tokens: rows, or tokens at most, of a mini-batch; None takes all rows. A loss that
+                compares rows of a prompt has all of them in one, where that is more.
             epochs: how often the rows are gone through, in an order of their own each time.
             micro_tokens: tokens at most in one forward pass. Changes memory and speed, never the result.
             lr: the learning rate of this call, in place of the schedule's.

@@ -227,7 +227,8 @@ class ModelWorker(Worker):
         """``w = decay w + (1 - decay) w_policy``: the weights of a worker of the same model, averaged over its updates.
 
         ``policy`` is a handle. With ``decay=0`` it is a copy of that worker as it is now. Reports ``distance``, the
-        norm of what the weights moved by. Raises ModelError where the two are not of the same model.
+        norm of what the weights moved by. Adapters of ``policy`` are merged. Raises ModelError where the two are not of
+        the same model, where this one has adapters, or holds weights in bf16 while ``decay`` is above 0.
         """
         self.updated()
         return Metrics(distance=self.engine.blend(policy.engine, float(decay)))

@@ -217,6 +217,8 @@ def test_they_are_shared_among_mini_batches():
     assert told["steps"] == 2 and told["pretraining_loss"] > 0 and told["rows"] == 8
     empty = trained().update(batch, rl.sft(), pretraining=more.take([]), pretraining_weight=0.5)
     assert empty["pretraining_loss"] == 0
+    alone = trained().update(batch.take([]), rl.sft(), pretraining=more)
+    assert alone["steps"] == 1 and alone["pretraining_loss"] > 0 and alone["grad_norm"] > 0
 
 
 # -- averaged weights --------------------------------------------------------------------------------------------------
@@ -246,6 +248,18 @@ def test_adapters_are_merged_on_the_way():
     rows = pairs().drop("preferred", "ref_logprobs")
     left, right = (w.logprobs(rows).old_logprobs.values for w in (actor, average))
     assert torch.allclose(left, right, atol=1e-5)
+
+
+def test_adapters_and_half_precision_cannot_average():
+    model = fl.Model(config=T.CONFIGS["qwen2"])
+    plain = fl.open(fl.Actor(model))
+    with pytest.raises(ModelError, match="has adapters here"):
+        fl.open(fl.Actor(model, lora=Lora(r=2))).follow(plain, decay=0.9)
+    low = fl.open(fl.Reference(model, dtype="bf16"))
+    with pytest.raises(ModelError, match="small steps of an average are lost") as caught:
+        low.follow(plain, decay=0.9)
+    assert "fp32" in (caught.value.fix or "")
+    assert low.follow(plain)["distance"] >= 0, "a copy needs no small steps"
 
 
 def test_another_model_cannot_be_followed():
@@ -293,3 +307,16 @@ def test_the_whole_kl_is_plain_autograd(micro_tokens):
     with_kl = rl.ppo_clip(kl=1.0, kl_kind="full")
     assert "ref_distribution" in with_kl.reads and "ref_logprobs" not in with_kl.reads
     same(gradient(opened, batch.with_columns(fields), with_kl, micro_tokens), ((total / count).item(), plain), 1e-4)
+
+
+# -- metrics of an update that trains nothing --------------------------------------------------------------------------
+
+
+def test_an_update_without_a_gradient_has_the_metrics_of_its_loss():
+    opened, batch = trained(), pairs(3).drop("preferred", "ref_logprobs")
+    zero = batch.response_mask.with_values(torch.zeros(len(batch.response_mask.values)))
+    batch = batch.with_columns({"advantages": zero, "rollout_logprobs": zero})
+    for rows in (batch, batch.take([])):
+        told = opened.update(rows, rl.ppo_clip())
+        assert {"ratio", "approx_kl", "clip_fraction"} <= set(told)
+        assert told["approx_kl"] != told["approx_kl"], "no number: no row was computed"

@@ -280,20 +280,20 @@ def test_a_condition_within_a_condition():
             batch = rl.group_advantages(reward.score(actor.generate(batch, n=4)))
             if step % 2 == 0:
                 metrics = actor.update(batch, loss=rl.ppo_clip())
-                if metrics.kl > 0.1:
+                if metrics.approx_kl > 0.1:
                     actor.update(batch, loss=rl.sft())
 
     graph = graph_of(nested)
     assert branches(graph) == {
         "actor.update": "step % 2 == 0",
         "batch.gt": "step % 2 == 0",
-        "actor.update#2": "step % 2 == 0 and actor.update.kl > 0.1",
+        "actor.update#2": "step % 2 == 0 and actor.update.approx_kl > 0.1",
     }
     assert edges(graph, "weights") == {
         "actor.update -> actor.generate [weights 0] if step % 2 == 0 in the step before"
-        " and not (actor.update.kl > 0.1) in the step before",
+        " and not (actor.update.approx_kl > 0.1) in the step before",
         "actor.update#2 -> actor.generate [weights 0] if step % 2 == 0 in the step before"
-        " and actor.update.kl > 0.1 in the step before",
+        " and actor.update.approx_kl > 0.1 in the step before",
     }
     assert graph.paths == 9
 

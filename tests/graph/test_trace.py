@@ -171,11 +171,11 @@ def test_a_value_of_metrics_in_a_condition():
         for step, batch in flow.steps(prompts, 10):
             batch = rl.group_advantages(reward.score(actor.generate(batch, n=2)))
             metrics = actor.update(batch, loss=rl.ppo_clip())
-            if not metrics.kl < 0.1 or step == 3:
+            if not metrics.approx_kl < 0.1 or step == 3:
                 break
 
     found = clean(program)
-    assert any("actor.update.kl < 0.1" in d.label for t in found.trails for d in t.path.taken)
+    assert any("actor.update.approx_kl < 0.1" in d.label for t in found.trails for d in t.path.taken)
     assert [(x.kind, x.what) for x in found.lints] == [
         ("serial", "this line waits for actor.update: steps cannot overlap past it.")
     ]

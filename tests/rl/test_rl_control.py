@@ -184,3 +184,10 @@ def test_each_controller_is_an_op_of_a_graph():
         "rl.lagrange -> rl.lagrange: value",
     }
     assert "rl.adaptive_entropy -> rl.clamp: value" in edges(graph, "data")
+
+
+def test_what_is_no_number_leaves_coefficients_alone():
+    nan = float("nan")
+    assert rl.adaptive_kl(0.1, nan, target=0.02) == 0.1
+    assert rl.adaptive_entropy(0.01, nan, target=1.0) == 0.01
+    assert rl.adaptive_kl(0.1, 0.0, target=0.02, rows=10**9) == 0.0

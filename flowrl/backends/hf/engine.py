@@ -269,12 +269,24 @@ class HFEngine:
     def blend(self, other: HFEngine, decay: float) -> float:
         """``w = decay w + (1 - decay) w_other`` for every weight; gives the norm of the change.
 
-        Raises ModelError when the two are not of the same model, ProgramError for a decay outside [0, 1].
+        Raises ModelError when the two are not of the same model, when this one has adapters, or weights in half
+        precision for an average; ProgramError for a decay outside [0, 1].
         """
         if not 0 <= decay <= 1:
             raise ProgramError(f"decay={decay} is no share of the old weights.", fix="Give a number from 0 to 1.")
+        if self.build.lora is not None:
+            raise ModelError(
+                f"'{self.build.model.title}' has adapters here, and averaged factors are no average of the weights.",
+                fix="Let a worker without adapters follow: fl.Actor(model) or fl.Reference(model), without lora=.",
+            )
         given = self._given(other)
         mine = self._fitting(given, other.build.model.title)
+        low = next((w.dtype for w in mine.values() if w.dtype not in (torch.float32, torch.float64)), None)
+        if low is not None and 0 < decay < 1:
+            raise ModelError(
+                f"The weights of '{self.build.model.title}' are {low}, in which small steps of an average are lost.",
+                fix='Declare the worker that follows with dtype="fp32".',
+            )
         moved = torch.zeros((), dtype=torch.float64)
         with torch.no_grad():
             for name, weight in mine.items():

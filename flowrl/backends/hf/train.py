@@ -78,10 +78,12 @@ class Trainer:
         reports = []
         for epoch in range(epochs):
             steps = list(mini_batches(batch, minibatch, minibatch_tokens, epoch, together=loss.groups))
+            if more is not None and not steps:
+                steps = [torch.arange(0)]  # one step on the other rows alone
             for number, chosen in enumerate(steps):
                 extra = [] if more is None else [(more, more.share(number, len(steps)), pretraining_weight)]
                 reports.append(self.step([(data, chosen, 1.0), *extra], micro_tokens, lr))
-        return summary(reports)
+        return summary(reports, loss.reports)
 
     def restart(self) -> None:
         """Forget the moments, and start the schedule again."""
@@ -126,7 +128,7 @@ class Trainer:
             value.backward()
             total += value.detach()
             for name, column in reports.items():
-                if len(column) != len(inputs.mask):
+                if data.loss.per == "row" and len(column) == len(inputs.lengths):
                     by_row.add(name)
                 told = column.detach() if name in by_row else column.detach() * inputs.mask
                 part = told.sum(dtype=torch.float64)
@@ -354,8 +356,11 @@ def learning_rate(optim: Optim, step: int) -> float:
     return optim.lr * (optim.min_lr + (1 - optim.min_lr) * left)
 
 
-def summary(reports: list[Report]) -> dict[str, float]:
-    """The metrics of a call: what losses report per token or per row, the others per step."""
+def summary(reports: list[Report], names: Sequence[str] = ()) -> dict[str, float]:
+    """The metrics of a call: what losses report per token or per row, the others per step.
+
+    ``names`` are there in any case: as no number, where no row was computed.
+    """
     tokens, rows, steps = sum(r.tokens for r in reports), sum(r.rows for r in reports), len(reports)
     found = {
         "loss": sum(float(r.loss) for r in reports) / max(1, steps),
@@ -368,5 +373,6 @@ def summary(reports: list[Report]) -> dict[str, float]:
     for name in dict.fromkeys(n for r in reports for n in r.sums):
         by_row = any(name in r.by_row for r in reports)
         found[name] = sum(float(r.sums[name]) for r in reports if name in r.sums) / max(1, rows if by_row else tokens)
+    found = {**dict.fromkeys(names, math.nan), **found}
     counts = {"tokens": tokens, "rows": rows, "steps": steps}
     return found | {name: float(count) for name, count in counts.items()}
