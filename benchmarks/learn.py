@@ -69,7 +69,7 @@ RUNS = [
     Run("online_dpo", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "120")),
     Run("gigpo", None, "reward", 0.33, ("--steps", "300"), warm=()),
     Run("safe_rlhf", None, "reward", 0.4, (*ONE_DIGIT, "--steps", "150")),
-    Run("rlhf", None, "exact_match", 0.35, ("--rlhf.one-digit", "1.0", "--preferences.one-digit", "1.0",
+    Run("rlhf", None, "exact_match", 0.3, ("--rlhf.one-digit", "1.0", "--preferences.one-digit", "1.0",
         "--rlhf.steps", "100", "--prompts-per-step", "128"), program="sft,preferences,rlhf", warm=()),
     *(Run("distillation", p, "reward", 0.4, ("--teach.steps", "150", "--distillation.steps", "120"),
           program="teach,distillation", warm=("actor", "short", "long")) for p in ("one", "several", "full")),
