@@ -1,0 +1,1 @@
+"""Weights on their way between processes: planned (``plan``), cut into messages (``messages``), sent (``execute``)."""

@@ -1,0 +1,152 @@
+"""Messages between a fixed set of processes, apart from the process groups in which they train."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import RunError
+from .staging import Staging
+
+_torch: Any = dist  # it has the stores without exporting them
+
+
+class Wire:
+    """Point-to-point messages: ``Wire(me=0, size=4, host="10.0.0.1", port=29600, timeout=60)`` in each process.
+
+    Process 0 keeps the meeting place at ``host``, ``port``. All come within ``timeout`` seconds, and afterwards no
+    message takes longer than that. Tensors on CUDA go through NCCL where every process has a device of its own, and
+    through host memory and gloo everywhere else. Raises RunError naming who did not come.
+
+    GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network where there are several.
+    """
+
+    def __init__(
+        self, *, me: int, size: int, port: int, host: str = "127.0.0.1", timeout: float = 300.0, device: str = "cpu"
+    ) -> None:
+        self.me, self.size, self.timeout, self.broken = me, size, timeout, ""
+        self._under_way: WeakSet[Sending] = WeakSet()
+        limit = timedelta(seconds=timeout)
+        with _reached(f"process {me} did not reach process 0 at {host}:{port}", timeout):
+            self.store = _torch.TCPStore(host, port, is_master=me == 0, timeout=limit, wait_for_workers=False)
+        #: Where each process is, the same for two that share a device.
+        self.places = self._meet(_place(torch.device(device)))
+        with _reached(f"process {me} did not reach the other {size - 1}", timeout):
+            self._gloo: Any = dist.ProcessGroupGloo(_torch.PrefixStore("gloo", self.store), me, size, limit)
+        direct = size > 1 and len(set(self.places)) == size and all(p.startswith("cuda ") for p in self.places)
+        self._nccl = self._open_nccl(limit) if direct else None
+        pinned = not direct and torch.device(device).type == "cuda"
+        self.staging = Staging(torch.device(device if direct else "cpu"), pinned=pinned)
+
+    def send(self, tensor: Tensor, to: int, *, host: bool = False) -> Sending:
+        """Begin to send a contiguous tensor, on the device of ``staging`` or, with ``host``, in host memory.
+
+        What one process sends to another arrives in the order in which it was sent.
+        """
+        return self._begin("send", tensor, to, host)
+
+    def receive(self, tensor: Tensor, source: int, *, host: bool = False) -> Sending:
+        """Begin to receive into a contiguous tensor of as many bytes as are sent."""
+        return self._begin("recv", tensor, source, host)
+
+    def close(self, why: str = "it was closed") -> None:
+        """End it. What is on the way is given up, here and at the other ends."""
+        self.broken = self.broken or why
+        for sending in list(self._under_way):
+            sending.give_up()
+        if self._nccl is not None:
+            with suppress(RuntimeError):
+                self._nccl.abort()
+        self._gloo = self._nccl = None  # gloo hangs up when nobody knows the group and its messages any more
+        self.staging.drop()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, verb: str, tensor: Tensor, peer: int, host: bool) -> Sending:
+        if self.broken:
+            raise RunError(f"this wire of process {self.me} is of no more use: {self.broken}.", fix="Open another one.")
+        group: Any = self._gloo if host or self._nccl is None else self._nccl
+        try:
+            work: Any = getattr(group, verb)([tensor], peer, 0)
+        except RuntimeError as error:  # the other end is gone already: said by who waits for this message
+            work = error
+        sending = Sending(work, tensor, polled=group is self._nccl)
+        self._under_way.add(sending)
+        return sending
+
+    def _meet(self, place: str) -> list[str]:
+        """Say that this process is there, and wait for the others."""
+        names = [f"place/{rank}" for rank in range(self.size)]
+        self.store.set(names[self.me], place)
+        try:
+            with suppress(dist.DistStoreError):  # it took too long
+                self.store.wait(names, timedelta(seconds=self.timeout))
+            missing = [str(rank) for rank, name in enumerate(names) if not self.store.check([name])]
+        except RuntimeError as error:
+            raise RunError("process 0, where those that move weights meet, is gone, or has given up.") from error
+        if missing:
+            raise RunError(
+                f"of {self.size} processes that are to move weights, {', '.join(missing)} did not come in "
+                f"{self.timeout:g} s.",
+                fix="See what became of them, or give a longer timeout.",
+            )
+        return [self.store.get(name).decode() for name in names]
+
+    def _open_nccl(self, limit: timedelta) -> Any:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(_torch.PrefixStore("nccl", self.store), self.me, self.size, options)
+
+
+class Sending:
+    """A message on the way. It keeps the tensor alive until it is through."""
+
+    def __init__(self, work: Any, tensor: Tensor, *, polled: bool) -> None:
+        self._work, self.tensor, self._polled = work, tensor, polled
+
+    def wait(self, seconds: float) -> None:
+        """Until it is through. Raises RuntimeError if that takes longer, or the other end is gone."""
+        if isinstance(self._work, RuntimeError):
+            raise self._work
+        if self._polled:  # NCCL's own wait is one of the stream alone, and has no end
+            until = time.monotonic() + seconds
+            while not self._work.is_completed():
+                if time.monotonic() > until:
+                    raise RuntimeError(f"Timed out after {seconds:g} s")
+                time.sleep(0.0002)
+        self._work.wait(timedelta(seconds=seconds))
+
+    def give_up(self) -> None:
+        """Forget it, whether it is through or not."""
+        self._work = RuntimeError("given up")
+
+
+@contextmanager
+def _reached(otherwise: str, timeout: float) -> Iterator[None]:
+    """Turns what torch raises inside into a RunError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RunError(
+            f"{otherwise} in {timeout:g} s.",
+            fix="See whether all processes run, and whether a firewall or a wrong network interface is between them.",
+        ) from error
+
+
+def _place(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda {socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+    return f"cpu {socket.gethostname()}"
