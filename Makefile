@@ -20,7 +20,7 @@ PIP := $(PY) -m pip install
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check docs bench learn clean
+.PHONY: help install demo test nightly check docs bench learn clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1 - /p' Makefile
@@ -32,6 +32,10 @@ demo: $(VENV)/.dev  ## warm up a small model and train it with GRPO on additions
 
 test: $(VENV)/.dev  ## run the tests
 	$(PY) -m pytest -q
+
+nightly: $(VENV)/.dev  ## what takes too long for every change: all layouts on ranks, and 30 processes killed
+	$(PY) -m pytest -q -m nightly
+	$(PY) benchmarks/kills.py
 
 check: $(VENV)/.dev  ## lint, format, types, direction of imports
 	$(VENV)/bin/ruff check .

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ModelError, PlanError, near
 
 if TYPE_CHECKING:
-    from ..workers.records import Build
+    from ..workers.records import Build, Model
 
 #: The extra of the package that installs what an engine imports. The reference engine needs none.
 EXTRAS = {"vllm": "vllm", "sglang": "sglang", "megatron": "megatron"}
@@ -42,3 +42,14 @@ def open_engine(name: str, build: Build) -> Any:
             fix=f"Install flowrl with all that it needs: pip install '.{extra}' in the source tree.",
         ) from error
     return module.open_engine(build)
+
+
+def open_tokenizer(model: Model) -> Any:
+    """The tokenizer of a model, without the model. Raises ModelError where it has none."""
+    found = import_module(".hf.load", __package__).load_tokenizer(model)
+    if found is None:
+        raise ModelError(
+            f"The model '{model.title}' has no tokenizer.",
+            fix="Give it one: Model(config=..., tokenizer=build_tokenizer).",
+        )
+    return found

@@ -251,7 +251,7 @@ class Reference(ModelWorker):
             return Build(self.model, dtype=self.dtype)
         source: Build = self._source.build()
         dtype = source.dtype if self.dtype == "auto" else self.dtype
-        return Build(source.model, lora=source.lora, dtype=dtype, seed=source.seed)
+        return Build(source.model, dtype=dtype, seed=source.seed)
 
     def open(self, opening: Opening) -> None:
         if self.of is not None:
@@ -259,7 +259,7 @@ class Reference(ModelWorker):
         super().open(opening)
 
     def program_starts(self) -> None:
-        if self._source is not None:
+        if isinstance(self._source, ModelWorker):  # elsewhere its weights are moved by the runtime
             self.engine.copy_weights_from(self._source.engine)
             self.touched()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from ..errors import ProgramError, WorkerError
 from ..graph.op import CallShape, Metrics, op
 from .records import Build, Sampled, Sampling
+from .weights import Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from ..batch import Batch, Column
 
 State = tuple[dict[str, "Tensor"], dict[str, Any]]
+
+
+class Stored(Protocol):
+    """The state of a worker as a checkpoint holds it: ``fill`` a box in place, or take a tensor as a ``whole``."""
+
+    def names(self) -> list[str]: ...
+    def whole(self, name: str) -> Tensor: ...
+    def fill(self, shard: Shard) -> bool: ...
 
 
 class Engine(Protocol):
@@ -40,6 +49,10 @@ class Engine(Protocol):
     def take_weights(self, weights: Mapping[str, Tensor]) -> None: ...
     def state(self) -> State: ...
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None: ...
+    def shards(self) -> list[Shard]: ...
+    def weights_written(self) -> None: ...
+    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]: ...
+    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None: ...
     def digest(self) -> str: ...
     def save(self, folder: str) -> None: ...
 
@@ -119,6 +132,10 @@ class Worker:
             fix="Place its ops in one pool, with staleness: 0.",
         )
 
+    def in_use(self) -> Any:
+        """As :meth:`stage`, of weights that nobody changes before they are installed."""
+        return self.stage()
+
     def install(self, staged: Any, version: int) -> None:
         """Take what :meth:`stage` of the trained copy gave."""
         raise WorkerError(f"{self.name or type(self).__name__} cannot take weights.")
@@ -148,6 +165,15 @@ class Worker:
         """Take back what :meth:`state` gave."""
         for name in self.keeps:
             setattr(self, name, tensors[name] if name in tensors else record[name])
+
+    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
+        """What this rank has of :meth:`state`, as boxes that any layout can take back, and the record."""
+        tensors, record = self.state()
+        return [Shard(n, tuple(t.shape), (0,) * t.dim(), t) for n, t in tensors.items()], record
+
+    def load_state_shards(self, files: Stored, record: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_shards` gave, on whichever ranks."""
+        self.load_state({name: files.whole(name) for name in files.names()}, record)
 
     def digest(self) -> str | None:
         """A digest of the weights that does not depend on layout; None for a worker without weights."""
@@ -237,6 +263,9 @@ class ModelWorker(Worker):
         """A copy of the weights, adapters merged."""
         return {name: weight.detach().clone() for name, weight in self.engine.plain_weights().items()}
 
+    def in_use(self) -> Any:
+        return self.engine.plain_weights()
+
     def install(self, staged: Any, version: int) -> None:
         self.engine.take_weights(staged)
         self.published(version)
@@ -248,6 +277,15 @@ class ModelWorker(Worker):
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         self.engine.load_state(tensors, record["engine"])
         self.version, self.dirty = record["version"], record["dirty"]
+
+    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
+        shards, record = self.engine.state_shards()
+        return shards, {"engine": record, "version": self.version, "dirty": self.dirty}
+
+    def load_state_shards(self, files: Stored, record: Mapping[str, Any]) -> None:
+        self.engine.load_state_shards(files.fill, record["engine"])
+        self.version, self.dirty = record["version"], record["dirty"]
+        self.touched()
 
     def digest(self) -> str | None:
         return self.engine.digest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +137,9 @@ class Build:
     """All that a backend needs to open an engine: ``Build(Model("Qwen/Qwen3-0.6B"), head="lm", optim=Optim())``.
 
     ``head`` is ``lm`` (logits) or ``scalar`` (a number per token). No ``optim``: the engine does not train.
+
+    ``axes``: the mesh of ranks that open it together, outermost first, such as ``{"fsdp": 2, "tp": 2}``; empty is one
+    process. ``offload``: weights and optimizer stay on the CPU between uses.
     """
 
     model: Model
@@ -147,6 +150,8 @@ class Build:
     gradient_checkpointing: bool = False
     device: str = "auto"
     seed: int = 0
+    axes: Mapping[str, int] = field(default_factory=dict)
+    offload: bool = False
 
     @property
     def trainable(self) -> bool:

@@ -9,12 +9,19 @@ import torch
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.backends.hf.train import _Data, mini_batches, parts_of
+from flowrl.backends.hf.data import Data, parts_of
+from flowrl.backends.table import Table
+from flowrl.backends.team import Team
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ModelError, ProgramError
 from flowrl.workers.records import Lora
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
+
+
+def mini_batches(batch, rows, tokens, epoch, *, together=False):
+    table = Table.of(Team(), batch, rl.sft())
+    return [table.local(part) for part in table.mini_batches(rows, tokens, epoch, together=together)]
 
 
 def trained(**build):
@@ -49,7 +56,7 @@ def pairs(prompts=5, seed=0):
 
 def gradient(opened, batch, loss, micro_tokens=10**6, rows=None):
     chosen = torch.arange(len(batch)) if rows is None else rows
-    report = opened.trainer.gradient(_Data(opened.net, batch, loss), chosen, micro_tokens)
+    report = opened.trainer.gradient(Data(opened.net, batch, loss), chosen, micro_tokens)
     found = {n: w.grad.clone() for n, w in opened.trainer.named.items()}
     opened.trainer.adamw.zero_grad(set_to_none=True)
     return float(report.loss), found, report
@@ -201,8 +208,8 @@ def test_rows_trained_along_add_their_cross_entropy():
     rows, others = (gradient(opened, b, rl.sft()) for b in (batch, more))
     step = opened.trainer.step(
         [
-            (_Data(opened.net, batch, rl.sft()), torch.arange(8), 1.0),
-            (_Data(opened.net, more, rl.sft()), torch.arange(6), 0.25),
+            (Data(opened.net, batch, rl.sft()), torch.arange(8), 1.0),
+            (Data(opened.net, more, rl.sft()), torch.arange(6), 0.25),
         ],
         10**6,
     )

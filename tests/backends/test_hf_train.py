@@ -9,12 +9,20 @@ import pytest
 import torch
 
 from flowrl import rl
-from flowrl.backends.hf.train import _Data, learning_rate, mini_batches
+from flowrl.backends.hf.data import Data
+from flowrl.backends.hf.train import learning_rate
+from flowrl.backends.table import Table
+from flowrl.backends.team import Team
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ModelError, ProgramError, RunError
 from flowrl.workers.records import Lora, Optim
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
+
+
+def mini_batches(batch, rows, tokens, epoch, *, together=False):
+    table = Table.of(Team(), batch, rl.sft())
+    return [table.local(part) for part in table.mini_batches(rows, tokens, epoch, together=together)]
 
 
 def trained(kind="qwen2", **build):
@@ -40,7 +48,7 @@ def gradient(opened, batch, loss, micro_tokens=10**6, rows=None):
     """The loss and its gradient by name, through the trainer."""
     trainer = opened.trainer
     chosen = torch.arange(len(batch)) if rows is None else rows
-    report = trainer.gradient(_Data(opened.net, batch, loss), chosen, micro_tokens)
+    report = trainer.gradient(Data(opened.net, batch, loss), chosen, micro_tokens)
     found = {n: w.grad.clone() for n, w in trainer.named.items()}
     trainer.adamw.zero_grad(set_to_none=True)
     return float(report.loss), found, report

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch, Column
-from ...errors import ModelError, ProgramError
+from ...errors import ModelError, PlanError, ProgramError
+from ...placement.mesh import Mesh
 from ...rl.spec import Loss
 from ...workers.records import Build, Sampled, Sampling
+from ...workers.weights import Shard
+from ..team import Team, rank_on
 from . import adapters
+from .follow import blend, copy
 from .generate import generate
 from .load import load_model, load_tokenizer, pick_device, pick_dtypes, quiet
-from .logits import distributions, token_logprobs
 from .net import Net
-from .pack import Rows, micro_batches
-from .ragged import padded
+from .parameters import Parameters, required
+from .read import Reader
 from .train import Trainer
 
 #: Memory that the activations of one micro-batch may take.
@@ -29,33 +32,43 @@ ACTIVATION_BYTES = {"cpu": 2 << 30, "cuda": 12 << 30}
 
 def open_engine(build: Build) -> HFEngine:
     """Load the model of ``build`` and try what it can do."""
-    return HFEngine(build)
+    device = pick_device(build.device)
+    main = _first_of_copies(build)
+    dtype, compute = pick_dtypes(build, device)
+    tokenizer = load_tokenizer(build.model)
+    net = Net(prepare_model(build, tokenizer, device, dtype), build.head, device, compute)
+    net.probe()
+    if build.gradient_checkpointing:
+        net.recompute_layers()
+    return HFEngine(build, tokenizer, net, Parameters(net.model, main=main), Team())
+
+
+def prepare_model(build: Build, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """The model of ``build`` with its adapters, as it is trained."""
+    model = load_model(build, device, dtype)
+    _check_vocabulary(model, tokenizer)
+    _adopt_ids(model, tokenizer, build)
+    if build.lora is not None:
+        adapters.add(model, build.lora, build.seed)
+    if not build.trainable:
+        model.requires_grad_(False)
+    return model
 
 
 class HFEngine:
-    """A model on one device: ``HFEngine(Build(Model("Qwen/Qwen3-0.6B"), optim=Optim(lr=1e-5)))``.
+    """A transformers model: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), optim=Optim(lr=1e-5)))``.
 
     Dropout is never on. Results are columns on the CPU; they do not depend on the order of rows, nor on how rows are
-    split, save rounding.
+    split, save rounding. Where the model is split over ranks, or its rows are, every rank makes the same calls, each
+    with rows of its own, which may be none; ``team`` are the ranks that share the rows.
     """
 
-    def __init__(self, build: Build) -> None:
-        self.build = build
-        self.device = pick_device(build.device)
-        dtype, compute = pick_dtypes(build, self.device)
-        self._tokenizer = load_tokenizer(build.model)
-        model = load_model(build, self.device, dtype)
-        _check_vocabulary(model, self._tokenizer)
-        _adopt_ids(model, self._tokenizer, build)
-        if build.lora is not None:
-            adapters.add(model, build.lora, build.seed)
-        if not build.trainable:
-            model.requires_grad_(False)
-        self.net = Net(model, build.head, self.device, compute)
-        self.net.probe()
-        if build.gradient_checkpointing:
-            self.net.recompute_layers()
-        self.trainer = Trainer(self.net, build.optim) if build.optim is not None else None
+    def __init__(self, build: Build, tokenizer: Any, net: Net, parameters: Parameters, team: Team) -> None:
+        self.build, self.net, self.parameters, self.team = build, net, parameters, team
+        self.device = net.device
+        self._tokenizer = tokenizer
+        self.reader = Reader(net, team, self._micro_tokens(training=False))
+        self.trainer = None if build.optim is None else Trainer(net, parameters, build.optim, team)
 
     # -- what it is -------------------------------------------------------------------------------------------------
 
@@ -104,6 +117,11 @@ class HFEngine:
     ) -> Sampled:
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
         self._needs("lm", "generate")
+        if not self.net.generates:
+            raise ProgramError(
+                f"The model '{self.build.model.title}' is split over ranks here, where it does not generate.",
+                fix="Generate with an engine of its own, such as hf.",
+            )
         return generate(self.net, prompts, n, seeds, sampling, (*self.eos_ids, *sampling.stop), starts)
 
     def logprobs(self, batch: Batch, *, micro_tokens: int | None = None, entropy: bool = False) -> Any:
@@ -112,62 +130,22 @@ class HFEngine:
         Reads ``tokens`` and ``response_mask`` (for its lengths: tokens outside the mask have a log-probability too).
         """
         self._needs("lm", "logprobs")
-        rows = Rows.of(batch)
-        targets = rows.targets.to(self.device)
-        head = self.net.head.cast()
-        found = torch.zeros(len(targets), dtype=torch.float32, device=self.device)
-        spread = torch.zeros_like(found)
-        with torch.no_grad():
-            for micro in self._micro(rows, micro_tokens):
-                part, uncertain = token_logprobs(micro.hidden(self.net), head, targets[micro.at], entropy=entropy)
-                found[micro.at] = part.float()
-                if uncertain is not None:
-                    spread[micro.at] = uncertain.float()
-        column = batch.response_mask.with_values(found.cpu())
-        return (column, column.with_values(spread.cpu())) if entropy else column
+        return self.reader.logprobs(batch, micro_tokens, entropy=entropy)
 
     def distribution(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """``log p`` of every token of the vocabulary before each response token, f32[*response, vocab]."""
         self._needs("lm", "distribution")
-        rows = Rows.of(batch)
-        head = self.net.head.cast()
-        found = torch.zeros(int(rows.responses.sum()), self.vocab_size, dtype=torch.float32)
-        with torch.no_grad():
-            for micro in self._micro(rows, micro_tokens):
-                found[micro.at.cpu()] = distributions(micro.hidden(self.net), head).float().cpu()
-        return batch.response_mask.with_values(found)
+        return self.reader.distribution(batch, micro_tokens)
 
     def values(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """The scalar head's number before each response token, f32[*response]: at the state that predicts it."""
         self._needs("scalar", "values")
-        rows = Rows.of(batch)
-        found = torch.zeros(int(rows.responses.sum()), dtype=torch.float32, device=self.device)
-        with torch.no_grad():
-            for micro in self._micro(rows, micro_tokens):
-                found[micro.at] = self.net.values(micro.hidden(self.net)).float()
-        return batch.response_mask.with_values(found.cpu())
+        return self.reader.values(batch, micro_tokens)
 
     def scores(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """The scalar head's number at the last token of each row of ``tokens``, f32[]."""
         self._needs("scalar", "scores")
-        tokens = batch.tokens
-        lengths, starts = tokens.lengths, tokens.offsets[:-1]
-        if len(lengths) and int(lengths.min()) < 1:
-            raise ProgramError("A row without tokens has no score.", fix="Filter empty rows first.")
-        order = torch.argsort(lengths, descending=True, stable=True)
-        budget = micro_tokens or self._micro_tokens(training=False)
-        found = torch.zeros(len(lengths), dtype=torch.float32)
-        ids, a = tokens.values.long(), 0
-        with torch.no_grad():
-            while a < len(order):
-                part = order[a : a + max(1, budget // int(lengths[order[a]]))]
-                held = padded(ids, starts[part], lengths[part], int(lengths[part[0]]), self.net.filler).to(self.device)
-                with self.net.mixed():
-                    hidden = self.net.hidden(held)
-                last = hidden[torch.arange(len(part), device=self.device), (lengths[part] - 1).to(self.device)]
-                found[part] = self.net.values(last).float().cpu()
-                a += len(part)
-        return Column(found)
+        return self.reader.scores(batch, micro_tokens)
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -229,42 +207,80 @@ class HFEngine:
     # -- weights ----------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights by name, tied ones once. With adapters: the base and the adapters."""
-        return adapters.plain(self.net.model)
+        """All weights by name, tied ones once. With adapters: the base and the adapters. As :meth:`plain_weights`."""
+        return self._whole(self.parameters.shards())
 
-    def digest(self) -> str:
-        """sha256 over names, dtypes, shapes and bytes of all weights in the order of their names."""
-        total = hashlib.sha256()
-        for name, weight in sorted(self.weights().items()):
-            total.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
-            flat = weight.contiguous().reshape(-1)
-            total.update(flat.view(torch.uint8).cpu().numpy().tobytes())
-        return total.hexdigest()
+    def shards(self) -> list[Shard]:
+        """What this rank has of the weights, as boxes in Hugging Face names and coordinates; tied ones once.
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that training needs to go on exactly, as tensors and JSON. They are not copies."""
-        if self.trainer is None:
-            return {f"weights.{n}": w for n, w in self.weights().items()}, {}
-        return self.trainer.state()
+        They are views: writing into them changes the model, which :meth:`weights_written` has to be told. With adapters
+        they are copies, with what the adapters add.
+        """
+        return self.parameters.shards() if self.build.lora is None else self.parameters.merged()
 
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state` gave."""
+    def weights_written(self) -> None:
+        """Note that somebody has written into the views of :meth:`shards`."""
+        self.parameters.written()
+
+    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
+        """What this rank has of all that training needs to go on exactly, and JSON.
+
+        Names begin with ``weights.``, ``exp_avg.`` and ``exp_avg_sq.``. They are views.
+        """
         if self.trainer is not None:
-            self.trainer.load_state(tensors, meta)
+            return self.trainer.state_shards()
+        return [replace(s, name=f"weights.{s.name}") for s in self.parameters.shards()], {}
+
+    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_shards` gave, on whichever ranks.
+
+        ``read`` fills the tensor of a box, or says that there is none for it: moments may be missing.
+        """
+        if self.trainer is not None:
+            self.trainer.load_state_shards(read, meta)
             return
         with torch.no_grad():
-            for name, weight in self.net.model.named_parameters():
-                weight.copy_(tensors[f"weights.{name}"])
+            for shard in self.state_shards()[0]:
+                required(shard, read)
+        self.parameters.written()
+
+    def digest(self) -> str:
+        """A digest of all weights, adapters apart from what they are added to; the same for every layout."""
+        return self.parameters.digest()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """:meth:`state_shards` as tensors by name; they are not copies."""
+        shards, meta = self.state_shards()
+        return {s.name: s.tensor for s in shards}, meta
+
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state` gave, bit for bit."""
+
+        def read(shard: Shard) -> bool:
+            if shard.name in tensors:
+                shard.tensor.copy_(tensors[shard.name])
+            return shard.name in tensors
+
+        self.load_state_shards(read, meta)
 
     def plain_weights(self) -> dict[str, Tensor]:
-        """The weights by name, as a model without adapters has them: what it has are merged. They may be views."""
-        if self.build.lora is None:
-            return dict(adapters.plain(self.net.model))
-        return dict(adapters.merged(self.net.model))
+        """The weights by name, as a model without adapters has them: what it has are merged. They may be views.
+
+        ModelError where this rank has a part of them only.
+        """
+        return self._whole(self.parameters.merged())
 
     def copy_weights_from(self, other: HFEngine) -> None:
-        """Take the weights of another engine of the same model; adapters are merged on the way."""
-        self.take_weights(self._given(other), other.build.model.title)
+        """Take the weights of another engine of the same model; adapters are merged on the way.
+
+        Where weights are split, the other has to have all that this rank needs: the same mesh, or all of them.
+        """
+        copy(self.parameters, self._given(other), self._titles(other))
+
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take whole weights by name. Raises ModelError when one is missing or has another shape."""
+        given = [Shard(n, tuple(w.shape), (0,) * w.dim(), w) for n, w in weights.items()]
+        copy(self.parameters, given, (self.build.model.title, "another copy"))
 
     def blend(self, other: HFEngine, decay: float) -> float:
         """``w = decay w + (1 - decay) w_other`` for every weight; gives the norm of the change.
@@ -279,58 +295,39 @@ class HFEngine:
                 f"'{self.build.model.title}' has adapters here, and averaged factors are no average of the weights.",
                 fix="Let a worker without adapters follow: fl.Actor(model) or fl.Reference(model), without lora=.",
             )
-        given = self._given(other)
-        mine = self._fitting(given, other.build.model.title)
-        low = next((w.dtype for w in mine.values() if w.dtype not in (torch.float32, torch.float64)), None)
-        if low is not None and 0 < decay < 1:
+        return blend(self.parameters, self._given(other), self._titles(other), decay)
+
+    def _given(self, other: HFEngine) -> list[Shard]:
+        """What this rank has of the weights of another engine, under the names of this one."""
+        given = other.parameters.shards()
+        same = {s.name for s in given} == {s.name for s in self.parameters.shards()}
+        return given if same else other.parameters.merged()
+
+    def _titles(self, other: HFEngine) -> tuple[str, str]:
+        return self.build.model.title, other.build.model.title
+
+    def _whole(self, shards: list[Shard]) -> dict[str, Tensor]:
+        if any(s.shape != tuple(s.tensor.shape) for s in shards):
             raise ModelError(
-                f"The weights of '{self.build.model.title}' are {low}, in which small steps of an average are lost.",
-                fix='Declare the worker that follows with dtype="fp32".',
+                f"The weights of '{self.build.model.title}' are split over ranks, so no rank has them whole.",
+                fix="Move them by shards().",
             )
-        moved = torch.zeros((), dtype=torch.float64)
-        with torch.no_grad():
-            for name, weight in mine.items():
-                step = (given[name].to(weight) - weight) * (1 - decay)
-                if decay == 0:
-                    weight.copy_(given[name])
-                else:
-                    weight.add_(step)
-                moved += step.double().square().sum().cpu()
-        return float(moved.sqrt())
-
-    def _given(self, other: HFEngine) -> Mapping[str, Tensor]:
-        """The weights of another engine under the names of this one."""
-        given = adapters.plain(other.net.model)
-        return given if set(given) == set(dict(self.net.model.named_parameters())) else adapters.merged(other.net.model)
-
-    def take_weights(self, weights: Mapping[str, Tensor], title: str = "another copy") -> None:
-        """Take weights by name. Raises ModelError when one is missing or has another shape."""
-        mine = self._fitting(weights, title)
-        with torch.no_grad():
-            for name, weight in mine.items():
-                weight.copy_(weights[name])
-
-    def _fitting(self, weights: Mapping[str, Tensor], title: str) -> dict[str, Tensor]:
-        """The weights of this engine, where the given ones have all of their names and shapes."""
-        mine = dict(self.net.model.named_parameters())
-        lacking = sorted(set(mine) - set(weights))
-        if lacking or any(mine[n].shape != weights[n].shape for n in mine):
-            raise ModelError(
-                f"The weights of '{title}' do not fit '{self.build.model.title}'.",
-                have=lacking[:5] or None,
-                fix="Use the same model for both.",
-            )
-        return mine
+        return {s.name: s.tensor for s in shards}
 
     def save(self, folder: str | Path) -> None:
-        """A Hugging Face folder: weights (adapters merged), configuration, generation settings, tokenizer."""
-        model = self.net.model
+        """A Hugging Face folder: weights (adapters merged), configuration, generation settings, tokenizer.
+
+        Every rank has to call it, and the first one writes.
+        """
+        model, state = self.net.model, self.parameters.whole_state()
+        if self.parameters.pool.place:
+            return
         if self.build.head == "scalar" and model.config.pad_token_id is None:
             model.config.pad_token_id = self.pad_id  # its own class cannot score batches without
         model.config.use_cache = True
         try:
             with quiet():
-                model.save_pretrained(str(folder), state_dict=adapters.whole_state(model))
+                model.save_pretrained(str(folder), state_dict=state)
         finally:
             model.config.use_cache = False
         if self._tokenizer is not None:
@@ -345,11 +342,6 @@ class HFEngine:
                 fix="Call it on a worker of the right kind: log-probabilities on an actor, values on a critic.",
             )
 
-    def _micro(self, rows: Rows, micro_tokens: int | None) -> Iterable[Any]:
-        budget = micro_tokens or self._micro_tokens(training=False)
-        for micro in micro_batches(self.net, rows, torch.arange(len(rows)), budget):
-            yield micro.to(self.device)
-
     def _micro_tokens(self, *, training: bool) -> int:
         """Tokens of a forward pass whose activations fill a fixed share of memory, whatever is free just now."""
         config = self.net.config
@@ -358,6 +350,20 @@ class HFEngine:
         kept = config.num_hidden_layers * (config.hidden_size if self.build.gradient_checkpointing else layer)
         held = (kept if training else 0) + 2 * layer
         return max(1024, ACTIVATION_BYTES.get(self.device.type, 2 << 30) // (held * self.net.compute.itemsize))
+
+
+def _first_of_copies(build: Build) -> bool:
+    """Whether this process counts, of those with a copy each. PlanError for a mesh that this engine cannot be on."""
+    mesh = Mesh(build.axes)
+    if mesh.size == 1:
+        return True
+    if mesh.size != mesh["dp"] or build.trainable:
+        raise PlanError(
+            f"The engine hf has the whole model in each process, so it is not on a mesh {mesh}"
+            + (" where it trains." if build.trainable else "."),
+            fix="Name the backend fsdp2.",
+        )
+    return rank_on(mesh) == 0
 
 
 def _check_vocabulary(model: Any, tokenizer: Any) -> None:

@@ -20,7 +20,8 @@ _WIDE_SUMS = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 class Head:
     """How hidden states become logits: ``softcap(scale * (h W^T + b))``, in float32 (float64 for a float64 model).
 
-    ``compute`` is the dtype of what is multiplied; sums are float32.
+    ``compute`` is the dtype of what is multiplied; sums are float32. Where the vocabulary is split over the ranks of
+    ``group``, ``weight`` and ``bias`` are this rank's rows, ``first`` the number of the first of them.
     """
 
     weight: Tensor  # [vocab, hidden]
@@ -28,6 +29,8 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
     compute: torch.dtype = torch.float32
+    group: Any = None
+    first: int = 0
 
     @property
     def wide(self) -> torch.dtype:
@@ -49,6 +52,38 @@ class Head:
         if self.scale != 1.0:
             raw *= self.scale
         return raw if self.softcap is None else raw.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def together(self, value: Tensor, *, most: bool = False) -> Tensor:
+        """The sum of ``value``, or the largest, over the parts of the vocabulary; in place."""
+        if self.group is not None and value.numel():
+            how = torch.distributed.ReduceOp.MAX if most else torch.distributed.ReduceOp.SUM
+            torch.distributed.all_reduce(value, how, group=self.group)
+        return value
+
+    def normalizer(self, logits: Tensor) -> Tensor:
+        """``log sum_v exp(logits_v)`` over the whole vocabulary, [tokens]."""
+        if self.group is None:
+            return torch.logsumexp(logits, -1)
+        peak = torch.full_like(logits[:, :1], -torch.inf) if not logits.shape[1] else logits.amax(-1, keepdim=True)
+        peak = self.together(peak, most=True)
+        return self.together((logits - peak).exp_().sum(-1)).log_() + peak.squeeze(-1)
+
+    def own(self, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Where targets are in this part [tokens, 1], and which of them are (None: all of them)."""
+        if self.group is None:
+            return targets[:, None], None
+        at = targets[:, None] - self.first
+        inside = (at >= 0) & (at < self.weight.shape[0])
+        return torch.where(inside, at, 0), inside
+
+    def pick(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The logits of the targets, [tokens]."""
+        at, inside = self.own(targets)
+        if inside is None:
+            return logits.gather(-1, at).squeeze(-1)
+        if not logits.shape[1]:
+            return self.together(logits.new_zeros(len(logits)))
+        return self.together(torch.where(inside, logits.gather(-1, at), 0).squeeze(-1))
 
     def unshape(self, grad: Tensor, logits: Tensor) -> Tensor:
         """Gradient before scale and cap, from that of the logits; in place."""
@@ -80,19 +115,24 @@ def token_logprobs(
 
     Returns f32[tokens] each (f64 for a float64 model); None for the entropy where it is not asked for.
     """
-    chunk = max(1, budget // (head.wide.itemsize * head.weight.shape[0]))
+    rows = torch.tensor([head.weight.shape[0]], device=hidden.device)  # ranks of a vocabulary may differ by one
+    chunk = max(1, budget // (head.wide.itemsize * int(head.together(rows, most=True))))
     found = _Chunked.apply(hidden, head.weight, head.bias, targets, head, chunk, entropy)
     return found if entropy else (found, None)
 
 
 def distributions(hidden: Tensor, head: Head) -> Tensor:
     """``log softmax(logits)`` of all tokens of the vocabulary, [tokens, vocab], with gradient; held as a whole."""
+    if head.group is not None:
+        hidden = _Copied.apply(hidden, head.group)
     logits = product(hidden.to(head.compute), head.weight.to(head.compute))
     if head.bias is not None:
         logits = logits + head.bias
     logits = logits * head.scale
     if head.softcap is not None:
         logits = head.softcap * (logits / head.softcap).tanh()
+    if head.group is not None:
+        logits = _Joined.apply(logits, head.group)
     return logits.log_softmax(-1)
 
 
@@ -117,12 +157,11 @@ class _Chunked(torch.autograd.Function):
         spread = torch.empty_like(logprobs) if entropy else None
         for a in range(0, tokens, chunk):
             logits = head.shape(product(low[a : a + chunk], table))
-            total[a : a + chunk] = torch.logsumexp(logits, -1)
-            chosen = logits.gather(-1, targets[a : a + chunk, None]).squeeze(-1)
-            logprobs[a : a + chunk] = chosen - total[a : a + chunk]
+            total[a : a + chunk] = head.normalizer(logits)
+            logprobs[a : a + chunk] = head.pick(logits, targets[a : a + chunk]) - total[a : a + chunk]
             if spread is not None:
                 logits -= total[a : a + chunk, None]
-                spread[a : a + chunk] = -logits.exp().mul_(logits).sum(-1)
+                spread[a : a + chunk] = head.together(-logits.exp().mul_(logits).sum(-1))
         ctx.save_for_backward(hidden, weight, bias, targets, total, spread)
         ctx.head, ctx.chunk = head, chunk
         return logprobs if spread is None else (logprobs, spread)
@@ -145,7 +184,10 @@ class _Chunked(torch.autograd.Function):
             if spread is not None:
                 weighed = weighed + grads[1][part, None] * (logits - total[part, None] + spread[part, None])
             grad.mul_(weighed).neg_()
-            grad.scatter_add_(-1, targets[part, None], grads[0][part, None])
+            at, inside = head.own(targets[part])
+            hit = grads[0][part, None]
+            if grad.shape[1]:
+                grad.scatter_add_(-1, at, hit if inside is None else torch.where(inside, hit, 0))
             grad = head.unshape(grad, logits)
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
@@ -154,6 +196,8 @@ class _Chunked(torch.autograd.Function):
                 grad_hidden[part] = product(grad, table.T)
             if grad_weight is not None:
                 _accumulate(grad_weight, grad, low[part])
+        if grad_hidden is not None:
+            head.together(grad_hidden)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -163,6 +207,42 @@ class _Chunked(torch.autograd.Function):
             None,
             None,
         )
+
+
+class _Copied(torch.autograd.Function):
+    """Hidden states as they are on every rank; what each rank's part adds to their gradient is summed."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        total = grads[0].clone()
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Joined(torch.autograd.Function):
+    """The logits [tokens, vocab] from the parts [tokens, part] of all ranks, on each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, group: Any) -> Tensor:
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(torch.distributed.get_world_size(group))]
+        torch.distributed.all_gather(sizes, torch.tensor([logits.shape[1]]), group=group)
+        ctx.widths, ctx.place = [int(n) for n in sizes], torch.distributed.get_rank(group)
+        wide = logits.new_zeros(logits.shape[0], max(ctx.widths))
+        wide[:, : logits.shape[1]] = logits
+        parts = [torch.empty_like(wide) for _ in ctx.widths]
+        torch.distributed.all_gather(parts, wide, group=group)
+        return torch.cat([p[:, :n] for p, n in zip(parts, ctx.widths, strict=True)], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0].split(ctx.widths, -1)[ctx.place].contiguous(), None
 
 
 def _accumulate(total: Tensor, grad: Tensor, hidden: Tensor) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from .logits import Head
 
 FULL, WINDOWED = "full_attention", "sliding_attention"
 
+Found = TypeVar("Found")
+
 
 class Net:
     """A decoder-only model: ``net.hidden(ids)``, ``net.head``.
@@ -25,6 +27,9 @@ class Net:
     or not so. ``own_cache``: generation may use the engine's own cache (up to ``reach``); ``cached``: it may use
     transformers' cache; ``grouped``: rows of a prompt may share one sequence.
     """
+
+    #: Whether all weights are there outside of :meth:`run` too.
+    generates = True
 
     def __init__(self, model: Any, kind: str, device: torch.device, compute: torch.dtype) -> None:
         self.model, self.kind, self.device, self.compute = model, kind, device, compute
@@ -38,6 +43,22 @@ class Net:
         self.cached = True
 
     # -- running ----------------------------------------------------------------------------------------------------
+
+    def run(self, compute: Callable[[], Found]) -> Found:
+        """What ``compute`` gives. All that reads weights in a forward pass is inside of one, so that they are there."""
+        return compute()
+
+    def before_pass(self, *, last: bool) -> None:
+        """A forward and a backward pass follow, the ``last`` of an optimizer step or one before it."""
+
+    def reset(self) -> None:
+        """Be ready for other passes after one has failed."""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Passes without gradient."""
+        with torch.no_grad():
+            yield
 
     def mixed(self) -> AbstractContextManager[Any]:
         """Autocast, where the weights are wider than the computation."""
@@ -192,15 +213,16 @@ class Net:
             fix="Use a model whose logits are its linear head's, scaled or soft-capped by its configuration.",
         )
 
-    def probe(self) -> None:
+    def probe(self, *, generates: bool = True) -> None:
         """Try what the configuration promises on a few tokens; what gives other numbers is switched off."""
         from .decode import try_plain, try_slotted
         from .pack import try_shared
 
-        self.own_cache = self.reach != 0 and _agrees(try_slotted, self)
-        self.cached = True
-        if not self.own_cache or self.reach is not None:
-            self.cached = _agrees(try_plain, self)
+        if generates:
+            self.own_cache = self.reach != 0 and _agrees(try_slotted, self)
+            self.cached = True
+            if not self.own_cache or self.reach is not None:
+                self.cached = _agrees(try_plain, self)
         self.grouped = self.reach != 0 and _agrees(try_shared, self)
 
 

@@ -92,6 +92,12 @@ class Micro:
     gather: Tensor
     at: Tensor
 
+    @staticmethod
+    def idle(net: Net) -> Micro:
+        """A pass of one token that predicts nothing, for a rank that has nothing to do while others have."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return Micro(torch.full((1, 1), net.filler), None, None, None, none, none)
+
     def to(self, device: torch.device) -> Micro:
         """The same on the device."""
         if device.type == "cpu":
