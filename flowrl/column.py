@@ -262,6 +262,12 @@ class Column:
     __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("invert")
     __hash__ = object.__hash__
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.values, list):
+            return Column, (self.values,)
+        lengths = None if self.lengths is None else self.lengths.numpy()
+        return _from_arrays, (_array(self.values), self.dtype, lengths, self.dim)
+
     def __bool__(self) -> bool:
         raise FieldError(
             f"A column ({self.type}) is neither true nor false.", fix="Reduce it: .mean(), .min(), .max()."
@@ -481,6 +487,32 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _bytes_of(values: Tensor) -> bytes:
     return _bits(values).cpu().numpy().tobytes()
+
+
+def _array(values: Tensor) -> Any:
+    """A tensor as an array that shares its memory, of whole numbers where numpy has no such type."""
+    import torch
+
+    values = values.detach().cpu().contiguous()
+    return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def _from_arrays(values: Any, dtype: str, lengths: Any, dim: str | None) -> Column:
+    """The column of :func:`_array`. It may lie in memory that others read too: columns never change."""
+    made = _shared(values)
+    return Column(made if made.dtype == _dtypes()[dtype] else made.view(_dtypes()[dtype]), _shared(lengths), dim)
+
+
+def _shared(array: Any) -> Any:
+    import warnings
+
+    import torch
+
+    if array is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of arrays that cannot be written, which nobody does
+        return torch.from_numpy(array)
 
 
 def _pack(values: Tensor) -> str:

@@ -11,6 +11,7 @@ FlowError
 ├── DataError        a data set that cannot be read as asked
 ├── RewardError      user code of a reward failed or ran out of time; names the row
 ├── RunError         an op failed while running; names the op and the driver's line
+│   └── RankLost     a process died, or has not answered in time; names its rank and its pool
 ├── ResumeError      a run that cannot be continued as asked
 └── UsageError       wrong words on the command line
 """
@@ -125,6 +126,14 @@ class RewardError(FlowError):
 
 class RunError(FlowError):
     """An op failed while running. ``__cause__`` is what the op raised."""
+
+
+class RankLost(RunError):
+    """A process of a run died, or has not answered in time. ``ranks`` are those that are of no more use."""
+
+    def __init__(self, what: str, *, ranks: Iterable[int] = (), at: At | None = None, fix: str | None = None) -> None:
+        super().__init__(what, at=at, fix=fix)
+        self.ranks = tuple(ranks)
 
 
 class ResumeError(FlowError):

@@ -427,46 +427,48 @@ class Flow:
         quiet: bool = False,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         arguments: Sequence[str] = (),
+        address: str | None = None,
     ) -> Outcome:
         """Check programs, then run them one after another over the same workers, recorded in ``out``.
 
-        ``parameters`` are by program name. Raises CheckError with every finding before anything is loaded.
+        ``parameters`` are by program name; ``address`` that of a running Ray cluster, for ``runtime="ray"``. Raises
+        CheckError with every finding before anything is loaded.
         """
         from .backends import names as engines
-        from .backends import open_engine
         from .planned.check import plan_findings
+        from .planned.places import on_ranks, workplace
         from .runtime.run import Runner, Settings, Stage
-        from .runtime.workplace import Workplace
 
         given = dict(parameters or {})
         names = programs or (self.default_program(),)
         placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
         known = tuple(h.name for h in self.handles)
         placed.check_workers(known, engines())
-        check_runs_here(placed)
+        check_runs_here(placed, ranks=runtime == "ray")
         stages: list[Stage] = []
+        swapped: set[str] = set()
         for name in names:
             found = self.find_program(name)
             mine = given.get(name, {})
             report = self.check(name, **mine)
             if report.errors:
                 raise CheckError(report.errors)
+            study = self.study(placed, name, **mine)
             if plan:
-                errors, _ = plan_findings(self.study(placed, name, **mine))
+                errors, _ = plan_findings(study)
                 if errors:
                     raise CheckError(errors)
             traced = self.trace(name, **mine)
-            scheme = scheme_here(scheme_of(traced, placed, known, in_one=runtime == "eager"))
+            memory = study.memory if runtime == "ray" and placed.cluster else {}
+            swapped |= {resident for held in memory.values() for resident in held.sizes}
+            scheme = scheme_here(scheme_of(traced, placed, known, in_one=runtime == "eager", memory=memory))
             record = self.graph(name, **mine).to_json()
             stages.append(Stage(name, found.fn, found.arguments(mine), self.workers_of(traced), record, scheme))
-        workplace = Workplace(
-            declared={h.name: h for h in self.handles},
-            open_engine=open_engine,
-            backends={n: placed.backend(n) for n in known},
-            devices={n: placed.device(n, "train") for n in known},
-            serving_devices={n: placed.device(n, "generate") for n in known},
-            seed=seed,
-        )
+        if runtime == "ray":
+            traces = [self.trace(name, **given.get(name, {})) for name in names]
+            place = on_ranks(self.handles, placed, traces, out=out, seed=seed, address=address, swapped=swapped)
+        else:
+            place = workplace(self.handles, placed, seed=seed)
         settings = Settings(
             out=Path(out),
             runtime=runtime,
@@ -480,7 +482,7 @@ class Flow:
             plan=placed.to_json(),
             arguments=tuple(arguments),
         )
-        return Runner(stages, workplace, settings).run()
+        return Runner(stages, place, settings).run()
 
     def use_model(self, worker: str, model: str) -> None:
         """Put another model in the place of a worker's own: ``--model actor=NAME``."""

@@ -31,9 +31,10 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
         parser.add_argument(
             "--runtime",
             default="local",
-            choices=("eager", "local"),
-            help="eager: one op at a time; local: pools overlap",
+            choices=("eager", "local", "ray"),
+            help="eager: one op at a time; local: pools overlap; ray: a process for each device of the plan",
         )
+        parser.add_argument("--address", metavar="ADDRESS", help="running Ray cluster to join (one is started here)")
         parser.add_argument("--out", metavar="DIR", help="folder of the run (runs/NAME-TIME)")
         parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
         parser.add_argument("--overwrite", action="store_true", help="start anew in a folder that holds a run")
@@ -62,6 +63,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
         quiet=options.quiet,
         parameters=said.parameters,
         arguments=[*begun, *_lasting(words, begun)],
+        address=options.address,
     )
     if outcome.status == "interrupted":
         print(f"stopped after a checkpoint; go on with: {shown(flow.script)} --out {out} --resume", file=sys.stderr)

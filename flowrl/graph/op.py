@@ -6,7 +6,8 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from ..batch import Batch, Column
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 ROWS = ("same", "expand", "filter", "regroup")
 COSTS = ("none", "local", "forward", "generate", "train", "external")
+_ARITHMETIC = "flowrl.graph.arithmetic"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -92,6 +94,17 @@ class Op:
 
     def __set_name__(self, owner: type, name: str) -> None:
         object.__setattr__(self, "owner", owner.__name__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name where it is one of this package, as a whole otherwise."""
+        module, name = getattr(self.fn, "__module__", ""), getattr(self.fn, "__qualname__", "")
+        if self.owner == "batch":  # a reflected one has the name of its like
+            module = _ARITHMETIC
+            prefix = "" if _named(_ARITHMETIC, f"OPS.{self.name}") is self else "r"
+            name = f"OPS.{prefix}{self.name}"
+        if module.partition(".")[0] == "flowrl" and _named(module, name) is self:
+            return _named, (module, name)
+        return Op, tuple(getattr(self, f.name) for f in fields(self))
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -230,6 +243,14 @@ class Op:
         for name, column in columns.items():
             columns[name] = check_column(self.title(worker), name, column, signature.adds[name], len(rows))
         return rows.with_columns({into.get(n, n): c for n, c in columns.items()})
+
+
+def _named(module: str, name: str) -> Any:
+    """What a module has under a dotted name, where entries of a mapping count too; None where there is nothing."""
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = cast("Any", found).get(part) if isinstance(found, Mapping) else getattr(found, part, None)
+    return found
 
 
 def _names(names: Any) -> str:

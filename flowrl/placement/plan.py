@@ -93,6 +93,7 @@ class Pipeline:
     window: float = 0.3
     publish: str = "drain"
     chunks: int = 1
+    deadline: float = 0.0
     at: Mapping[str, At] = field(default_factory=dict[str, At], compare=False, repr=False)  # by key
 
     def __post_init__(self) -> None:
@@ -104,7 +105,7 @@ class Pipeline:
         said |= {"publish": self.publish, "chunks": self.chunks}
         if self.order == "fifo" and self.window == type(self).window:
             del said["window"]
-        return said
+        return {**said, "deadline": self.deadline} if self.deadline else said
 
 
 @dataclass(frozen=True, init=False)

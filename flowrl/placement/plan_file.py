@@ -19,7 +19,7 @@ _NODES = ("device", "nodes", "devices_per_node", "network")
 _POOL = ("devices", "processes", "device")
 _PLACE = ("pool", "mesh", "backend")
 _ENGINE = ("pool", "mesh", "engine")
-_PIPELINE = ("staleness", "order", "window", "publish", "chunks")
+_PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline")
 _RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
 _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 

@@ -160,6 +160,13 @@ def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default
     _whole("chunks", said["chunks"], 1, at)
     _one_of("order", said["order"], ORDERS, at)
     _one_of("publish", said["publish"], PUBLISH, at)
+    deadline = said.get("deadline", 0)
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
+        raise PlanError(
+            f"pipeline: deadline is a number of seconds, not {deadline}.",
+            at=at.get("deadline"),
+            fix="Write deadline: 600, or take it out to wait for ever.",
+        )
     window = said.get("window", window_default)
     if isinstance(window, bool) or not isinstance(window, int | float) or not 0 < window <= 1:
         raise PlanError(

@@ -17,9 +17,9 @@ from .study import Study
 
 Finding = FlowError | Lint
 
-#: Axes that a backend can split a model along. The ``hf`` backend and its engine run on one device.
+#: Axes that a backend can split a model along. One that is not here, ``hf``, holds whole models.
 AXES_OF = {
-    "fsdp2": ("dp", "fsdp", "tp", "cp"),
+    "fsdp2": ("dp", "fsdp", "tp"),
     "megatron": ("pp", "dp", "cp", "ep", "tp"),
     "vllm": ("pp", "dp", "ep", "tp"),
     "sglang": ("pp", "dp", "ep", "tp"),
@@ -82,14 +82,18 @@ def _models(study: Study) -> Iterator[Finding]:
 
 
 def _backends(study: Study) -> Iterator[Finding]:
+    trained = {work.role.name for work in study.works.values() if work.kind == "train"}
     for worker, use, place, _ in _places(study):
         title, axes = _title(study, worker, use), AXES_OF.get(place.backend)
         if axes is None:
-            if place.mesh.size > 1:
-                word = "engine" if use == "generate" else "backend"
+            split = [f"{axis}={n}" for axis, n in place.mesh.axes.items() if axis != "dp"]
+            alone = use == "train" and worker in trained
+            if place.mesh.size > 1 and (split or alone):
+                does = "trains on one device" if alone else "holds whole models"
+                has = f"has {place.mesh.size}" if alone else f"splits them by {' and '.join(split)}"
                 better = "vllm or sglang" if use == "generate" else "fsdp2 or megatron"
-                what = f"{title}: {word} {place.backend} runs on one device, and the mesh has {place.mesh.size}; "
-                yield Lint("backend", f"{what}name {better}.", place.at or _file(study))
+                what = f"{title}: {place.backend} {does}, and the mesh {has}; name {better}."
+                yield Lint("backend", what, place.at or _file(study))
             continue
         wrong = [axis for axis in place.mesh.axes if axis not in axes]
         if wrong:

@@ -9,9 +9,12 @@ from ..placement.plan import Plan, Pool
 from ..schedule.scheme import Scheme
 
 
-def check_runs_here(plan: Plan) -> None:
-    """Raise PlanError for what the runtimes of one process cannot do: several devices to a pool, or interruptions."""
-    for worker, use, place in plan.roles():
+def check_runs_here(plan: Plan, *, ranks: bool = False) -> None:
+    """Raise PlanError for what a runtime cannot do: interruptions, and in one process several devices to a pool.
+
+    ``ranks``: a process for each device.
+    """
+    for worker, use, place in () if ranks else plan.roles():
         pool = plan.pools[place.pool]
         if place.mesh.size > 1:
             title = worker if len(plan.place[worker]) == 1 else f"{worker}.{use}"
@@ -19,9 +22,9 @@ def check_runs_here(plan: Plan) -> None:
                 f"{title} has a mesh of {place.mesh.size} devices ({place.mesh}); "
                 "this process runs a pool on one device.",
                 at=place.at or pool.at,
-                fix="Give the pool one device, or look at the plan with flowrl check and flowrl simulate.",
+                fix="Run it with --runtime ray, or give the pool one device.",
             )
-    for pool in plan.pools.values():
+    for pool in () if ranks else plan.pools.values():
         if len(pool.devices) > 1 and any(plan.pools[p.pool] is pool for _, _, p in plan.roles()):
             raise _too_many(pool)
     if plan.pipeline.publish != "drain":
@@ -37,7 +40,7 @@ def _too_many(pool: Pool) -> PlanError:
     return PlanError(
         f"pool '{pool.name}' has {len(pool.devices)} devices; this process runs a pool on one device.",
         at=pool.at,
-        fix="Give the pool one device, or look at the plan with flowrl check and flowrl simulate.",
+        fix="Run it with --runtime ray, or give the pool one device.",
     )
 
 

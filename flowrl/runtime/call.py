@@ -9,6 +9,7 @@ from typing import Any
 from ..batch import CallInfo
 from ..errors import At
 from ..graph.op import Op
+from ..graph.values import find
 
 
 class Call:
@@ -60,6 +61,12 @@ class Call:
         self.adds: frozenset[str] = frozenset()
         self.fields: frozenset[str] | None = None
         self.origins: frozenset[tuple[str, int, bool]] = frozenset()  # of its rows: worker, step, whether relaxed
+
+    @property
+    def edge(self) -> str:
+        """From which calls its rows come, in words: ``reward.score -> actor.update``."""
+        makers = dict.fromkeys(maker(v.ref).title for v in find((self.args, self.kwargs)))
+        return f"{', '.join(makers)} -> {self.title}" if makers else ""
 
     @property
     def title(self) -> str:

@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..batch import Batch, Column
 from ..errors import ResumeError
+from .group import Group
+from .remote import Remote, RemoteColumn
+from .state_files import StateFiles, files_of, read_record, write_record, write_shards
 
-FORMAT = 1
+FORMAT = 2
 KEEP = 2
 
 
-def save(folder: Path, manifest: Mapping[str, Any], workers: Mapping[str, Any], live: Mapping[int, Any]) -> Path:
+def save(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    workers: Mapping[str, Any],
+    live: Mapping[int, Any],
+    write_rows: Callable[[Any, Path], Mapping[str, Any]] | None = None,
+) -> Path:
     """Write ``folder/NNNNNN`` with the state of workers and the live values; older ones than two are taken away.
 
-    The files of a worker that has not changed since the last checkpoint are linked, not written again.
+    The files of a worker that has not changed since the last checkpoint are linked, not written again. ``write_rows``
+    has rows that lie on ranks written there.
     """
     from safetensors.torch import save_file
 
@@ -34,16 +44,21 @@ def save(folder: Path, manifest: Mapping[str, Any], workers: Mapping[str, Any], 
     for name, worker in workers.items():
         stamps[name] = worker.stamp
         if before and old.get(name) == worker.stamp and (before / f"{name}.json").exists():
-            for file in (f"{name}.json", f"{name}.safetensors"):
-                if (before / file).exists():
-                    _same_file(before / file, made / file)
-            continue
-        tensors, record = worker.state()
-        distinct, same = _distinct(tensors)
-        (made / f"{name}.json").write_text(json.dumps({"record": record, "same": same}))
-        if distinct:
-            save_file(distinct, made / f"{name}.safetensors")
-    tensors, values = _packed(live)
+            for file in files_of(before, name):
+                _same_file(file, made / file.name)
+        elif isinstance(worker, Group):
+            worker.save_state(made, name)
+        else:
+            shards, record = worker.state_shards()
+            write_shards(made, name, 0, shards)
+            write_record(made, name, record)
+    here = {i: v for i, v in live.items() if not isinstance(v, (Remote, RemoteColumn))}
+    tensors, values = _packed(here)
+    for index, value in live.items():
+        if index not in here:
+            assert write_rows is not None, "rows that lie on ranks are written there"
+            meta = write_rows(value, made / f"live.{index}.safetensors")
+            values[str(index)] = {"rows": meta, "column": isinstance(value, RemoteColumn)}
     distinct, same = _distinct(tensors)
     if distinct:
         save_file(distinct, made / "live.safetensors")
@@ -80,20 +95,27 @@ def load_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_worker(checkpoint: Path, name: str, worker: Any) -> None:
-    """Give a worker its state back."""
-    path = checkpoint / f"{name}.json"
-    if not path.exists():
-        raise ResumeError(
-            f"checkpoint {checkpoint} holds no worker '{name}'.", fix="Resume with the script the run was started with."
-        )
-    said = json.loads(path.read_text())
-    worker.load_state(_tensors(checkpoint / f"{name}.safetensors", said["same"]), said["record"])
+    """Give a worker its state back, on whichever ranks it is now."""
+    if isinstance(worker, Group):
+        worker.load_state(checkpoint, name)
+        return
+    with StateFiles(checkpoint, name) as files:
+        worker.load_state_shards(files, read_record(checkpoint, name))
 
 
 def load_live(checkpoint: Path, manifest: Mapping[str, Any]) -> dict[int, Any]:
     """The values that the program held."""
     tensors = _tensors(checkpoint / "live.safetensors", manifest["live_same"])
-    return {int(i): _unpacked(i, said, tensors) for i, said in manifest["live"].items()}
+    return {
+        int(i): _rows(checkpoint / f"live.{i}.safetensors", said) if "rows" in said else _unpacked(i, said, tensors)
+        for i, said in manifest["live"].items()
+    }
+
+
+def _rows(file: Path, said: Mapping[str, Any]) -> Any:
+    """Rows that a rank has written."""
+    batch = Batch.from_tensors(_tensors(file, {}), said["rows"])
+    return batch["value"] if said["column"] else batch
 
 
 def _tensors(file: Path, same: Mapping[str, str]) -> dict[str, Any]:

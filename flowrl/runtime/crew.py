@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..batch import Batch
-from ..errors import FlowError, ResumeError, RunError
+from ..errors import FlowError, RankLost, ResumeError, RunError
 from ..graph.op import Op
 from ..graph.values import find, is_handle, replace_values
 from ..schedule.events import Call as Scheduled
@@ -18,9 +18,22 @@ from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
 from .call import Call, NotKept, maker, outcome
 from .executors import Everywhere, Pools
-from .journal import Journal
 from .pieces import NOTHING, Cutter, can_cut, piece_of, together
 from .records import Book, Timing
+from .remote import Remote
+
+LIBRARY = "(library)"  # the thread of calls that take no pool and are not done in this process
+
+
+class Hands(Protocol):
+    """Who runs a call: this process (:class:`flowrl.runtime.here.Here`), or ranks."""
+
+    def home(self, workers: Mapping[str, Any], scheme: Scheme) -> Container[str]: ...
+    def far(self, command: Command) -> bool: ...
+    def apply(self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def swap(self, command: Start, groups: Callable[[str], Any]) -> None: ...
+    def drawn(self, batch: Batch) -> Any: ...
+    def readable(self, value: Any) -> Any: ...
 
 
 class Skipped(Exception):
@@ -41,28 +54,21 @@ class Crew:
         scheme: Scheme,
         machine: Machine,
         *,
-        number: int,
-        journal: Journal,
-        warn: Callable[[str], None],
+        hands: Hands,
         eager: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.workers, self.servers, self.scheme, self.machine = workers, servers, scheme, machine
-        self.number, self.journal, self.warn, self.eager, self.clock = number, journal, warn, eager, clock
+        self.hands, self.eager, self.clock = hands, eager, clock
         self.book = Book()
         self.cutter = Cutter(scheme.setup.pieces)
         self.failures: list[tuple[int, BaseException]] = []
         self.committed: deque[int] = deque()
         self._changed = threading.Condition()
-        self._pools = Pools(Everywhere() if eager else self._home(), self._changed)
+        self._pools = Pools(Everywhere() if eager else hands.home(workers, scheme), self._changed)
         self._driver = threading.current_thread()
         self._issued: dict[int, Call] = {}  # not done yet
         self._staged: dict[tuple[str, int], Any] = {}
-
-    def _home(self) -> frozenset[str]:
-        """The pools that the driver's thread serves: that of the first model."""
-        models = (self.scheme.train[n] for n, w in self.workers.items() if hasattr(w, "build"))
-        return frozenset((next(models, next(iter(self.scheme.setup.pools), "main")),))
 
     # -- what the session asks ------------------------------------------------------------------------------------
 
@@ -88,7 +94,8 @@ class Crew:
     def first_failure(self) -> BaseException | None:
         """Wait for what runs; the first failure in program order, which counts the others."""
         self.settle()
-        failed = sorted(((i, e) for i, e in self.failures if not isinstance(e, Skipped)), key=lambda f: f[0])
+        found = ((i, e) for i, e in self.failures if not isinstance(e, Skipped))
+        failed = sorted(found, key=lambda f: (not isinstance(f[1], RankLost), f[0]))  # a loss explains the others
         self.failures.clear()
         if not failed:  # what they waited for was told before, and caught by the program
             return None
@@ -114,7 +121,7 @@ class Crew:
                     self.committed.append(command.step)
                     continue
                 assert isinstance(command, (Start, Stage, Publish)), command
-                if command.pools:
+                if command.pools or self.hands.far(command):
                     self._pools.put(self._thread(command.pools), lambda command=command: self._work(command))
                 else:
                     here.append(command)
@@ -123,7 +130,7 @@ class Crew:
 
     def _thread(self, pools: Sequence[str]) -> str:
         """Of the pools that a call takes, the one whose thread runs it: the driver's own if it is among them."""
-        return next((p for p in pools if self._pools.is_home(p)), pools[0])
+        return next((p for p in pools if self._pools.is_home(p)), pools[0] if pools else LIBRARY)
 
     def _work(self, command: Command) -> None:
         try:
@@ -155,23 +162,24 @@ class Crew:
             worker.published(command.version)
         else:
             worker.published(command.version)
-            self.servers[command.worker].install(self._staged.pop(key), command.version)
+            staged = self._staged.pop(key) if key in self._staged else worker.in_use()
+            self.servers[command.worker].install(staged, command.version)
 
     def _run(self, call: Call, command: Start) -> None:
         """Run one call, or a piece of it, in the thread that this is called in."""
         start = self.clock()
         result: Any = None
         try:
+            if command.offload or command.onload:
+                self.hands.swap(command, self._resident)
             worker = self._worker(call.op, call.worker)
             given = replace_values((call.args, dict(call.kwargs)), lambda v: self._given(v.ref, call, command))
             args = tuple(self._open_handle(a) for a in given[0])
             kwargs = {k: self._open_handle(v) for k, v in given[1].items()}
             if call.parts is not None and any(a is NOTHING for a in (*args, *kwargs.values())):
                 result = NOTHING
-            elif call.op.external:
-                result = self._external(call, command, worker, args, kwargs)
             else:
-                result = call.op.apply(worker, args, kwargs, call.info)
+                result = self.hands.apply(call, command.piece, worker, args, kwargs)
             took = self.clock()
             self._kept(call, command, result)
         except BaseException as error:
@@ -181,7 +189,7 @@ class Crew:
             self._failed(call.index, told)
             return
         if result is not NOTHING and (call.worker is not None or call.op.owner not in ("batch", "data")):
-            batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+            batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, (Batch, Remote))), None)
             self._note(call, result, batch, start, took)
 
     def _failed(self, number: int, error: BaseException) -> None:
@@ -198,7 +206,7 @@ class Crew:
                 if any(p is None for p in call.parts):
                     return
             result = together(call.parts)
-        if isinstance(result, Batch) and "response_ids" in result.fields:
+        if isinstance(result, (Batch, Remote)) and "response_ids" in result.fields:
             step = self.book.of(call)
             if call.index > step.last:
                 step.rows, step.last = result, call.index
@@ -218,6 +226,11 @@ class Crew:
             return piece_of(ref, command.piece, self.cutter, call.step)
         return outcome(ref)
 
+    def _resident(self, name: str) -> Any:
+        """The copy of a worker behind what a memory holds: ``actor.train``, ``actor.generate``."""
+        worker, _, use = name.rpartition(".")
+        return self.servers.get(worker, self.workers[worker]) if use == "generate" else self.workers[worker]
+
     def _worker(self, op: Op, name: str | None) -> Any:
         """The copy of a worker that an op runs on."""
         if name is None:
@@ -227,29 +240,9 @@ class Crew:
     def _open_handle(self, value: Any) -> Any:
         return self.servers.get(value.name, self.workers[value.name]) if is_handle(value) else value
 
-    def _external(self, call: Call, command: Start, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer from the journal, or run and journal: the world is touched once."""
-        main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-        if main is None:
-            return call.op.apply(worker, args, kwargs, call.info)
-        inputs = main.digest()
-        added = self.journal.kept(
-            self.number,
-            call.index,
-            command.piece,
-            inputs,
-            lambda: self.warn(f"{call.title}: its rows differ from those journalled; run again"),
-        )
-        if added is None:
-            result = call.op.apply(worker, args, kwargs, call.info)
-            fresh = [n for n in result.fields if n not in main.fields]
-            self.journal.keep(self.number, call.index, command.piece, inputs, result.select(*fresh).with_call(None))
-            return result
-        return main.take_keys(added.keys).with_columns(dict(added.columns))
-
-    def _note(self, call: Call, result: Any, given: Batch | None, start: float, end: float) -> None:
-        rows = result if isinstance(result, Batch) else given
-        length = int(rows["tokens"].values.shape[0]) if rows is not None and "tokens" in rows.fields else 0
+    def _note(self, call: Call, result: Any, given: Batch | Remote | None, start: float, end: float) -> None:
+        rows = result if isinstance(result, (Batch, Remote)) else given
+        length = tokens_of(rows, "tokens")
         pools = self.scheme.pools(call.op, call.worker)
         with self._changed:
             step = self.book.of(call)
@@ -258,9 +251,8 @@ class Crew:
             at = call.at
             node = self.scheme.nodes.get((call.title, at.file, at.line), call.title) if at else call.title
             step.timings.append(Timing(node, call.step, pool, start, end, size, length))
-            made = isinstance(result, Batch) and "response_ids" in result.fields
-            if made and call.op.cost in ("generate", "external") and call.op.rows == "expand":
-                step.tokens += int(result["response_ids"].values.shape[0])
+            if call.op.cost in ("generate", "external") and call.op.rows == "expand":
+                step.tokens += tokens_of(result, "response_ids")
                 step.responses += len(result)
 
     def _scheduled(self, call: Call, worker: Any) -> Scheduled:
@@ -286,6 +278,13 @@ class Crew:
         if made.rowwise:
             call.parts = [None] * self.scheme.setup.pieces
         return made
+
+
+def tokens_of(rows: Any, name: str) -> int:
+    """How many tokens a field has in all rows; 0 where there is none."""
+    if isinstance(rows, Remote):
+        return rows.count(name)
+    return int(rows[name].values.shape[0]) if isinstance(rows, Batch) and name in rows.fields else 0
 
 
 def _done(command: Command) -> Event:

@@ -17,13 +17,16 @@ class Journal:
 
     ``{"program": 0, "read": 3, "value": 0.25}``: the program's fourth read gave 0.25.
     ``{"program": 0, "call": 17, "inputs": "9f...", "adds": {...}}``: what the external call 17 added.
+
+    ``beside``: a pattern of the journals that others write in the same folder; they are read too.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, beside: str = "") -> None:
         self.path = path
         self.reads: dict[tuple[int, int], Any] = {}
         self.external: dict[tuple[int, int, int], dict[str, Any]] = {}  # program, call, piece
-        for line in lines(path):
+        others = sorted(p for p in path.parent.glob(beside) if p != path) if beside else []
+        for line in (*(line for other in others for line in _whole_lines(other)), *lines(path)):
             if "read" in line:
                 self.reads[(line["program"], line["read"])] = line["value"]
             else:
@@ -33,6 +36,7 @@ class Journal:
 
     def read(self, program: int, number: int, value: Any) -> None:
         """Keep the value of a read."""
+        self.reads[(program, number)] = value
         self._write({"program": program, "read": number, "value": value})
 
     def keep(self, program: int, call: int, piece: int, inputs: str, added: Batch) -> None:
@@ -76,3 +80,9 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             whole += len(raw)
             yield json.loads(raw)
         file.truncate(whole)
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file that somebody else may be writing."""
+    with path.open("rb") as file:
+        yield from (json.loads(raw) for raw in file if raw.endswith(b"\n"))

@@ -8,6 +8,7 @@ from typing import Any
 from ..batch import Batch, Column
 from ..column import _concat
 from .call import Call, Part
+from .remote import Remote, RemoteColumn, joined
 
 NOTHING = object()  # the part of a piece that no prompt fell into
 
@@ -40,7 +41,7 @@ class Cutter:
         for step in [s for s in self._piece if s < before]:
             del self._piece[step]
 
-    def cut(self, step: int, batch: Batch) -> list[Any]:
+    def cut(self, step: int, batch: Batch | Remote) -> list[Any]:
         """A batch in pieces; those without a row are NOTHING, unless the batch has none at all."""
         groups = batch.groups()
         if not groups:
@@ -58,7 +59,7 @@ def can_cut(ref: Any) -> bool:
     if call.parts is not None:
         return True
     if call.done:
-        return isinstance(call.result, Batch)
+        return isinstance(call.result, (Batch, Remote))
     return call.op.returns == "batch"
 
 
@@ -69,7 +70,7 @@ def piece_of(ref: Any, piece: int, cutter: Cutter, step: int) -> Any:
         return whole if whole is NOTHING else whole[ref.name]
     call: Call = ref
     if call.parts is None:
-        if not isinstance(call.result, Batch):
+        if not isinstance(call.result, (Batch, Remote)):
             return call.result
         call.parts = cutter.cut(step, call.result)
     return call.parts[piece]
@@ -82,6 +83,10 @@ def together(parts: list[Any]) -> Any:
         return made[0]
     if all(isinstance(p, Batch) for p in made):
         return Batch.concat(made)
+    if all(isinstance(p, Remote) for p in made):
+        return Remote.concat(made)
+    if all(isinstance(p, RemoteColumn) for p in made):
+        return RemoteColumn(tuple(k for p in made for k in p.keys), joined([p.source for p in made]))
     assert all(isinstance(p, Column) for p in made), "calls that are run in pieces give batches or fields"
     known: Mapping[tuple[int, ...], Any] = {}
     return _concat("a field", made, dict(known))

@@ -18,7 +18,7 @@ from .call import outcome
 from .records import Step
 
 STREAMS = ("metrics", "timeline", "trajectories", "events")
-PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft")
+PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray", "megatron-core")
 
 
 class Recorder:
@@ -65,7 +65,8 @@ class Recorder:
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
             self.write("timeline", {**where, "start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens})
         if step.rows is not None and step.number % self.every == 0:
-            self._trajectories(program, step.number, step.rows, tokenizer)
+            some = step.rows.take(list(range(min(self.rows, len(step.rows)))))
+            self._trajectories(program, step.number, step.readable(some), tokenizer)
         return line
 
     def event(self, kind: str, text: str) -> None:
@@ -100,8 +101,7 @@ class Recorder:
         part.replace(path)
         return record
 
-    def _trajectories(self, program: str, step: int, rows: Batch, tokenizer: Any) -> None:
-        some = rows.take(list(range(min(self.rows, len(rows)))))
+    def _trajectories(self, program: str, step: int, some: Batch, tokenizer: Any) -> None:
         columns = {n: some[n].to_list() for n in some.fields}
         for i, key in enumerate(some.keys):
             line: dict[str, Any] = {"program": program, "step": step, "key": list(key)}

@@ -53,10 +53,11 @@ class Step:
     number: int
     logs: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
     timings: list[Timing] = field(default_factory=list[Timing])
-    rows: Batch | None = None  # the last batch with responses, for the sample of trajectories
+    rows: Any = None  # a Batch, or a Remote: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it
     tokens: int = 0
     responses: int = 0
+    readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
 
 @dataclass(frozen=True)

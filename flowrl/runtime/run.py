@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import ModelError, ResumeError, UsageError
+from ..errors import ModelError, RankLost, ResumeError, UsageError
 from ..graph import session as sessions
 from ..schedule.scheme import Scheme
 from . import checkpoint
@@ -24,6 +24,12 @@ from .recorder import Recorder, versions
 from .records import Cut, Hooks, Interrupted, Step
 from .session import Running
 from .workplace import Workplace
+
+if TYPE_CHECKING:
+    from .ranks import RanksPlace
+
+
+LOSSES = 10  # of processes without a step in between: then something is wrong that starting again does not mend
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Outcome:
 class Runner:
     """Runs stages in a folder. One per run."""
 
-    def __init__(self, stages: Sequence[Stage], place: Workplace, settings: Settings) -> None:
+    def __init__(self, stages: Sequence[Stage], place: Workplace | RanksPlace, settings: Settings) -> None:
         self.stages, self.place, self.settings = stages, place, settings
         self._prepare_folder()
         self.recorder = Recorder(settings.out)
@@ -79,6 +85,7 @@ class Runner:
         self._asked: dict[str, Any] = {}
         self._number = 0
         self._session: Running | None = None
+        self._losses, self._fresh = 0, False  # of processes in a row, and whether a step was done since the last
         self._finished: list[tuple[str, dict[str, Any]]] = []
 
     def run(self) -> Outcome:
@@ -91,17 +98,23 @@ class Runner:
             first = manifest["stage"]
             self._finished = [(p, m) for p, m in manifest["finished"]]
             self.recorder.cut_back(manifest["marks"])
-        status = "done"
+        status, digest = "done", None
         try:
             with self._stoppable(), self.progress:
                 if settings.resume:
                     self.progress.note(f"resumed {self._place(manifest)}")
                 if manifest is not None:
                     cut = self._restore(manifest)
-                for number in range(first, len(self.stages)):
-                    self._number = number
-                    self._run_stage(self.stages[number], cut if number == first else None)
-                    cut = None
+                while digest is None:
+                    self._number = first
+                    try:
+                        if first < len(self.stages):
+                            self._run_stage(self.stages[first], cut)
+                            first, cut = first + 1, None
+                        else:
+                            digest = self._finish()
+                    except RankLost as lost:
+                        first, cut = self._recover(lost)
         except Interrupted:
             status = "interrupted"
         except KeyboardInterrupt:
@@ -111,22 +124,22 @@ class Runner:
         except BaseException as error:
             self.recorder.event("failed", f"{type(error).__name__}: {error}")
             self.recorder.run_record(status="failed")
+            self.place.close()
             raise
-        return self._end(status)
+        return self._end(status, digest)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _run_stage(self, stage: Stage, cut: Cut | None) -> None:
         workers = {name: self.place.open(name) for name in stage.workers}
         followers = stage.scheme.setup.followers
-        servers = {name: self.place.open_server(name) for name, f in followers.items() if not f.shared}
+        servers = {name: self.place.open_server(name) for name in self._serving(stage)}
         if cut is None:
-            for worker in workers.values():
-                worker.program_starts()
+            self.place.start_program(stage.workers)
             for name in followers:
                 version = workers[name].read_version()  # what the program before has updated is published
                 if name in servers and servers[name].version != version:
-                    servers[name].install(workers[name].stage(), version)
+                    servers[name].install(workers[name].in_use(), version)
         session = self._session = Running(
             program=stage.program,
             number=self._number,
@@ -135,6 +148,7 @@ class Runner:
             servers=servers,
             scheme=stage.scheme,
             runtime=self.settings.runtime,
+            hands=self.place.hands(self._number, self.journal),
             journal=self.journal,
             hooks=Hooks(
                 commit=lambda step: self._commit(stage, step),
@@ -165,12 +179,18 @@ class Runner:
         self._number += 1
         self._checkpoint()
 
+    def _serving(self, stage: Stage) -> list[str]:
+        """The workers of a stage that generate with a copy of their own."""
+        followers = stage.scheme.setup.followers
+        return [n for n in stage.workers if self.place.serving(n, n not in followers or followers[n].shared)]
+
     def _commit(self, stage: Stage, step: Step) -> None:
         tokenizer = None
         if step.rows is not None:
             with suppress(ModelError):  # a flow without one: trajectories are written without texts
                 tokenizer = self.place.tokenizer(None)
         line = self.recorder.commit(stage.program, step, tokenizer)
+        self._fresh = True
         self.progress.step(line, step.timings)
 
     def _checkpoint(self) -> None:
@@ -178,6 +198,7 @@ class Runner:
         session = self._session
         record, live = session.snapshot() if session is not None else (None, {})
         self.journal.sync()
+        self.place.sync()
         manifest = {
             "stage": self._number,
             "program": record,
@@ -186,18 +207,50 @@ class Runner:
             "seed": self.settings.seed,
         }
         servers = {f"{name}.generate": worker for name, worker in self.place.servers.items()}
-        checkpoint.save(self.settings.out / "checkpoints", manifest, self.place.workers | servers, live)
+        workers = {**self.place.workers, **servers}
+        checkpoint.save(self.settings.out / "checkpoints", manifest, workers, live, self.place.write_rows)
         if self._asked:  # what a resumed run was asked holds from here on, also when it is resumed again
             self.recorder.run_record(**self._asked)
             self._asked = {}
+
+    def _recover(self, lost: RankLost) -> tuple[int, Cut | None]:
+        """Start again what was lost, and go back to the last checkpoint: where to go on from. Raises what is past help.
+
+        Steps after the checkpoint are done again with the same rows and seeds; what touched the world is answered from
+        the journal.
+        """
+        while True:
+            self.recorder.event("lost", str(lost))
+            self.progress.note(f"lost: {lost.what}")
+            self._losses, self._fresh, self._session = 1 if self._fresh else self._losses + 1, False, None
+            try:
+                if self._losses > LOSSES or not self.place.recover(lost):
+                    raise lost
+                return self._gone_back()
+            except RankLost as again:
+                if again is lost:
+                    raise
+                lost = again
+
+    def _gone_back(self) -> tuple[int, Cut | None]:
+        """Go back to the last checkpoint, or to the start: the stage to go on with, and where in it."""
+        folder = checkpoint.latest(self.settings.out / "checkpoints")
+        manifest = checkpoint.load_manifest(folder) if folder is not None else None
+        self.recorder.cut_back(manifest["marks"] if manifest else dict.fromkeys(self.recorder.marks(), 0))
+        self._finished = [(p, m) for p, m in manifest["finished"]] if manifest else []
+        if manifest is None:
+            self.place.begin_again()
+        cut = self._restore(manifest) if manifest else None
+        self.recorder.event("recovered", self._place(manifest))
+        self.progress.note(f"went on {self._place(manifest)}")
+        return (manifest["stage"] if manifest else 0), cut
 
     def _restore(self, manifest: Mapping[str, Any]) -> Cut | None:
         folder = checkpoint.latest(self.settings.out / "checkpoints")
         assert folder is not None, "a manifest came from a checkpoint"
         program = manifest["program"]
         stage = self.stages[manifest["stage"]] if manifest["stage"] < len(self.stages) else None
-        followers = stage.scheme.setup.followers if stage is not None else {}
-        apart = {f"{name}.generate": name for name, follower in followers.items() if not follower.shared}
+        apart = {f"{name}.generate": name for name in self._serving(stage)} if stage is not None else {}
         for name in sorted(manifest["stamps"], key=lambda n: n.endswith(".generate")):
             if name.endswith(".generate") and name not in apart:  # the plan of this run has one copy for both
                 continue
@@ -290,19 +343,20 @@ class Runner:
         steps = manifest["program"]["steps"] if manifest["program"] else 0
         return f"{self.stages[manifest['stage']].program} from step {steps}"
 
-    def _end(self, status: str) -> Outcome:
+    def _finish(self) -> str:
+        """All programs are done: save the models, and give the digest of all weights."""
+        digests = {n: d for n, w in sorted(self.place.workers.items()) if (d := w.digest()) is not None}
+        digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+        self.recorder.run_record(weights_digest=digest, weights_digests=digests)
+        for name, worker in self.place.workers.items() if self.settings.save_models else ():
+            if getattr(worker, "trains", hasattr(type(worker), "update")):
+                worker.save_model(str(self.settings.out / "model" / name))
+        return digest
+
+    def _end(self, status: str, digest: str | None) -> Outcome:
         out = self.settings.out
         self.recorder.curve()
-        digest = None
-        if status == "done":
-            digests = {n: d for n, w in sorted(self.place.workers.items()) if (d := w.digest()) is not None}
-            digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-            self.recorder.run_record(weights_digest=digest, weights_digests=digests)
-            if self.settings.save_models:
-                for name, worker in self.place.workers.items():
-                    if hasattr(type(worker), "update"):
-                        worker.save_model(str(out / "model" / name))
-        self.recorder.run_record(status=status, ended=time.time())
+        self.recorder.run_record(status=status, ended=time.time(), **self.place.record())
         self.recorder.close()
         self.journal.close()
         self.place.close()

@@ -18,10 +18,11 @@ from ..schedule.events import Closed, Ended, Opened, Resumed
 from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
 from .call import Call, NotKept, Part, maker, outcome
-from .crew import Crew, Skipped
+from .crew import Crew, Hands, Skipped
 from .journal import Journal
 from .narrow import MERGE, declared, fields_after, shortest
 from .records import Cut, Draws, Hooks, Interrupted, SourceLike, Step
+from .remote import Remote, RemoteColumn
 from .stale import note_origins, refuse_stale
 
 
@@ -43,6 +44,7 @@ class Running:
         scheme: Scheme,
         runtime: str,
         journal: Journal,
+        hands: Hands,
         hooks: Hooks,
         cut: Cut | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -61,9 +63,7 @@ class Running:
             servers,
             scheme,
             self.machine,
-            number=number,
-            journal=journal,
-            warn=hooks.warn,
+            hands=hands,
             eager=runtime == "eager",
             clock=clock,
         )
@@ -150,7 +150,7 @@ class Running:
         if isinstance(call.error, Skipped):
             self._settle()
         found = outcome(value.ref)
-        if isinstance(found, Column):
+        if isinstance(found, (Column, RemoteColumn)):
             raise ProgramError(
                 f"a field with {len(found)} rows is used as one {kind.__name__}.",
                 at=caller(),
@@ -269,7 +269,7 @@ class Running:
         call = self._issue(_DRAW, None, "data.draw", (), {})
         if not call.done:
             tokenizer = self.hooks.tokenizer(getattr(draws.source, "tokenizer", None))
-            call.finish(draws.source.to_batch(rows, self.draws, tokenizer))
+            call.finish(self.crew.hands.drawn(draws.source.to_batch(rows, self.draws, tokenizer)))
             self.draws += len(rows)
         call.fields = frozenset(draws.source.schema())
         return BatchValue(self, call)
@@ -296,7 +296,7 @@ class Running:
         if self.book.outside.logs:
             self._settle()
             self.book.outside.number = self._opened
-            self.hooks.commit(self.book.outside)
+            self._commit(self.book.outside)
         self.book.outside = Step(self._opened)
 
     def _close(self, empty: bool = False) -> None:
@@ -336,7 +336,14 @@ class Running:
             self._recorded += 1
             self.crew.cutter.forget(self._recorded)
             if step is not None:
-                self.hooks.commit(step)
+                self._commit(step)
+
+    def _commit(self, step: Step) -> None:
+        """Have a step recorded; what it logged and the last of its rows are made readable first."""
+        readable = self.crew.hands.readable
+        step.logs = [(said, {n: _plain(v, readable) for n, v in values.items()}) for said, values in step.logs]
+        step.readable = readable
+        self.hooks.commit(step)
 
     def _settle(self) -> None:
         """Wait until nothing runs, and record what is done by then."""
@@ -357,7 +364,16 @@ class Running:
             "cursors": [{"state": d.cursor.state(), "draws": d.made} for d in self._sources],
             "held": sorted(self.machine.held()),
         }
-        return record, {i: r for i, r in live.items() if isinstance(r, (Batch, Column, dict, int, float, bool, list))}
+        kept = (Batch, Column, Remote, RemoteColumn, dict, int, float, bool, list)
+        return record, {i: r for i, r in live.items() if isinstance(r, kept)}
+
+
+def _plain(value: Any, readable: Callable[[Any], Any]) -> Any:
+    """A logged value: a column that lies elsewhere is brought here."""
+    if not isinstance(value, Value):
+        return value
+    found = outcome(value.ref)
+    return readable(found) if isinstance(found, RemoteColumn) else value
 
 
 _DRAW = Op(name="draw", owner="data", fn=lambda: None, reads=None, adds="", returns="raw")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ..errors import FlowError, ModelError, WorkerError
+from ..errors import FlowError, ModelError, RankLost, WorkerError
 from ..graph.values import is_handle
 from ..workers.base import Engine, Opening, Worker
 from ..workers.records import Build
 from ..workers.tokenizer import find_tokenizer
+from .crew import Hands
+from .here import Here
+from .journal import Journal
 
 
 class Declared(Protocol):
@@ -56,9 +60,41 @@ class Workplace:
         if name not in self.servers:
             trained = self.open(name)
             server = self._opened(name, self.serving_devices.get(name, "auto"), serving=True)
-            server.install(trained.stage(), trained.version)
+            server.install(trained.in_use(), trained.version)
             self.servers[name] = server
         return self.servers[name]
+
+    def serving(self, name: str, shared: bool) -> bool:
+        """Whether a worker generates with a copy of its own; ``shared``: the plan lets one copy do both."""
+        return not shared
+
+    def start_program(self, names: Iterable[str]) -> None:
+        """A program starts: its workers' optimizers and copies begin anew."""
+        for name in names:
+            self.workers[name].program_starts()
+
+    def hands(self, number: int, journal: Journal) -> Hands:
+        """Who runs the calls of a program."""
+        return Here(number, journal, self.warn)
+
+    def record(self) -> dict[str, Any]:
+        """What a run should keep of where it ran."""
+        return {}
+
+    def write_rows(self, value: Any, file: Path) -> Mapping[str, Any]:
+        """Rows that lie on ranks, written by one of them: there are none in one process."""
+        raise AssertionError("rows lie in this process")
+
+    def sync(self) -> None:
+        """Have the disk hold what ranks have written: here that is the run's own journal."""
+
+    def begin_again(self) -> None:
+        """Close all workers, to be made again."""
+        self.close()
+
+    def recover(self, lost: RankLost) -> bool:
+        """Start again what was lost; False where nothing can be."""
+        return False
 
     def _opened(self, name: str, device: str, *, serving: bool) -> Worker:
         said = self.declared[name]

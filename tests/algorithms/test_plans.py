@@ -56,6 +56,9 @@ TABLE = {
     "one_process": For(("grpo", "ppo"), (OWN,)),
     "split_cpu": For(("grpo", "ppo"), (OWN,)),
     "disaggregated_cpu": For(("grpo", "ppo"), (OWN,)),
+    "ranks_2_cpu": For(("grpo",), (OWN,)),
+    "ranks_4_cpu": For(("grpo",), (OWN,)),
+    "ranks_megatron_cpu": For(("grpo",), (OWN,)),
     "colocated_8": For(("grpo",), UP_TO_30B, NO_32B),
     "ppo_colocated_8": For(("ppo",), UP_TO_30B, NO_32B),
     "split_16": For(("grpo",), UP_TO_30B, NO_32B),
@@ -148,6 +151,22 @@ def test_check_finds_no_mistake_with_the_largest_model_that_it_is_for(name, caps
             words += ["--model", f"actor={model}"]
             words += ["--model", f"critic={model}"] if driver == "ppo" else []
         assert main(words) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["ranks_2_cpu", "ranks_4_cpu", "ranks_megatron_cpu"])
+def test_plans_for_ranks_have_nothing_to_remark_and_can_run_on_them(name):
+    from flowrl.planned.check import plan_findings
+    from flowrl.planned.here import check_runs_here
+    from flowrl.planned.stands import pools_on_ranks, stands_of
+
+    flow = load_script(str(ROOT / "algorithms" / "grpo.py"))
+    plan = plan_of(name)
+    assert plan_findings(flow.study(plan)) == ([], [])
+    check_runs_here(plan, ranks=True)
+    stands = stands_of(flow.handles, plan, trained={"actor"}, sampled={"actor"})
+    assert {worker for worker, _ in stands} == {"actor", "ref", "reward"} and stands["actor", False].post.collective
+    assert not stands["actor", True].post.collective, "a whole copy generates on each rank"
+    assert sum(map(len, pools_on_ranks(plan).values())) == sum(pool.size for pool in plan.pools.values())
 
 
 def size_of(model: str) -> float:

@@ -1,0 +1,36 @@
+"""Rows over ranks so that each has about as many tokens: largest differencing (Karmarkar and Karp 1982)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+
+def balanced(sizes: Sequence[int], parts: int, units: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
+    """Row numbers of each part, ascending, so that the sums of ``sizes`` are close to each other.
+
+    ``units``: rows that stay together; None lets each go alone. The two most uneven partial solutions are joined, the
+    large half of one with the small half of the other, until one is left.
+
+    >>> balanced([8, 7, 6, 5, 4], 2)
+    [[1, 3, 4], [0, 2]]
+    """
+    groups = [[i] for i in range(len(sizes))] if units is None else [list(u) for u in units]
+    if parts == 1:
+        return [sorted(i for g in groups for i in g)]
+    heap: list[tuple[int, int, list[tuple[int, int, list[int]]]]] = []
+    for number, rows in enumerate(groups):
+        total = sum(sizes[i] for i in rows)
+        empty = [(0, -1, list[int]()) for _ in range(parts - 1)]
+        heap.append((-total, number, [(total, number, rows), *empty]))
+    if not heap:
+        return [[] for _ in range(parts)]
+    heapify(heap)
+    while len(heap) > 1:
+        _, first, a = heappop(heap)
+        _, second, b = heappop(heap)
+        # the largest part of one with the smallest of the other
+        both = [(x[0] + y[0], max(x[1], y[1]), x[2] + y[2]) for x, y in zip(a, reversed(b), strict=True)]
+        both.sort(key=lambda part: (-part[0], part[1]))
+        heappush(heap, (both[-1][0] - both[0][0], min(first, second), both))
+    return [sorted(rows) for _, _, rows in heap[0][2]]

@@ -1,0 +1,399 @@
+"""Calls on ranks, as the driver makes them: who runs which rows, and where the columns that come of it lie."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..batch import Batch, CallInfo, Column, Key
+from ..errors import At, FlowError, RunError
+from ..graph.op import Op, written_twice
+from ..graph.values import is_handle
+from .group import Group
+from .moves.plan import Moves
+from .on_driver import UNKNOWN, on_driver
+from .remote import DRIVER, Fetch, Remote, RemoteColumn, Source, Stored, fetch, found, rebuilt
+from .task import Failed, Named, Reply, Serving, Task
+
+Values = (Remote, RemoteColumn)
+
+
+class Link(Protocol):
+    """How the driver reaches ranks: ``send`` begins a call, ``wait`` gives the answers by rank.
+
+    ``wait`` raises RankLost for a rank that died or has not answered ``deadline`` seconds after its call began.
+    """
+
+    def send(self, rank: int, method: str, *args: Any) -> Any: ...
+    def wait(self, begun: Mapping[int, Any], what: str, deadline: float | None = None) -> dict[int, Any]: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call as a fleet makes it: ``Asked(op, "actor.generate", CallInfo(...), index=7, program=0, piece=0)``."""
+
+    op: Op
+    title: str
+    info: CallInfo
+    index: int
+    program: int
+    piece: int = 0
+    at: At | None = None
+    edge: str = ""  # from whom its rows come, for a call that does not answer
+
+
+@dataclass
+class Traffic:
+    """Bytes of columns: ``drawn`` by the driver from data and sent to ranks, ``between`` ranks, and what else the
+    driver had: ``records`` for a reader of the run, and ``payload``, which stays 0."""
+
+    drawn: int = 0
+    between: int = 0
+    records: int = 0
+    payload: int = 0
+
+
+class Fleet:
+    """All ranks of a run. ``pools`` gives the ranks of each pool; ``deadline`` the seconds that a call may take."""
+
+    def __init__(self, link: Link, pools: Mapping[str, Sequence[int]], *, deadline: float | None = None) -> None:
+        self.link, self.pools, self.deadline = link, {p: tuple(r) for p, r in pools.items()}, deadline
+        self.traffic = Traffic()
+        self.warn: Callable[[str], None] = lambda text: None
+        self.moves: deque[dict[str, Any]] = deque(maxlen=100)  # the latest publishes, for the run's record
+        self.swaps: deque[dict[str, Any]] = deque(maxlen=100)  # the latest workers that made way or came back
+        self._routes: dict[tuple[Any, Any], tuple[str, Moves, dict[int, int]]] = {}
+        self._next = itertools.count(1)
+        self._dropped: dict[int, deque[int]] = defaultdict(deque)
+        self._library = 0
+
+    # -- one call ---------------------------------------------------------------------------------------------------
+
+    def run(self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call on the ranks of a group, or one of a library where its rows are."""
+        args, kwargs = rebuilt((args, dict(kwargs)), _remote)
+        kwargs = dict(kwargs)
+        if group is None and (made := on_driver(asked.op, args)) is not UNKNOWN:
+            return made
+        if group is None and not found((args, dict(kwargs)), Values):  # numbers alone
+            return asked.op.apply(None, args, kwargs, asked.info)
+        into = kwargs.pop("into", None) or {}
+        if group is not None and group.is_away:  # its generating use has no memory of its own
+            self.swapped("onload", self.pool_of(group.ranks[0]), f"{group.name}.train", group.onload())
+        arguments, reads = self._bound(asked, group, args, kwargs, into)
+        main = next((v for v in found(arguments, (Remote,))), None)
+        shares = group.shares(asked.op, arguments, main) if group else {self._home(arguments): None}
+        tasks = {
+            rank: self._task(asked, group, arguments, into, reads, main, rank, keys) for rank, keys in shares.items()
+        }
+        begun = {rank: self.link.send(rank, "run", task) for rank, task in tasks.items()}
+        answers = self.link.wait(begun, _waiting(asked, group), self.deadline)
+        replies = self._checked(asked, answers)
+        return self._outcome(asked, group, replies, tasks, arguments, main)
+
+    def _bound(
+        self,
+        asked: Asked,
+        group: Group | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        into: Mapping[str, str],
+    ) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """Arguments by parameter, and the fields that each batch is read for; all of one that is not among them."""
+        op = asked.op
+        arguments = op.bind(group, args, kwargs)
+        main = arguments.get(op.batch_parameter)
+        have = frozenset(main.fields) if isinstance(main, Remote) else frozenset[str]()
+        init = group.blueprint.arguments if group else {}
+        signature = op.signature(init, arguments, have)
+        if isinstance(main, Remote) and op.returns == "batch" and op.rows != "regroup":
+            twice = [n for n in (into.get(n, n) for n in signature.adds) if n in have]
+            if twice:
+                raise written_twice(asked.title, twice, asked.at)
+        reads: dict[str, Any] = {p: tuple(f) for p, f in signature.reads.items()}
+        if op.reads is None and op.owner == "batch":
+            reads = {
+                op.batch_parameter: () if op.name == "filter" else tuple(a for a in args[1:] if isinstance(a, str))
+            }
+        return arguments, reads
+
+    def _task(
+        self,
+        asked: Asked,
+        group: Group | None,
+        arguments: Mapping[str, Any],
+        into: Mapping[str, str],
+        reads: Mapping[str, Any],
+        main: Remote | None,
+        rank: int,
+        keys: tuple[Key, ...] | None,
+    ) -> Task:
+        """What one rank is told: its rows of every value, and only the fields that are read."""
+        policies: dict[str, Serving] = {}
+
+        def given(item: Any, names: Any = None) -> Any:
+            if isinstance(item, Group):
+                if asked.op.external:  # it is called there, row by row; other ops look at its weights
+                    policies[item.name] = Serving(item.name, item.keepers, item.read_version())
+                return Named(item.name)
+            if not isinstance(item, Values):
+                return Named(item.name) if is_handle(item) else item
+            mine = keys if keys is not None and main is not None and item.keys == main.keys else None
+            if keys is not None and mine is None and group is not None and isinstance(item, Remote):
+                mine = group.share_of(item, rank)
+            wanted = fetch(item, mine, names if isinstance(item, Remote) else None)
+            self.traffic.drawn += _inline(wanted)
+            return wanted
+
+        sent = {
+            name: given(value, reads.get(name)) if isinstance(value, Values) else rebuilt(value, given)
+            for name, value in arguments.items()
+        }
+        positional, named = _passed(asked.op, sent)
+        keeps = group is None or rank in group.keepers
+        return Task(
+            asked.title,
+            asked.op.name if group is not None else asked.op,
+            group.key if group is not None else None,
+            positional,
+            {**named, "into": dict(into)} if into else named,
+            asked.info,
+            keep=next(self._next) if keeps else 0,
+            weights=(group.version, group.dirty) if group is not None else (0, False),
+            journal=self._place_in_journal(asked, group, rank) if asked.op.external else None,
+            frees=self._drops(rank),
+            policies=policies,
+        )
+
+    @staticmethod
+    def _place_in_journal(asked: Asked, group: Group | None, rank: int) -> tuple[int, int, int]:
+        ranks = group.ranks if group is not None else (rank,)
+        return asked.program, asked.index, asked.piece * len(ranks) + ranks.index(rank)
+
+    def _drops(self, rank: int) -> tuple[int, ...]:
+        dropped, some = self._dropped[rank], list[int]()
+        while dropped:
+            some.append(dropped.popleft())
+        return tuple(some)
+
+    def _home(self, arguments: Mapping[str, Any]) -> int:
+        """The rank where a call of a library runs: one that has some of its rows, in turns where the driver has."""
+        for value in found(dict(arguments), Values):
+            sources = [value.source] if isinstance(value, RemoteColumn) else value.columns.values()
+            at = next((s.rank for source in sources for s in source.stored if s.rank != DRIVER), None)
+            if at is not None:
+                return at
+        ranks = [r for ranks in self.pools.values() for r in ranks]
+        self._library += 1
+        return ranks[self._library % len(ranks)]
+
+    def _checked(self, asked: Asked, answers: Mapping[int, Any]) -> dict[int, Reply]:
+        """The answers; raises the first failure, which counts the others and has both tracebacks."""
+        failed = {rank: a for rank, a in sorted(answers.items()) if isinstance(a, Failed)}
+        if failed:
+            rank, first = next(iter(failed.items()))
+            raise told(first, asked.title, rank, self.pool_of(rank), asked.at, len(failed) - 1)
+        for reply in answers.values():
+            self.traffic.between += reply.pulled
+            self.traffic.payload += _payload(reply.value)
+            for text in reply.warnings:
+                self.warn(text)
+        return dict(answers)
+
+    def pool_of(self, rank: int) -> str:
+        """The pool of a rank."""
+        return next((p for p, ranks in self.pools.items() if rank in ranks), "")
+
+    def _outcome(
+        self,
+        asked: Asked,
+        group: Group | None,
+        replies: Mapping[int, Reply],
+        tasks: Mapping[int, Task],
+        arguments: Mapping[str, Any],
+        main: Remote | None,
+    ) -> Any:
+        first = next(iter(replies.values()))
+        if group is not None:
+            changed = next((r.weights for r in replies.values() if r.weights is not None), None)
+            if changed is not None and (asked.op.updates or changed[2] != group.stamp):
+                group.version, group.dirty, group.stamp = changed
+        kept = {rank: r for rank, r in replies.items() if r.keys is not None and tasks[rank].keep}
+        if not kept:
+            return first.value
+        stored = [self._stored(rank, tasks[rank].keep, r) for rank, r in kept.items()]
+        if first.column:
+            values = [v for v in found(dict(arguments), Values) if len(v.keys) == sum(len(s.keys) for s in stored)]
+            keys = values[0].keys if values else tuple(k for s in stored for k in s.keys)
+            return RemoteColumn(keys, Source(tuple(stored), ("value",) * len(stored)))
+        made = {n: Source(tuple(stored), (n,) * len(stored)) for n in first.kinds}
+        if main is None or asked.op.rows == "regroup":
+            return Remote(_in_order(stored, main), made)
+        keys = main.keys if asked.op.rows == "same" else _children(main.keys, stored)
+        return main.with_sources(made, keys)
+
+    def _stored(self, rank: int, id: int, reply: Reply) -> Stored:
+        assert reply.keys is not None, "only rows are kept"
+        return Stored(rank, id, reply.keys, reply.kinds, reply.sizes, self._drop if reply.kinds else None)
+
+    def _drop(self, rank: int, id: int) -> None:
+        self._dropped[rank].append(id)
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def route(self, source: Group, target: Group) -> tuple[str, Moves, dict[int, int]]:
+        """How weights get from one group to another: its name on the ranks, the moves, and who has which number there.
+
+        It is planned, and the ranks are connected, the first time.
+        """
+        ends = (source.key, target.key)
+        if ends not in self._routes:
+            ranks = sorted({*source.ranks, *target.ranks})
+            numbers = {rank: n for n, rank in enumerate(ranks)}
+            moves = target.plan_from(source, numbers)
+            name = f"{source.name}-{target.name}{'.generate' if target.post.serving else ''}"
+            meeting = None
+            if moves.total:
+                meeting = self.everywhere(ranks[:1], "meeting_point")[ranks[0]]
+            begun = {
+                rank: self.link.send(rank, "connect", name, moves, n, len(ranks), meeting, self.deadline or 300.0)
+                for rank, n in numbers.items()
+            }
+            self.answered(begun, f"connecting {source.name} with {target.name}")
+            self._routes[ends] = (name, moves, numbers)
+        return self._routes[ends]
+
+    def forget_routes(self) -> None:
+        """Ranks were started anew: connections are made again when they are needed."""
+        self._routes.clear()
+
+    def moved(self, what: str, moves: Moves, answers: Mapping[int, Any]) -> None:
+        """Note what a publish moved."""
+        received = {rank: m.received for rank, m in answers.items() if m.received}
+        peak = max((m.peak_staging for m in answers.values()), default=0)
+        self.moves.append({"what": what, "received": received, "total": moves.total, "peak_staging": peak})
+
+    def swapped(self, what: str, pool: str, resident: str, sizes: Mapping[int, int]) -> None:
+        """Note the bytes that a worker freed or took on each rank of its pool."""
+        if sizes:
+            self.swaps.append({"what": what, "pool": pool, "resident": resident, "bytes": dict(sizes)})
+
+    # -- what the driver may have of values -------------------------------------------------------------------------
+
+    def brought(self, value: Remote | RemoteColumn, *, rows: int | None = None) -> Batch | Column:
+        """Rows of a value, for a reader of the run; counted as records."""
+        some = value.take(range(min(rows, len(value)))) if rows is not None and isinstance(value, Remote) else value
+        rank = self._home({"value": some})
+        begun = {rank: self.link.send(rank, "bring", fetch(some))}
+        got = self.link.wait(begun, "rows for a record", self.deadline)[rank]
+        if isinstance(got, Failed):
+            raise told(got, "a record", rank, self.pool_of(rank), None, 0)
+        columns = [got] if isinstance(got, Column) else got.columns.values()
+        self.traffic.records += sum(_bytes(c) for c in columns)
+        return got
+
+    def written(self, value: Remote | RemoteColumn, file: Path) -> Mapping[str, Any]:
+        """Have a rank write rows to a file; what is no tensor of them."""
+        rank = self._home({"value": value})
+        begun = {rank: self.link.send(rank, "write_rows", fetch(value), str(file))}
+        return self.answered(begun, "rows of a checkpoint")[rank]
+
+    def everywhere(self, ranks: Sequence[int], method: str, *args: Any, what: str = "") -> dict[int, Any]:
+        """The same call on several ranks; their answers. Raises what failed first."""
+        begun = {rank: self.link.send(rank, method, *args) for rank in ranks}
+        return self.answered(begun, what or method.replace("_", " "))
+
+    def answered(self, begun: Mapping[int, Any], what: str) -> dict[int, Any]:
+        """Wait for calls that were begun. Raises what failed first."""
+        answers = self.link.wait(begun, what, self.deadline)
+        failed = [(rank, a) for rank, a in sorted(answers.items()) if isinstance(a, Failed)]
+        if failed:
+            rank, first = failed[0]
+            raise told(first, what, rank, self.pool_of(rank), None, len(failed) - 1)
+        return answers
+
+
+def told(failed: Failed, title: str, rank: int, pool: str, at: At | None, others: int) -> FlowError:
+    """What failed on a rank, as the user meets it: with the driver's line, and the traceback there as a note."""
+    where = f"rank {rank} of pool '{pool}'"
+    if failed.error is not None:
+        error = failed.error
+        error.at = error.at or at
+    else:
+        error = RunError(f"{title} failed on {where}: {failed.text}", at=at)
+    lines = "\n".join(f"  [{title}, {where}] {line}" for line in failed.traceback.rstrip().splitlines())
+    error.add_note(f"On {where}:\n{lines}")
+    if others:
+        error.add_note(f"({others} more rank{'s' if others > 1 else ''} of this call failed)")
+    return error
+
+
+def _waiting(asked: Asked, group: Group | None) -> str:
+    """A call in words: what it is, from whom its rows come, and which version of the weights it sees."""
+    said = [asked.edge] if asked.edge else []
+    said += [f"version {group.version}"] if group is not None and group.is_model else []
+    return f"{asked.title} of step {asked.info.step}" + (f" ({', '.join(said)})" if said else "")
+
+
+def _remote(item: Any) -> Any:
+    """A batch that the driver has, as one whose columns come with the task."""
+    if isinstance(item, Batch):
+        return Remote.drawn(item)
+    if isinstance(item, Column):
+        batch = Batch.of(len(item), value=item)
+        return RemoteColumn(batch.keys, Remote.drawn(batch).columns["value"])
+    return item
+
+
+def _passed(op: Op, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by parameter as a call writes them, without ``self``."""
+    bound = op.parameters.bind_partial()
+    bound.arguments.update({**({"self": None} if op.is_method else {}), **arguments})
+    return bound.args[1 if op.is_method else 0 :], dict(bound.kwargs)
+
+
+def _children(parents: Sequence[Key], stored: Sequence[Stored]) -> tuple[Key, ...]:
+    """The keys of rows that were made from others, or kept of them, in the order of those."""
+    place = {key: i for i, key in enumerate(parents)}
+    numbered: list[tuple[int, int, Key]] = []
+    for s in stored:
+        for i, key in enumerate(s.keys):
+            parent = key
+            while parent not in place:
+                parent = parent[:-1]
+            numbered.append((place[parent], i, key))
+    return tuple(key for _, _, key in sorted(numbered, key=lambda n: n[:2]))
+
+
+def _in_order(stored: Sequence[Stored], main: Remote | None) -> tuple[Key, ...]:
+    """Keys of rows made anew: as they came, prompts in the order that they had."""
+    keys = [k for s in stored for k in s.keys]
+    if main is None or len(stored) == 1:
+        return tuple(keys)
+    place = {key[0]: i for i, key in reversed(list(enumerate(main.keys)))}
+    return tuple(sorted(keys, key=lambda k: place.get(k[0], len(place))))
+
+
+def _inline(wanted: Fetch) -> int:
+    return sum(_bytes(t.batch[n]) for part in wanted.parts for t in part.takes if t.batch is not None for n in t.names)
+
+
+def _bytes(column: Column) -> int:
+    if isinstance(column.values, list):
+        return sum(len(str(v)) for v in column.values)
+    return column.values.numel() * column.values.element_size()
+
+
+def _payload(value: Any) -> int:
+    """Bytes of tensors in what a rank sent to the driver: there should be none."""
+    if isinstance(value, Column):
+        return _bytes(value)
+    if isinstance(value, Batch):
+        return sum(_bytes(c) for c in value.columns.values())
+    if isinstance(value, dict):
+        return sum(_payload(v) for v in value.values())
+    return value.numel() * value.element_size() if hasattr(value, "numel") else 0

@@ -1,0 +1,259 @@
+"""A worker on ranks, as the driver sees it: which rank has which rows, and which version its weights are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ..batch import Key
+from ..errors import RunError
+from ..graph.op import Op
+from ..workers.weights import digest
+from .balance import balanced
+from .moves.plan import Held, Moves, plan_moves
+from .remote import Remote
+from .task import Blueprint, Post
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Weights to publish: those of a group as they were set aside, or with no ``number`` as they are."""
+
+    group: Group
+    number: int | None = None
+
+
+def _present(method: Callable[P, R]) -> Callable[P, R]:
+    """What a group does with its weights there, though they have made way for another worker: they do so again after.
+
+    Groups among the arguments are there too.
+    """
+
+    @wraps(method)
+    def there(*args: P.args, **kwargs: P.kwargs) -> R:
+        groups = [a.group if isinstance(a, Staged) else a for a in args if isinstance(a, (Group, Staged))]
+        gone = [g for g in groups if g.is_away]
+        for group in gone:
+            group.onload()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            for group in gone:
+                group.offload()
+
+    return there
+
+
+class Group:
+    """The copy of a worker on the ranks of a pool that trains, or with ``post.serving`` the one that generates.
+
+    It has what the driver asks of a worker, such as ``version`` and ``install``. ``places``: for each rank the part of
+    the rows that it has; ranks with the same one compute together and have the same result.
+    """
+
+    def __init__(
+        self, fleet: Fleet, blueprint: Blueprint, post: Post, ranks: Sequence[int], places: Sequence[int]
+    ) -> None:
+        self.fleet, self.blueprint, self.post = fleet, blueprint, post
+        self.name, self.key, self.ranks, self.places = blueprint.name, post.key, tuple(ranks), tuple(places)
+        self.parts = max(places) + 1
+        firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
+        self.keepers = tuple(firsts[p] for p in range(self.parts))  # whose results count
+        self.version, self.dirty, self.stamp = 0, False, 0
+        self.is_away = False
+        self.held: dict[int, dict[str, Held]] = {}
+        self._staging = itertools.count(1)
+        self._shares: dict[int, tuple[Any, dict[int, tuple[Key, ...]]]] = {}
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it has an engine."""
+        return hasattr(self.blueprint.cls, "build")
+
+    @property
+    def trains(self) -> bool:
+        """Whether its weights are worth saving at the end of a run."""
+        return hasattr(self.blueprint.cls, "update")
+
+    # -- who has which rows -----------------------------------------------------------------------------------------
+
+    def shares(self, op: Op, arguments: Mapping[str, Any], main: Remote | None) -> dict[int, tuple[Key, ...] | None]:
+        """For each rank that takes part the keys of its rows; None for all."""
+        pieces = op.in_pieces(self.blueprint.arguments, arguments)
+        if self.post.collective:
+            if main is None or not (pieces or op.cost in ("forward", "generate", "train")):
+                return dict.fromkeys(self.ranks)
+            split = self._split(main, together=getattr(arguments.get("loss"), "groups", False))
+            return {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True)}
+        if main is not None and pieces and self.parts > 1:
+            split = self._split(main, together=True)
+            some = {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True) if split[place]}
+            return dict(some) or {self.ranks[0]: None}
+        if op.updates and self.is_model:
+            return dict.fromkeys(self.ranks)
+        return {self.ranks[0]: None}
+
+    def share_of(self, other: Remote, rank: int) -> tuple[Key, ...] | None:
+        """A rank's rows of a second batch of a call, whose rows are not those of the first."""
+        if not self.post.collective and self.parts == 1:
+            return None
+        return self._split(other, together=False)[self.places[self.ranks.index(rank)]]
+
+    def _split(self, rows: Remote, *, together: bool) -> list[tuple[Key, ...]]:
+        """The rows of each part, balanced by tokens. Rows of a prompt stay ``together`` where there are enough."""
+        groups, sizes = rows.groups(), rows.sizes()
+        units = groups if together or len(groups) >= 4 * self.parts else None
+        return [tuple(rows.keys[i] for i in part) for part in balanced(sizes, self.parts, units)]
+
+    # -- versions ---------------------------------------------------------------------------------------------------
+
+    def read_version(self) -> int:
+        """The version that a reader of the weights sees; updates since the last read are published by it."""
+        if self.dirty:
+            self.published(self.version + 1)
+        return self.version
+
+    def published(self, version: int) -> None:
+        """Note that the weights as they are now are a version of their own."""
+        if (version, False) != (self.version, self.dirty):
+            self.stamp += 1
+        self.version, self.dirty = version, False
+
+    @_present
+    def program_starts(self) -> None:
+        """A program is a stage of training. A copy of another worker takes its weights now."""
+        answers = self.fleet.everywhere(
+            self.ranks, "program_starts", self.key, what=f"{self.name} at a program's start"
+        )
+        self.version, self.dirty, self.stamp = next(iter(answers.values()))
+
+    @_present
+    def stage(self) -> Staged:
+        """Set the weights aside, on the ranks where they are."""
+        number = next(self._staging)
+        self.fleet.everywhere(self.ranks, "set_aside", self.name, number, what=f"{self.name}: setting weights aside")
+        return Staged(self, number)
+
+    def in_use(self) -> Staged:
+        """The weights as they are; nothing may change them before they are installed."""
+        return Staged(self)
+
+    @_present
+    def install(self, staged: Staged, version: int) -> None:
+        """Take weights of another group, box by box from where they are, and hold their digest against the source's."""
+        source = staged.group
+        route, moves, numbers = self.fleet.route(source, self)
+        what = f"publish of {source.name} version {version}"
+        dtypes = {name: kind for name, (kind, _) in moves.dtypes.items()}
+        wanted = source.digest(staged.number, dtypes)
+        begun = {
+            rank: self.fleet.link.send(rank, "move", route, source.name, staged.number, self.key) for rank in numbers
+        }
+        answers = self.fleet.answered(begun, what)
+        received = {numbers[rank]: moved.received for rank, moved in answers.items() if moved.received}
+        assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
+        self.fleet.moved(what, moves, answers)
+        if staged.number is not None:
+            self.fleet.everywhere(source.ranks, "let_go", source.name, staged.number)
+        self.fleet.everywhere(self.ranks, "weights_written", self.key, version, what=what)
+        assert wanted is not None, "what is installed has a digest"
+        for rank, found in self.digests(None, None).items():
+            if found != wanted:
+                raise RunError(
+                    f"{what} came to rank {rank} of pool '{self.fleet.pool_of(rank)}' with other numbers: digest "
+                    f"{found[:12]}, not {wanted[:12]}.",
+                    fix="This is a fault of the transport or of an engine; report it with the plan.",
+                )
+        self.published(version)
+        self.stamp += 1
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def offload(self) -> dict[int, int]:
+        """Have weights and optimizer make way for others; bytes freed by rank."""
+        if self.is_away:
+            return {}
+        self.is_away = True
+        return self.fleet.everywhere(self.ranks, "offload", self.key, what=f"{self.name}: making way")
+
+    def onload(self) -> dict[int, int]:
+        """Bring them back; bytes taken by rank."""
+        if not self.is_away:
+            return {}
+        self.is_away = False
+        return self.fleet.everywhere(self.ranks, "onload", self.key, what=f"{self.name}: coming back")
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    @_present
+    def digest(self, number: int | None = None, dtypes: Mapping[str, str] | None = None) -> str | None:
+        """The digest of the weights, whatever their layout; None for a worker without a model."""
+        if not self.is_model:
+            return None
+        found = self.digests(number, dtypes)
+        rank, first = next(iter(found.items()))
+        for other, said in found.items():
+            if said != first:
+                raise RunError(f"the weights of '{self.name}' on rank {other} are not those on rank {rank}.")
+        return first
+
+    def digests(self, number: int | None, dtypes: Mapping[str, str] | None) -> dict[int, str]:
+        """The digest of each whole copy, under its first rank."""
+        parts = self.fleet.everywhere(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
+        if self.post.collective:
+            return {self.ranks[0]: digest(parts.values())}
+        return {rank: digest([part]) for rank, part in parts.items()}
+
+    def plan_from(self, source: Group, numbers: Mapping[int, int]) -> Moves:
+        """The moves that bring the weights of ``source`` here; ``numbers`` are the ranks' on the wire."""
+        lacking = {n for held in self.held.values() for n in held} - {n for held in source.held.values() for n in held}
+        if lacking:
+            raise RunError(
+                f"'{self.name}' cannot take the weights of '{source.name}': it has others, such as '{min(lacking)}'.",
+                fix="Use the same model for both.",
+            )
+        return plan_moves(
+            {numbers[rank]: held for rank, held in source.held.items()},
+            {numbers[rank]: held for rank, held in self.held.items()},
+        )
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    @_present
+    def save_model(self, folder: str) -> bool:
+        """Save the model as a Hugging Face folder."""
+        ranks = self.ranks if self.post.collective else self.ranks[:1]
+        found = self.fleet.everywhere(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
+        return bool(next(iter(found.values())))
+
+    @_present
+    def save_state(self, folder: Path, file: str) -> None:
+        """Write the state, each rank its part."""
+        ranks = self.ranks if self.post.collective else self.ranks[:1]
+        weights = (self.version, self.dirty)
+        begun = {
+            rank: self.fleet.link.send(rank, "save_state", self.key, str(folder), file, part, weights)
+            for part, rank in enumerate(ranks)
+        }
+        self.fleet.answered(begun, f"{self.name}: saving its state")
+
+    @_present
+    def load_state(self, folder: Path, file: str) -> None:
+        """Take a state back, whoever has written it."""
+        what = f"{self.name}: loading its state"
+        found = self.fleet.everywhere(self.ranks, "load_state", self.key, str(folder), file, what=what)
+        self.version, self.dirty, self.stamp = next(iter(found.values()))
+
+    def close(self) -> None:
+        """Nothing is open in the driver."""

@@ -1,0 +1,79 @@
+"""Workers that are on other ranks, as those of a rank meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..batch import Column
+from ..column import _concat
+from ..workers.base import Worker
+from ..workers.records import Build, Sampled
+from .balance import balanced
+from .task import Named, Serving
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Peers(Protocol):
+    """Other ranks, as this one calls them."""
+
+    def call(self, rank: int, method: str, *args: Any) -> Any: ...
+
+
+class Asking(Protocol):
+    """What a policy needs of the rank that it is called from."""
+
+    def tokenizer(self, said: Any) -> Any: ...
+    def ask(self, rank: int, method: str, *args: Any) -> Any: ...
+    def ask_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]: ...
+
+
+class Elsewhere:
+    """A worker that is not on this rank: what it was declared to be is known, its weights are not here."""
+
+    def __init__(self, worker: Worker, tokenizer: Callable[[], Any]) -> None:
+        self._worker, self._tokenizer = worker, tokenizer
+
+    def build(self) -> Build:
+        """The engine that it asks for where it is."""
+        return self._worker.build()  # type: ignore[attr-defined]
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer()
+
+
+class Policy:
+    """A policy on other ranks, as an environment calls it: rows go to its ranks, row by row, and come back in order."""
+
+    def __init__(self, rank: Asking, at: Serving) -> None:
+        self._rank, self._at = rank, at
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._rank.tokenizer(Named(self._at.name))
+
+    @property
+    def positions(self) -> int | None:
+        return self._rank.ask(self._at.ranks[0], "positions", self._at.name)
+
+    def read_version(self) -> int:
+        return self._at.version
+
+    def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, **how: Any) -> Sampled:
+        """See :meth:`flowrl.workers.actor.Actor.respond`."""
+        import torch
+
+        shares = balanced([int(n) + 1 for n in prompts.lengths], len(self._at.ranks))
+        asked = [(r, rows) for r, rows in zip(self._at.ranks, shares, strict=True) if rows]
+        calls = [(r, "respond", self._at.name, prompts.take(rows), seeds[rows], starts[rows], how) for r, rows in asked]
+        answers = self._rank.ask_all(calls)
+        order = torch.tensor([i for _, rows in asked for i in rows]).argsort().tolist()
+        columns: list[Column] = []
+        for name in ("ids", "rollout_logprobs", "sampling_logprobs"):
+            parts = [getattr(a, name) for a in answers]
+            columns.append(_concat(name, parts, {}))
+        finished = torch.cat([a.finished for a in answers])[order]
+        return Sampled(columns[0].take(order), columns[1].take(order), columns[2].take(order), finished)

@@ -1,0 +1,140 @@
+"""The weights of the workers on one rank: described, moved, set aside, and out of the way of others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from ..workers.base import ModelWorker, Worker
+from ..workers.weights import Shard, Sums, sums
+from .moves.plan import Moves
+from .residence import Away
+from .task import Post
+
+Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
+
+
+class Weights:
+    """Base of a rank. ``routes``: planned moves by name, this rank's number in them, and its wire."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.workers: dict[Key, Worker] = {}
+        self.posts: dict[Key, Post] = {}
+        self.aside: dict[tuple[str, int], list[Shard]] = {}
+        self.away: dict[Key, Away] = {}
+        self.routes: dict[str, tuple[Moves, int, Any]] = {}
+
+    def forget_weights(self) -> None:
+        """Let go of staged weights and of connections."""
+        self.aside.clear()
+        for _, _, wire in self.routes.values():
+            if wire is not None:
+                wire.close()
+        self.routes.clear()
+
+    def shards(self, key: Key) -> list[Shard]:
+        """The live weights of a worker on this rank; none for one without a model."""
+        worker = self.workers[key]
+        return worker.engine.shards() if isinstance(worker, ModelWorker) else []
+
+    def offload(self, key: Key) -> int:
+        """Have the weights and the optimizer of a worker make way; the bytes that this frees."""
+        worker = self.workers[key]
+        if key in self.away or not isinstance(worker, ModelWorker):
+            return 0
+        shards, _ = worker.engine.state_shards()
+        self.away[key] = Away()
+        return self.away[key].put(s.tensor for s in (*shards, *worker.engine.shards()))
+
+    def onload(self, key: Key) -> int:
+        """Bring them back; the bytes that this takes."""
+        away = self.away.pop(key, None)
+        return away.bring_back() if away is not None else 0
+
+    def set_aside(self, name: str, version: int) -> None:
+        """Copy the weights as they are now, as a version that is published while training goes on."""
+        self.aside[name, version] = [
+            Shard(s.name, s.shape, s.offset, s.tensor.detach().clone(), s.main) for s in self.shards((name, False))
+        ]
+
+    def let_go(self, name: str, version: int) -> None:
+        """Forget a version that was set aside."""
+        self.aside.pop((name, version), None)
+
+    def meeting_point(self) -> tuple[str, int]:
+        """A host and a free port of this process, where others can meet."""
+        return self.host, free_port()
+
+    def join_pool(self, size: int, number: int, host: str, port: int, seconds: float) -> None:
+        """Join the process group of the ranks of this pool, in which its models compute together."""
+        import torch
+
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        torch.distributed.init_process_group(
+            backend,
+            init_method=f"tcp://{host}:{port}",
+            world_size=size,
+            rank=number,
+            timeout=timedelta(seconds=seconds),
+        )
+
+    def connect(
+        self, name: str, moves: Moves, me: int, size: int, meeting: tuple[str, int] | None, seconds: float
+    ) -> None:
+        """Get ready for moves of weights between some ranks, of which this is number ``me``."""
+        from .moves.wire import Wire
+
+        if name in self.routes and self.routes[name][2] is not None:
+            self.routes[name][2].close()
+        wire = None
+        if meeting is not None:
+            device = next((p.device for p in self.posts.values() if p.device != "cpu"), "cpu")
+            wire = Wire(me=me, size=size, host=meeting[0], port=meeting[1], timeout=seconds, device=device)
+        self.routes[name] = (moves, me, wire)
+
+    def move(self, route: str, source: str, number: int | None, target: Key) -> Any:
+        """Do this rank's part of the moves: ``source`` as it was set aside, or as it is, into ``target``."""
+        from .moves.execute import execute
+
+        moves, me, wire = self.routes[route]
+        given: list[Shard] = []
+        if (source, False) in self.workers:
+            given = self.shards((source, False)) if number is None else self.aside[source, number]
+        taken = self.shards(target) if target in self.workers else []
+        return execute(moves, me=me, source=given, target=taken, wire=wire)
+
+    def sums(self, key: Key, version: int | None = None, dtypes: Mapping[str, str] | None = None) -> Sums:
+        """The part of the weights' digest that is here, in the dtypes of the copy that takes them."""
+        import torch
+
+        shards = self.shards(key) if version is None else self.aside[key[0], version]
+        if dtypes is None:
+            return sums(shards)
+        made: dict[str, Any] = {}
+        for kind in set(dtypes.values()):
+            some = [s for s in shards if dtypes.get(s.name) == kind]
+            made |= sums(some, getattr(torch, kind))
+        return made
+
+    def weights_written(self, key: Key, version: int) -> None:
+        """Somebody has written into the weights: they are a version now."""
+        worker = self.workers[key]
+        assert isinstance(worker, ModelWorker), "only models have weights"
+        worker.engine.weights_written()
+        worker.published(version)
+
+    def save_model(self, key: Key, folder: str) -> bool:
+        """Save the model as a Hugging Face folder."""
+        return self.workers[key].save_model(folder)
+
+
+def free_port() -> int:
+    """A port that nobody uses just now."""
+    with socket.socket() as held:
+        held.bind(("", 0))
+        return held.getsockname()[1]

@@ -1,0 +1,293 @@
+"""The workers of a run on ranks: opened where the plan has them, called by the driver, started again when lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..batch import Batch
+from ..errors import FlowError, ModelError, RankLost, WorkerError
+from ..graph.values import is_handle
+from ..schedule.events import Command, Start
+from ..schedule.scheme import Scheme
+from ..workers.base import Engine
+from ..workers.records import Build, Model
+from ..workers.tokenizer import find_tokenizer
+from .call import Call
+from .fleet import Asked, Fleet, Link
+from .group import Group
+from .journal import Journal
+from .remote import Remote, RemoteColumn, rebuilt
+from .task import Blueprint, Named, Post, Setting
+from .workplace import Declared
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a worker is on ranks: ``Stand("train", Post("actor", backend="fsdp2", axes={"fsdp": 2}), places=(0, 1))``.
+
+    ``places``: for each rank of the pool the part of the rows that it has.
+    """
+
+    pool: str
+    post: Post
+    places: tuple[int, ...]
+
+
+class Ranks(Link, Protocol):
+    """Processes that can be started: a :class:`~flowrl.runtime.fleet.Link` to them is what comes of it."""
+
+    def start(self, setting: Setting) -> None: ...
+    def restart(self, ranks: Sequence[int]) -> None: ...
+    @property
+    def where(self) -> Mapping[int, Mapping[str, Any]]: ...
+    def stop(self) -> None: ...
+    def record(self) -> dict[str, Any]: ...
+
+
+class RanksPlace:
+    """Opens workers by name, on ranks. See :class:`flowrl.runtime.workplace.Workplace`, its like in one process.
+
+    ``stands`` by worker and whether it is the copy that generates; ``pools`` the ranks of each pool. ``swapped`` are
+    those, such as ``actor.train``, that make way for others of their pool between their calls.
+    """
+
+    def __init__(
+        self,
+        declared: Mapping[str, Declared],
+        ranks: Ranks,
+        *,
+        stands: Mapping[tuple[str, bool], Stand],
+        pools: Mapping[str, Sequence[int]],
+        open_engine: Callable[[str, Build], Engine],
+        open_tokenizer: Callable[[Model], Any],
+        out: Path,
+        seed: int = 0,
+        deadline: float | None = None,
+        swapped: Container[str] = (),
+    ) -> None:
+        self.swapped = swapped
+        self.declared, self.ranks, self.stands = declared, ranks, stands
+        self.fleet = Fleet(ranks, pools, deadline=deadline)
+        self.workers: dict[str, Group] = {}
+        self.servers: dict[str, Group] = {}
+        self._warn: Callable[[str], None] = lambda text: None
+        self._joined: set[str] = set()
+        self._started = False
+        self._tokenizers: dict[int, tuple[Any, Any]] = {}
+        self.blueprints = {name: _blueprint(name, d) for name, d in declared.items()}
+        self.setting = Setting(self.blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
+
+    @property
+    def warn(self) -> Callable[[str], None]:
+        return self._warn
+
+    @warn.setter
+    def warn(self, tell: Callable[[str], None]) -> None:
+        self._warn = self.fleet.warn = tell
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def open(self, name: str) -> Group:
+        """The worker of that name, open on its ranks."""
+        if name not in self.workers:
+            self.workers[name] = self._opened(name, serving=False)
+        return self.workers[name]
+
+    def open_server(self, name: str) -> Group:
+        """The copy of a worker that generates, with the weights that the trained one has when it is opened."""
+        if name not in self.servers:
+            trained = self.open(name)
+            server = self._opened(name, serving=True)
+            server.install(trained.in_use(), trained.version)
+            self.servers[name] = server
+        return self.servers[name]
+
+    def serving(self, name: str, shared: bool) -> bool:
+        """Whether a worker generates with a copy of its own."""
+        del shared
+        return (name, True) in self.stands
+
+    def start_program(self, names: Iterable[str]) -> None:
+        """A program starts: optimizers begin anew, and copies of other workers take their weights."""
+        names = list(names)
+        for name in names:
+            self.workers[name].program_starts()
+        for name in names:
+            of = self.blueprints[name].arguments.get("of")
+            if isinstance(of, Named) and self.workers[name].is_model:
+                group = self.workers[name]
+                group.install(self.open(of.name).in_use(), group.version)
+
+    def _opened(self, name: str, *, serving: bool) -> Group:
+        stand = self.stands[name, serving]
+        self._start()
+        ranks = self.fleet.pools[stand.pool]
+        self._join(stand.pool)
+        group = Group(self.fleet, self.blueprints[name], stand.post, ranks, stand.places)
+        try:
+            found = self.fleet.everywhere(ranks, "open", stand.post, what=f"opening {name}")
+        except RankLost:
+            raise
+        except FlowError as error:
+            error.at = error.at or self.declared[name].at
+            raise
+        except Exception as error:
+            raise WorkerError(f"worker '{name}' could not be opened: {error}", at=self.declared[name].at) from error
+        group.version, group.stamp = found[ranks[0]]["version"], found[ranks[0]]["stamp"]
+        group.held = {rank: said["held"] for rank, said in found.items()}
+        if f"{name}.{'generate' if serving else 'train'}" in self.swapped:
+            group.offload()
+        return group
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self.ranks.start(self.setting)
+            self._note()
+
+    def _note(self) -> None:
+        """Write which rank is which process, for whoever looks after them: ``ranks.json``."""
+        text = json.dumps({str(rank): said for rank, said in sorted(self.ranks.where.items())}, indent=1)
+        (Path(self.setting.folder) / "ranks.json").write_text(text)
+
+    def _join(self, pool: str) -> None:
+        """Have the ranks of a pool whose models compute together form a process group."""
+        if pool in self._joined or not any(s.pool == pool and s.post.collective for s in self.stands.values()):
+            return
+        ranks = self.fleet.pools[pool]
+        host, port = self.fleet.everywhere(ranks[:1], "meeting_point")[ranks[0]]
+        seconds = self.fleet.deadline or 1800.0
+        begun = {
+            rank: self.fleet.link.send(rank, "join_pool", len(ranks), n, host, port, seconds)
+            for n, rank in enumerate(ranks)
+        }
+        self.fleet.answered(begun, f"joining the ranks of pool '{pool}'")
+        self._joined.add(pool)
+
+    def tokenizer(self, said: Any) -> Any:
+        """The tokenizer that ``said`` names, in the driver; None is that of the flow's first model."""
+        if said is None:
+            models = [n for n, d in self.declared.items() if hasattr(d.cls, "generate")]
+            models += [n for n, d in self.declared.items() if hasattr(d.cls, "build")]
+            if not models:
+                raise ModelError(
+                    "No worker of this flow has a tokenizer.",
+                    fix="Give tokenizer=, a hub name, a folder or a function that builds one.",
+                )
+            said = self.declared[models[0]]
+        if id(said) not in self._tokenizers:
+            if is_handle(said):
+                model = self.blueprints[said.name].make().build().model  # type: ignore[attr-defined]
+                made = self.setting.open_tokenizer(model)
+            else:
+                made = find_tokenizer(said)
+            self._tokenizers[id(said)] = (said, made)
+        return self._tokenizers[id(said)][1]
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def hands(self, number: int, journal: Journal) -> RanksHands:
+        """Who runs the calls of a program: the ranks, which have journals of their own."""
+        del journal
+        self._start()
+        return RanksHands(self.fleet, number)
+
+    def write_rows(self, value: Remote | RemoteColumn, file: Path) -> Mapping[str, Any]:
+        """Have rows that the program holds written into a checkpoint by a rank."""
+        return self.fleet.written(value, file)
+
+    def sync(self) -> None:
+        """Have the disk hold the journals."""
+        self.fleet.everywhere([r for ranks in self.fleet.pools.values() for r in ranks], "sync")
+
+    def record(self) -> dict[str, Any]:
+        """Bytes that moved, and where the ranks are."""
+        return {
+            "traffic": vars(self.fleet.traffic),
+            "publishes": list(self.fleet.moves),
+            "swaps": list(self.fleet.swaps),
+            **self.ranks.record(),
+        }
+
+    def recover(self, lost: RankLost) -> bool:
+        """Start the pools of the lost ranks again, and have all others forget what they hold.
+
+        The workers of other pools stay open; they take back their state from the checkpoint.
+        """
+        if not lost.ranks:
+            return False
+        pools = {self.fleet.pool_of(rank) for rank in lost.ranks}
+        dead = [rank for pool in pools for rank in self.fleet.pools[pool]]
+        self.ranks.restart(dead)
+        self._note()
+        self._joined -= pools
+        self.fleet.forget_routes()
+        alive = [r for ranks in self.fleet.pools.values() for r in ranks if r not in dead]
+        self.fleet.everywhere(alive, "forget")
+        for groups in (self.workers, self.servers):
+            for name, group in list(groups.items()):
+                if group.ranks[0] in dead:
+                    del groups[name]
+        return True
+
+    def begin_again(self) -> None:
+        """Close all workers: there is no checkpoint to go back to, so all of them begin as they were made."""
+        self.fleet.everywhere([r for ranks in self.fleet.pools.values() for r in ranks], "close_workers")
+        self.fleet.forget_routes()
+        self.workers.clear()
+        self.servers.clear()
+
+    def close(self) -> None:
+        """End all ranks."""
+        self.workers.clear()
+        self.servers.clear()
+        if self._started:
+            self.ranks.stop()
+            self._started = False
+
+
+class RanksHands:
+    """Has the calls of program ``number`` run on ranks: see :class:`flowrl.runtime.here.Here`."""
+
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        self.fleet, self.number = fleet, number
+
+    def home(self, workers: Mapping[str, Any], scheme: Scheme) -> Container[str]:
+        """The driver's thread serves no pool: it runs the program."""
+        return ()
+
+    def far(self, command: Command) -> bool:
+        """Whether a call without a pool is done elsewhere: all but moves are."""
+        return isinstance(command, Start)
+
+    def swap(self, command: Start, groups: Callable[[str], Group]) -> None:
+        """Have workers make way for those of a call, as the schedule says, and note what that freed."""
+        for pool, resident in command.offload:
+            self.fleet.swapped("offload", pool, resident, groups(resident).offload())
+        for pool, resident in command.onload:
+            self.fleet.swapped("onload", pool, resident, groups(resident).onload())
+
+    def drawn(self, batch: Batch) -> Remote:
+        """Rows of a data source: each rank gets those that it needs with its task."""
+        return Remote.drawn(batch)
+
+    def readable(self, value: Any) -> Any:
+        """Rows for a record, brought here."""
+        return self.fleet.brought(value) if isinstance(value, (Remote, RemoteColumn)) else value
+
+    def apply(self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call on the ranks of its worker, or where its rows are."""
+        asked = Asked(call.op, call.title, call.info, call.index, self.number, piece, call.at, call.edge)
+        return self.fleet.run(asked, worker, args, kwargs)
+
+
+def _blueprint(name: str, said: Declared) -> Blueprint:
+    def named(item: Any) -> Any:
+        return Named(item.name) if is_handle(item) else item
+
+    args, kwargs, arguments = rebuilt((said.args, dict(said.kwargs), dict(said.arguments)), named)
+    return Blueprint(name, said.cls, args, kwargs, arguments)

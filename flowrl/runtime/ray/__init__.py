@@ -1,0 +1,1 @@
+"""Ranks as Ray actors, on this machine or on a cluster. Nothing else of flowrl knows Ray."""

@@ -1,0 +1,128 @@
+"""What the driver and ranks tell each other: where a worker is, what to run, what came of it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..batch import CallInfo, Key
+from ..errors import FlowError
+from ..graph.op import Op
+from ..workers.base import Engine, Worker
+from ..workers.records import Build, Model
+from .remote import Kind
+
+
+@dataclass(frozen=True)
+class Named:
+    """A worker by its name, where a program says its handle: ``Named("actor")``."""
+
+    name: str
+    is_handle = True
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A worker as the flow declares it, ready to travel: its class, and arguments in which handles are names."""
+
+    name: str
+    cls: type[Worker]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+
+    def make(self) -> Worker:
+        """A new worker, not open yet."""
+        worker = self.cls(*self.args, **self.kwargs)
+        worker.name, worker.init_arguments = self.name, self.arguments
+        return worker
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every rank knows of the run. ``open_tokenizer`` loads that of a model without the model."""
+
+    blueprints: Mapping[str, Blueprint]
+    open_engine: Callable[[str, Build], Engine]
+    open_tokenizer: Callable[[Model], Any]
+    folder: str
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a worker is on this rank: ``Post("actor", backend="fsdp2", axes={"fsdp": 4, "tp": 2})``."""
+
+    worker: str
+    serving: bool = False
+    backend: str = "hf"
+    device: str = "cpu"
+    axes: Mapping[str, int] = field(default_factory=dict[str, int])
+    collective: bool = False  # its ranks compute together; otherwise each for itself
+    offload: bool = False
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        return self.worker, self.serving
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where the copy of a policy is that an environment calls: its ranks, and the version of its weights."""
+
+    name: str
+    ranks: tuple[int, ...]
+    version: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call, or the part of it that falls to this rank. ``op`` is the name of a worker's op, or one of a library.
+
+    ``weights``: version of the worker's weights, and whether they were updated since. ``keep``: the number under which
+    the result is kept; 0 for a rank whose result is that of another one. ``journal``: (program, call, piece) of one
+    that touches the world. ``frees``: objects that nobody needs any more.
+    """
+
+    title: str
+    op: Op | str
+    worker: tuple[str, bool] | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    info: CallInfo
+    keep: int = 0
+    weights: tuple[int, bool] = (0, False)
+    journal: tuple[int, int, int] | None = None
+    frees: tuple[int, ...] = ()
+    policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
+
+
+@dataclass
+class Reply:
+    """What came of a task: a plain value, or what is kept of it here, without its numbers."""
+
+    value: Any = None
+    keys: tuple[Key, ...] | None = None
+    kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    column: bool = False
+    weights: tuple[int, bool, int] | None = None  # version, dirty, stamp of the worker after it
+    pulled: int = 0  # bytes that came from other ranks
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class Failed:
+    """What went wrong on a rank, with the traceback there."""
+
+    error: FlowError | None
+    text: str
+    traceback: str
+
+    @staticmethod
+    def of(error: BaseException) -> Failed:
+        """Made where it happened."""
+        trace = "".join(traceback.format_exception(error))
+        return Failed(error if isinstance(error, FlowError) else None, f"{type(error).__name__}: {error}", trace)

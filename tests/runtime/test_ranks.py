@@ -1,0 +1,114 @@
+"""Programs on ranks: the numbers of one process, whoever has which rows, and whatever is lost on the way."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from direct import run_direct
+
+import flowrl as fl
+from flowrl.errors import RankLost, RunError
+from flowrl.placement.plan import Place, Plan, Pool
+from flowrl.schedule.events import Memory
+
+HERE = Path(__file__).parent
+ONE = Plan({"a": "cpu"})
+SPLIT = Plan({"a": "cpu", "b": "cpu", "c": "cpu"}, {"world": Place("b"), "fails": Place("c")})
+MANY = Plan({"a": "cpu", "b": Pool("b", processes=3)}, {"world": Place("b")})
+
+
+@pytest.fixture
+def small():
+    """The module of the small flow, fresh for each test."""
+    spec = importlib.util.spec_from_file_location("small_flow", HERE / "small_flow.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["small_flow"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def metrics(out: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("plan", [ONE, SPLIT, MANY], ids=["one", "split", "many"])
+def test_ranks_give_the_numbers_of_one_process(small, tmp_path, plan):
+    wanted = small.flow.run("train", out=tmp_path / "local", quiet=True)
+    found, place = run_direct(small.flow, plan, tmp_path / "ranks")
+    assert found.last == wanted.last or metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
+    assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
+    assert place.fleet.traffic.payload == 0
+
+
+@pytest.mark.parametrize("program", ["ends", "two_loops"])
+def test_other_programs_too(small, tmp_path, program):
+    small.flow.run(program, out=tmp_path / "local", quiet=True)
+    run_direct(small.flow, SPLIT, tmp_path / "ranks", program)
+    assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
+
+
+def test_only_read_fields_travel_between_ranks(small, tmp_path):
+    _, place = run_direct(small.flow, SPLIT, tmp_path / "ranks", parameters={"train": {"steps": 1}})
+    # judge reads y of 4 rows, the baseline's mean runs beside r; update reads y: 4 bytes each
+    assert 0 < place.fleet.traffic.between <= 4 * 4 * 4
+
+
+def test_a_failure_has_the_line_of_the_program_and_both_tracebacks(small, tmp_path):
+    with pytest.raises(
+        RunError, match=r"fails.fail failed on rank 2 of pool 'c': ValueError: broken on purpose 0"
+    ) as e:
+        run_direct(small.flow, SPLIT, tmp_path / "ranks", "breaks")
+    assert e.value.at.file.endswith("small_flow.py") and "fails.fail(batch)" in e.value.at.text
+    assert any("[fails.fail, rank 2 of pool 'c']" in n and "broken on purpose" in n for n in e.value.__notes__)
+    assert any("1 more calls" in n for n in e.value.__notes__)
+
+
+@pytest.mark.parametrize("count", [0, 3, 7, 12, 25])
+def test_a_lost_rank_changes_nothing(small, tmp_path, count):
+    small.flow.run("train", out=tmp_path / "local", quiet=True)
+    wanted = [tuple(k) for k in small.CALLS]
+    small.CALLS.clear()
+    found, place = run_direct(small.flow, SPLIT, tmp_path / "ranks", kill=("run", count), checkpoint_every=3)
+    assert found.status == "done"
+    assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
+    assert len(place.ranks.restarted) == 1
+    twice = len(small.CALLS) - len(wanted)
+    assert twice == 0, "what touched the world is never run again"
+
+
+def test_losses_without_end_end_the_run(small, tmp_path, monkeypatch):
+    from direct import Direct
+
+    real = Direct.restart
+
+    def again(self, ranks):
+        real(self, ranks)
+        self.kill = ("run", 0)
+
+    monkeypatch.setattr(Direct, "restart", again)
+    with pytest.raises(RankLost, match="died during"):
+        run_direct(small.flow, SPLIT, tmp_path / "ranks", kill=("run", 0))
+
+
+def test_workers_that_do_not_fit_together_take_turns(tmp_path):
+    """Bytes freed and taken are those of weights and moments, and the numbers are those of a run with room for all."""
+    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["stale_flow"] = module
+    spec.loader.exec_module(module)
+    steps = {"stale": {"steps": 3}}
+    roomy, _ = run_direct(module.flow, ONE, tmp_path / "roomy", "stale", parameters=steps)
+    sizes = {"actor.train": 3.0, "ref.train": 1.0}
+    tight, _ = run_direct(module.flow, ONE, tmp_path / "tight", "stale", parameters=steps, checkpoint_every=2,
+                              memory={"a": Memory(3.0, sizes)})  # fmt: skip
+    assert tight.weights_digest == roomy.weights_digest
+    said = json.loads((tmp_path / "tight" / "run.json").read_text())["swaps"]
+    model = sum(s.tensor.nbytes for s in fl.open(fl.Actor(module.MODEL)).engine.shards())
+    freed = {s["resident"]: s["bytes"]["0"] for s in said if s["what"] == "offload"}
+    assert freed == {"actor.train": 3 * model, "ref.train": model}, "weights and two moments; weights alone"
+    assert [s["resident"] for s in said[-4:]].count("actor.train") == 2

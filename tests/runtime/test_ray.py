@@ -1,0 +1,202 @@
+"""Runs on Ray: a process for each rank, with the numbers of one process, whatever the layout and whoever dies."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
+
+from flowrl.errors import RankLost, RunError
+from flowrl.placement.cluster import Cluster
+from flowrl.placement.mesh import Mesh
+from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+
+HERE = Path(__file__).parent
+STEPS = {"stale": {"steps": 5}}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One Ray for all tests of this file: starting it takes seconds."""
+    import ray
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def flow():
+    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["stale_flow"] = module
+    spec.loader.exec_module(module)
+    return module.flow
+
+
+@pytest.fixture(scope="module")
+def alone(flow, tmp_path_factory):
+    """The run of one process."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    flow.run("stale", out=out, quiet=True, parameters=STEPS)
+    return metrics(out)
+
+
+def metrics(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def plan(mesh: str, backend: str, *, generate: int = 0, deadline: float = 0.0, staleness: int = 0) -> Plan:
+    """The actor on a mesh of CPU ranks, which also generate unless there are ``generate`` others; rewards apart."""
+    train = Mesh.of(mesh)
+    size = train.size + generate
+    pools = {"train": Pool("train", devices=tuple(range(train.size))), "cpu": Pool("cpu", processes=1)}
+    place: dict = {"actor": Place("train", train, backend), "reward": Place("cpu"), "ref": Place("train")}
+    if generate:
+        pools["rollout"] = Pool("rollout", devices=tuple(range(train.size, size)))
+        place["actor"] = {"train": place["actor"], "generate": Place("rollout")}
+    return Plan(pools, place, cluster=Cluster.of(f"cpu:1x{size}"), pipeline=Pipeline(staleness, deadline=deadline))
+
+
+def same_curve(found: list[dict], wanted: list[dict]) -> None:
+    """The same tokens, hence the same rewards; losses to 1e-4."""
+    assert [m["reward"] for m in found] == [m["reward"] for m in wanted]
+    assert [m["tokens"] for m in found] == [m["tokens"] for m in wanted]
+    for a, b in zip(found, wanted, strict=True):
+        assert abs(a["loss"] - b["loss"]) < 1e-4
+        assert abs(a["grad_norm"] - b["grad_norm"]) < 1e-3 * max(1.0, b["grad_norm"])
+
+
+def record(out: Path) -> dict:
+    return json.loads((out / "run.json").read_text())
+
+
+LAYOUTS = [
+    pytest.param("fsdp=2", "fsdp2", 0, id="fsdp2"),
+    pytest.param("fsdp=2", "fsdp2", 2, id="fsdp2-apart", marks=pytest.mark.nightly),
+    pytest.param("tp=2", "fsdp2", 2, id="tp2-apart"),
+    pytest.param("fsdp=2,tp=2", "fsdp2", 0, id="fsdp2-tp2", marks=pytest.mark.nightly),
+    pytest.param("pp=2,tp=2", "megatron", 0, id="megatron-tp2-pp2"),
+    pytest.param("dp=2", "fsdp2", 0, id="dp2", marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.parametrize(("mesh", "backend", "generate"), LAYOUTS)
+def test_every_layout_has_the_curve_of_one_process(cluster, flow, alone, tmp_path, mesh, backend, generate):
+    if backend == "megatron":
+        pytest.importorskip("megatron.core", reason="the extra [megatron] is not installed")
+    flow.run("stale", out=tmp_path, quiet=True, runtime="ray", plan=plan(mesh, backend, generate=generate),
+             parameters=STEPS, overwrite=True)  # fmt: skip
+    same_curve(metrics(tmp_path), alone)
+    said = record(tmp_path)
+    assert said["traffic"]["payload"] == 0, "the driver held columns"
+    assert said["traffic"]["between"] > 0
+    assert said["publishes"], "weights were published"
+
+
+def killed(out: Path, sig: int, *, rank: int, after: int) -> threading.Thread:
+    """Send a signal to a rank once so many steps are recorded."""
+
+    def work():
+        while not (out / "metrics.jsonl").exists() or len(metrics_so_far(out)) < after:
+            time.sleep(0.02)
+        os.kill(json.loads((out / "ranks.json").read_text())[str(rank)]["pid"], sig)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def events(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+
+
+def metrics_so_far(out: Path) -> list[str]:
+    return (out / "metrics.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("rank", "after"), [(1, 1), (2, 3)], ids=["training", "rewards"])
+def test_a_killed_rank_changes_no_weight(cluster, flow, tmp_path, rank, after):
+    here = plan("fsdp=2", "fsdp2")
+    how = {"quiet": True, "runtime": "ray", "plan": here, "parameters": STEPS, "checkpoint_every": 2}
+    wanted = flow.run("stale", out=tmp_path / "calm", **how)
+    thread = killed(tmp_path / "killed", signal.SIGKILL, rank=rank, after=after)
+    found = flow.run("stale", out=tmp_path / "killed", **how)
+    thread.join(10)
+    assert found.weights_digest == wanted.weights_digest
+    assert [m["reward"] for m in metrics(tmp_path / "killed")] == [m["reward"] for m in metrics(tmp_path / "calm")]
+    said = record(tmp_path / "killed")
+    assert said["restarts"] == 1
+    lost = next(e for e in events(tmp_path / "killed") if e["kind"] == "lost")["text"]
+    assert f"rank {rank} of pool '{'train' if rank < 2 else 'cpu'}' died" in lost
+
+
+def test_a_rank_that_hangs_is_found_by_the_deadline(cluster, flow, alone, tmp_path):
+    thread = killed(tmp_path / "run", signal.SIGSTOP, rank=1, after=1)
+    here = plan("fsdp=2", "fsdp2", deadline=20)
+    flow.run("stale", out=tmp_path / "run", quiet=True, runtime="ray", plan=here, parameters=STEPS)
+    thread.join(10)
+    same_curve(metrics(tmp_path / "run"), alone)
+    lost = next(e for e in events(tmp_path / "run") if e["kind"] == "lost")["text"]
+    assert re.search(
+        r"rank 1 of pool 'train' has not answered (actor|ref)\.\w+ of step \d \(.+ -> .+, version \d\)", lost
+    )
+
+
+def test_user_code_that_fails_on_a_rank_is_told_with_the_users_line(cluster, tmp_path):
+    spec = importlib.util.spec_from_file_location("small_flow", HERE / "small_flow.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["small_flow"] = module
+    spec.loader.exec_module(module)
+    here = Plan({"a": Pool("a", processes=1)})
+    with pytest.raises(RunError, match="broken on purpose 0") as e:
+        module.flow.run("breaks", out=tmp_path, quiet=True, runtime="ray", plan=here)
+    assert not isinstance(e.value, RankLost)
+    assert "fails.fail(batch)" in e.value.at.text
+    assert any("small_flow.py" in n and "rank 0 of pool 'a'" in n for n in e.value.__notes__)
+
+
+def stop_after(monkeypatch, step: int) -> None:
+    """Ctrl-C once that step is recorded."""
+    from flowrl.runtime.recorder import Recorder
+
+    real = Recorder.commit
+
+    def commit(self, program, done, tokenizer):
+        line = real(self, program, done, tokenizer)
+        if done.number == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return line
+
+    monkeypatch.setattr(Recorder, "commit", commit)
+
+
+HOPS = [
+    pytest.param([None, plan("fsdp=2", "fsdp2")], id="one-process-to-fsdp2"),
+    pytest.param(
+        [plan("fsdp=2", "fsdp2"), plan("tp=2", "fsdp2"), plan("pp=2,tp=2", "megatron"), None],
+        id="fsdp2-tp2-megatron-one-process",
+        marks=pytest.mark.nightly,
+    ),
+]
+
+
+@pytest.mark.parametrize("plans", HOPS)
+def test_a_run_goes_on_under_another_plan(cluster, flow, alone, tmp_path, monkeypatch, plans):
+    for number, here in enumerate(plans):
+        with monkeypatch.context() as patched:
+            if number < len(plans) - 1:
+                stop_after(patched, number)
+            flow.run("stale", out=tmp_path / "run", quiet=True, resume=number > 0, parameters=STEPS,
+                     **({"runtime": "ray", "plan": here} if here else {}))  # fmt: skip
+    same_curve(metrics(tmp_path / "run"), alone)
