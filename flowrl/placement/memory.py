@@ -87,9 +87,12 @@ def resident(role: Role, use: str, place: Place, plan: Plan, load: Workload, *, 
         return Usage(role.name, use, {}, {})
     if use == "generate":
         return _generating(role, place, plan, load, micro)
-    if role.trains:
-        return training(role, place.mesh, load, backend=place.backend, micro=micro)
-    return reading(role, place.mesh, load, backend=place.backend, micro=micro)
+    trains = training if role.trains else reading
+    usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
+    if place.offload:  # in host memory: the device has the layers at work
+        working = {part: size for part, size in usage.working.items() if part != "gradients"}
+        return Usage(role.name, "train", {}, working)
+    return usage
 
 
 def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = "hf", micro: int = 0) -> Usage:

@@ -12,9 +12,11 @@ from ..errors import At, PlanError, near
 from .cluster import Cluster
 from .mesh import Mesh
 from .plan_rules import (
+    TRAIN_ONLY,
     check_backend,
     check_devices,
     check_disjoint,
+    check_offload,
     check_pipeline,
     check_pool_name,
     check_source,
@@ -64,18 +66,21 @@ class Place:
     """Where a worker runs: ``Place("train", mesh=Mesh.of("fsdp=4,tp=2"), backend="fsdp2")``.
 
     In a plan, a place without a mesh has one of replicas (``dp``) over all devices of its pool. ``backend`` is the one
-    that trains, or the engine that generates.
+    that trains, or the engine that generates. ``offload``: weights, gradients and optimizer live in host memory and
+    come to the device layer by layer (``fsdp2``).
     """
 
     pool: str
     mesh: Mesh = field(default_factory=Mesh)
     backend: str = "hf"
     at: At | None = field(default=None, compare=False, repr=False)
+    offload: bool = False
 
     def to_json(self, use: str = "train") -> dict[str, Any]:
         """``{"pool": "train", "mesh": {"fsdp": 8}, "backend": "fsdp2"}``; without a mesh where it is a single rank."""
         mesh = {"mesh": dict(self.mesh.axes)} if self.mesh.size > 1 else {}
-        return {"pool": self.pool, **mesh, "engine" if use == "generate" else "backend": self.backend}
+        said = {"pool": self.pool, **mesh, "engine" if use == "generate" else "backend": self.backend}
+        return {**said, "offload": True} if self.offload else said
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,7 @@ class Plan:
         check_uses(worker, use, place.at)
         check_pool_name(title, place.pool, self.pools, place.at)
         check_backend(title, use, place.backend, place.at)
+        check_offload(title, place.backend, place.offload, place.at)
         devices = self.pools[place.pool].devices
         if place.mesh.size == 1 and devices:
             return replace(place, mesh=Mesh({"dp": len(devices)}))
@@ -187,10 +193,16 @@ class Plan:
         return load(path)
 
     def place_of(self, worker: str, use: str = "train") -> Place:
-        """The place of a worker when it trains or generates; without one, the first pool."""
+        """The place of a worker when it trains or generates; without one, the first pool.
+
+        A backend that does not generate leaves that to the reference engine: a whole model on each of its devices.
+        """
         by_use = self.place.get(worker)
         if by_use:
-            return by_use.get(use) or next(iter(by_use.values()))
+            place = by_use.get(use) or next(iter(by_use.values()))
+            if use == "generate" and use not in by_use and place.backend in TRAIN_ONLY:
+                return Place(place.pool, Mesh({"dp": self.pools[place.pool].size}), at=place.at)
+            return place
         pool = next(iter(self.pools.values()))
         return Place(pool.name, Mesh({"dp": len(pool.devices)}) if pool.devices else Mesh())
 

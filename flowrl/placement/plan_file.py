@@ -12,12 +12,12 @@ from ..errors import At, PlanError, near
 from .cluster import Cluster, Nodes
 from .mesh import AXES, Mesh
 from .plan import USES, Pipeline, Place, Plan, Pool
-from .plan_rules import check_backend, check_inside, check_pool_name
+from .plan_rules import check_backend, check_inside, check_offload, check_pool_name
 
 _TOP = ("cluster", "pools", "place", "pipeline")
 _NODES = ("device", "nodes", "devices_per_node", "network")
 _POOL = ("devices", "processes", "device")
-_PLACE = ("pool", "mesh", "backend")
+_PLACE = ("pool", "mesh", "backend", "offload")
 _ENGINE = ("pool", "mesh", "engine")
 _PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline")
 _RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
@@ -187,7 +187,16 @@ class _Reader:
         backend = self._text(entries[word], f"a {word}") if word in entries else "hf"
         check_backend(title, use, backend, self._at(entries.get(word, node)))
         mesh = self._mesh(title, entries["mesh"], pool, known) if "mesh" in entries else Mesh()
-        return Place(pool, mesh, backend, self._at(node))
+        said = self._text(entries["offload"], "offload") if "offload" in entries else "false"
+        if said not in ("true", "false"):
+            raise PlanError(
+                f"{title}: offload is true or false, not {said}.",
+                at=self._at(entries["offload"]),
+                fix="Write offload: true.",
+            )
+        offload = said == "true"
+        check_offload(title, backend, offload, self._at(entries.get("offload", node)))
+        return Place(pool, mesh, backend, self._at(node), offload)
 
     def _mesh(self, title: str, node: Any, pool: str, known: Plan) -> Mesh:
         entries = self._mapping(node, AXES, f"{title}: a mesh")
@@ -304,6 +313,8 @@ def _flow(value: Any) -> str:
     if isinstance(value, Mapping):
         entries = cast("Mapping[str, Any]", value)
         return "{" + ", ".join(f"{_word(k)}: {_flow(v)}" for k, v in entries.items()) + "}"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         import yaml
 

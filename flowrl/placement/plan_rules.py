@@ -11,6 +11,7 @@ from ..errors import At, PlanError, near
 from .cluster import Cluster
 
 BACKENDS = ("hf", "fsdp2", "megatron")
+TRAIN_ONLY = ("fsdp2", "megatron")  # backends that do not generate
 ENGINES = ("hf", "vllm", "sglang")
 ORDERS = ("fifo", "window")
 PUBLISH = ("drain", "interrupt", "continue")
@@ -118,6 +119,14 @@ def check_backend(worker: str, use: str, backend: str, at: At | None) -> None:
         elif backend in BACKENDS:
             fix = f"A backend trains: write train: {{backend: {backend}}}."
         raise PlanError(f"'{worker}': there is no {word} '{backend}'.", at=at, have=known, fix=fix)
+
+
+def check_offload(worker: str, backend: str, offload: bool, at: At | None) -> None:
+    """Only one backend keeps weights and optimizer in host memory."""
+    if offload and backend != "fsdp2":
+        raise PlanError(
+            f"'{worker}': {backend} does not offload.", at=at, fix="Write backend: fsdp2, or take offload out."
+        )
 
 
 def refuse_mesh(

@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from ..errors import PlanError
 from ..placement.mesh import DATA_AXES, Mesh
 from ..placement.plan import Place, Plan, Pool
+from ..placement.plan_rules import TRAIN_ONLY
 from ..runtime.ranks import Stand
 from ..runtime.task import Post
 from .roles import HandleLike
 
-COLLECTIVE = ("fsdp2", "megatron")  # backends whose ranks compute together
+COLLECTIVE = TRAIN_ONLY  # backends whose ranks compute together
 
 
 def pools_on_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
@@ -43,8 +44,6 @@ def stands_of(
         if name not in sampled or not model:
             continue
         serving = plan.place_of(name, "generate")
-        if serving is place and place.backend in COLLECTIVE:  # one place for both: its ranks generate by themselves
-            serving = Place(place.pool, Mesh({"dp": plan.pools[place.pool].size}), "hf", place.at)
         apart = serving.pool != place.pool or serving.backend != place.backend or serving.mesh != place.mesh
         if apart or (plan.pipeline.staleness and name in trained):
             found[name, True] = _stand(name, plan, serving, model=True, trains=False, serving=True)
@@ -58,7 +57,7 @@ def _stand(name: str, plan: Plan, place: Place, *, model: bool, trains: bool, se
         _check_replicas(name, place, pool, mesh, trains=trains, serving=serving)
     places = _places(mesh) if collective else tuple(range(pool.size))
     axes = dict(mesh.axes) if collective else {}
-    post = Post(name, serving, place.backend, _device(plan, pool), axes, collective)
+    post = Post(name, serving, place.backend, _device(plan, pool), axes, collective, place.offload)
     return Stand(place.pool, post, places)
 
 

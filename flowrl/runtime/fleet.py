@@ -325,8 +325,8 @@ def told(failed: Failed, title: str, rank: int, pool: str, at: At | None, others
         error.at = error.at or at
     else:
         error = RunError(f"{title} failed on {where}: {failed.text}", at=at)
-    lines = "\n".join(f"  [{title}, {where}] {line}" for line in failed.traceback.rstrip().splitlines())
-    error.add_note(f"On {where}:\n{lines}")
+    lines = "\n".join(f"  | {line}" for line in failed.traceback.rstrip().splitlines())
+    error.add_note(f"{title} on {where}:\n{lines}")
     if others:
         error.add_note(f"({others} more rank{'s' if others > 1 else ''} of this call failed)")
     return error

@@ -222,16 +222,16 @@ class RanksPlace:
             return False
         pools = {self.fleet.pool_of(rank) for rank in lost.ranks}
         dead = [rank for pool in pools for rank in self.fleet.pools[pool]]
-        self.ranks.restart(dead)
-        self._note()
-        self._joined -= pools
+        self._joined -= pools  # all of this is forgotten first: others may die while these are started
         self.fleet.forget_routes()
-        alive = [r for ranks in self.fleet.pools.values() for r in ranks if r not in dead]
-        self.fleet.everywhere(alive, "forget")
         for groups in (self.workers, self.servers):
             for name, group in list(groups.items()):
                 if group.ranks[0] in dead:
                     del groups[name]
+        self.ranks.restart(dead)
+        self._note()
+        alive = [r for ranks in self.fleet.pools.values() for r in ranks if r not in dead]
+        self.fleet.everywhere(alive, "forget")
         return True
 
     def begin_again(self) -> None:

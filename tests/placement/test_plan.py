@@ -1,6 +1,7 @@
 """Plans: what a file means, the same in Python, and each mistake with file, line and the nearest right word."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +10,13 @@ from hypothesis import strategies as st
 from flowrl.errors import PlanError
 from flowrl.placement.cluster import Cluster, Nodes
 from flowrl.placement.devices import KINDS
+from flowrl.placement.memory import resident
 from flowrl.placement.mesh import AXES, Mesh
+from flowrl.placement.model import shape_named
 from flowrl.placement.plan import Pipeline, Place, Plan, Pool
 from flowrl.placement.plan_file import read
 from flowrl.placement.plan_rules import BACKENDS, ENGINES, numbers
+from flowrl.placement.work import Role, Workload
 
 ONE_PROCESS = """\
 # two pools of this process
@@ -294,7 +298,7 @@ def test_where_it_stands_in_a_file_is_not_what_a_plan_is(load):
 # mistakes
 
 HEAD = "cluster: h100-80:2x8\npools:\n  train: {devices: 0-7}\n  rollout: {devices: 8-15}\n  cpu: {processes: 4}\n"
-KEYS = "have backend, engine, generate, mesh, pool, train"
+KEYS = "have backend, engine, generate, mesh, offload, pool, train"
 HAVE_KINDS = "have a100-80, b200, cpu, h100-80, h200, l40s"
 NUMBERS = 'fix  Write numbers from 0 and ranges: devices: "0-7", "0,2,4-6", or all.'
 MAPPING = "fix  Write key: value lines, or {key: value}."
@@ -350,6 +354,18 @@ MISTAKES = [
         "actor: a mesh has no 'fdsp'.",
         "have cp, dp, ep, fsdp, pp, tp",
         "fix  Did you mean 'fsdp'?",
+    ),
+    (
+        "place:\n  actor: {backend: fsdp2, offload: yes}\n",
+        2,
+        "actor: offload is true or false, not yes.",
+        "fix  Write offload: true.",
+    ),
+    (
+        "place:\n  actor: {offload: true}\n",
+        2,
+        "'actor': hf does not offload.",
+        "fix  Write backend: fsdp2, or take offload out.",
     ),
     ("pools:\n  a: {}\n  a: {}\n", 3, "pools has 'a' twice.", "fix  Take one out."),
     ("pools: {a: {}}\npools: {b: {}}\n", 2, "a plan has 'pools' twice.", "fix  Take one out."),
@@ -710,3 +726,13 @@ def test_a_file_that_is_not_there(tmp_path):
     assert found.value.fix == f"Did you mean {tmp_path / 'split.yaml'}?"
     with pytest.raises(PlanError, match="there is no plan"):
         Plan.load(tmp_path / "nowhere" / "x.yaml")
+
+
+def test_offload_is_kept_and_leaves_the_device_to_the_layers_at_work():
+    place = Place("main", Mesh.of("fsdp=8"), "fsdp2", offload=True)
+    plan = Plan(place={"actor": place}, cluster=Cluster.of("h100-80:1x8"))
+    assert plan.place_of("actor").offload and "offload: true" in plan.to_yaml()
+    role, load = Role("actor", shape_named("llama-7b"), trains=True), Workload(64, 512, 512)
+    kept, gone = (resident(role, "train", p, plan, load) for p in (replace(place, offload=False), place))
+    assert kept.idle and not gone.idle and "gradients" not in gone.working
+    assert {n: kept.working[n] for n in gone.working} == gone.working

@@ -64,7 +64,9 @@ def test_a_failure_has_the_line_of_the_program_and_both_tracebacks(small, tmp_pa
     ) as e:
         run_direct(small.flow, SPLIT, tmp_path / "ranks", "breaks")
     assert e.value.at.file.endswith("small_flow.py") and "fails.fail(batch)" in e.value.at.text
-    assert any("[fails.fail, rank 2 of pool 'c']" in n and "broken on purpose" in n for n in e.value.__notes__)
+    assert any(
+        n.startswith("fails.fail on rank 2 of pool 'c':") and "broken on purpose" in n for n in e.value.__notes__
+    )
     assert any("1 more calls" in n for n in e.value.__notes__)
 
 
@@ -112,3 +114,27 @@ def test_workers_that_do_not_fit_together_take_turns(tmp_path):
     freed = {s["resident"]: s["bytes"]["0"] for s in said if s["what"] == "offload"}
     assert freed == {"actor.train": 3 * model, "ref.train": model}, "weights and two moments; weights alone"
     assert [s["resident"] for s in said[-4:]].count("actor.train") == 2
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_rank_that_dies_while_another_is_started_again(small, tmp_path, monkeypatch, after):
+    """Whatever was begun of the first recovery, the second one leaves nothing that is half open."""
+    from direct import Direct
+
+    real, seen = Direct.restart, []
+
+    def restart(self, ranks):
+        real(self, ranks)
+        seen.append(list(ranks))
+        if len(seen) == 1:
+            if after < 2:
+                self.kill = ("forget" if after else "open", 0)
+            else:
+                self.dead.add(2)
+                raise RankLost("rank 2 of pool 'c' died during starting ranks.", ranks=[2])
+
+    monkeypatch.setattr(Direct, "restart", restart)
+    small.flow.run("train", out=tmp_path / "local", quiet=True)
+    run_direct(small.flow, SPLIT, tmp_path / "ranks", kill=("run", 9), checkpoint_every=2)
+    assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
+    assert len(seen) == 2
