@@ -220,8 +220,8 @@ class Fleet:
         first = next(iter(replies.values()))
         if group is not None:
             changed = next((r.weights for r in replies.values() if r.weights is not None), None)
-            if changed is not None and (asked.op.updates or changed[2] != group.stamp):
-                group.version, group.dirty, group.stamp = changed
+            if changed is not None:
+                group.note(*changed)
         kept = {rank: r for rank, r in replies.items() if r.keys is not None and tasks[rank].keep}
         if not kept:
             return first.value

@@ -70,7 +70,8 @@ class Group:
         self.parts = max(places) + 1
         firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
         self.keepers = tuple(firsts[p] for p in range(self.parts))  # whose results count
-        self.version, self.dirty, self.stamp = 0, False, 0
+        self.version, self.dirty = 0, False
+        self.stamp = self._stamp_there = 0  # grow whenever the state changes: here, and on the ranks
         self.is_away = False
         self.held: dict[int, dict[str, Held]] = {}
         self._staging = itertools.count(1)
@@ -131,12 +132,18 @@ class Group:
         self.version, self.dirty = version, False
 
     @_present
+    def note(self, version: int, dirty: bool, stamp: int) -> None:
+        """What a rank says of the state after a call. ``stamp`` counts there, from anew when it is started again."""
+        if stamp != self._stamp_there:
+            self._stamp_there, self.stamp = stamp, self.stamp + 1
+            self.version, self.dirty = version, dirty
+
     def program_starts(self) -> None:
         """A program is a stage of training. A copy of another worker takes its weights now."""
         answers = self.fleet.everywhere(
             self.ranks, "program_starts", self.key, what=f"{self.name} at a program's start"
         )
-        self.version, self.dirty, self.stamp = next(iter(answers.values()))
+        self.note(*next(iter(answers.values())))
 
     @_present
     def stage(self) -> Staged:
@@ -253,7 +260,8 @@ class Group:
         """Take a state back, whoever has written it."""
         what = f"{self.name}: loading its state"
         found = self.fleet.everywhere(self.ranks, "load_state", self.key, str(folder), file, what=what)
-        self.version, self.dirty, self.stamp = next(iter(found.values()))
+        self.version, self.dirty, self._stamp_there = next(iter(found.values()))
+        self.stamp += 1
 
     def close(self) -> None:
         """Nothing is open in the driver."""

@@ -137,7 +137,7 @@ class RanksPlace:
             raise
         except Exception as error:
             raise WorkerError(f"worker '{name}' could not be opened: {error}", at=self.declared[name].at) from error
-        group.version, group.stamp = found[ranks[0]]["version"], found[ranks[0]]["stamp"]
+        group.note(found[ranks[0]]["version"], False, found[ranks[0]]["stamp"])
         group.held = {rank: said["held"] for rank, said in found.items()}
         if f"{name}.{'generate' if serving else 'train'}" in self.swapped:
             group.offload()

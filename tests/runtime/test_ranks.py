@@ -81,6 +81,30 @@ def test_a_lost_rank_changes_nothing(small, tmp_path, count):
     assert len(place.ranks.restarted) == 1
     twice = len(small.CALLS) - len(wanted)
     assert twice == 0, "what touched the world is never run again"
+    kept = sorted((tmp_path / "ranks" / "checkpoints").glob("[0-9]*"))[-1]
+    state = json.loads((kept / "counter.json").read_text())
+    assert state["total"] == metrics(tmp_path / "ranks")[-1]["total"], "the last checkpoint has the last state"
+
+
+@pytest.mark.parametrize("count", range(8, 28, 3))
+def test_every_checkpoint_after_a_loss_has_the_state_of_its_step(small, tmp_path, count):
+    """Files of a worker that has not changed are linked: what counts its changes must not begin anew."""
+    small.flow.run("train", out=tmp_path / "local", quiet=True)
+    totals = [m["total"] for m in metrics(tmp_path / "local")]
+    from flowrl.runtime import checkpoint
+
+    seen, real = {}, checkpoint.save
+
+    def save(folder, manifest, *rest):
+        target = real(folder, manifest, *rest)
+        if manifest["program"]:
+            seen[manifest["program"]["steps"]] = json.loads((target / "counter.json").read_text())["total"]
+        return target
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpoint, "save", save)
+        run_direct(small.flow, SPLIT, tmp_path / "ranks", kill=("run", count), checkpoint_every=1)
+    assert seen == {step: totals[step - 1] for step in range(1, 11)}
 
 
 def test_losses_without_end_end_the_run(small, tmp_path, monkeypatch):
