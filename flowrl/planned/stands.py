@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import PlanError
+from ..placement.cluster import Cluster
 from ..placement.mesh import DATA_AXES, Mesh
 from ..placement.plan import Place, Plan, Pool
 from ..placement.plan_rules import TRAIN_ONLY
@@ -91,9 +92,19 @@ def _places(mesh: Mesh) -> tuple[int, ...]:
 
 def _device(plan: Plan, pool: Pool) -> str:
     """What a rank of a pool calls its device: Ray shows it one GPU, where the pool has some."""
+    if pool.processes:
+        return "cpu"
     if not pool.devices or plan.cluster is None:
-        return pool.device if pool.device not in ("", "auto") else "cpu"
+        return "cuda:0" if (_has_gpu() if pool.device in ("", "auto") else pool.device != "cpu") else "cpu"
     return "cpu" if plan.cluster.kind(pool.devices[0]).name == "cpu" else "cuda:0"
+
+
+def _has_gpu() -> bool:
+    """Whether this machine has a GPU, of a kind that is known or not."""
+    try:
+        return Cluster.auto().kind(0).name != "cpu"
+    except PlanError:
+        return True
 
 
 def devices_by_pool(plan: Plan, names: Mapping[str, Sequence[int]]) -> dict[str, bool]:

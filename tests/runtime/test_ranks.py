@@ -12,7 +12,7 @@ from direct import run_direct
 
 import flowrl as fl
 from flowrl.errors import RankLost, RunError
-from flowrl.placement.plan import Place, Plan, Pool
+from flowrl.placement.plan import Pipeline, Place, Plan, Pool
 from flowrl.schedule.events import Memory
 
 HERE = Path(__file__).parent
@@ -162,3 +162,22 @@ def test_a_rank_that_dies_while_another_is_started_again(small, tmp_path, monkey
     run_direct(small.flow, SPLIT, tmp_path / "ranks", kill=("run", 9), checkpoint_every=2)
     assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
     assert len(seen) == 2
+
+
+@pytest.mark.parametrize("how", [{"staleness": 1}, {"chunks": 2}, {"staleness": 1, "chunks": 3}], ids=str)
+def test_steps_overlap_on_ranks_as_in_one_process(tmp_path, how):
+    """At S=1 the versions of all reads are settled, so pools of one process and ranks have the same numbers."""
+    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["stale_flow"] = module
+    spec.loader.exec_module(module)
+    actor = {"train": Place("a"), "generate": Place("b")}
+    plan = Plan({"a": "cpu", "b": "cpu", "c": "cpu"}, {"actor": actor, "reward": Place("c")}, None, Pipeline(**how))
+    steps = {"stale": {"steps": 5}}
+    module.flow.run("stale", out=tmp_path / "local", quiet=True, plan=plan, parameters=steps)
+    run_direct(module.flow, plan, tmp_path / "ranks", "stale", parameters=steps)
+    assert [numbers(m) for m in metrics(tmp_path / "ranks")] == [numbers(m) for m in metrics(tmp_path / "local")]
+
+
+def numbers(line: dict) -> dict:
+    return {k: v for k, v in line.items() if k != "tokens_per_second"}
