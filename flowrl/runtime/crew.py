@@ -13,7 +13,7 @@ from ..errors import FlowError, RankLost, ResumeError, RunError
 from ..graph.op import Op
 from ..graph.values import find, is_handle, replace_values
 from ..schedule.events import Call as Scheduled
-from ..schedule.events import Command, Commit, Event, Finished, Issued, Publish, Stage, Start
+from ..schedule.events import Command, Commit, Event, Finished, Issued, Memory, Publish, Stage, Start
 from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
 from .call import Call, NotKept, maker, outcome
@@ -31,7 +31,7 @@ class Hands(Protocol):
     def home(self, workers: Mapping[str, Any], scheme: Scheme) -> Container[str]: ...
     def far(self, command: Command) -> bool: ...
     def apply(self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def swap(self, command: Start, groups: Callable[[str], Any]) -> None: ...
+    def swap(self, command: Start, groups: Callable[[str], Any], memory: Mapping[str, Memory]) -> None: ...
     def drawn(self, batch: Batch) -> Any: ...
     def readable(self, value: Any) -> Any: ...
 
@@ -171,7 +171,7 @@ class Crew:
         result: Any = None
         try:
             if command.offload or command.onload:
-                self.hands.swap(command, self._resident)
+                self.hands.swap(command, self._resident, self.scheme.setup.memory)
             worker = self._worker(call.op, call.worker)
             given = replace_values((call.args, dict(call.kwargs)), lambda v: self._given(v.ref, call, command))
             args = tuple(self._open_handle(a) for a in given[0])

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..batch import Batch, CallInfo, Column, Key
 from ..errors import At, FlowError, RunError
-from ..graph.op import Op, written_twice
+from ..graph.op import Op, missing_field, written_twice
 from ..graph.values import is_handle
 from .group import Group
 from .moves.plan import Moves
@@ -114,6 +114,11 @@ class Fleet:
             twice = [n for n in (into.get(n, n) for n in signature.adds) if n in have]
             if twice:
                 raise written_twice(asked.title, twice, asked.at)
+        for parameter, fields in signature.reads.items():
+            value = arguments.get(parameter)
+            lacking = next((n for n in fields if n not in value), None) if isinstance(value, Remote) else None
+            if isinstance(value, Remote) and lacking is not None:
+                raise missing_field(asked.title, lacking, value.fields, asked.at, ())
         reads: dict[str, Any] = {p: tuple(f) for p, f in signature.reads.items()}
         if op.reads is None and op.owner == "batch":
             reads = {
@@ -277,10 +282,13 @@ class Fleet:
         peak = max((m.peak_staging for m in answers.values()), default=0)
         self.moves.append({"what": what, "received": received, "total": moves.total, "peak_staging": peak})
 
-    def swapped(self, what: str, pool: str, resident: str, sizes: Mapping[int, int]) -> None:
-        """Note the bytes that a worker freed or took on each rank of its pool."""
+    def swapped(
+        self, what: str, pool: str, resident: str, sizes: Mapping[int, int], forecast: float | None = None
+    ) -> None:
+        """Note the bytes that a worker freed or took on each rank of its pool, and those that its plan foretold."""
         if sizes:
-            self.swaps.append({"what": what, "pool": pool, "resident": resident, "bytes": dict(sizes)})
+            said = {"what": what, "pool": pool, "resident": resident, "bytes": dict(sizes)}
+            self.swaps.append(said if forecast is None else {**said, "forecast": forecast})
 
     # -- what the driver may have of values -------------------------------------------------------------------------
 

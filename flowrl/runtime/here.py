@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ..batch import Batch
-from ..schedule.events import Command, Start
+from ..schedule.events import Command, Memory, Start
 from ..schedule.scheme import Scheme
 from .call import Call
 from .journal import Journal
@@ -27,7 +27,7 @@ class Here:
         """Whether a call without a pool is done elsewhere: none is."""
         return False
 
-    def swap(self, command: Start, groups: Callable[[str], Any]) -> None:
+    def swap(self, command: Start, groups: Callable[[str], Any], memory: Mapping[str, Memory]) -> None:
         """Nobody makes way in this process."""
 
     def drawn(self, batch: Batch) -> Batch:

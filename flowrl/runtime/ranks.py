@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ..batch import Batch
 from ..errors import FlowError, ModelError, RankLost, WorkerError
 from ..graph.values import is_handle
-from ..schedule.events import Command, Start
+from ..schedule.events import Command, Memory, Start
 from ..schedule.scheme import Scheme
 from ..workers.base import Engine
 from ..workers.records import Build, Model
@@ -264,12 +264,13 @@ class RanksHands:
         """Whether a call without a pool is done elsewhere: all but moves are."""
         return isinstance(command, Start)
 
-    def swap(self, command: Start, groups: Callable[[str], Group]) -> None:
-        """Have workers make way for those of a call, as the schedule says, and note what that freed."""
-        for pool, resident in command.offload:
-            self.fleet.swapped("offload", pool, resident, groups(resident).offload())
-        for pool, resident in command.onload:
-            self.fleet.swapped("onload", pool, resident, groups(resident).onload())
+    def swap(self, command: Start, groups: Callable[[str], Group], memory: Mapping[str, Memory]) -> None:
+        """Have workers make way for those of a call, as the schedule says; note what that freed, and the forecast."""
+        for what, moves in (("offload", command.offload), ("onload", command.onload)):
+            for pool, resident in moves:
+                group = groups(resident)
+                sizes = group.offload() if what == "offload" else group.onload()
+                self.fleet.swapped(what, pool, resident, sizes, memory[pool].sizes[resident])
 
     def drawn(self, batch: Batch) -> Remote:
         """Rows of a data source: each rank gets those that it needs with its task."""

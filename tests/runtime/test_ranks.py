@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,11 @@ from direct import run_direct
 
 import flowrl as fl
 from flowrl.errors import RankLost, RunError
+from flowrl.placement.memory import reading, training
+from flowrl.placement.mesh import Mesh
+from flowrl.placement.model import ModelShape
 from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+from flowrl.placement.work import Role, Workload
 from flowrl.schedule.events import Memory
 
 HERE = Path(__file__).parent
@@ -129,14 +134,19 @@ def test_workers_that_do_not_fit_together_take_turns(tmp_path):
     spec.loader.exec_module(module)
     steps = {"stale": {"steps": 3}}
     roomy, _ = run_direct(module.flow, ONE, tmp_path / "roomy", "stale", parameters=steps)
-    sizes = {"actor.train": 3.0, "ref.train": 1.0}
+    shape = replace(ModelShape.from_config(module.SMALL), dtype_bytes=4)
+    actor, ref = Role("actor", shape, trains=True), Role("ref", shape)
+    load = Workload(12, 6, 5)
+    sizes = {"actor.train": training(actor, Mesh(), load).staying, "ref.train": reading(ref, Mesh(), load).staying}
     tight, _ = run_direct(module.flow, ONE, tmp_path / "tight", "stale", parameters=steps, checkpoint_every=2,
-                              memory={"a": Memory(3.0, sizes)})  # fmt: skip
+                              memory={"a": Memory(sizes["actor.train"], sizes)})  # fmt: skip
     assert tight.weights_digest == roomy.weights_digest
     said = json.loads((tmp_path / "tight" / "run.json").read_text())["swaps"]
     model = sum(s.tensor.nbytes for s in fl.open(fl.Actor(module.MODEL)).engine.shards())
     freed = {s["resident"]: s["bytes"]["0"] for s in said if s["what"] == "offload"}
     assert freed == {"actor.train": 3 * model, "ref.train": model}, "weights and two moments; weights alone"
+    told = [s for s in said if "forecast" in s]
+    assert told and all(s["bytes"]["0"] == pytest.approx(s["forecast"], rel=0.15) for s in told)
     assert [s["resident"] for s in said[-4:]].count("actor.train") == 2
 
 
