@@ -365,7 +365,9 @@ def _passed(op: Op, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict
 
 
 def _children(parents: Sequence[Key], stored: Sequence[Stored]) -> tuple[Key, ...]:
-    """The keys of rows that were made from others, or kept of them, in the order of those."""
+    """The keys of rows that were made from others, or kept of them: as one rank has ordered them, else as those."""
+    if len(stored) == 1:
+        return stored[0].keys
     place = {key: i for i, key in enumerate(parents)}
     numbered: list[tuple[int, int, Key]] = []
     for s in stored:

@@ -191,3 +191,29 @@ def test_steps_overlap_on_ranks_as_in_one_process(tmp_path, how):
 
 def numbers(line: dict) -> dict:
     return {k: v for k, v in line.items() if k != "tokens_per_second"}
+
+
+def test_rows_that_an_op_has_ordered_stay_so(tmp_path):
+    """A filter that sorts: the order of one rank's answer is that of one process."""
+    flow = fl.Flow("ordered")
+
+    class Best(fl.Worker):
+        @fl.op(reads="x", rows="filter")
+        def best(self, batch):
+            return batch.take(batch.x.values.argsort(descending=True).tolist()[:4])
+
+        @fl.op(reads="x", adds="place: f32[]")
+        def number(self, batch):
+            return {"place": [float(i) for i in range(len(batch))]}
+
+    best = flow.worker(Best)
+
+    @flow.program
+    def ordered(steps: int = 2):
+        for step, batch in flow.steps(importlib.import_module("small_flow").Numbers(batch=6), steps):
+            batch = best.number(best.best(batch))
+            flow.log(step, sum=(batch.place * batch.x).sum())
+
+    flow.run("ordered", out=tmp_path / "local", quiet=True)
+    run_direct(flow, ONE, tmp_path / "ranks", "ordered")
+    assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
