@@ -25,6 +25,7 @@ COLUMNS: list[tuple[str, dict[str, int]]] = [
     ("hf", {}),
     ("fsdp2", {"fsdp": 2}),
     ("fsdp2", {"tp": 2}),
+    ("fsdp2", {"pp": 2}),
     ("megatron", {"tp": 2}),
     ("megatron", {"pp": 2}),
 ]
@@ -87,6 +88,7 @@ def _alike(answer: str, row: str) -> str:
     answer = re.sub(rf"\b{row}=\d+\b", "AXIS=2", answer) if len(row) < 5 else answer
     answer = re.sub(rf"\baxis {row}\b", "axis AXIS", answer)
     answer = answer.replace(f"of the kind '{row.partition('-')[0]}'", "of this kind")
+    answer = re.sub(r"^\w+ is no embedding", "It is no embedding", answer)
     return re.sub(r"^\w+ has the weight '.*?'", "It has the weight '...'", answer)
 
 

@@ -19,7 +19,7 @@ Finding = FlowError | Lint
 
 #: Axes that a backend can split a model along. One that is not here, ``hf``, holds whole models.
 AXES_OF = {
-    "fsdp2": ("dp", "fsdp", "tp"),
+    "fsdp2": ("pp", "dp", "fsdp", "tp"),
     "megatron": ("pp", "dp", "cp", "ep", "tp"),
     "vllm": ("pp", "dp", "ep", "tp"),
     "sglang": ("pp", "dp", "ep", "tp"),

@@ -82,6 +82,13 @@ def part(batch, engine, sizes):
     return batch.take(mine[::2] + mine[1::2] if len(mine) % 2 else mine)
 
 
+def names(shards):
+    """What all ranks together have."""
+    lists = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(lists, [s.name for s in shards])
+    return {name for listed in lists for name in listed}
+
+
 def apart(a, b):
     return max((abs(a[k] - b[k]) if not (math.isnan(a[k]) and math.isnan(b[k])) else 0.0 for k in a), default=0.0)
 
@@ -137,7 +144,7 @@ def train(axes, kind, what, sizes, extra, more):
         metrics = max(metrics, apart(wanted, found))
     state, meta = one.state()
     shards, again = engine.state_shards()
-    assert again == meta and {s.name for s in shards} == set(state)
+    assert again == meta and names(shards) == set(state)
     whole = {s.name: s.tensor for s in one.shards()}
     moved = [float((s.tensor - before[s.name]).abs().max()) for s in engine.shards() if s.tensor.numel()]
     return {
@@ -180,6 +187,7 @@ CORE = {
     "fsdp=2 x tp=2, scores": ({"fsdp": 2, "tp": 2}, "llama", "scores", [4, 12], {}, {}),
     "fsdp=2, adapters": ({"fsdp": 2}, "qwen2", "tokens", [9, 7], {}, {"lora": Lora(r=3)}),
     "fsdp=2, layers computed again": ({"fsdp": 2}, "llama", "tokens", [8, 8], {}, {"gradient_checkpointing": True}),
+    "pp=2": ({"pp": 2}, "llama", "tokens", [16], {}, {}),
 }
 NIGHTLY = {
     "dp=2": ({"dp": 2}, "llama", "tokens", [9, 7], {}, {}),
@@ -200,6 +208,32 @@ NIGHTLY = {
     "fsdp=2, scores": ({"fsdp": 2}, "qwen3", "scores", [2, 14], {}, {}),
     "fsdp=2, another kind of layers": ({"fsdp": 2}, "gpt2", "tokens", [9, 7], {}, {}),
     "fsdp=2, a bias in the head": ({"fsdp": 2}, "phi", "tokens", [9, 7], {}, {}),
+    "pp=2, tied": ({"pp": 2}, "qwen2", "tokens", [16], {"num_hidden_layers": 3}, {}),
+    "pp=3, tied": ({"pp": 3}, "qwen2", "tokens", [16], {"num_hidden_layers": 4}, {}),
+    "pp=3, tied, layers computed again": (
+        {"pp": 3},
+        "qwen3",
+        "tokens",
+        [16],
+        {"num_hidden_layers": 3, "tie_word_embeddings": True},
+        {"gradient_checkpointing": True},
+    ),
+    "pp=2, pairs": ({"pp": 2}, "llama", "pairs", [16], {}, {}),
+    "pp=2, values": ({"pp": 2}, "qwen2", "values", [16], {}, {}),
+    "pp=2, scores": ({"pp": 2}, "llama", "scores", [16], {}, {}),
+    "pp=2 x fsdp=2": ({"pp": 2, "fsdp": 2}, "llama", "tokens", [9, 7], {"num_hidden_layers": 3}, {}),
+    "pp=2 x fsdp=2, tied": ({"pp": 2, "fsdp": 2}, "qwen2", "tokens", [16, 0], {"num_hidden_layers": 3}, {}),
+    "pp=2 x fsdp=2, layers computed again": (
+        {"pp": 2, "fsdp": 2},
+        "llama",
+        "tokens",
+        [5, 11],
+        {},
+        {"gradient_checkpointing": True},
+    ),
+    "pp=2 x dp=2, tied": ({"pp": 2, "dp": 2}, "qwen2", "tokens", [3, 13], {}, {}),
+    "pp=2 x tp=2, tied": ({"pp": 2, "tp": 2}, "qwen2", "tokens", [16], {"vocab_size": 41}, {}),
+    "pp=2 x tp=2, scores": ({"pp": 2, "tp": 2}, "llama", "scores", [16], {}, {}),
 }
 
 
@@ -277,7 +311,9 @@ def layouts(kind, extra, meshes):
     return True
 
 
-@pytest.mark.parametrize("meshes", [[{"fsdp": 2}, {"tp": 2}], [{"fsdp": 2, "tp": 2}, {"dp": 2, "tp": 2}, {"fsdp": 4}]])
+@pytest.mark.parametrize(
+    "meshes", [[{"fsdp": 2}, {"tp": 2}, {"pp": 2}], [{"fsdp": 2, "tp": 2}, {"dp": 2, "tp": 2}, {"fsdp": 4}]]
+)
 def test_boxes_are_those_of_the_plan(meshes):
     run(layouts, math.prod(meshes[0].values()), "qwen2", {"vocab_size": 41, "hidden_size": 40}, meshes)
 
@@ -288,12 +324,21 @@ def test_boxes_are_those_of_the_plan_where_nothing_divides():
     run(layouts, 6, "qwen3", {"vocab_size": 45, "hidden_size": 20}, meshes)
 
 
-def saved_and_loaded(folder):
+@pytest.mark.nightly
+def test_boxes_are_those_of_the_plan_in_stages():
+    meshes = [{"pp": 2, "fsdp": 2}, {"pp": 2, "tp": 2}, {"pp": 2, "dp": 2}, {"pp": 4}]
+    run(layouts, 4, "qwen2", {"vocab_size": 41, "num_hidden_layers": 5}, meshes)
+
+
+def saved_and_loaded(folder, axes):
     """State from one mesh goes on in one process and on another mesh; a folder holds the whole model."""
     batch, loss = rollouts(), rl.ppo_clip(kl=0.05)
-    _, first = opened({"fsdp": 2}, "qwen2", {"vocab_size": 41})
-    mine = part(batch, first, [9, 7])
-    first.update(mine, loss, minibatch=5)
+    _, first = opened(axes, "qwen2", {"vocab_size": 41})
+
+    def rows(engine):
+        return part(batch, engine, [9, 7] if engine.team.data > 1 else [16])
+
+    first.update(rows(first), loss, minibatch=5)
     shards, meta = first.state_shards()
     whole = whole_of(shards)
     assert meta == {"steps": 4} and {n.partition(".")[0] for n in whole} == {"weights", "exp_avg", "exp_avg_sq"}
@@ -305,14 +350,13 @@ def saved_and_loaded(folder):
 
     others = [open_engine("fsdp2", build({"tp": 2}, extra={"vocab_size": 41}))]
     others.append(open_engine("hf", build({}, extra={"vocab_size": 41})))
-    others.append(open_engine("fsdp2", build({"dp": 2}, extra={"vocab_size": 41})))
-    wanted = first.update(mine, loss)
+    others += [open_engine("fsdp2", build({axis: 2}, extra={"vocab_size": 41})) for axis in ("dp", "pp")]
+    wanted = first.update(rows(first), loss)
     for other in others:
         other.load_state_shards(reader(whole), meta)
         again, meta_again = other.state_shards()
         assert meta_again == meta and from_whole(again, whole) == 0.0
-        rows = mine if other.team.data > 1 else batch
-        assert apart(wanted, other.update(rows, loss)) < EXACT
+        assert apart(wanted, other.update(rows(other), loss)) < EXACT
     bare = open_engine("fsdp2", build({"tp": 2}, extra={"vocab_size": 41}))
     bare.load_state_shards(reader({n: w for n, w in whole.items() if n.startswith("weights.")}), {"steps": 0})
     assert not bare.trainer.adamw.state and bare.digest() == kept.digest()
@@ -326,7 +370,26 @@ def saved_and_loaded(folder):
 
 
 def test_state_goes_on_elsewhere_bit_for_bit(tmp_path):
-    run(saved_and_loaded, 2, str(tmp_path / "model"))
+    run(saved_and_loaded, 2, str(tmp_path / "model"), {"fsdp": 2})
+
+
+@pytest.mark.nightly
+def test_state_of_stages_goes_on_elsewhere_bit_for_bit(tmp_path):
+    run(saved_and_loaded, 2, str(tmp_path / "model"), {"pp": 2})
+
+
+def saved_untied(folder):
+    one, engine = opened({"pp": 2}, "llama")
+    engine.save(folder)
+    torch.distributed.barrier()
+    assert open_engine("hf", Build(Model(folder), dtype="fp64")).digest() == one.digest() == engine.digest()
+    for whole in (engine.plain_weights, engine.weights):
+        with pytest.raises(ModelError, match="are split over ranks, so no rank has them whole"):
+            whole()
+
+
+def test_a_folder_holds_all_stages(tmp_path):
+    run(saved_untied, 2, str(tmp_path / "model"))
 
 
 def adapted(folder):
@@ -449,18 +512,33 @@ def test_bfloat16_where_layers_are_split():
     run(in_half_of_each_layer, 2)
 
 
-def with_experts():
-    one, engine = opened({"fsdp": 2}, "mixtral", dtype="fp32")  # torch groups the products of experts in no fp64
+def in_half_in_stages():
     batch = rollouts()
-    mine = part(batch, engine, [9, 7])
-    for loss in (rl.ppo_clip(), rl.sft()):
-        assert apart(one.update(batch, loss), engine.update(mine, loss)) < 1e-4
-    assert set(one.weights()) == {s.name for s in engine.shards()}
+    exact, _ = opened({"pp": 2}, "qwen3", dtype="fp32")
+    _, engine = opened({"pp": 2}, "qwen3", dtype="bf16", gradient_checkpointing=True)
+    wanted, found = (e.update(batch, rl.ppo_clip()) for e in (exact, engine))
+    assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=0.1)
+    assert {s.tensor.dtype for s in engine.shards()} == {torch.float32}
 
 
 @pytest.mark.nightly
-def test_a_mixture_of_experts():
-    run(with_experts, 2)
+def test_bfloat16_in_stages():
+    run(in_half_in_stages, 2)
+
+
+def with_experts(axes):
+    one, engine = opened(axes, "mixtral", dtype="fp32")  # torch groups the products of experts in no fp64
+    batch = rollouts()
+    mine = part(batch, engine, [9, 7] if engine.team.data > 1 else [16])
+    for loss in (rl.ppo_clip(), rl.sft()):
+        assert apart(one.update(batch, loss), engine.update(mine, loss)) < 1e-4
+    assert set(one.weights()) == names(engine.shards())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"pp": 2}], ids=str)
+def test_a_mixture_of_experts(axes):
+    run(with_experts, 2, axes)
 
 
 # -- what cannot be ----------------------------------------------------------------------------------------------------
@@ -479,20 +557,21 @@ def recovers(axes, sizes):
             raise ZeroDivisionError
         return -x.predicted
 
-    with pytest.raises(ZeroDivisionError):
+    last = axes.get("pp", 1) == 1 or torch.distributed.get_rank() == 1
+    with pytest.raises(ZeroDivisionError if last else RunError):
         engine.update(mine, breaks(), micro_tokens=40)
     assert engine.digest() == twin.digest()
     told = [each.update(mine, rl.ppo_clip(), micro_tokens=40) for each in (engine, twin)]
     assert told[0] == told[1] and engine.digest() == twin.digest()
 
 
-@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"dp": 2}], ids=str)
+@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"dp": 2}, {"pp": 2}], ids=str)
 def test_a_step_that_fails_leaves_nothing(axes):
-    run(recovers, 2, axes, [9, 7])
+    run(recovers, 2, axes, [16] if "pp" in axes else [9, 7])
 
 
 def refused():
-    for axis in ("pp", "cp", "ep"):
+    for axis in ("cp", "ep"):
         with pytest.raises(PlanError, match=f"The backend fsdp2 has no axis {axis}") as caught:
             open_engine("fsdp2", build({axis: 2}))
         assert "megatron" in caught.value.fix
@@ -506,6 +585,14 @@ def refused():
         open_engine("fsdp2", build({"tp": 2}, lora=Lora()))
     with pytest.raises(ModelError, match="how tensor parallel splits it is not known"):
         open_engine("fsdp2", build({"tp": 2}, "gpt2"))
+    with pytest.raises(PlanError, match="LlamaForCausalLM has 1 layers, too few for pp=2"):
+        open_engine("fsdp2", build({"pp": 2}, "llama", {"num_hidden_layers": 1}))
+    with pytest.raises(ModelError, match="has adapters, which the backend fsdp2 does not split by pp=2"):
+        open_engine("fsdp2", build({"pp": 2}, lora=Lora()))
+    with pytest.raises(ModelError, match="GPT2LMHeadModel is no embedding, layers and a norm one behind the other"):
+        open_engine("fsdp2", build({"pp": 2}, "gpt2"))
+    with pytest.raises(ModelError, match="The hidden states of GraniteForCausalLM, split over ranks, differ by"):
+        open_engine("fsdp2", build({"pp": 2}, "granite", {"embedding_multiplier": 3.0}))  # each stage would multiply
     engine = open_engine("fsdp2", build({"fsdp": 2}))
     with pytest.raises(ProgramError, match="split over ranks here, where it does not generate"):
         T.rollouts(engine)

@@ -86,6 +86,7 @@ LAYOUTS = [
     pytest.param("fsdp=2", "fsdp2", 2, id="fsdp2-apart", marks=pytest.mark.nightly),
     pytest.param("tp=2", "fsdp2", 2, id="tp2-apart"),
     pytest.param("fsdp=2,tp=2", "fsdp2", 0, id="fsdp2-tp2", marks=pytest.mark.nightly),
+    pytest.param("pp=2,fsdp=2", "fsdp2", 0, id="fsdp2-pp2", marks=pytest.mark.nightly),
     pytest.param("pp=2,tp=2", "megatron", 0, id="megatron-tp2-pp2"),
     pytest.param("dp=2", "fsdp2", 0, id="dp2", marks=pytest.mark.nightly),
 ]
@@ -183,6 +184,7 @@ def stop_after(monkeypatch, step: int) -> None:
 
 HOPS = [
     pytest.param([None, plan("fsdp=2", "fsdp2")], id="one-process-to-fsdp2"),
+    pytest.param([plan("pp=2", "fsdp2"), plan("fsdp=2", "fsdp2")], id="stages-to-fsdp2", marks=pytest.mark.nightly),
     pytest.param(
         [plan("fsdp=2", "fsdp2"), plan("tp=2", "fsdp2"), plan("pp=2,tp=2", "megatron"), None],
         id="fsdp2-tp2-megatron-one-process",

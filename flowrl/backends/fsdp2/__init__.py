@@ -1,1 +1,1 @@
-"""The training engine on ranks: PyTorch's FSDP2, tensor parallel with DTensor, and replicas, of transformers models."""
+"""The training engine on ranks: PyTorch's FSDP2, DTensor and pipelining, and replicas, of transformers models."""

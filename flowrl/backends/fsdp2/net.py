@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,14 +47,14 @@ class ShardedNet(Net):
             split.split(self.model, self.kind, self.tp)
         self.root = _fully_shard(self, mesh["dp", "fsdp"] if mesh["dp"].size() > 1 else mesh["fsdp"], device, offload)
         assert tied == self._is_tied(), "tied weights stay tied"
+        self._shape = replace(self._shape, weight=self.output.weight)  # not the whole one that was there before
         self.device = device
-        after = self._tried(device)
-        worst = float((after - before).abs().max() / before.abs().max().clamp(min=1e-6))
+        worst = self._apart(before, device)
         if not worst < tolerance(self.compute):
             raise ModelError(
                 f"The hidden states of {type(self.model).__name__}, split over ranks, differ by {worst:.1e} of their "
                 "size from those of the whole model.",
-                fix="Use fsdp instead of tp, or another model.",
+                fix="Use fsdp alone, or another model.",
             )
 
     def run(self, compute: Callable[[], Found]) -> Found:
@@ -93,7 +94,7 @@ class ShardedNet(Net):
 
     def _tried(self, device: torch.device) -> Tensor:
         """Hidden states of a few tokens, on the CPU."""
-        ids = (torch.arange(6, device=device)[None] * 7 + 3) % self.model.get_input_embeddings().weight.shape[0]
+        ids = self._few(device)
 
         def compute() -> Tensor:
             with self.mixed():
@@ -104,6 +105,18 @@ class ShardedNet(Net):
                 return compute().double().cpu()
         with self.reading():
             return self.run(compute).double().cpu()
+
+    def _apart(self, before: Tensor, device: torch.device) -> float:
+        """How far the hidden states of those tokens are by now from what they were, as a share of their size."""
+        return distance(self._tried(device), before)
+
+    def _few(self, device: torch.device) -> Tensor:
+        return (torch.arange(6, device=device)[None] * 7 + 3) % self.model.get_input_embeddings().weight.shape[0]
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, as a share of the size of what is wanted."""
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
 
 
 def _local(weight: Any) -> Tensor:
@@ -138,7 +151,8 @@ def _fully_shard(net: ShardedNet, mesh: Any, device: torch.device, offload: bool
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The layers, which are gathered one at a time: the module list with most weights."""
+    """The layers that are here, which are gathered one at a time: those of the module list with most weights."""
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     sizes = [sum(p.numel() for p in m.parameters()) for m in lists]
-    return list(lists[sizes.index(max(sizes))]) if lists else []
+    layers = lists[sizes.index(max(sizes))] if lists else []
+    return [layer for layer in layers if next(layer.parameters(), None) is not None]

@@ -24,13 +24,18 @@ class ShardedParameters(Parameters):
     """Parts of weights on the mesh ``dp, fsdp, tp``: tensor parallel first, then ``fsdp`` cuts dim 0 of what it leaves.
 
     ``trained`` are leaves of their own that share memory with the model's weights, so that AdamW knows nothing of
-    meshes. ``dims`` are the dims that tensor parallel splits.
+    meshes. ``dims`` are the dims that tensor parallel splits. Where there are stages a rank has the weights of its own;
+    ``twin`` is the name of one that the first and the last stage both have, and the group of those two.
     """
 
-    def __init__(self, net: ShardedNet, mesh: Any, dims: dict[str, int], pool: Team) -> None:
+    def __init__(
+        self, net: ShardedNet, mesh: Any, dims: dict[str, int], pool: Team, *, twin: tuple[str, Any] | None = None
+    ) -> None:
         self.net, self.model, self.pool, self.dims = net, net.model, pool, dims
         self.sizes = [mesh[a].size() for a in ("dp", "fsdp", "tp")]
         self.at = [mesh[a].get_local_rank() for a in ("dp", "fsdp", "tp")]
+        self.twin, self.ends = twin or ("", None)
+        self.first = mesh["pp"].get_local_rank() == 0
         self.whole: dict[str, Any] = dict(net.model.named_parameters())
         with torch.no_grad():
             self.local: dict[str, Tensor] = {n: p.to_local().detach() for n, p in self.whole.items()}
@@ -52,7 +57,8 @@ class ShardedParameters(Parameters):
 
     def _is_main(self, name: str) -> bool:
         """Whether this rank is the first of those that have the same part."""
-        return self.at[0] == 0 and (name in self.dims or self.at[2] == 0)
+        copy = name == self.twin and not self.first
+        return self.at[0] == 0 and (name in self.dims or self.at[2] == 0) and not copy
 
     # -- the gradient of a step ---------------------------------------------------------------------------------------
 
@@ -62,6 +68,8 @@ class ShardedParameters(Parameters):
             leaf.grad = torch.zeros_like(leaf) if grad is None else grad.to_local()
             if self.net.tp is not None and partial(name, self.dims):
                 torch.distributed.all_reduce(leaf.grad, group=self.net.tp.get_group())
+        if self.twin in self.trained:
+            torch.distributed.all_reduce(self.trained[self.twin].grad, group=self.ends)
 
     def clip(self, limit: float | None) -> Tensor:
         grads = [leaf.grad for n, leaf in self.trained.items() if leaf.grad is not None and self._is_main(n)]

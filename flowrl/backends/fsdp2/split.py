@@ -72,6 +72,8 @@ def split(model: Any, head: str, mesh: Any) -> None:
     tied = output is not None and output.weight is embedding.weight
     for path, module in model.named_modules():
         last = path.rpartition(".")[2]
+        if next(module.parameters(), None) is None:
+            continue  # nothing, or what another stage has
         if module is embedding:
             style: Any = RowwiseParallel(input_layouts=Replicate())
         elif module is output or last in COLUMNS:

@@ -69,6 +69,11 @@ class Data:
         inputs, here = self._predicted(there, item.at)
         return inputs, here.to(self.net.device) if self.loss.per == "row" else there.at
 
+    def padded(self, part: Tensor) -> Tensor:
+        """The ids of the rows ``part``, [rows, tokens], padded at their ends."""
+        lengths, starts = self.tokens.lengths[part], self.tokens.offsets[:-1][part]
+        return padded(self.tokens.values.long(), starts, lengths, int(lengths.max()), self.net.filler)
+
     def nothing(self) -> Tensor:
         """A pass like the others over no row: 0, with a gradient of 0 for every weight that they reach."""
         micro = Micro.idle(self.net).to(self.net.device)
@@ -98,11 +103,8 @@ class Data:
     def _scored(self, part: Tensor) -> LossInputs:
         """What a loss on scores is handed for the rows ``part``: the scalar head at the last token of each."""
         lengths = self.tokens.lengths[part]
-        ids = padded(
-            self.tokens.values.long(), self.tokens.offsets[:-1][part], lengths, int(lengths.max()), self.net.filler
-        )
         with self.net.recomputing(), self.net.mixed():
-            hidden = self.net.hidden(ids.to(self.net.device))
+            hidden = self.net.hidden(self.padded(part).to(self.net.device))
         last = hidden[torch.arange(len(part), device=hidden.device), (lengths - 1).to(hidden.device)]
         at = ragged_index(starts_of(self.lengths)[part], self.lengths[part])
         row = torch.repeat_interleave(torch.arange(len(part)), self.lengths[part])

@@ -308,10 +308,7 @@ class HFEngine:
 
     def _whole(self, shards: list[Shard]) -> dict[str, Tensor]:
         if any(s.shape != tuple(s.tensor.shape) for s in shards):
-            raise ModelError(
-                f"The weights of '{self.build.model.title}' are split over ranks, so no rank has them whole.",
-                fix="Move them by shards().",
-            )
+            raise split_weights(self.build)
         return {s.name: s.tensor for s in shards}
 
     def save(self, folder: str | Path) -> None:
@@ -350,6 +347,14 @@ class HFEngine:
         kept = config.num_hidden_layers * (config.hidden_size if self.build.gradient_checkpointing else layer)
         held = (kept if training else 0) + 2 * layer
         return max(1024, ACTIVATION_BYTES.get(self.device.type, 2 << 30) // (held * self.net.compute.itemsize))
+
+
+def split_weights(build: Build) -> ModelError:
+    """What is said where somebody asks for whole weights that no rank has."""
+    return ModelError(
+        f"The weights of '{build.model.title}' are split over ranks, so no rank has them whole.",
+        fix="Move them by shards().",
+    )
 
 
 def _first_of_copies(build: Build) -> bool:
