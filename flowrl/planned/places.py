@@ -51,7 +51,7 @@ def on_ranks(
     trained = frozenset[str]().union(*(trained_workers(t) for t in traces))
     sampled = frozenset[str]().union(*(sampled_workers(t) for t in traces))
     stands = stands_of(handles, plan, trained=trained, sampled=sampled)
-    pools = pools_on_ranks(plan, {s.pool for s in stands.values()})
+    pools = pools_on_ranks(plan, {s.pool for s in stands.values()} or None)
     try:
         cluster = import_module("flowrl.runtime.ray.cluster")  # by name: Ray is imported nowhere else
     except ModuleNotFoundError as error:

@@ -115,7 +115,7 @@ def load_live(checkpoint: Path, manifest: Mapping[str, Any]) -> dict[int, Any]:
 def _rows(file: Path, said: Mapping[str, Any]) -> Any:
     """Rows that a rank has written."""
     batch = Batch.from_tensors(_tensors(file, {}), said["rows"])
-    return batch["value"] if said["column"] else batch
+    return RemoteColumn(batch.keys, Remote.drawn(batch).columns["value"]) if said["column"] else batch
 
 
 def _tensors(file: Path, same: Mapping[str, str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from .pieces import NOTHING, Cutter, can_cut, piece_of, together
 from .records import Book, Timing
 from .remote import Remote
 
+MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
 LIBRARY = "(library)"  # the thread of calls that take no pool and are not done in this process
 
 
@@ -148,7 +149,7 @@ class Crew:
         try:
             self._move(command)
         except BaseException as error:
-            self._failed(1 << 62, error)
+            self._failed(MOVE, error)
         if isinstance(command, Publish) and command.worker in self.servers:
             timing = Timing(f"{command.worker}.publish", command.step, command.pools[0], start, self.clock())
             self.book.steps.get(command.step, self.book.outside).timings.append(timing)
@@ -158,18 +159,21 @@ class Crew:
         worker, key = self.workers[command.worker], (command.worker, command.version)
         if isinstance(command, Stage):
             self._staged[key] = worker.stage()
-        elif command.worker not in self.servers:
-            worker.published(command.version)
+            worker.published(command.version)  # from here on it is trained as the next one
+        elif key in self._staged:
+            self.servers[command.worker].install(self._staged.pop(key), command.version)
         else:
             worker.published(command.version)
-            staged = self._staged.pop(key) if key in self._staged else worker.in_use()
-            self.servers[command.worker].install(staged, command.version)
+            if command.worker in self.servers:
+                self.servers[command.worker].install(worker.in_use(), command.version)
 
     def _run(self, call: Call, command: Start) -> None:
         """Run one call, or a piece of it, in the thread that this is called in."""
         start = self.clock()
         result: Any = None
         try:
+            if any(isinstance(error, RankLost) or number == MOVE for number, error in self.failures):
+                raise Skipped(f"{call.title} was not run: what it needs is lost")
             if command.offload or command.onload:
                 self.hands.swap(command, self._resident, self.scheme.setup.memory)
             worker = self._worker(call.op, call.worker)

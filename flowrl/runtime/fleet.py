@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Fleet:
         self._next = itertools.count(1)
         self._dropped: dict[int, deque[int]] = defaultdict(deque)
         self._library = 0
+        self._order = threading.Lock()
 
     # -- one call ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class Fleet:
         tasks = {
             rank: self._task(asked, group, arguments, into, reads, main, rank, keys) for rank, keys in shares.items()
         }
-        begun = {rank: self.link.send(rank, "run", task) for rank, task in tasks.items()}
+        begun = self.begin("run", {rank: (task,) for rank, task in tasks.items()})
         answers = self.link.wait(begun, _waiting(asked, group), self.deadline)
         replies = self._checked(asked, answers)
         return self._outcome(asked, group, replies, tasks, arguments, main)
@@ -120,10 +122,9 @@ class Fleet:
             if isinstance(value, Remote) and lacking is not None:
                 raise missing_field(asked.title, lacking, value.fields, asked.at, ())
         reads: dict[str, Any] = {p: tuple(f) for p, f in signature.reads.items()}
-        if op.reads is None and op.owner == "batch":
-            reads = {
-                op.batch_parameter: () if op.name == "filter" else tuple(a for a in args[1:] if isinstance(a, str))
-            }
+        named = tuple(a for a in args[1:] if isinstance(a, str))  # a group's mean is of the field that is named
+        if op.owner == "batch" and (named or op.name == "filter"):
+            reads = {op.batch_parameter: named}
         return arguments, reads
 
     def _task(
@@ -148,8 +149,8 @@ class Fleet:
             if not isinstance(item, Values):
                 return Named(item.name) if is_handle(item) else item
             mine = keys if keys is not None and main is not None and item.keys == main.keys else None
-            if keys is not None and mine is None and group is not None and isinstance(item, Remote):
-                mine = group.share_of(item, rank)
+            if mine is None and main is not None and group is not None and isinstance(item, Remote):
+                mine = group.share_of(item, rank, main, keys)
             wanted = fetch(item, mine, names if isinstance(item, Remote) else None)
             self.traffic.drawn += _inline(wanted)
             return wanted
@@ -159,7 +160,7 @@ class Fleet:
             for name, value in arguments.items()
         }
         positional, named = _passed(asked.op, sent)
-        keeps = group is None or rank in group.keepers
+        keeps = group is None or (rank == group.ranks[0] if keys is None else rank in group.keepers)
         return Task(
             asked.title,
             asked.op.name if group is not None else asked.op,
@@ -226,14 +227,15 @@ class Fleet:
         if group is not None:
             changed = next((r.weights for r in replies.values() if r.weights is not None), None)
             if changed is not None:
-                group.note(*changed)
+                group.note(*changed[1:])
         kept = {rank: r for rank, r in replies.items() if r.keys is not None and tasks[rank].keep}
         if not kept:
             return first.value
         stored = [self._stored(rank, tasks[rank].keep, r) for rank, r in kept.items()]
         if first.column:
             values = [v for v in found(dict(arguments), Values) if len(v.keys) == sum(len(s.keys) for s in stored)]
-            keys = values[0].keys if values else tuple(k for s in stored for k in s.keys)
+            made = tuple(k for s in stored for k in s.keys)
+            keys = values[0].keys if values and len(stored) > 1 else made  # a split call's rows are those of its batch
             return RemoteColumn(keys, Source(tuple(stored), ("value",) * len(stored)))
         made = {n: Source(tuple(stored), (n,) * len(stored)) for n in first.kinds}
         if main is None or asked.op.rows == "regroup":
@@ -264,10 +266,9 @@ class Fleet:
             meeting = None
             if moves.total:
                 meeting = self.everywhere(ranks[:1], "meeting_point")[ranks[0]]
-            begun = {
-                rank: self.link.send(rank, "connect", name, moves, n, len(ranks), meeting, self.deadline or 300.0)
-                for rank, n in numbers.items()
-            }
+            seconds = (self.deadline or 240.0) + 60
+            told = {rank: (name, moves, n, len(ranks), meeting, seconds) for rank, n in numbers.items()}
+            begun = self.begin("connect", told)
             self.answered(begun, f"connecting {source.name} with {target.name}")
             self._routes[ends] = (name, moves, numbers)
         return self._routes[ends]
@@ -312,8 +313,12 @@ class Fleet:
 
     def everywhere(self, ranks: Sequence[int], method: str, *args: Any, what: str = "") -> dict[int, Any]:
         """The same call on several ranks; their answers. Raises what failed first."""
-        begun = {rank: self.link.send(rank, method, *args) for rank in ranks}
-        return self.answered(begun, what or method.replace("_", " "))
+        return self.answered(self.begin(method, dict.fromkeys(ranks, args)), what or method.replace("_", " "))
+
+    def begin(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Begin a call on several ranks. Calls in which ranks wait for each other come to all of them in one order."""
+        with self._order:
+            return {rank: self.link.send(rank, method, *args) for rank, args in calls.items()}
 
     def answered(self, begun: Mapping[int, Any], what: str) -> dict[int, Any]:
         """Wait for calls that were begun. Raises what failed first."""

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from inspect import getattr_static
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -42,7 +43,8 @@ def _present(method: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(method)
     def there(*args: P.args, **kwargs: P.kwargs) -> R:
-        groups = [a.group if isinstance(a, Staged) else a for a in args if isinstance(a, (Group, Staged))]
+        groups = [a for a in args if isinstance(a, Group)]
+        groups += [a.group for a in args if isinstance(a, Staged) and a.number is None]  # what is set aside is there
         gone = [g for g in groups if g.is_away]
         for group in gone:
             group.onload()
@@ -83,6 +85,12 @@ class Group:
         return hasattr(self.blueprint.cls, "build")
 
     @property
+    def _stateful(self) -> bool:
+        """Whether it changes, and has no engine that would change on all ranks: then it is on the first one alone."""
+        ops = (getattr_static(self.blueprint.cls, n) for n in dir(self.blueprint.cls))
+        return not self.is_model and any(isinstance(op, Op) and op.updates for op in ops)
+
+    @property
     def trains(self) -> bool:
         """Whether its weights are worth saving at the end of a run."""
         return hasattr(self.blueprint.cls, "update")
@@ -97,7 +105,7 @@ class Group:
                 return dict.fromkeys(self.ranks)
             split = self._split(main, together=getattr(arguments.get("loss"), "groups", False))
             return {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True)}
-        if main is not None and pieces and self.parts > 1:
+        if main is not None and pieces and self.parts > 1 and not self._stateful:
             split = self._split(main, together=True)
             some = {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True) if split[place]}
             return dict(some) or {self.ranks[0]: None}
@@ -105,10 +113,17 @@ class Group:
             return dict.fromkeys(self.ranks)
         return {self.ranks[0]: None}
 
-    def share_of(self, other: Remote, rank: int) -> tuple[Key, ...] | None:
-        """A rank's rows of a second batch of a call, whose rows are not those of the first."""
-        if not self.post.collective and self.parts == 1:
-            return None
+    def share_of(self, other: Remote, rank: int, main: Remote, keys: tuple[Key, ...] | None) -> tuple[Key, ...] | None:
+        """A rank's rows of a second batch of a call: those of its prompts, or in a team a part of its own.
+
+        Prompts that the first batch does not have go to the first rank.
+        """
+        if keys is None or set(other.keys) == set(main.keys):
+            return keys
+        if not self.post.collective:
+            mine, all_ = {k[0] for k in keys}, {k[0] for k in main.keys}
+            first = rank == self.ranks[0]
+            return tuple(k for k in other.keys if k[0] in mine or (first and k[0] not in all_))
         return self._split(other, together=False)[self.places[self.ranks.index(rank)]]
 
     def _split(self, rows: Remote, *, together: bool) -> list[tuple[Key, ...]]:
@@ -131,19 +146,22 @@ class Group:
             self.stamp += 1
         self.version, self.dirty = version, False
 
-    @_present
-    def note(self, version: int, dirty: bool, stamp: int) -> None:
-        """What a rank says of the state after a call. ``stamp`` counts there, from anew when it is started again."""
+    def note(self, dirty: bool, stamp: int) -> None:
+        """What a rank says of the state after a call. ``stamp`` counts there, from anew when it is started again.
+
+        Versions are counted here: they go to ranks with their tasks.
+        """
         if stamp != self._stamp_there:
             self._stamp_there, self.stamp = stamp, self.stamp + 1
-            self.version, self.dirty = version, dirty
+            self.dirty = dirty
 
+    @_present
     def program_starts(self) -> None:
         """A program is a stage of training. A copy of another worker takes its weights now."""
         answers = self.fleet.everywhere(
             self.ranks, "program_starts", self.key, what=f"{self.name} at a program's start"
         )
-        self.note(*next(iter(answers.values())))
+        self.note(*next(iter(answers.values()))[1:])
 
     @_present
     def stage(self) -> Staged:
@@ -164,9 +182,7 @@ class Group:
         what = f"publish of {source.name} version {version}"
         dtypes = {name: kind for name, (kind, _) in moves.dtypes.items()}
         wanted = source.digest(staged.number, dtypes)
-        begun = {
-            rank: self.fleet.link.send(rank, "move", route, source.name, staged.number, self.key) for rank in numbers
-        }
+        begun = self.fleet.begin("move", dict.fromkeys(numbers, (route, source.name, staged.number, self.key)))
         answers = self.fleet.answered(begun, what)
         received = {numbers[rank]: moved.received for rank, moved in answers.items() if moved.received}
         assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
@@ -203,11 +219,18 @@ class Group:
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
-    @_present
     def digest(self, number: int | None = None, dtypes: Mapping[str, str] | None = None) -> str | None:
         """The digest of the weights, whatever their layout; None for a worker without a model."""
         if not self.is_model:
             return None
+        return self._digest_in_use(dtypes) if number is None else self._agreed(number, dtypes)
+
+    @_present
+    def _digest_in_use(self, dtypes: Mapping[str, str] | None) -> str:
+        return self._agreed(None, dtypes)
+
+    def _agreed(self, number: int | None, dtypes: Mapping[str, str] | None) -> str:
+        """The digest that all whole copies have. Raises RunError where one has another."""
         found = self.digests(number, dtypes)
         rank, first = next(iter(found.items()))
         for other, said in found.items():

@@ -43,7 +43,7 @@ class Here:
         main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
         if not call.op.external or main is None:
             return call.op.apply(worker, args, kwargs, call.info)
-        inputs = main.digest()
+        inputs = _read(call, worker, args, kwargs, main).digest()
         added = self.journal.kept(
             self.number,
             call.index,
@@ -57,3 +57,11 @@ class Here:
             self.journal.keep(self.number, call.index, piece, inputs, result.select(*fresh).with_call(None))
             return result
         return main.take_keys(added.keys).with_columns(dict(added.columns))
+
+
+def _read(call: Call, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any], main: Batch) -> Batch:
+    """The rows with the fields that the call reads: what its answer depends on, and what a rank would have of them."""
+    arguments = call.op.bind(worker, args, {k: v for k, v in kwargs.items() if k != "into"})
+    signature = call.op.signature(getattr(worker, "init_arguments", {}), arguments, frozenset(main.fields))
+    fields = signature.reads.get(call.op.batch_parameter)
+    return main if fields is None else main.select(*(n for n in fields if n in main))

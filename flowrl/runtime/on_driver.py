@@ -60,6 +60,9 @@ def _join(batch: Remote, other: Remote) -> Any:
 
 
 def _concat(batch: Remote, *others: Remote) -> Any:
+    alike = all(set(b.fields) == set(batch.fields) for b in others)
+    if alike and not Remote.can_concat([batch, *others]):
+        return UNKNOWN
     return Remote.concat([batch, *others])
 
 

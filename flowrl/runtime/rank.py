@@ -41,6 +41,7 @@ class Rank(Weights):
         super().__init__(host)
         self.number, self.pool, self.setting, self.peers = number, pool, setting, peers
         self.objects: dict[int, Batch] = {}
+        self._serves = threading.Lock()  # one call at a time is in the engine of a policy
         self._journal: Journal | None = None
         self._tokenizers: dict[str, Any] = {}
         self._now = _Now()
@@ -100,9 +101,10 @@ class Rank(Weights):
     def respond(
         self, name: str, prompts: Column, seeds: Tensor, starts: Tensor, how: Mapping[str, Any]
     ) -> Sampled | Failed:
-        """One response per prompt, for an environment on another rank."""
+        """One response per prompt, for an environment on another rank, or on this one among several."""
         try:
-            return self._serving(name).respond(prompts, seeds, starts, **how)  # type: ignore[attr-defined]
+            with self._serves:
+                return self._serving(name).respond(prompts, seeds, starts, **how)  # type: ignore[attr-defined]
         except Exception as error:
             return Failed.of(error)
 

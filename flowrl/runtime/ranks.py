@@ -137,7 +137,8 @@ class RanksPlace:
             raise
         except Exception as error:
             raise WorkerError(f"worker '{name}' could not be opened: {error}", at=self.declared[name].at) from error
-        group.note(found[ranks[0]]["version"], False, found[ranks[0]]["stamp"])
+        group.version = found[ranks[0]]["version"]
+        group.note(False, found[ranks[0]]["stamp"])
         group.held = {rank: said["held"] for rank, said in found.items()}
         if f"{name}.{'generate' if serving else 'train'}" in self.swapped:
             group.offload()
@@ -160,11 +161,8 @@ class RanksPlace:
             return
         ranks = self.fleet.pools[pool]
         host, port = self.fleet.everywhere(ranks[:1], "meeting_point")[ranks[0]]
-        seconds = self.fleet.deadline or 1800.0
-        begun = {
-            rank: self.fleet.link.send(rank, "join_pool", len(ranks), n, host, port, seconds)
-            for n, rank in enumerate(ranks)
-        }
+        seconds = (self.fleet.deadline or 1740.0) + 60  # the driver is the first to find that a rank hangs
+        begun = self.fleet.begin("join_pool", {r: (len(ranks), n, host, port, seconds) for n, r in enumerate(ranks)})
         self.fleet.answered(begun, f"joining the ranks of pool '{pool}'")
         self._joined.add(pool)
 
@@ -199,6 +197,17 @@ class RanksPlace:
     def write_rows(self, value: Remote | RemoteColumn, file: Path) -> Mapping[str, Any]:
         """Have rows that the program holds written into a checkpoint by a rank."""
         return self.fleet.written(value, file)
+
+    def make_way(self) -> None:
+        """A program's calls begin: whoever takes turns is away, as its schedule takes for granted."""
+        for groups, use in ((self.workers, "train"), (self.servers, "generate")):
+            for name, group in groups.items():
+                if f"{name}.{use}" in self.swapped:
+                    group.offload()
+
+    def taken(self, live: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Values of a checkpoint: ranks get the rows of them that they need with their tasks."""
+        return live
 
     def sync(self) -> None:
         """Have the disk hold the journals."""

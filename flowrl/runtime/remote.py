@@ -107,6 +107,20 @@ class Source:
         parts = [(number, list(rows)) for number, rows in enumerate(taken) if rows]
         return parts, [starts[number] + place for number, place in found]
 
+    def at(self, key: Key) -> tuple[Stored, int]:
+        """The object and the row that a key stands for."""
+        parts, _ = self.rows((key,))
+        return self.stored[parts[0][0]], parts[0][1][0]
+
+    def kept(self, keys: Sequence[Key]) -> Source:
+        """The same for these keys alone: without objects that have none of their rows."""
+        if len(self.stored) == 1:
+            return self
+        used = [number for number, _ in self.rows(keys)[0]] or [0]
+        if len(used) == len(self.stored):
+            return self
+        return Source(tuple(self.stored[n] for n in used), tuple(self.names[n] for n in used))
+
     def _find(self, key: Key) -> tuple[int, int] | None:
         for number, stored in enumerate(self.stored):
             row = stored.index.get(key)
@@ -182,7 +196,8 @@ class Remote:
 
     def take(self, index: Sequence[int]) -> Remote:
         """Some of the rows, in this order."""
-        return Remote(tuple(self.keys[i] for i in index), self._columns)
+        keys = tuple(self.keys[i] for i in index)
+        return Remote(keys, {n: s.kept(keys) for n, s in self._columns.items()})
 
     def select(self, *names: str) -> Remote:
         """Only these fields."""
@@ -193,7 +208,9 @@ class Remote:
         for name in columns:
             if name in self._columns:
                 raise FieldError(f"'{name}' is written twice.", have=self._columns, fix="Rename one of the two.")
-        return Remote(self.keys if keys is None else keys, {**self._columns, **columns})
+        if keys is None or keys == self.keys:
+            return Remote(self.keys, {**self._columns, **columns})
+        return Remote(keys, {**{n: s.kept(keys) for n, s in self._columns.items()}, **columns})
 
     @staticmethod
     def concat(batches: Sequence[Remote]) -> Remote:
@@ -206,7 +223,19 @@ class Remote:
         keys = tuple(key for b in batches for key in b.keys)
         if len(set(keys)) != len(keys):
             raise RowsError("Batches that have rows in common cannot be put together.")
-        return Remote(keys, {n: joined([b.columns[n] for b in batches]) for n in first.fields})
+        some = [b for b in batches if len(b)] or [first]
+        return Remote(keys, {n: joined([b.columns[n] for b in some]) for n in first.fields})
+
+    @staticmethod
+    def can_concat(batches: Sequence[Remote]) -> bool:
+        """Whether each key finds its own row among the objects of all: versions of a row may lie in two of them."""
+        for name in batches[0].fields:
+            sources = [b.columns[name] for b in batches if name in b]
+            if len({s for source in sources for s in source.stored}) > 1:
+                whole = joined(sources)
+                if any(s.at(k) != whole.at(k) for b, s in zip(batches, sources, strict=True) for k in b.keys):
+                    return False
+        return True
 
     def sizes(self) -> list[int]:
         """Tokens of each row as far as they are known, for balancing: 1 where nothing is."""
@@ -324,7 +353,8 @@ def rebuilt(tree: Any, change: Callable[[Any], Any]) -> Any:
         made = [rebuilt(item, change) for item in tree]
         return made if isinstance(tree, list) else tuple(made)
     if isinstance(tree, dict):
-        return {k: rebuilt(v, change) for k, v in tree.items()}
+        made = {k: rebuilt(v, change) for k, v in tree.items()}
+        return made if type(tree) is dict else type(tree)(made)
     if isinstance(tree, Spec) and tree.parameters:
         parameters = {k: rebuilt(v, change) for k, v in tree.parameters.items()}
         changed = any(a is not b for a, b in zip(parameters.values(), tree.parameters.values(), strict=True))

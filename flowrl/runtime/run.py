@@ -78,7 +78,7 @@ class Runner:
         self.stages, self.place, self.settings = stages, place, settings
         self._prepare_folder()
         self.recorder = Recorder(settings.out)
-        self.journal = Journal(settings.out / "journal.jsonl")
+        self.journal = Journal(settings.out / "journal.jsonl", beside="journal.*.jsonl")
         self.progress = Progress(quiet=settings.quiet)
         self.place.warn = self._warn
         self._asked_to_stop = False
@@ -104,7 +104,10 @@ class Runner:
                 if settings.resume:
                     self.progress.note(f"resumed {self._place(manifest)}")
                 if manifest is not None:
-                    cut = self._restore(manifest)
+                    try:
+                        cut = self._restore(manifest)
+                    except RankLost as lost:
+                        first, cut = self._recover(lost)
                 while digest is None:
                     self._number = first
                     try:
@@ -120,6 +123,7 @@ class Runner:
         except KeyboardInterrupt:
             self.recorder.event("stopped", "at once; what came after the last checkpoint is done again")
             self.recorder.run_record(status="interrupted")
+            self.place.close()
             raise
         except BaseException as error:
             self.recorder.event("failed", f"{type(error).__name__}: {error}")
@@ -136,10 +140,11 @@ class Runner:
         servers = {name: self.place.open_server(name) for name in self._serving(stage)}
         if cut is None:
             self.place.start_program(stage.workers)
-            for name in followers:
+            for name in {**followers, **servers}:
                 version = workers[name].read_version()  # what the program before has updated is published
                 if name in servers and servers[name].version != version:
                     servers[name].install(workers[name].in_use(), version)
+        self.place.make_way()
         session = self._session = Running(
             program=stage.program,
             number=self._number,
@@ -264,7 +269,7 @@ class Runner:
             reads=program["reads"],
             steps=program["steps"],
             course=program["course"],
-            live=checkpoint.load_live(folder, manifest),
+            live=self.place.taken(checkpoint.load_live(folder, manifest)),
             cursors=program["cursors"],
             draws=program["draws"],
             held=tuple(program.get("held", ())),

@@ -15,6 +15,7 @@ from ..workers.tokenizer import find_tokenizer
 from .crew import Hands
 from .here import Here
 from .journal import Journal
+from .remote import RemoteColumn
 
 
 class Declared(Protocol):
@@ -85,6 +86,13 @@ class Workplace:
         """Rows that lie on ranks, written by one of them: there are none in one process."""
         raise AssertionError("rows lie in this process")
 
+    def make_way(self) -> None:
+        """A program's calls begin: nobody takes turns in the memory of this process."""
+
+    def taken(self, live: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Values of a checkpoint as this place has them: columns that ranks have written are plain ones here."""
+        return {i: _plain(v) for i, v in live.items()}
+
     def sync(self) -> None:
         """Have the disk hold what ranks have written: here that is the run's own journal."""
 
@@ -145,3 +153,8 @@ class Workplace:
             worker.close()
         self.workers.clear()
         self.servers.clear()
+
+
+def _plain(value: Any) -> Any:
+    batch = value.source.stored[0].batch if isinstance(value, RemoteColumn) else None
+    return value if batch is None else batch[value.source.names[0]]

@@ -86,7 +86,7 @@ def place_for(flow, plan: Plan, out, *names, seed=0, parameters=None, swapped=()
     trained = frozenset().union(*(trained_workers(t) for t in traces))
     sampled = frozenset().union(*(sampled_workers(t) for t in traces))
     stands = stands_of(flow.handles, plan, trained=trained, sampled=sampled)
-    pools = pools_on_ranks(plan, {s.pool for s in stands.values()})
+    pools = pools_on_ranks(plan, {s.pool for s in stands.values()} or None)
     return RanksPlace(
         {h.name: h for h in flow.handles},
         Direct(pools, **how),

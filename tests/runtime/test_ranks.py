@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,9 @@ def test_a_lost_rank_changes_nothing(small, tmp_path, count):
     assert found.status == "done"
     assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
     assert len(place.ranks.restarted) == 1
+    events = [json.loads(line) for line in (tmp_path / "ranks" / "events.jsonl").read_text().splitlines()]
+    lost = next(e["text"] for e in events if e["kind"] == "lost")
+    assert re.search(r"rank \d died during [\w.]+ of step \d \(.+ -> .+\)", lost), "it names the edge"
     twice = len(small.CALLS) - len(wanted)
     assert twice == 0, "what touched the world is never run again"
     kept = sorted((tmp_path / "ranks" / "checkpoints").glob("[0-9]*"))[-1]
@@ -193,27 +197,103 @@ def numbers(line: dict) -> dict:
     return {k: v for k, v in line.items() if k != "tokens_per_second"}
 
 
-def test_rows_that_an_op_has_ordered_stay_so(tmp_path):
-    """A filter that sorts: the order of one rank's answer is that of one process."""
-    flow = fl.Flow("ordered")
+def module_of(name: str):
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
-    class Best(fl.Worker):
-        @fl.op(reads="x", rows="filter")
-        def best(self, batch):
-            return batch.take(batch.x.values.argsort(descending=True).tolist()[:4])
 
-        @fl.op(reads="x", adds="place: f32[]")
-        def number(self, batch):
-            return {"place": [float(i) for i in range(len(batch))]}
+TWO = Plan({"a": Pool("a", processes=2)})
 
-    best = flow.worker(Best)
+
+@pytest.mark.parametrize("program", ["stateful", "choose", "two_batches", "window", "ordered", "columns"])
+@pytest.mark.parametrize("plan", [ONE, TWO], ids=["one", "two"])
+def test_rows_that_take_other_ways_arrive_as_in_one_process(small, tmp_path, program, plan):
+    flow = module_of("ranks_flow").flow
+    flow.run(program, out=tmp_path / "local", quiet=True)
+    run_direct(flow, plan, tmp_path / "ranks", program)
+    assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
+
+
+def test_values_that_go_on_survive_a_loss(small, tmp_path):
+    flow = module_of("ranks_flow").flow
+    flow.run("columns", out=tmp_path / "local", quiet=True)
+    for count in (6, 13, 20):
+        out = tmp_path / f"ranks{count}"
+        _, place = run_direct(flow, TWO, out, "columns", kill=("run", count), checkpoint_every=2)
+        assert place.ranks.restarted and metrics(out) == metrics(tmp_path / "local")
+
+
+def test_objects_that_nobody_holds_are_freed(small, tmp_path, monkeypatch):
+    from direct import Direct
+
+    held = []
+    real = Direct.stop
+    monkeypatch.setattr(Direct, "stop", lambda self: (held.append(len(self.ranks[0].objects)), real(self)))
+    for steps in (10, 40):
+        out = tmp_path / str(steps)
+        run_direct(module_of("ranks_flow").flow, ONE, out, "window", parameters={"window": {"steps": steps}})
+    assert held[0] == held[1] <= 3
+
+
+def test_a_program_without_workers(small, tmp_path):
+    flow = fl.Flow("bare")
 
     @flow.program
-    def ordered(steps: int = 2):
-        for step, batch in flow.steps(importlib.import_module("small_flow").Numbers(batch=6), steps):
-            batch = best.number(best.best(batch))
-            flow.log(step, sum=(batch.place * batch.x).sum())
+    def bare(steps: int = 2):
+        for step, batch in flow.steps(small.Numbers(), steps):
+            flow.log(step, x=batch.x.mean())
 
-    flow.run("ordered", out=tmp_path / "local", quiet=True)
-    run_direct(flow, ONE, tmp_path / "ranks", "ordered")
+    flow.run("bare", out=tmp_path / "local", quiet=True)
+    run_direct(flow, ONE, tmp_path / "ranks")
     assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
+
+
+def test_a_run_that_broke_off_on_ranks_asks_the_world_nothing_again_in_one_process(small, tmp_path, monkeypatch):
+    from direct import Direct
+
+    class Crash(BaseException):
+        pass
+
+    real = Direct.send
+
+    def send(self, rank, method, *args):
+        if method == "run" and args[0].title == "counter.update" and args[0].info.step == 4:
+            raise Crash
+        return real(self, rank, method, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Direct, "send", send)
+        with pytest.raises(Crash):
+            run_direct(small.flow, SPLIT, tmp_path / "ranks", checkpoint_every=3)
+    small.flow.run("train", out=tmp_path / "ranks", quiet=True, resume=True, checkpoint_every=3)
+    asked = [tuple(key) for key in small.CALLS]
+    assert len(asked) == len(set(asked)) > 0
+
+
+def test_what_one_program_has_trained_the_next_one_samples(tmp_path):
+    """Also where the copy that generates was opened before, and the second program trains nothing."""
+    module = module_of("stale_flow")
+    flow = fl.Flow("warm")
+    actor = flow.worker(fl.Actor, module.MODEL, lr=3e-2, max_tokens=5, name="actor")
+    other = flow.worker(fl.Actor, module.MODEL, max_tokens=5, name="other")
+    reward = flow.worker(fl.FunctionReward, module.digits, name="reward")
+
+    @flow.program
+    def warm(steps: int = 4):
+        for step, batch in flow.steps(module.arithmetic.prompts(4), steps):
+            flow.log(step, actor.update(other.generate(batch, n=3), loss=module.rl.sft()))
+
+    @flow.program
+    def evaluate(steps: int = 2):
+        for step, batch in flow.steps(module.arithmetic.prompts(4), steps):
+            batch = reward.score(actor.generate(batch, n=1, greedy=True))
+            flow.log(step, reward=batch.rewards.mean(), version=batch.versions.row_mean().min())
+
+    apart = Plan({"a": "cpu", "b": "cpu"}, {"actor": {"train": Place("a"), "generate": Place("b")}})
+    flow.run("warm", "evaluate", out=tmp_path / "local", quiet=True, plan=apart)
+    run_direct(flow, apart, tmp_path / "ranks", "warm", "evaluate")
+    assert [numbers(m) for m in metrics(tmp_path / "ranks")] == [numbers(m) for m in metrics(tmp_path / "local")]
+    assert metrics(tmp_path / "ranks")[-1]["version"] == 1.0

@@ -15,6 +15,7 @@ from ..task import Failed, Setting, Task
 LANES = {
     "pull": "pull",
     "positions": "pull",
+    "respond": "serve",
     "alive": "pull",
     "bring": "light",
     "write_rows": "light",
@@ -25,7 +26,7 @@ LANES = {
     "sums": "move",
     "weights_written": "move",
 }
-THREADS = {"pull": 2, "light": 1, "move": 1}
+THREADS = {"pull": 2, "light": 1, "move": 1, "serve": 1}
 
 
 def lane_of(method: str, args: Sequence[Any]) -> str:
@@ -43,6 +44,7 @@ class RankActor:
         self.number, self.pool = number, pool
         self._rank: Rank | None = None
 
+    @ray.method(concurrency_group="pull")
     def begin(self, setting: Setting, handles: Mapping[int, Any]) -> dict[str, Any]:
         """Learn of the run and of the other ranks; returns where this process is."""
         if self._rank is None:
@@ -62,6 +64,11 @@ class RankActor:
     @ray.method(concurrency_group="light")
     def light(self, method: str, *args: Any) -> Any:
         """A short call that does not wait for what the workers do."""
+        return self._called(method, args)
+
+    @ray.method(concurrency_group="serve")
+    def serve(self, method: str, *args: Any) -> Any:
+        """Generate for an environment on another rank, which this one may be waiting for in turn."""
         return self._called(method, args)
 
     @ray.method(concurrency_group="move")

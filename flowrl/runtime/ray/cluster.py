@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -27,6 +27,8 @@ from .actor import THREADS, RankActor, start
 RESOURCE = "flowrl_rank"  # of a cluster that is started here: one for each rank on a CPU
 GRACE = 10.0  # seconds that the other ranks of a call have when one has failed
 SECONDS_TO_PLACE = 600.0
+SECONDS_TO_START = 600.0
+SILENT = 10.0  # seconds after which a rank that does not even say that it is there counts as hung
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,10 @@ class RayRanks:
             options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 if pool.gpus else 0, "scheduling_strategy": at}
             options["runtime_env"] = {"env_vars": {"TORCHDYNAMO_DISABLE": "1"}} if not pool.gpus else {}
             self.handles[rank] = actor.options(**options).remote(rank, pool.name)
-        begun = {rank: h.work.remote("alive") for rank, h in self.handles.items()}
-        self._told(self.wait(begun, "starting ranks"))
+        begun = {rank: self.handles[rank].work.remote("alive") for rank in ranks}
+        self._told(self.wait(begun, "starting ranks", SECONDS_TO_START))
         begun = {rank: h.begin.remote(self._setting, dict(self.handles)) for rank, h in self.handles.items()}
-        self.where = self._told(self.wait(begun, "starting ranks"))
+        self.where = self._told(self.wait(begun, "starting ranks", SECONDS_TO_START))
 
     @staticmethod
     def _told(answers: dict[int, Any]) -> dict[int, Any]:
@@ -175,7 +177,7 @@ class RayRanks:
             answers = ray.get(refs, timeout=deadline)
         except (RayError, TimeoutError):
             return self._one_by_one(begun, what, 0.0)
-        if any(isinstance(a, Failed) for a in answers) and (dead := self._dead()):
+        if any(isinstance(a, Failed) for a in answers) and (dead := self._dead()[0]):
             raise self._lost(dict.fromkeys(dead, "its process is gone"), what)
         return dict(zip(begun, answers, strict=True))
 
@@ -201,14 +203,15 @@ class RayRanks:
             if not ready:
                 break
         failed = [a for a in answers.values() if isinstance(a, Failed)]
-        if died or failed:
-            died |= dict.fromkeys(self._dead(), "its process is gone")
+        dead, silent = self._dead() if died or failed or by_ref else ([], [])
+        died |= dict.fromkeys(dead, "its process is gone")
         if died:
             raise self._lost(died, what)
-        if by_ref and not failed:
-            late = sorted(by_ref.values())
+        if by_ref and (silent or not failed):  # a rank that waits for a silent one is late too, and not to blame
+            late = sorted({*silent, *(() if silent and failed else by_ref.values())})
+            first = silent[0] if silent else late[0]
             raise RankLost(
-                f"rank {late[0]} of pool '{self._places[late[0]][0].name}' has not answered {what} in time.",
+                f"rank {first} of pool '{self._places[first][0].name}' has not answered {what} in time.",
                 ranks=late,
                 fix="Give the plan a longer pipeline.deadline if such calls may take that long.",
             )
@@ -223,18 +226,17 @@ class RayRanks:
             fix="If it happens again, look into the logs of Ray for this process: memory is the usual reason.",
         )
 
-    def _dead(self) -> list[int]:
-        """Ranks whose process is gone."""
-        found: list[int] = []
-        begun = {rank: handle.pull.remote("alive") for rank, handle in self.handles.items()}
-        for rank, ref in begun.items():
+    def _dead(self) -> tuple[list[int], list[int]]:
+        """Ranks whose process is gone, and those that say nothing."""
+        begun = {handle.pull.remote("alive"): rank for rank, handle in self.handles.items()}
+        ready, late = ray.wait(list(begun), num_returns=len(begun), timeout=SILENT)
+        gone: list[int] = []
+        for ref in ready:
             try:
-                ray.get(ref, timeout=5)
-            except GetTimeoutError:
-                continue
+                ray.get(ref)
             except RayError:
-                found.append(rank)
-        return found
+                gone.append(begun[ref])
+        return gone, sorted(begun[ref] for ref in late)
 
 
 def own_modules() -> list[ModuleType]:
