@@ -98,15 +98,24 @@ def _greet(messages: Sequence[Message], wire: Wire) -> list[tuple[Message, int, 
 
 
 def _agree(greetings: Sequence[tuple[Message, int, Sending]], wire: Wire) -> None:
-    """Everybody is there and has planned the same; messages of other sizes than expected would end the process."""
+    """Everybody is there and has planned the same; messages of other sizes than expected would end the process.
+
+    All words are heard before one is told to be wrong: whoever gives up first leaves the others with half of theirs.
+    """
+    wrong: RunError | None = None
     for first, print_, sending in greetings:
-        _through(first, sending, wire)
+        try:
+            _through(first, sending, wire)
+        except RunError as error:
+            raise wrong or error from error.__cause__
         if int(sending.tensor[0]) != print_:
-            raise RunError(
+            wrong = wrong or RunError(
                 f"process {first.source} and process {first.target} have planned other moves from the one to the "
                 f"other; the first weight of process {wire.me} is {first.pieces[0].name}.",
                 fix="Plan in all processes from the same holdings, with the same bucket_bytes.",
             )
+    if wrong is not None:
+        raise wrong
 
 
 def _exchange(messages: Sequence[Message], carrier: Carrier, wire: Wire) -> None:
