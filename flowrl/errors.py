@@ -19,9 +19,10 @@ FlowError
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,24 @@ class RunError(FlowError):
 
 
 class RankLost(RunError):
-    """A process of a run died, or has not answered in time. ``ranks`` are those that are of no more use."""
+    """A process of a run died, or has not answered in time. ``ranks`` are those that are of no more use.
 
-    def __init__(self, what: str, *, ranks: Iterable[int] = (), at: At | None = None, fix: str | None = None) -> None:
+    ``answers``: what the other ranks of the call have said, by rank. ``torn``: more was lost than can be made again
+    while the program waits, such as a worker in the midst of an update.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        ranks: Iterable[int] = (),
+        answers: Mapping[int, Any] | None = None,
+        torn: bool = False,
+        at: At | None = None,
+        fix: str | None = None,
+    ) -> None:
         super().__init__(what, at=at, fix=fix)
-        self.ranks = tuple(ranks)
+        self.ranks, self.answers, self.torn = tuple(ranks), dict(answers or {}), torn
 
 
 class ResumeError(FlowError):

@@ -19,6 +19,7 @@ from ..schedule.scheme import Scheme
 from .call import Call, NotKept, maker, outcome
 from .executors import Everywhere, Pools
 from .pieces import NOTHING, Cutter, can_cut, piece_of, together
+from .recorder import first_rows
 from .records import Book, Timing
 from .remote import Remote
 
@@ -57,10 +58,11 @@ class Crew:
         *,
         hands: Hands,
         eager: bool,
+        sampled: Callable[[int], int] = lambda step: 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.workers, self.servers, self.scheme, self.machine = workers, servers, scheme, machine
-        self.hands, self.eager, self.clock = hands, eager, clock
+        self.hands, self.eager, self.sampled, self.clock = hands, eager, sampled, clock
         self.book = Book()
         self.cutter = Cutter(scheme.setup.pieces)
         self.failures: list[tuple[int, BaseException]] = []
@@ -210,10 +212,12 @@ class Crew:
                 if any(p is None for p in call.parts):
                     return
             result = together(call.parts)
-        if isinstance(result, (Batch, Remote)) and "response_ids" in result.fields:
-            step = self.book.of(call)
-            if call.index > step.last:
-                step.rows, step.last = result, call.index
+        step = self.book.of(call)
+        if isinstance(result, (Batch, Remote)) and "response_ids" in result.fields and call.index > step.last:
+            step.rows, step.last = result, call.index
+        if call.op.updates and isinstance(step.rows, Remote) and (count := self.sampled(step.number)):
+            # Once this is published, those that lie on a rank that is lost cannot be made again.
+            step.rows = self.hands.readable(first_rows(step.rows, count))
         call.finish(result)
         self._issued.pop(call.index, None)
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..batch import Batch, CallInfo, Column, Key
-from ..errors import At, FlowError, RunError
+from ..errors import At, FlowError, RankLost, RunError
 from ..graph.op import Op, missing_field, written_twice
 from ..graph.values import is_handle
-from .group import Group
+from .group import Group, present
+from .lineage import Lineage, Made, needed
 from .moves.plan import Moves
 from .on_driver import UNKNOWN, on_driver
 from .remote import DRIVER, Fetch, Remote, RemoteColumn, Source, Stored, fetch, found, rebuilt
 from .task import Failed, Named, Reply, Serving, Task
 
 Values = (Remote, RemoteColumn)
+R = TypeVar("R")
 
 
 class Link(Protocol):
@@ -67,16 +69,38 @@ class Fleet:
         self.warn: Callable[[str], None] = lambda text: None
         self.moves: deque[dict[str, Any]] = deque(maxlen=100)  # the latest publishes, for the run's record
         self.swaps: deque[dict[str, Any]] = deque(maxlen=100)  # the latest workers that made way or came back
-        self._routes: dict[tuple[Any, Any], tuple[str, Moves, dict[int, int]]] = {}
+        self._routes: dict[tuple[Any, ...], tuple[str, Moves, dict[int, int]]] = {}
         self._next = itertools.count(1)
         self._dropped: dict[int, deque[int]] = defaultdict(deque)
         self._library = 0
-        self._order = threading.Lock()
+        self.order = threading.RLock()  # who holds it begins calls; while ranks are started again nobody else does
+        self.lineage = Lineage()
+        self.renew: Callable[[RankLost], Collection[int]] = _cannot
+        self._renewed: dict[int, int] = {}  # by rank: how many renewals there were with its last one
+        self._renewals = 0
 
     # -- one call ---------------------------------------------------------------------------------------------------
 
     def run(self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call on the ranks of a group, or one of a library where its rows are."""
+        return self.lasting(lambda: self._run(asked, group, args, kwargs))
+
+    def lasting(self, action: Callable[[], R]) -> R:
+        """Do something; again when ranks are lost meanwhile that can be renewed with all that they held."""
+        while True:
+            seen = self._renewals
+            try:
+                return action()
+            except RankLost as lost:
+                if lost.torn:
+                    raise
+                with self.order:
+                    if self._renewals == seen or any(self._renewed.get(r, 0) <= seen for r in lost.ranks):
+                        renewed = self.renew(lost)
+                        self._renewals += 1
+                        self._renewed |= dict.fromkeys(renewed, self._renewals)
+
+    def _run(self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         args, kwargs = rebuilt((args, dict(kwargs)), _remote)
         kwargs = dict(kwargs)
         if group is None and (made := on_driver(asked.op, args)) is not UNKNOWN:
@@ -92,10 +116,73 @@ class Fleet:
         tasks = {
             rank: self._task(asked, group, arguments, into, reads, main, rank, keys) for rank, keys in shares.items()
         }
-        begun = self.begin("run", {rank: (task,) for rank, task in tasks.items()})
-        answers = self.link.wait(begun, _waiting(asked, group), self.deadline)
-        replies = self._checked(asked, answers)
-        return self._outcome(asked, group, replies, tasks, arguments, main)
+        made = self._making(asked, group, tasks, arguments)
+        replies = self._checked(asked, self._answers(asked, group, tasks))
+        return self._outcome(asked, group, replies, made, arguments, main)
+
+    def _making(
+        self, asked: Asked, group: Group | None, tasks: Mapping[int, Task], arguments: Mapping[str, Any]
+    ) -> Made:
+        groups = [*([group] if group is not None else []), *found(dict(arguments), (Group,))]
+        return Made(
+            asked.title,
+            asked.info.step,
+            tasks,
+            {g: g.stamp for g in groups},
+            together=group is not None and group.post.collective,
+            needs=needed(dict(arguments)),
+        )
+
+    def _answers(self, asked: Asked, group: Group | None, tasks: Mapping[int, Task]) -> dict[int, Any]:
+        """What the ranks say of their tasks. Raises RankLost, torn where a worker may have changed in part."""
+        changes, seen = group is not None and bool(asked.op.updates), self._renewals
+        try:
+            with self.order:
+                self.bring_back([(t.args, dict(t.kwargs)) for t in tasks.values()])
+                if group is not None:
+                    group.changing = changes
+                begun = self.begin("run", {rank: (task,) for rank, task in tasks.items()})
+            answers = self.link.wait(begun, _waiting(asked, group), self.deadline)
+            if self._renewals != seen and any(isinstance(a, Failed) and a.before for a in answers.values()):
+                raise RankLost(f"rows of {asked.title} were lost on their way.", answers=answers)
+            return answers
+        except RankLost as lost:
+            for rank, task in tasks.items():
+                self._drop(rank, task.keep)
+            begun_not = [rank for rank, a in lost.answers.items() if isinstance(a, Failed) and a.before]
+            lost.torn = lost.torn or (changes and set(begun_not) != set(tasks))
+            raise
+        finally:
+            if group is not None:
+                group.changing = False
+
+    def bring_back(self, wanted: Any) -> None:
+        """Have lost rows that arguments ask for made again, by the same tasks. RankLost where that cannot be."""
+        for rank, id in self.lineage.missing(wanted):
+            made = self.lineage.of(id)
+            if made is None or not made.repeatable:
+                raise RankLost(
+                    f"rows that rank {rank} held are needed, and cannot be made again.", ranks=[rank], torn=True
+                )
+            tasks = made.again(id)
+            self.bring_back([(t.args, dict(t.kwargs)) for t in tasks.values()])
+            with present(*made.stamps):
+                begun = self.begin("run", {r: (t,) for r, t in tasks.items()})
+                answers = self.answered(begun, f"{made.title} of step {made.step}, once more")
+            for r, reply in answers.items():
+                if made.checks.get(tasks[r].keep, reply.check) != reply.check:
+                    raise RankLost(f"{made.title} gave other rows when rank {r} made them again.", ranks=[r], torn=True)
+            self.lineage.made_again({t.keep: r for r, t in tasks.items()})
+
+    def lose(self, ranks: Collection[int]) -> None:
+        """These ranks were started anew: all that they held is gone, and their connections with it."""
+        self.lineage.lose(ranks, next(self._next))
+        for rank in ranks:
+            self._dropped[rank].clear()
+        for ends, (name, _, numbers) in list(self._routes.items()):
+            if not set(numbers).isdisjoint(ranks):
+                del self._routes[ends]
+                self.everywhere([r for r in numbers if r not in ranks], "disconnect", name)
 
     def _bound(
         self,
@@ -201,7 +288,7 @@ class Fleet:
         """The answers; raises the first failure, which counts the others and has both tracebacks."""
         failed = {rank: a for rank, a in sorted(answers.items()) if isinstance(a, Failed)}
         if failed:
-            rank, first = next(iter(failed.items()))
+            rank, first = min(failed.items(), key=lambda f: f[1].elsewhere)
             raise told(first, asked.title, rank, self.pool_of(rank), asked.at, len(failed) - 1)
         for reply in answers.values():
             self.traffic.between += reply.pulled
@@ -219,36 +306,40 @@ class Fleet:
         asked: Asked,
         group: Group | None,
         replies: Mapping[int, Reply],
-        tasks: Mapping[int, Task],
+        made: Made,
         arguments: Mapping[str, Any],
         main: Remote | None,
     ) -> Any:
-        first = next(iter(replies.values()))
+        first, tasks = next(iter(replies.values())), made.tasks
         if group is not None:
-            changed = next((r.weights for r in replies.values() if r.weights is not None), None)
-            if changed is not None:
-                group.note(*changed[1:])
+            group.note({rank: r.weights for rank, r in replies.items() if r.weights is not None})
         kept = {rank: r for rank, r in replies.items() if r.keys is not None and tasks[rank].keep}
         if not kept:
             return first.value
         stored = [self._stored(rank, tasks[rank].keep, r) for rank, r in kept.items()]
+        if not asked.op.updates:
+            self.lineage.note(made, kept)
         if first.column:
             values = [v for v in found(dict(arguments), Values) if len(v.keys) == sum(len(s.keys) for s in stored)]
-            made = tuple(k for s in stored for k in s.keys)
-            keys = values[0].keys if values and len(stored) > 1 else made  # a split call's rows are those of its batch
+            listed = tuple(k for s in stored for k in s.keys)
+            keys = (
+                values[0].keys if values and len(stored) > 1 else listed
+            )  # a split call's rows are those of its batch
             return RemoteColumn(keys, Source(tuple(stored), ("value",) * len(stored)))
-        made = {n: Source(tuple(stored), (n,) * len(stored)) for n in first.kinds}
+        columns = {n: Source(tuple(stored), (n,) * len(stored)) for n in first.kinds}
         if main is None or asked.op.rows == "regroup":
-            return Remote(_in_order(stored, main), made)
+            return Remote(_in_order(stored, main), columns)
         keys = main.keys if asked.op.rows == "same" else _children(main.keys, stored)
-        return main.with_sources(made, keys)
+        return main.with_sources(columns, keys)
 
     def _stored(self, rank: int, id: int, reply: Reply) -> Stored:
         assert reply.keys is not None, "only rows are kept"
         return Stored(rank, id, reply.keys, reply.kinds, reply.sizes, self._drop if reply.kinds else None)
 
     def _drop(self, rank: int, id: int) -> None:
-        self._dropped[rank].append(id)
+        if id:
+            self._dropped[rank].append(id)
+            self.lineage.drop(id)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -257,25 +348,31 @@ class Fleet:
 
         It is planned, and the ranks are connected, the first time.
         """
-        ends = (source.key, target.key)
+        ends = (source.key, source.ranks, target.key, target.ranks)
         if ends not in self._routes:
             ranks = sorted({*source.ranks, *target.ranks})
             numbers = {rank: n for n, rank in enumerate(ranks)}
             moves = target.plan_from(source, numbers)
-            name = f"{source.name}-{target.name}{'.generate' if target.post.serving else ''}"
+            name = f"{source.title}-{target.title}"
             meeting = None
             if moves.total:
                 meeting = self.everywhere(ranks[:1], "meeting_point")[ranks[0]]
             seconds = (self.deadline or 240.0) + 60
             told = {rank: (name, moves, n, len(ranks), meeting, seconds) for rank, n in numbers.items()}
             begun = self.begin("connect", told)
-            self.answered(begun, f"connecting {source.name} with {target.name}")
+            self.answered(begun, f"connecting {source.title} with {target.title}")
             self._routes[ends] = (name, moves, numbers)
         return self._routes[ends]
 
-    def forget_routes(self) -> None:
-        """Ranks were started anew: connections are made again when they are needed."""
+    def part_ways(self, source: Group, target: Group) -> None:
+        """Forget a route that nobody takes again."""
+        name, _, numbers = self._routes.pop((source.key, source.ranks, target.key, target.ranks))
+        self.everywhere(sorted(numbers), "disconnect", name)
+
+    def forget(self) -> None:
+        """The run goes back to a checkpoint: rows and connections are made again when they are needed."""
         self._routes.clear()
+        self.lineage.forget()
 
     def moved(self, what: str, moves: Moves, answers: Mapping[int, Any]) -> None:
         """Note what a publish moved."""
@@ -296,20 +393,22 @@ class Fleet:
     def brought(self, value: Remote | RemoteColumn, *, rows: int | None = None) -> Batch | Column:
         """Rows of a value, for a reader of the run; counted as records."""
         some = value.take(range(min(rows, len(value)))) if rows is not None and isinstance(value, Remote) else value
-        rank = self._home({"value": some})
-        begun = {rank: self.link.send(rank, "bring", fetch(some))}
-        got = self.link.wait(begun, "rows for a record", self.deadline)[rank]
-        if isinstance(got, Failed):
-            raise told(got, "a record", rank, self.pool_of(rank), None, 0)
+        got = self.lasting(lambda: self._at_home("bring", some, what="rows for a record"))
         columns = [got] if isinstance(got, Column) else got.columns.values()
         self.traffic.records += sum(_bytes(c) for c in columns)
         return got
 
     def written(self, value: Remote | RemoteColumn, file: Path) -> Mapping[str, Any]:
         """Have a rank write rows to a file; what is no tensor of them."""
-        rank = self._home({"value": value})
-        begun = {rank: self.link.send(rank, "write_rows", fetch(value), str(file))}
-        return self.answered(begun, "rows of a checkpoint")[rank]
+        return self.lasting(lambda: self._at_home("write_rows", value, str(file), what="rows of a checkpoint"))
+
+    def _at_home(self, method: str, value: Remote | RemoteColumn, *args: Any, what: str) -> Any:
+        """Have a rank that has some of the rows do something with all of them."""
+        rank, wanted = self._home({"value": value}), fetch(value)
+        with self.order:
+            self.bring_back([wanted])
+            begun = self.begin(method, {rank: (wanted, *args)})
+        return self.answered(begun, what)[rank]
 
     def everywhere(self, ranks: Sequence[int], method: str, *args: Any, what: str = "") -> dict[int, Any]:
         """The same call on several ranks; their answers. Raises what failed first."""
@@ -317,7 +416,7 @@ class Fleet:
 
     def begin(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Begin a call on several ranks. Calls in which ranks wait for each other come to all of them in one order."""
-        with self._order:
+        with self.order:
             return {rank: self.link.send(rank, method, *args) for rank, args in calls.items()}
 
     def answered(self, begun: Mapping[int, Any], what: str) -> dict[int, Any]:
@@ -343,6 +442,10 @@ def told(failed: Failed, title: str, rank: int, pool: str, at: At | None, others
     if others:
         error.add_note(f"({others} more rank{'s' if others > 1 else ''} of this call failed)")
     return error
+
+
+def _cannot(lost: RankLost) -> Collection[int]:
+    raise lost
 
 
 def _waiting(asked: Asked, group: Group | None) -> str:

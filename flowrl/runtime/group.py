@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from inspect import getattr_static
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..batch import Key
-from ..errors import RunError
+from ..errors import RankLost, RunError
 from ..graph.op import Op
 from ..workers.weights import digest
 from .balance import balanced
@@ -35,24 +36,28 @@ class Staged:
     number: int | None = None
 
 
-def _present(method: Callable[P, R]) -> Callable[P, R]:
-    """What a group does with its weights there, though they have made way for another worker: they do so again after.
+@contextmanager
+def present(*groups: Group) -> Iterator[None]:
+    """Have the weights of groups there that have made way for another worker: they do so again after."""
+    gone = [g for g in groups if g.is_away]
+    for group in gone:
+        group.onload()
+    try:
+        yield
+    finally:
+        for group in gone:
+            group.offload()
 
-    Groups among the arguments are there too.
-    """
+
+def _present(method: Callable[P, R]) -> Callable[P, R]:
+    """What a group does with its weights there, and with those of the groups among its arguments."""
 
     @wraps(method)
     def there(*args: P.args, **kwargs: P.kwargs) -> R:
         groups = [a for a in args if isinstance(a, Group)]
         groups += [a.group for a in args if isinstance(a, Staged) and a.number is None]  # what is set aside is there
-        gone = [g for g in groups if g.is_away]
-        for group in gone:
-            group.onload()
-        try:
+        with present(*groups):
             return method(*args, **kwargs)
-        finally:
-            for group in gone:
-                group.offload()
 
     return there
 
@@ -73,11 +78,22 @@ class Group:
         firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
         self.keepers = tuple(firsts[p] for p in range(self.parts))  # whose results count
         self.version, self.dirty = 0, False
-        self.stamp = self._stamp_there = 0  # grow whenever the state changes: here, and on the ranks
+        self.stamp = 0  # grows whenever the state changes
+        self.stamps: dict[int, int] = {}  # as the ranks count it: from anew where one is started again
         self.is_away = False
+        self.changing = False  # an update is under way
+        self.installing = False
+        self.owed = False  # ranks were started anew meanwhile, and have not got them
+        self.aside: set[int] = set()  # numbers of weights that were set aside, and nobody has taken yet
+        self.born: int | None = None  # the stamp of its state as it was opened
         self.held: dict[int, dict[str, Held]] = {}
         self._staging = itertools.count(1)
         self._shares: dict[int, tuple[Any, dict[int, tuple[Key, ...]]]] = {}
+
+    @property
+    def title(self) -> str:
+        """As which it appears in records: ``actor``, ``actor.generate``."""
+        return f"{self.name}.generate" if self.post.serving else self.name
 
     @property
     def is_model(self) -> bool:
@@ -146,14 +162,20 @@ class Group:
             self.stamp += 1
         self.version, self.dirty = version, False
 
-    def note(self, dirty: bool, stamp: int) -> None:
-        """What a rank says of the state after a call. ``stamp`` counts there, from anew when it is started again.
+    def opened(self, found: Mapping[int, Mapping[str, Any]]) -> None:
+        """What ranks say of the worker once it is open there."""
+        self.held |= {rank: said["held"] for rank, said in found.items()}
+        self.stamps |= {rank: said["stamp"] for rank, said in found.items()}
+
+    def note(self, said: Mapping[int, tuple[int, bool, int]]) -> None:
+        """What ranks say of the state after a call: version, whether it was updated since, and a stamp.
 
         Versions are counted here: they go to ranks with their tasks.
         """
-        if stamp != self._stamp_there:
-            self._stamp_there, self.stamp = stamp, self.stamp + 1
-            self.dirty = dirty
+        if any(self.stamps.get(rank) != stamp for rank, (_, _, stamp) in said.items()):
+            self.stamps |= _stamps(said)
+            self.stamp += 1
+            self.dirty = next(iter(said.values()))[1]
 
     @_present
     def program_starts(self) -> None:
@@ -161,12 +183,13 @@ class Group:
         answers = self.fleet.everywhere(
             self.ranks, "program_starts", self.key, what=f"{self.name} at a program's start"
         )
-        self.note(*next(iter(answers.values()))[1:])
+        self.note(answers)
 
     @_present
     def stage(self) -> Staged:
         """Set the weights aside, on the ranks where they are."""
         number = next(self._staging)
+        self.aside.add(number)
         self.fleet.everywhere(self.ranks, "set_aside", self.name, number, what=f"{self.name}: setting weights aside")
         return Staged(self, number)
 
@@ -174,22 +197,49 @@ class Group:
         """The weights as they are; nothing may change them before they are installed."""
         return Staged(self)
 
-    @_present
     def install(self, staged: Staged, version: int) -> None:
         """Take weights of another group, box by box from where they are, and hold their digest against the source's."""
+        self.installing = self.owed = True
+        try:
+            while self.owed:
+                self.fleet.lasting(lambda: self._given(staged, version))
+                with self.fleet.order:
+                    self.installing = self.owed
+        except BaseException:
+            self.stamp += 1  # they may be written in part
+            raise
+        finally:
+            self.installing = self.owed = False
+        if staged.number is not None:
+            self.fleet.everywhere(staged.group.ranks, "let_go", staged.group.name, staged.number)
+            staged.group.aside.discard(staged.number)
+
+    def _given(self, staged: Staged, version: int) -> None:
+        self.owed = False
+        try:
+            self.take(staged, version)
+        except RankLost:
+            raise
+        except Exception as error:
+            with self.fleet.order:
+                if self.owed:
+                    raise RankLost(f"ranks of '{self.name}' were started again while they got its weights.") from error
+            raise
+
+    @_present
+    def take(self, staged: Staged, version: int) -> None:
+        """The same, once: whatever is lost meanwhile ends it."""
         source = staged.group
         route, moves, numbers = self.fleet.route(source, self)
         what = f"publish of {source.name} version {version}"
         dtypes = {name: kind for name, (kind, _) in moves.dtypes.items()}
         wanted = source.digest(staged.number, dtypes)
-        begun = self.fleet.begin("move", dict.fromkeys(numbers, (route, source.name, staged.number, self.key)))
+        begun = self.fleet.begin("move", dict.fromkeys(numbers, (route, source.key, staged.number, self.key)))
         answers = self.fleet.answered(begun, what)
         received = {numbers[rank]: moved.received for rank, moved in answers.items() if moved.received}
         assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
         self.fleet.moved(what, moves, answers)
-        if staged.number is not None:
-            self.fleet.everywhere(source.ranks, "let_go", source.name, staged.number)
-        self.fleet.everywhere(self.ranks, "weights_written", self.key, version, what=what)
+        self.stamps |= _stamps(self.fleet.everywhere(self.ranks, "weights_written", self.key, version, what=what))
         assert wanted is not None, "what is installed has a digest"
         for rank, found in self.digests(None, None).items():
             if found != wanted:
@@ -272,19 +322,28 @@ class Group:
         """Write the state, each rank its part."""
         ranks = self.ranks if self.post.collective else self.ranks[:1]
         weights = (self.version, self.dirty)
-        begun = {
-            rank: self.fleet.link.send(rank, "save_state", self.key, str(folder), file, part, weights)
-            for part, rank in enumerate(ranks)
-        }
-        self.fleet.answered(begun, f"{self.name}: saving its state")
+        asked = {rank: (self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
+        self.fleet.answered(self.fleet.begin("save_state", asked), f"{self.name}: saving its state")
+
+    def part(self, ranks: Sequence[int]) -> Group:
+        """The same worker on some of its ranks: to take weights from there, or to bring them there."""
+        part = Group(self.fleet, self.blueprint, self.post, ranks, range(len(ranks)))
+        part.version, part.is_away = self.version, self.is_away
+        part.held = {rank: held for rank, held in self.held.items() if rank in ranks}
+        return part
 
     @_present
     def load_state(self, folder: Path, file: str) -> None:
         """Take a state back, whoever has written it."""
         what = f"{self.name}: loading its state"
         found = self.fleet.everywhere(self.ranks, "load_state", self.key, str(folder), file, what=what)
-        self.version, self.dirty, self._stamp_there = next(iter(found.values()))
-        self.stamp += 1
+        self.stamps |= _stamps(found)
+        self.version, self.dirty, _ = next(iter(found.values()))
+        self.stamp, self.born = self.stamp + 1, None
 
     def close(self) -> None:
         """Nothing is open in the driver."""
+
+
+def _stamps(said: Mapping[int, tuple[int, bool, int]]) -> dict[int, int]:
+    return {rank: stamp for rank, (_, _, stamp) in said.items()}

@@ -17,7 +17,7 @@ from ..workers.tokenizer import find_tokenizer
 from .journal import Journal
 from .moves.plan import holdings
 from .peers import Elsewhere, Peers, Policy
-from .rank_weights import Weights
+from .rank_weights import Weights, everybody
 from .remote import DRIVER, Fetch, Kind, Take, found, put_together, rebuilt, sizes_of
 from .state_files import StateFiles, read_record, write_record, write_shards
 from .task import Failed, Named, Post, Reply, Setting, Task
@@ -146,7 +146,9 @@ class Rank(Weights):
         """Run a task. An error comes back as a record, with its traceback."""
         try:
             self.free(task.frees)
-            return self._run(task)
+            self._now.pulled, self._now.warnings = 0, []
+            given = self._arguments(task)
+            return given if isinstance(given, Failed) else self._run(task, *given)
         except BaseException as error:
             return Failed.of(error)
 
@@ -191,17 +193,37 @@ class Rank(Weights):
                 raise answer.error or RunError(answer.text)
         return answers
 
-    def _run(self, task: Task) -> Reply:
-        self._now.pulled, self._now.warnings = 0, []
-        worker = self._worker(task)
-        first = next((f for f in found((task.args, dict(task.kwargs)), (Fetch,))), None)
+    def _arguments(self, task: Task) -> tuple[Any, dict[str, Any]] | Failed:
+        """What an op is called with, its rows brought here.
+
+        Of ranks that compute together none begins where one lacks its rows: it would wait for that one in the midst of
+        the op.
+        """
 
         def given(item: Any) -> Any:
             if isinstance(item, Fetch):
                 return self.materialise(item)
             return self._handle(item, task) if isinstance(item, Named) else item
 
-        args, kwargs = rebuilt(task.args, given), rebuilt(dict(task.kwargs), given)
+        failed = arguments = None
+        try:
+            arguments = rebuilt(task.args, given), rebuilt(dict(task.kwargs), given)
+        except Exception as error:
+            failed = Failed.of(error)
+        all_here = failed is None
+        if task.worker is not None and self.posts[task.worker].collective:
+            all_here = everybody(all_here)
+        if failed is None and not all_here:
+            failed = Failed(None, "another rank of the call lacks its rows", "", elsewhere=True)
+        if failed is not None:
+            failed.before = True
+            return failed
+        assert arguments is not None, "nothing failed"
+        return arguments
+
+    def _run(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reply:
+        worker = self._worker(task)
+        first = next((f for f in found((task.args, dict(task.kwargs)), (Fetch,))), None)
         op = inspect.getattr_static(type(worker), task.op) if isinstance(task.op, str) else task.op
         if task.journal is not None:
             result = self._external(task, op, worker, args, kwargs)
@@ -252,7 +274,8 @@ class Rank(Weights):
         if task.keep and result.fields:
             self.objects[task.keep] = result.with_call(None)
         kinds = {n: Kind.of(result[n]) for n in result.fields}
-        return Reply(keys=result.keys, kinds=kinds, sizes=sizes_of(result), column=column)
+        check = result.digest() if task.keep else ""
+        return Reply(keys=result.keys, kinds=kinds, sizes=sizes_of(result), column=column, check=check)
 
     def _external(self, task: Task, op: Op, worker: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answer from the journals, or run and journal here: the world is touched once."""

@@ -97,14 +97,20 @@ class Weights:
             wire = Wire(me=me, size=size, host=meeting[0], port=meeting[1], timeout=seconds, device=device)
         self.routes[name] = (moves, me, wire)
 
-    def move(self, route: str, source: str, number: int | None, target: Key) -> Any:
+    def disconnect(self, name: str) -> None:
+        """Close the wire of moves that nobody makes again."""
+        _, _, wire = self.routes.pop(name, (None, None, None))
+        if wire is not None:
+            wire.close()
+
+    def move(self, route: str, source: Key, number: int | None, target: Key) -> Any:
         """Do this rank's part of the moves: ``source`` as it was set aside, or as it is, into ``target``."""
         from .moves.execute import execute
 
         moves, me, wire = self.routes[route]
         given: list[Shard] = []
-        if (source, False) in self.workers:
-            given = self.shards((source, False)) if number is None else self.aside[source, number]
+        if source in self.workers:
+            given = self.shards(source) if number is None else self.aside[source[0], number]
         taken = self.shards(target) if target in self.workers else []
         return execute(moves, me=me, source=given, target=taken, wire=wire)
 
@@ -121,16 +127,28 @@ class Weights:
             made |= sums(some, getattr(torch, kind))
         return made
 
-    def weights_written(self, key: Key, version: int) -> None:
+    def weights_written(self, key: Key, version: int) -> tuple[int, bool, int]:
         """Somebody has written into the weights: they are a version now."""
         worker = self.workers[key]
         assert isinstance(worker, ModelWorker), "only models have weights"
         worker.engine.weights_written()
         worker.published(version)
+        return worker.version, worker.dirty, worker.stamp
 
     def save_model(self, key: Key, folder: str) -> bool:
         """Save the model as a Hugging Face folder."""
         return self.workers[key].save_model(folder)
+
+
+def everybody(ready: bool) -> bool:
+    """Whether all ranks of the pool say so; each of them has to ask."""
+    import torch
+
+    if not torch.distributed.is_initialized():  # a pool of one rank, or the ranks of a test
+        return ready
+    said = torch.tensor([ready], dtype=torch.uint8)
+    torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MIN)
+    return bool(said)
 
 
 def free_port() -> int:

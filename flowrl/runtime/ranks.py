@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from ..schedule.scheme import Scheme
 from ..workers.base import Engine
 from ..workers.records import Build, Model
 from ..workers.tokenizer import find_tokenizer
+from . import checkpoint
 from .call import Call
 from .fleet import Asked, Fleet, Link
 from .group import Group
@@ -72,11 +74,15 @@ class RanksPlace:
         self.swapped = swapped
         self.declared, self.ranks, self.stands = declared, ranks, stands
         self.fleet = Fleet(ranks, pools, deadline=deadline)
+        self.fleet.renew = self._renew
+        self._on_loss: Callable[[RankLost], None] = lambda lost: None
+        self._on_renewal: Callable[[str], None] = lambda text: None
         self.workers: dict[str, Group] = {}
         self.servers: dict[str, Group] = {}
         self._warn: Callable[[str], None] = lambda text: None
         self._joined: set[str] = set()
         self._started = False
+        self._torn = False  # what was begun to renew ranks within a program was not brought to its end
         self._tokenizers: dict[int, tuple[Any, Any]] = {}
         self.blueprints = {name: _blueprint(name, d) for name, d in declared.items()}
         self.setting = Setting(self.blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
@@ -101,9 +107,12 @@ class RanksPlace:
         """The copy of a worker that generates, with the weights that the trained one has when it is opened."""
         if name not in self.servers:
             trained = self.open(name)
-            server = self._opened(name, serving=True)
-            server.install(trained.in_use(), trained.version)
-            self.servers[name] = server
+            server = self.servers[name] = self._opened(name, serving=True)
+            try:
+                server.install(trained.in_use(), trained.version)
+            except BaseException:
+                del self.servers[name]
+                raise
         return self.servers[name]
 
     def serving(self, name: str, shared: bool) -> bool:
@@ -138,8 +147,8 @@ class RanksPlace:
         except Exception as error:
             raise WorkerError(f"worker '{name}' could not be opened: {error}", at=self.declared[name].at) from error
         group.version = found[ranks[0]]["version"]
-        group.note(False, found[ranks[0]]["stamp"])
-        group.held = {rank: said["held"] for rank, said in found.items()}
+        group.opened(found)
+        group.born = group.stamp
         if f"{name}.{'generate' if serving else 'train'}" in self.swapped:
             group.offload()
         return group
@@ -192,6 +201,7 @@ class RanksPlace:
         """Who runs the calls of a program: the ranks, which have journals of their own."""
         del journal
         self._start()
+        self.fleet.lineage.settled(sys.maxsize)  # steps are counted from anew
         return RanksHands(self.fleet, number)
 
     def write_rows(self, value: Remote | RemoteColumn, file: Path) -> Mapping[str, Any]:
@@ -229,12 +239,14 @@ class RanksPlace:
         """
         if not lost.ranks:
             return False
+        self._torn = False
         pools = {self.fleet.pool_of(rank) for rank in lost.ranks}
         dead = [rank for pool in pools for rank in self.fleet.pools[pool]]
         self._joined -= pools  # all of this is forgotten first: others may die while these are started
-        self.fleet.forget_routes()
+        self.fleet.forget()
         for groups in (self.workers, self.servers):
             for name, group in list(groups.items()):
+                group.aside.clear()
                 if group.ranks[0] in dead:
                     del groups[name]
         self.ranks.restart(dead)
@@ -243,10 +255,85 @@ class RanksPlace:
         self.fleet.everywhere(alive, "forget")
         return True
 
+    def watch(self, on_loss: Callable[[RankLost], None], on_renewal: Callable[[str], None]) -> None:
+        """Whom to tell of ranks that were lost within a program, before and after they are started again; ``on_loss``
+        raises it where that is too much."""
+        self._on_loss, self._on_renewal = on_loss, on_renewal
+
+    def settled(self, step: int) -> None:
+        """A step is committed: its rows are not made again."""
+        self.fleet.lineage.settled(step)
+
+    def _renew(self, lost: RankLost) -> list[int]:
+        """Start lost ranks again while the program waits, with the state that they had; which ones. RankLost where that
+        state went with them: then the run has to go back to a checkpoint."""
+        lost_pools = {self.fleet.pool_of(rank) for rank in lost.ranks}
+        fallen = [
+            rank
+            for pool in lost_pools
+            for rank in self.fleet.pools[pool]
+            if rank in lost.ranks or pool in self._joined  # who computes together starts together
+        ]
+        groups = [g for g in (*self.workers.values(), *self.servers.values()) if not set(g.ranks).isdisjoint(fallen)]
+        ways = [self._way_back(group, fallen) for group in groups]
+        if self._torn or not fallen or None in ways:
+            raise lost
+        self._on_loss(lost)
+        try:
+            self.ranks.restart(fallen)
+            self._note()
+            self.fleet.lose(fallen)
+            for pool in lost_pools & self._joined:
+                self._joined.discard(pool)
+                self._join(pool)
+            for group, way in zip(groups, ways, strict=True):
+                assert way is not None, "all of them have one"
+                self._open_again(group, [r for r in group.ranks if r in fallen], way)
+        except RankLost as again:
+            again.ranks, again.torn = tuple({*fallen, *again.ranks}), True
+            self._torn = True
+            raise
+        self._on_renewal(f"rank{'s' if len(fallen) > 1 else ''} {', '.join(map(str, fallen))}")
+        return fallen
+
+    def _way_back(self, group: Group, fallen: Collection[int]) -> Callable[[Group], None] | None:
+        """How ranks of a group that were started anew get the state that it has; None where nobody has it any more."""
+        alive = [rank for rank in group.ranks if rank not in fallen]
+        group.owed = group.installing
+        if group.stamp == group.born or group.installing:  # as it was opened, or about to be given weights
+            return lambda new: None
+        if group.aside or group.changing:
+            return None
+        if alive and group.is_model and not group.post.collective:  # each of them has all
+            return lambda new: self._copied(group.part(alive), new)
+        trained = self.workers.get(group.name) if group.post.serving else None
+        known = trained is not None and set(trained.ranks).isdisjoint(fallen) and not trained.changing
+        if trained is not None and known and (trained.version, trained.dirty) == (group.version, False):
+            return lambda new: self._copied(trained, new)
+        folder = checkpoint.latest(Path(self.setting.folder) / "checkpoints")
+        if folder is not None and checkpoint.load_manifest(folder)["stamps"].get(group.title) == group.stamp:
+            return lambda new: new.load_state(folder, group.title)
+        return None
+
+    def _copied(self, source: Group, new: Group) -> None:
+        new.take(source.in_use(), source.version)
+        self.fleet.part_ways(source, new)
+
+    def _open_again(self, group: Group, ranks: Sequence[int], way: Callable[[Group], None]) -> None:
+        """Open a worker on ranks that were started anew, and give it its state."""
+        found = self.fleet.everywhere(ranks, "open", group.post, what=f"opening {group.title} again")
+        group.opened(found)
+        new = group.part(ranks)
+        new.is_away = False
+        way(new)
+        group.stamps |= new.stamps
+        if group.is_away:
+            new.offload()
+
     def begin_again(self) -> None:
         """Close all workers: there is no checkpoint to go back to, so all of them begin as they were made."""
         self.fleet.everywhere([r for ranks in self.fleet.pools.values() for r in ranks], "close_workers")
-        self.fleet.forget_routes()
+        self.fleet.forget()
         self.workers.clear()
         self.servers.clear()
 

@@ -64,10 +64,13 @@ class Recorder:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
             self.write("timeline", {**where, "start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens})
-        if step.rows is not None and step.number % self.every == 0:
-            some = step.rows.take(list(range(min(self.rows, len(step.rows)))))
-            self._trajectories(program, step.number, step.readable(some), tokenizer)
+        if step.rows is not None and (count := self.sampled(step.number)):
+            self._trajectories(program, step.number, step.readable(first_rows(step.rows, count)), tokenizer)
         return line
+
+    def sampled(self, step: int) -> int:
+        """How many rows of a step are written down as trajectories."""
+        return self.rows if step % self.every == 0 else 0
 
     def event(self, kind: str, text: str) -> None:
         """Something that a reader of the run should know of."""
@@ -144,6 +147,11 @@ class Recorder:
         path = self.folder / "reward.png"
         figure.savefig(path, dpi=120)
         return path
+
+
+def first_rows(rows: Any, count: int) -> Any:
+    """The first ``count`` rows of a batch, or all of them."""
+    return rows.take(list(range(min(count, len(rows)))))
 
 
 def versions() -> dict[str, str]:

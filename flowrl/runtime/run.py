@@ -81,6 +81,7 @@ class Runner:
         self.journal = Journal(settings.out / "journal.jsonl", beside="journal.*.jsonl")
         self.progress = Progress(quiet=settings.quiet)
         self.place.warn = self._warn
+        self.place.watch(self._note_loss, self._note_renewal)
         self._asked_to_stop = False
         self._asked: dict[str, Any] = {}
         self._number = 0
@@ -162,6 +163,7 @@ class Runner:
                 stop=lambda: self._asked_to_stop,
                 warn=self._warn,
                 tokenizer=self.place.tokenizer,
+                sampled=self.recorder.sampled,
             ),
             cut=cut,
         )
@@ -196,6 +198,7 @@ class Runner:
                 tokenizer = self.place.tokenizer(None)
         line = self.recorder.commit(stage.program, step, tokenizer)
         self._fresh = True
+        self.place.settled(step.number)
         self.progress.step(line, step.timings)
 
     def _checkpoint(self) -> None:
@@ -225,17 +228,28 @@ class Runner:
         the journal.
         """
         while True:
-            self.recorder.event("lost", str(lost))
-            self.progress.note(f"lost: {lost.what}")
-            self._losses, self._fresh, self._session = 1 if self._fresh else self._losses + 1, False, None
+            self._session = None
             try:
-                if self._losses > LOSSES or not self.place.recover(lost):
+                self._note_loss(lost)
+                if not self.place.recover(lost):
                     raise lost
                 return self._gone_back()
             except RankLost as again:
                 if again is lost:
                     raise
                 lost = again
+
+    def _note_loss(self, lost: RankLost) -> None:
+        """Write a loss down. Raises it when there were too many without a step in between."""
+        self.recorder.event("lost", str(lost))
+        self.progress.note(f"lost: {lost.what}")
+        self._losses, self._fresh = 1 if self._fresh else self._losses + 1, False
+        if self._losses > LOSSES:
+            raise lost
+
+    def _note_renewal(self, what: str) -> None:
+        self.recorder.event("renewed", what)
+        self.progress.note(f"started again: {what}; the step goes on")
 
     def _gone_back(self) -> tuple[int, Cut | None]:
         """Go back to the last checkpoint, or to the start: the stage to go on with, and where in it."""

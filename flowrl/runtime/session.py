@@ -65,6 +65,7 @@ class Running:
             self.machine,
             hands=hands,
             eager=runtime == "eager",
+            sampled=hooks.sampled,
             clock=clock,
         )
         self.book = self.crew.book

@@ -111,15 +111,21 @@ class Reply:
     weights: tuple[int, bool, int] | None = None  # version, dirty, stamp of the worker after it
     pulled: int = 0  # bytes that came from other ranks
     warnings: tuple[str, ...] = ()
+    check: str = ""  # of the rows that are kept: the same for the same rows
 
 
 @dataclass
 class Failed:
-    """What went wrong on a rank, with the traceback there."""
+    """What went wrong on a rank, with the traceback there.
+
+    ``before``: the call has not begun, as its rows did not come; ``elsewhere``: those of another rank of it did not.
+    """
 
     error: FlowError | None
     text: str
     traceback: str
+    before: bool = False
+    elsewhere: bool = False
 
     @staticmethod
     def of(error: BaseException) -> Failed:

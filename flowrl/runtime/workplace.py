@@ -100,6 +100,12 @@ class Workplace:
         """Close all workers, to be made again."""
         self.close()
 
+    def watch(self, on_loss: Callable[[RankLost], None], on_renewal: Callable[[str], None]) -> None:
+        """Whom to tell of lost ranks: there are none in one process."""
+
+    def settled(self, step: int) -> None:
+        """A step is committed: nothing is kept to make its rows again."""
+
     def recover(self, lost: RankLost) -> bool:
         """Start again what was lost; False where nothing can be."""
         return False

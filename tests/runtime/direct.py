@@ -18,7 +18,10 @@ from flowrl.runtime.task import Failed
 
 
 class Direct:
-    """``kill`` is (method, count): that call is not answered, as its rank has died."""
+    """``kill`` is (method, count) or (method, count, rank): that call is not answered, as its rank has died.
+
+    Calls are counted from 0, with a rank those of that rank alone.
+    """
 
     def __init__(self, pools, *, kill=None):
         self.pools = pools
@@ -59,8 +62,8 @@ class Direct:
             return self.threads.submit(getattr(self.ranks[rank], method), *args)
         with self.lock:
             self.calls.append((rank, method))
-            if self.kill is not None and method == self.kill[0]:
-                self.kill = (method, self.kill[1] - 1)
+            if self.kill is not None and method == self.kill[0] and self.kill[2:] in ((), (rank,)):
+                self.kill = (method, self.kill[1] - 1, *self.kill[2:])
                 if self.kill[1] < 0:
                     self.kill = None
                     self.dead.add(rank)
@@ -74,7 +77,8 @@ class Direct:
 
     def wait(self, begun, what, deadline=None):
         if self.dead:
-            raise RankLost(f"rank {min(self.dead)} died during {what}.", ranks=self.dead)
+            answers = {r: a for r, a in begun.items() if r not in self.dead and not isinstance(a, Future)}
+            raise RankLost(f"rank {min(self.dead)} died during {what}.", ranks=self.dead, answers=answers)
         return {rank: a.result() if isinstance(a, Future) else a for rank, a in begun.items()}
 
 

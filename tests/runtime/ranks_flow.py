@@ -19,6 +19,12 @@ class Stateful(fl.Worker):
     def values(self, batch):
         return {"y": batch.x.values * 0 + self.total}
 
+    @fl.op(reads="s", updates="total", cost="train")
+    def feed(self, batch) -> fl.Metrics:
+        self.updated()
+        self.total += batch.s.mean()
+        return fl.Metrics(total=self.total)
+
     @fl.op(reads="y", updates="total", cost="train")
     def update(self, batch) -> fl.Metrics:
         self.updated()
@@ -53,7 +59,19 @@ class Pair(fl.Worker):
         return {"place": [float(i) for i in range(len(batch))]}
 
 
+class Moody(fl.Worker):
+    """Does not give the same rows twice."""
+
+    feelings = 0.0
+
+    @fl.op(reads="x", adds="mood: f32[]")
+    def feel(self, batch):
+        Moody.feelings += 1.0
+        return {"mood": batch.x.values * 0 + Moody.feelings}
+
+
 flow = fl.Flow("stateful")
+moody = flow.worker(Moody)
 state = flow.worker(Stateful)
 pair = flow.worker(Pair)
 
@@ -106,3 +124,18 @@ def columns(steps: int = 6):
             made = pair.add(before, more=column)
             flow.log(step, s=made.s.sum(), o=(column * before.x).mean())
         column, before = batch.x * 2.0, batch
+
+
+@flow.program
+def moods(steps: int = 3):
+    for step, batch in flow.steps(Numbers(batch=4), steps):
+        batch = pair.one(moody.feel(batch))
+        flow.log(step, mood=batch.mood.mean(), u=batch.u.sum())
+
+
+@flow.program
+def fed(steps: int = 4):
+    """An update that pulls its rows from another pool."""
+    for step, batch in flow.steps(Numbers(batch=6), steps):
+        batch = pair.add(state.values(batch), more=batch.x)
+        flow.log(step, state.feed(batch))

@@ -126,10 +126,19 @@ def metrics_so_far(out: Path) -> list[str]:
     return (out / "metrics.jsonl").read_text().splitlines()
 
 
-@pytest.mark.parametrize(("rank", "after"), [(1, 1), (2, 3)], ids=["training", "rewards"])
-def test_a_killed_rank_changes_no_weight(cluster, flow, tmp_path, rank, after):
-    here = plan("fsdp=2", "fsdp2")
-    how = {"quiet": True, "runtime": "ray", "plan": here, "parameters": STEPS, "checkpoint_every": 2}
+@pytest.mark.parametrize(
+    ("pool", "rank", "after"),
+    [
+        ("train", 1, 1),
+        ("rollout", 4, 2),
+        pytest.param("rollout", 3, 1, marks=pytest.mark.nightly),
+        pytest.param("cpu", 2, 3, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_killed_rank_changes_no_weight(cluster, flow, tmp_path, pool, rank, after):
+    """A rank that trains sends the run back to its last checkpoint; of others only their own part is done again."""
+    here = plan("fsdp=2", "fsdp2", generate=2)
+    how = {"quiet": True, "runtime": "ray", "plan": here, "parameters": STEPS, "checkpoint_every": 4}
     wanted = flow.run("stale", out=tmp_path / "calm", **how)
     thread = killed(tmp_path / "killed", signal.SIGKILL, rank=rank, after=after)
     found = flow.run("stale", out=tmp_path / "killed", **how)
@@ -139,7 +148,10 @@ def test_a_killed_rank_changes_no_weight(cluster, flow, tmp_path, rank, after):
     said = record(tmp_path / "killed")
     assert said["restarts"] == 1
     lost = next(e for e in events(tmp_path / "killed") if e["kind"] == "lost")["text"]
-    assert f"rank {rank} of pool '{'train' if rank < 2 else 'cpu'}' died" in lost
+    assert f"rank {rank} of pool '{pool}' died" in lost
+    kinds = [e["kind"] for e in events(tmp_path / "killed")]
+    assert ("recovered" if pool == "train" else "renewed") in kinds
+    assert pool == "train" or "recovered" not in kinds
 
 
 def test_a_rank_that_hangs_is_found_by_the_deadline(cluster, flow, alone, tmp_path):

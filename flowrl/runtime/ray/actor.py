@@ -22,6 +22,7 @@ LANES = {
     "set_aside": "move",
     "let_go": "move",
     "connect": "move",
+    "disconnect": "move",
     "move": "move",
     "sums": "move",
     "weights_written": "move",

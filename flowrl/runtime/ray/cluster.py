@@ -178,7 +178,7 @@ class RayRanks:
         except (RayError, TimeoutError):
             return self._one_by_one(begun, what, 0.0)
         if any(isinstance(a, Failed) for a in answers) and (dead := self._dead()[0]):
-            raise self._lost(dict.fromkeys(dead, "its process is gone"), what)
+            raise self._lost(dict.fromkeys(dead, "its process is gone"), what, dict(zip(begun, answers, strict=True)))
         return dict(zip(begun, answers, strict=True))
 
     def _one_by_one(self, begun: Mapping[int, Any], what: str, deadline: float | None) -> dict[int, Any]:
@@ -206,23 +206,24 @@ class RayRanks:
         dead, silent = self._dead() if died or failed or by_ref else ([], [])
         died |= dict.fromkeys(dead, "its process is gone")
         if died:
-            raise self._lost(died, what)
-        if by_ref and (silent or not failed):  # a rank that waits for a silent one is late too, and not to blame
-            late = sorted({*silent, *(() if silent and failed else by_ref.values())})
-            first = silent[0] if silent else late[0]
+            raise self._lost(died, what, answers)
+        if by_ref and (silent or not failed):
+            late = silent or sorted(by_ref.values())  # who waits for a silent one is late too, and not to blame
             raise RankLost(
-                f"rank {first} of pool '{self._places[first][0].name}' has not answered {what} in time.",
+                f"rank {late[0]} of pool '{self._places[late[0]][0].name}' has not answered {what} in time.",
                 ranks=late,
+                answers=answers,
                 fix="Give the plan a longer pipeline.deadline if such calls may take that long.",
             )
         return {rank: answers[rank] for rank in begun if rank in answers}
 
-    def _lost(self, died: Mapping[int, str], what: str) -> RankLost:
+    def _lost(self, died: Mapping[int, str], what: str, answers: Mapping[int, Any]) -> RankLost:
         rank, more = min(died), len(died) - 1
         return RankLost(
             f"rank {rank} of pool '{self._places[rank][0].name}' died during {what}"
             f"{f', and {more} more' if more else ''}.",
             ranks=sorted(died),
+            answers=answers,
             fix="If it happens again, look into the logs of Ray for this process: memory is the usual reason.",
         )
 
