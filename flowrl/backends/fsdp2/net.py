@@ -33,23 +33,27 @@ class Root(torch.nn.Module):
 
 
 class ShardedNet(Net):
-    """A net on ranks: made of a whole model, then :meth:`shard` leaves this rank its part."""
+    """A net on ranks: made of a model with or without its weights, then :meth:`shard` leaves this rank its part."""
 
     generates = False
     root: Any = None
     tp: Any = None  # the mesh of tensor parallel, where there is one
 
     def shard(self, mesh: Any, device: torch.device, *, offload: bool) -> None:
-        """Keep this rank's part on the mesh ``dp, fsdp, tp``. ModelError where parts do not give what the whole did."""
-        before, tied = self._tried(self.device), self._is_tied()
+        """Keep this rank's part on the mesh ``dp, fsdp, tp``: of weights that are not there, room for it."""
+        tied = self._is_tied()
         if mesh["tp"].size() > 1:
             self.tp = mesh["tp"]
             split.split(self.model, self.kind, self.tp)
         self.root = _fully_shard(self, mesh["dp", "fsdp"] if mesh["dp"].size() > 1 else mesh["fsdp"], device, offload)
+        _make_room(self.root, torch.device("cpu") if offload else device)
         assert tied == self._is_tied(), "tied weights stay tied"
         self._shape = replace(self._shape, weight=self.output.weight)  # not the whole one that was there before
         self.device = device
-        worst = self._apart(before, device)
+
+    def check(self, before: Tensor) -> None:
+        """Raise ModelError where the parts do not give the hidden states that the whole model did."""
+        worst = self._apart(before)
         if not worst < tolerance(self.compute):
             raise ModelError(
                 f"The hidden states of {type(self.model).__name__}, split over ranks, differ by {worst:.1e} of their "
@@ -92,9 +96,9 @@ class ShardedNet(Net):
     def _is_tied(self) -> bool:
         return self.output.weight is self.model.get_input_embeddings().weight
 
-    def _tried(self, device: torch.device) -> Tensor:
+    def tried(self) -> Tensor:
         """Hidden states of a few tokens, on the CPU."""
-        ids = self._few(device)
+        ids = self._few()
 
         def compute() -> Tensor:
             with self.mixed():
@@ -106,12 +110,12 @@ class ShardedNet(Net):
         with self.reading():
             return self.run(compute).double().cpu()
 
-    def _apart(self, before: Tensor, device: torch.device) -> float:
+    def _apart(self, before: Tensor) -> float:
         """How far the hidden states of those tokens are by now from what they were, as a share of their size."""
-        return distance(self._tried(device), before)
+        return distance(self.tried(), before)
 
-    def _few(self, device: torch.device) -> Tensor:
-        return (torch.arange(6, device=device)[None] * 7 + 3) % self.model.get_input_embeddings().weight.shape[0]
+    def _few(self) -> Tensor:
+        return (torch.arange(6, device=self.device)[None] * 7 + 3) % self.model.get_input_embeddings().weight.shape[0]
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
@@ -148,6 +152,14 @@ def _fully_shard(net: ShardedNet, mesh: Any, device: torch.device, offload: bool
         module.set_gradient_divide_factor(1.0)  # a row's weight is that in the loss of all rows
         module.set_force_sum_reduction_for_comms(True)
     return root
+
+
+def _make_room(root: Any, device: torch.device) -> None:
+    """Give weights that are not there memory for this rank's part of them, with whatever numbers are in it."""
+    if not any(weight.is_meta for weight in root.parameters()):
+        return
+    with torch.no_grad():
+        root._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
 
 
 def layers_of(model: Any) -> list[Any]:

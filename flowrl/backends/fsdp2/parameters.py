@@ -14,6 +14,7 @@ from ...errors import ModelError
 from ...placement.layout import chunk
 from ...workers import weights as boxes
 from ...workers.weights import Shard
+from ..hf.adapters import base_name
 from ..hf.parameters import Parameters
 from ..team import Team
 from .net import ShardedNet
@@ -99,7 +100,7 @@ class ShardedParameters(Parameters):
         for shard in self.shards():
             if ".lora_" in shard.name:
                 continue
-            name = shard.name.replace(".base_layer.", ".")
+            name = base_name(shard.name)
             tensor = shard.tensor
             if name != shard.name and name.endswith(".weight"):
                 added = _delta(layers[name.rpartition(".")[0]], name)

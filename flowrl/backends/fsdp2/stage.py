@@ -95,7 +95,7 @@ class Absent(torch.nn.Module):
 
 
 class StageNet(ShardedNet):
-    """A net of one stage: made of a whole model, then :meth:`keep` leaves the stage, and :meth:`shard` its part of it.
+    """A net of one stage: made of all stages, then :meth:`keep` leaves the stage, and :meth:`shard` its part of it.
 
     ``given`` are the hidden states of the stage before, while a pass is computed. ``tied``: the head of the last stage
     is the embedding of the first one, so both have it.
@@ -104,7 +104,6 @@ class StageNet(ShardedNet):
     pipe: Pipe
     given: Tensor | None = None
     tied = False
-    whole: Tensor  # the hidden states of the whole model, which shall be found again
 
     def keep(self, pipe: Pipe) -> None:
         """Leave what this stage has. ModelError for a model of another make, PlanError for one with too few layers."""
@@ -114,7 +113,7 @@ class StageNet(ShardedNet):
                 f"{type(self.model).__name__} has {len(layers)} layers, too few for pp={pipe.stages}.",
                 fix=f"Write pp={len(layers)} or less.",
             )
-        self.whole, self.tied, _ = super()._tried(self.device), self._is_tied(), self.flops  # while all of it is there
+        self.tied, _ = self._is_tied(), self.flops  # while all of it is there
         begin, end = layers_of_stage(len(layers), pipe.stages, pipe.stage)
         for number in range(len(layers)):
             if not begin <= number < end:
@@ -149,12 +148,9 @@ class StageNet(ShardedNet):
 
         return through(self, passes, train=train)
 
-    def _tried(self, device: torch.device) -> Tensor:
-        return self.whole
-
-    def _apart(self, before: Tensor, device: torch.device) -> float:
+    def _apart(self, before: Tensor) -> float:
         none = torch.zeros(0, dtype=torch.int64)
-        micro = Micro(self._few(device), None, None, None, none, none)
+        micro = Micro(self._few(), None, None, None, none, none)
 
         def compute() -> float:
             with self.mixed():

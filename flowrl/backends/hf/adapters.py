@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,20 +28,40 @@ def add(model: Any, lora: Lora, seed: int) -> None:
     if targets == "all-linear":
         heads = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
         targets = sorted(n for n, m in model.named_modules() if type(m) is torch.nn.Linear and id(m) not in heads)
-    device, dtype = model.device, next(model.parameters()).dtype
+    settings = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=targets)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with _stand_ins(model), torch.random.fork_rng(devices=[]):
+            device, dtype = model.device, next(model.parameters()).dtype
             torch.manual_seed(seed)
             model.cpu()
-            inject_adapter_in_model(LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=targets), model, _NAME)
+            inject_adapter_in_model(settings, model, _NAME)
+            model.to(device=device, dtype=dtype)
     except ValueError as error:
         raise ModelError(
             f"Adapters cannot be put into {type(model).__name__}: {str(error).splitlines()[0][:200]}",
             fix="Name linear layers of the model in targets=, such as ('q_proj', 'v_proj').",
         ) from error
-    model.to(device=device, dtype=dtype).eval()
+    model.eval()
     if hasattr(model, "score"):
         model.score.requires_grad_(True)
+
+
+@contextmanager
+def _stand_ins(model: Any) -> Iterator[None]:
+    """Inside, weights without numbers are empty ones on the CPU: peft puts an adapter where the weight is."""
+    absent = [(m, n, w) for m in model.modules() for n, w in m._parameters.items() if w is not None and w.is_meta]
+    for module, name, weight in absent:
+        module._parameters[name] = torch.nn.Parameter(torch.empty(0, dtype=weight.dtype), weight.requires_grad)
+    try:
+        yield
+    finally:
+        for module, name, weight in absent:
+            module._parameters[name] = weight.requires_grad_(module._parameters[name].requires_grad)
+
+
+def base_name(name: str) -> str:
+    """The name that a weight has without adapters."""
+    return name.replace(".base_layer.", ".")
 
 
 def plain(model: Any) -> dict[str, Tensor]:
@@ -54,7 +76,7 @@ def merged(model: Any) -> dict[str, Tensor]:
     for name, weight in model.named_parameters():
         if ".lora_" in name:
             continue
-        outer = name.replace(".base_layer.", ".")
+        outer = base_name(name)
         weight = weight.detach()
         if outer != name and outer.endswith(".weight"):
             layer = layers[outer.rpartition(".")[0]]

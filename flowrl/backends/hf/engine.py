@@ -20,10 +20,11 @@ from ..team import Team, rank_on
 from . import adapters
 from .follow import blend, copy
 from .generate import generate
-from .load import load_model, load_tokenizer, pick_device, pick_dtypes, quiet
+from .load import load_model, load_tokenizer, load_unread, pick_device, pick_dtypes, quiet
 from .net import Net
 from .parameters import Parameters, required
 from .read import Reader
+from .saved import Saved
 from .train import Trainer
 
 #: Memory that the activations of one micro-batch may take.
@@ -45,7 +46,16 @@ def open_engine(build: Build) -> HFEngine:
 
 def prepare_model(build: Build, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """The model of ``build`` with its adapters, as it is trained."""
-    model = load_model(build, device, dtype)
+    return _prepared(load_model(build, device, dtype), build, tokenizer)
+
+
+def prepare_unread(build: Build, tokenizer: Any, dtype: torch.dtype) -> tuple[Any, Saved | None]:
+    """The same on the CPU, its weights unread where they can be read by boxes; see :func:`load_unread`."""
+    model, saved = load_unread(build, dtype)
+    return _prepared(model, build, tokenizer), saved
+
+
+def _prepared(model: Any, build: Build, tokenizer: Any) -> Any:
     _check_vocabulary(model, tokenizer)
     _adopt_ids(model, tokenizer, build)
     if build.lora is not None:

@@ -13,6 +13,7 @@ import torch
 from ...errors import ModelError, near
 from ...workers.records import Build, Model
 from ...workers.tokenizer import find_tokenizer
+from .saved import Saved, leave_unread
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -52,6 +53,22 @@ def load_model(build: Build, device: torch.device, dtype: torch.dtype) -> Any:
     Random weights come from the model's seed alone, whatever the state of torch's generators, which stay as they are.
     A scalar head that the checkpoint does not hold gets normal weights of std 1 / hidden size from ``build.seed``.
     """
+    return _made(build, dtype).to(device=device, dtype=dtype).eval()
+
+
+def load_unread(build: Build, dtype: torch.dtype) -> tuple[Any, Saved | None]:
+    """The model as of :func:`load_model` on the CPU, its weights on the meta device, and where they are to be read.
+
+    Buffers and a fresh scalar head are there. None, and a model with all its weights, where it has no files, or such as
+    :func:`~flowrl.backends.hf.saved.match` does not know.
+    """
+    found: list[Saved] = []
+    with _leaving_unread(found, "score.weight" if build.head == "scalar" else ""):
+        model = _made(build, dtype)
+    return model.to(dtype=dtype).eval(), (found[0] if found else None)
+
+
+def _made(build: Build, dtype: torch.dtype) -> Any:
     with quiet(), torch.random.fork_rng(devices=[]):  # made on the CPU, so that every device has the same weights
         torch.manual_seed(build.model.seed)
         if build.model.config is not None:
@@ -64,7 +81,41 @@ def load_model(build: Build, device: torch.device, dtype: torch.dtype) -> Any:
         with torch.no_grad():
             weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1])
     model.config.use_cache = False  # asked for where it is wanted
-    return model.to(device=device, dtype=dtype).eval()
+    return model
+
+
+@contextmanager
+def _leaving_unread(found: list[Saved], fresh: str) -> Iterator[None]:
+    """Inside, transformers makes a saved model as ever, save that no weight is read that can be read by boxes later.
+
+    It opens the files, ties weights and makes buffers itself; the one step that reads weights is left out. ``found``
+    gets where they are, and stays empty where the model was read.
+    """
+    from transformers import PreTrainedModel
+
+    name = "_load_pretrained_model"
+    ever = getattr(PreTrainedModel, name, None)
+    if ever is None:
+        yield
+        return
+
+    def load(model: Any, state: Any, files: Any, how: Any, *more: Any, **named: Any) -> Any:
+        plain = state is None and getattr(how, "hf_quantizer", None) is None
+        saved = leave_unread(model, files or (), how.weight_mapping or (), fresh) if plain else None
+        if saved is None:
+            return ever(model, state, files, how, *more, **named)
+        noted = model._weight_conversions
+        told = ever(model, {}, None, how, *more, **named)
+        model._weight_conversions = noted
+        told[0].missing_keys -= set(saved.pieces) - set(model.all_tied_weights_keys)
+        found.append(saved)
+        return told
+
+    setattr(PreTrainedModel, name, staticmethod(load))
+    try:
+        yield
+    finally:
+        setattr(PreTrainedModel, name, staticmethod(ever))
 
 
 @contextmanager

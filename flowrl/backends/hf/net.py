@@ -26,21 +26,28 @@ class Net:
     ``reach`` is how many tokens may attend to each other in full: None is any number, 0 says that this is not known
     or not so. ``own_cache``: generation may use the engine's own cache (up to ``reach``); ``cached``: it may use
     transformers' cache; ``grouped``: rows of a prompt may share one sequence.
+
+    ``like`` is a net of a smaller model of the same kind, of which all is taken that would be found out by passes
+    through this one, whose weights are not there yet.
     """
 
     #: Whether all weights are there outside of :meth:`run` too.
     generates = True
 
-    def __init__(self, model: Any, kind: str, device: torch.device, compute: torch.dtype) -> None:
+    def __init__(
+        self, model: Any, kind: str, device: torch.device, compute: torch.dtype, *, like: Net | None = None
+    ) -> None:
         self.model, self.kind, self.device, self.compute = model, kind, device, compute
         self.config = model.config.get_text_config(decoder=True)
         self.weights_dtype: torch.dtype = next(model.parameters()).dtype
         self.reach = attention_reach(self.config)
         self.output: torch.nn.Linear = model.get_output_embeddings() if kind == "lm" else model.score
-        self.body = self._find_body()
+        self.body = self._find_body() if like is None else self._body_like(like)
         self.own_cache = self.grouped = self.reach != 0
         self.recomputed: list[Any] = []
         self.cached = True
+        if like is not None:
+            self.own_cache, self.grouped, self.cached = like.own_cache, like.grouped, like.cached
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -212,6 +219,10 @@ class Net:
             "it changes them in a way that is not known here.",
             fix="Use a model whose logits are its linear head's, scaled or soft-capped by its configuration.",
         )
+
+    def _body_like(self, like: Net) -> Any:
+        self._shape = replace(like._shape, weight=self.output.weight, compute=self.compute)
+        return self.model.base_model if like.body is like.model.base_model else self.model.get_decoder()
 
     def probe(self, *, generates: bool = True) -> None:
         """Try what the configuration promises on a few tokens; what gives other numbers is switched off."""

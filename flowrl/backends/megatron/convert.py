@@ -12,7 +12,7 @@ Every parameter of a stage is a few ranges of rows, each of them a box of a chec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,12 +182,10 @@ def is_expert(name: str) -> bool:
     return ".experts." in name
 
 
-def fill(stage: Any, converter: Converter, weights: Mapping[str, Tensor]) -> None:
-    """Give a stage the weights of a checkpoint, and zeros where its vocabulary is padding."""
+def fill(stage: Any, converter: Converter, read: Callable[[Shard], None]) -> None:
+    """Give a stage its weights, each box filled by ``read``, and zeros where its vocabulary is padding."""
     for name, parameter in stage.named_parameters():
         if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             parameter.data.zero_()
         for part in converter.parts(name, parameter):
-            shard = part.shard(parameter.data, main=True)
-            at = tuple(slice(a, b) for a, b in shard.box)
-            shard.tensor.copy_(weights[part.name].detach()[at])
+            read(part.shard(parameter.data, main=True))

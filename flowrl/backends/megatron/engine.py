@@ -13,8 +13,9 @@ from ...errors import ModelError, ProgramError
 from ...placement.mesh import Mesh
 from ...workers.records import Build
 from ...workers.weights import Shard
-from ..hf.engine import HFEngine, prepare_model
+from ..hf.engine import HFEngine, prepare_unread
 from ..hf.load import load_tokenizer, pick_device, pick_dtypes
+from ..hf.saved import reader
 from ..team import Team, open_team
 from .convert import Converter, fill
 from .model import build_stage, transformer_config
@@ -33,8 +34,10 @@ import_megatron()
 def open_engine(build: Build) -> MegatronEngine:
     """Load the model of ``build`` and keep this rank's part of it. Every rank of the mesh has to call it.
 
-    The weights are those that the engine ``hf`` has for the same build. Raises PlanError for a mesh with ``fsdp``,
-    ModelError for adapters, and for a model that is not carried over to megatron-core.
+    The weights are those that the engine ``hf`` has for the same build. Of a saved model each rank reads its part
+    alone; one with random weights, or whose files are not understood, each has in the memory of its host first, whole.
+    Raises PlanError for a mesh with ``fsdp``, ModelError for adapters, and for a model that is not carried over to
+    megatron-core.
     """
     check_build(build)
     parallel, team = Parallel.of(_at_least_one(build.axes)), open_team(build.axes)
@@ -43,13 +46,14 @@ def open_engine(build: Build) -> MegatronEngine:
         torch.cuda.set_device(device)
     dtype, compute = pick_dtypes(build, device)
     tokenizer = load_tokenizer(build.model)
-    model = prepare_model(build, tokenizer, torch.device("cpu"), dtype)
+    model, saved = prepare_unread(build, tokenizer, dtype)
     plain = Plain.of(model)
     with parallel.active():
         settings = transformer_config(plain, build, parallel, compute)
         stage = build_stage(plain, build, parallel, settings)
         converter = Converter(plain, parallel, stage.decoder.layers[0].layer_number - 1)
-        fill(stage, converter, dict(model.named_parameters()))
+        there = {name: weight for name, weight in model.named_parameters() if not weight.is_meta}
+        fill(stage, converter, reader(there, saved))
         stage.requires_grad_(build.trainable)
         optimizer = None if build.optim is None else Optimizer(stage, settings, build.optim, parallel)
     net = StageNet(model.to("meta"), plain, stage, settings, parallel, build.head)
