@@ -53,7 +53,7 @@ def load_model(build: Build, device: torch.device, dtype: torch.dtype) -> Any:
     Random weights come from the model's seed alone, whatever the state of torch's generators, which stay as they are.
     A scalar head that the checkpoint does not hold gets normal weights of std 1 / hidden size from ``build.seed``.
     """
-    return _made(build, dtype).to(device=device, dtype=dtype).eval()
+    return _made(build, dtype).to(device=device).eval()
 
 
 def load_unread(build: Build, dtype: torch.dtype) -> tuple[Any, Saved | None]:
@@ -65,7 +65,7 @@ def load_unread(build: Build, dtype: torch.dtype) -> tuple[Any, Saved | None]:
     found: list[Saved] = []
     with _leaving_unread(found, "score.weight" if build.head == "scalar" else ""):
         model = _made(build, dtype)
-    return model.to(dtype=dtype).eval(), (found[0] if found else None)
+    return model.eval(), (found[0] if found else None)
 
 
 def _made(build: Build, dtype: torch.dtype) -> Any:
@@ -80,6 +80,8 @@ def _made(build: Build, dtype: torch.dtype) -> Any:
         weight = model.score.weight
         with torch.no_grad():
             weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1])
+    for parameter in model.parameters():  # buffers stay as they are: rounded rotary frequencies move far positions
+        parameter.data = parameter.data.to(dtype)
     model.config.use_cache = False  # asked for where it is wanted
     return model
 
