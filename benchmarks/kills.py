@@ -2,8 +2,8 @@
 
     python benchmarks/kills.py [--kills 30] [--steps 400] [--seed 0]
 
-A small GRPO on Ray (actor with fsdp=2, rewards in a process of their own) is run undisturbed, then with SIGKILL sent to
-a random rank at random times, also while ranks are being started again. At S=0 every line of metrics, every journalled
+A small GRPO on Ray (two ranks train, two generate and are the reference, one gives rewards) is run undisturbed, then with
+SIGKILL sent to a random rank at random times, also while ranks are being started again. At S=0 every line of metrics, every journalled
 reward and every weight has to be what it was. Exit status 1 where something is not.
 """
 
@@ -63,9 +63,17 @@ def kills(steps: int = 400):
 
 
 PLAN = Plan(
-    {"train": Pool("train", devices=(0, 1)), "rewards": Pool("rewards", processes=1)},
-    {"actor": Place("train", Mesh.of("fsdp=2"), "fsdp2"), "ref": Place("train"), "reward": Place("rewards")},
-    cluster=Cluster.of("cpu:1x2"),
+    {
+        "train": Pool("train", devices=(0, 1)),
+        "rollout": Pool("rollout", devices=(2, 3)),
+        "rewards": Pool("rewards", processes=1),
+    },
+    {
+        "actor": {"train": Place("train", Mesh.of("fsdp=2"), "fsdp2"), "generate": Place("rollout")},
+        "ref": Place("rollout"),
+        "reward": Place("rewards"),
+    },
+    cluster=Cluster.of("cpu:1x4"),
 )
 
 
@@ -89,22 +97,27 @@ def killer(out: Path, count: int, chance: random.Random, told: list[int], done: 
     while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
         time.sleep(0.05)
     while len(told) < count and not done.is_set():
-        rank = chance.randrange(3)
+        rank = chance.randrange(5)
         with suppress(OSError, ValueError, KeyError):
             os.kill(json.loads((out / "ranks.json").read_text())[str(rank)]["pid"], signal.SIGKILL)
             told.append(rank)
         if chance.random() < 0.75:
-            before = recovered(out)
-            while recovered(out) == before and not done.wait(0.1):
+            before = went_on(out)
+            while went_on(out) == before and not done.wait(0.1):
                 pass
             done.wait(chance.uniform(0, 3))
         else:
             done.wait(chance.uniform(0.5, 8))
 
 
-def recovered(out: Path) -> int:
+def events(out: Path, kind: str) -> int:
+    """How often something happened."""
+    return (out / "events.jsonl").read_text().count(f'"kind": "{kind}"')
+
+
+def went_on(out: Path) -> int:
     """How often the run went on after a loss."""
-    return (out / "events.jsonl").read_text().count('"recovered"')
+    return events(out, "recovered") + events(out, "renewed")
 
 
 def main() -> int:
@@ -137,6 +150,7 @@ def main() -> int:
     said = json.loads((out / "run.json").read_text())
     seconds = time.time() - start
     print(f"{len(told)} kills in {seconds:.0f} s, of ranks {told}; {said['restarts']} restarts")
+    print(f"{events(out, 'renewed')} while the program waited, {events(out, 'recovered')} times back to a checkpoint")
     for what, wrong in findings.items():
         print(f"{'NO' if not wrong else 'YES'}: {what}")
     shutil.rmtree(folder)

@@ -135,7 +135,8 @@ class RayRanks:
         return group
 
     def _spawn(self, ranks: Iterable[int]) -> None:
-        """Start actors, and tell all ranks of each other."""
+        """Start actors, and tell all ranks of each other. Others that are gone are found when they are needed."""
+        ranks = list(ranks)
         actor: Any = ray.remote(**{"concurrency_groups": THREADS})(RankActor)  # type: ignore[call-overload]
         for rank in ranks:
             pool, place = self._places[rank]
@@ -146,7 +147,9 @@ class RayRanks:
         begun = {rank: self.handles[rank].work.remote("alive") for rank in ranks}
         self._told(self.wait(begun, "starting ranks", SECONDS_TO_START))
         begun = {rank: h.begin.remote(self._setting, dict(self.handles)) for rank, h in self.handles.items()}
-        self.where = self._told(self.wait(begun, "starting ranks", SECONDS_TO_START))
+        new = {rank: begun.pop(rank) for rank in ranks}
+        self.where |= self._told(self.wait(new, "starting ranks", SECONDS_TO_START))
+        ray.wait(list(begun.values()), num_returns=max(1, len(begun)), timeout=SILENT) if begun else None
 
     @staticmethod
     def _told(answers: dict[int, Any]) -> dict[int, Any]:
