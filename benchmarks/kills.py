@@ -2,9 +2,9 @@
 
     python benchmarks/kills.py [--kills 30] [--steps 400] [--seed 0]
 
-A small GRPO on Ray (two ranks train, two generate and are the reference, one gives rewards) is run undisturbed, then with
-SIGKILL sent to a random rank at random times, also while ranks are being started again. At S=0 every line of metrics, every journalled
-reward and every weight has to be what it was. Exit status 1 where something is not.
+A small GRPO on Ray (two ranks train, two generate and are the reference, one gives rewards) is run undisturbed, then
+with SIGKILL sent to a random rank at random times, also while ranks are being started again. At S=0 every line of
+metrics, every journalled reward and every weight has to be what it was. Exit status 1 where something is not.
 """
 
 from __future__ import annotations

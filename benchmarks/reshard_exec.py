@@ -1,10 +1,12 @@
 """How long a planned move of weights takes, beside one raw gloo message of the same bytes per rank.
 
-    python benchmarks/reshard_exec.py [--hidden 2048] [--layers 4] [--moves fsdp=4:tp=4 "fsdp=2 > tp=2"]
+    python benchmarks/reshard_exec.py [--hidden 2048] [--layers 4] [--moves fsdp=4:tp=4 "fsdp=2 > tp=2"] [--gloo]
 
 Real processes on this machine and a Llama of zeros. ``fsdp=4:tp=4`` stays on the same ranks, ``fsdp=2>tp=2`` goes to
-others. The peer: every rank sends its neighbour one tensor of as many bytes as the neighbour receives by the plan, all
-at once, and copies one tensor of as many bytes as the plan lets it take from itself. Both take turns between barriers,
+others. Ranks read each other's shared memory; with ``--gloo`` they do as ranks of different hosts.
+
+The peer: every rank sends its neighbour one tensor of as many bytes as the neighbour receives by the plan, all at once,
+by gloo, and copies one tensor of as many bytes as the plan lets it take from itself. Both take turns between barriers,
 the slowest rank counts, medians are printed: the ratio to message and copy, and, as ``wire``, that of the moves between
 ranks alone to the message alone. Target: 1.5.
 """
@@ -75,7 +77,7 @@ def work(me: int, ports: tuple[int, int], move: str, options: argparse.Namespace
     source = list(shards_of(model, old, me, dtype)) if me < old.size else []
     target = list(shards_of(model, new, me - first, dtype)) if me >= first else []
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ports[0]}", rank=me, world_size=size)
-    wire = Wire(me=me, size=size, port=ports[1])
+    wire = Wire(me=me, size=size, port=ports[1], shared=not options.gloo)
     after, before = (me + 1) % size, (me - 1) % size
     out, into = (torch.zeros(moves.received.get(r, 0), dtype=torch.uint8) for r in (after, me))
     kept, copied = torch.zeros(2, moves.local.get(me, 0), dtype=torch.uint8)
@@ -158,6 +160,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--bucket", type=int, default=8 << 20, help="bytes of the largest message")
     parser.add_argument("--moves", nargs="+", default=MOVES, metavar="FROM:TO")
+    parser.add_argument("--gloo", action="store_true", help="no shared memory")
     parser.add_argument("--json", action="store_true", help="print records instead of a table")
     options = parser.parse_args()
     found = {move: measured(move.replace(" ", ""), options) for move in options.moves}

@@ -1,4 +1,4 @@
-"""Real processes over gloo: what arrives, how many bytes that took, and what happens where somebody is missing."""
+"""Real processes, by shared memory and by gloo: what arrives, how many bytes that took, and who is missing."""
 
 import multiprocessing
 import os
@@ -175,11 +175,16 @@ def go_round(me, wire, moves):
     return "", time.perf_counter() - begun
 
 
-def process(me, ports, together, said):
+#: The processes that read each other's memory.
+WAYS = {"shared memory": range(4), "one by gloo": (0, 1, 3)} if hasattr(os, "memfd_create") else {"all by gloo": ()}
+
+
+def process(me, way, ports, together, said):
     """What one of four processes does, all cases in a row; its findings are said."""
     torch.set_num_threads(1)
-    found = {}
-    with Wire(me=me, size=4, port=ports[0], timeout=30) as wire:
+    shared = me in WAYS[way]
+    with Wire(me=me, size=4, port=ports[0], timeout=30, shared=shared) as wire:
+        found = {"shares": [(a, b) for a in range(4) for b in range(4) if wire.shares(a, b)]}
         for case in CASES:
             found[case] = run_case(case, me, wire)
         found["random"] = [random_case(seed, me, wire) for seed in range(12)]
@@ -187,16 +192,16 @@ def process(me, ports, together, said):
         found["ring"] = go_round(me, wire, ring())
     found["closed"] = go_round(me, wire, ring())
     other = Moves(ring().moves, {"w": ("float64", 8)}) if me == 2 else ring()
-    with Wire(me=me, size=4, port=ports[1], timeout=30) as wire:
+    with Wire(me=me, size=4, port=ports[1], timeout=30, shared=shared) as wire:
         found["other moves"] = go_round(me, wire, other)
-    with Wire(me=me, size=4, port=ports[2], timeout=30) as wire:
+    with Wire(me=me, size=4, port=ports[2], timeout=30, shared=shared) as wire:
         wire.timeout = 1
         if me < 3:
             found["late"] = go_round(me, wire, ring())
         together.wait()
     if me < 3:
         found["absent"] = come(me, ports[3])
-    with Wire(me=me, size=4, port=ports[4], timeout=30) as wire:
+    with Wire(me=me, size=4, port=ports[4], timeout=30, shared=shared) as wire:
         said.send(found)
         if me == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -212,8 +217,14 @@ def come(me, port):
         return error.what, time.perf_counter() - begun
 
 
+@pytest.fixture(scope="module", params=WAYS)
+def way(request):
+    """How the four processes reach each other."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def found():
+def found(way):
     """What the four processes found, by process."""
     sockets = [socket.socket() for _ in range(5)]
     for one in sockets:
@@ -225,7 +236,7 @@ def found():
     together = context.Barrier(4)
     pipes = [context.Pipe(duplex=False) for _ in range(4)]
     processes = [
-        context.Process(target=process, args=(p, ports, together, said), daemon=True)
+        context.Process(target=process, args=(p, way, ports, together, said), daemon=True)
         for p, (_, said) in enumerate(pipes)
     ]
     for one in processes:
@@ -283,12 +294,18 @@ def test_where_all_is_there_nothing_is_sent(found):
         assert {one[case]["moved"].received for one in found} == {0}
 
 
-def test_staging_is_bounded(found):
+def test_staging_is_bounded(found, way):
+    most = 8 if way == "one by gloo" else 4
     for one in found:
-        assert 0 < one["tiny buckets"]["moved"].peak_staging <= 4 * (1 << 20)  # buffers stay from earlier cases
+        assert 0 < one["tiny buckets"]["moved"].peak_staging <= most * (1 << 20)  # buffers stay from earlier cases
         moved, equal = one["large"]
         assert equal and moved.received == moved.sent == 9 * ALONE
-        assert moved.peak_staging <= 4 * ALONE
+        assert moved.peak_staging <= most * ALONE
+
+
+def test_all_know_who_reads_whose_memory(found, way):
+    for one in found:
+        assert one["shares"] == [(a, b) for a in WAYS[way] for b in WAYS[way] if a != b]
 
 
 def test_any_boxes_of_any_dtype(found):
@@ -407,6 +424,17 @@ def test_messages_are_bounded_whole_and_the_same_at_both_ends(seed):
             sizes = [moves.dtypes[piece.name][1] for piece in m.pieces]
             assert all(piece.first % size == 0 for piece, size in zip(m.pieces, sizes, strict=True))
         assert sum(m.size for m in mine if m.target == p) == moves.received.get(p, 0)
+
+
+def test_large_pieces_go_together_where_memory_is_shared():
+    box = ((0, ALONE // 4),)
+    moves = Moves(
+        tuple(Move(f"w{n}", 0, target, box) for target in (1, 2) for n in range(5)),
+        {f"w{n}": ("float32", 4) for n in range(5)},
+    )
+    made = messages_of(moves, 0, size=3, most=2 * ALONE, shares=lambda source, target: target == 1)
+    assert [len(m.pieces) for m in made if m.target == 1] == [2, 2, 1]
+    assert [len(m.pieces) for m in made if m.target == 2] == [1] * 5
 
 
 @pytest.mark.parametrize("window", [1, 2, 64])

@@ -19,11 +19,15 @@ Shards = Mapping[str, Sequence[Shard]]
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes of one message. ``buffer``: what they are staged in; None where they are the weight's own memory."""
+    """The bytes of one message. ``buffer``: what they are staged in; None where they are the weight's own memory.
+
+    ``staging``: where the buffer is to be given back.
+    """
 
     message: Message
     bytes: Tensor
     buffer: Tensor | None = None
+    staging: Staging | None = None
 
     def parts(self) -> Iterator[tuple[str, Box, Tensor]]:
         """Each piece with a view on its numbers."""
@@ -38,20 +42,24 @@ class Carrier:
     def __init__(self, me: int, source: Shards, target: Shards, staging: Staging) -> None:
         self._me, self._source, self._target, self._staging = me, source, target, staging
 
-    def copy(self, name: str, box: Box, source: Shards | None = None) -> None:
-        """From the source of this process, or the ``source`` of another one that can be read from here."""
-        self._write(name, box, self._read(name, box, self._source if source is None else source))
+    def copy(self, name: str, box: Box) -> None:
+        """From the source of this process to its target."""
+        self._write(name, box, self._read(name, box))
 
     def load(self, message: Message) -> Load | None:
         """The bytes of a message to be sent; None while there is no buffer for them."""
         if len(message.pieces) == 1:
             piece = message.pieces[0]
-            run = self._run(self._read(piece.name, piece.box, self._source), piece.dtype)
+            run = self._run(self._read(piece.name, piece.box), piece.dtype)
             if run is not None:
                 return Load(message, run)
-        load = self._stage(message)
+        return self.pack(message, self._staging)
+
+    def pack(self, message: Message, staging: Staging) -> Load | None:
+        """Put a message together in a buffer of ``staging``; None while there is none."""
+        load = _stage(message, staging)
         for name, box, numbers in load.parts() if load else ():
-            numbers.copy_(self._read(name, box, self._source))
+            numbers.copy_(self._read(name, box))
         return load
 
     def room(self, message: Message) -> Load | None:
@@ -63,7 +71,7 @@ class Carrier:
                 run = self._run(into[0].view(piece.box).detach(), piece.dtype)
                 if run is not None:
                     return Load(message, run)
-        return self._stage(message)
+        return _stage(message, self._staging)
 
     def unload(self, load: Load) -> None:
         """Write what was received where it belongs."""
@@ -73,16 +81,16 @@ class Carrier:
 
     def release(self, load: Load) -> None:
         """Take back the buffer of a message that is through."""
-        if load.buffer is not None:
-            self._staging.give(load.buffer)
+        if load.buffer is not None and load.staging is not None:
+            load.staging.give(load.buffer)
 
-    def _read(self, name: str, box: Box, source: Shards) -> Tensor:
-        for shard in source.get(name, ()):
+    def _read(self, name: str, box: Box) -> Tensor:
+        for shard in self._source.get(name, ()):
             if shared(box, shard.box) == box:
                 return shard.view(box).detach()
         raise RunError(
             f"process {self._me} is to take {name}[{shown(box)}] from shards that do not have it.",
-            have=[f"[{shown(s.box)}]" for s in source.get(name, ())],
+            have=[f"[{shown(s.box)}]" for s in self._source.get(name, ())],
             fix="Plan again: these are not the shards that were planned with.",
         )
 
@@ -100,9 +108,10 @@ class Carrier:
             return view.as_strided((view.numel(),), (1,)).view(torch.uint8)  # reshape may copy where a dim is 1
         return None
 
-    def _stage(self, message: Message) -> Load | None:
-        buffer = self._staging.take()
-        return None if buffer is None else Load(message, buffer[: message.size], buffer)
+
+def _stage(message: Message, staging: Staging) -> Load | None:
+    buffer = staging.take()
+    return None if buffer is None else Load(message, buffer[: message.size], buffer, staging)
 
 
 def by_name(shards: Iterable[Shard]) -> dict[str, list[Shard]]:

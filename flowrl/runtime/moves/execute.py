@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ...errors import RunError
 from ...workers.weights import Shard
@@ -54,9 +55,12 @@ def execute(
     Raises RunError naming source, target and the first weight for a process that is gone, does not come within
     ``wire.timeout`` seconds or has other moves. The wire is then closed, and ``target`` may be written in part.
     """
-    messages = messages_of(moves, me, size=wire.size if wire else 1, most=bucket_bytes)
+    size, shares = (wire.size, wire.shares) if wire else (1, None)
+    messages = messages_of(moves, me, size=size, most=bucket_bytes, shares=shares)
     staging = wire.staging if wire else Staging(torch.device("cpu"))
-    staging.fit(max((m.size for m in messages), default=0))
+    staging.fit(max((m.size for m in messages if not (shares and shares(m.source, m.target))), default=0))
+    if wire:
+        wire.slots.staging.fit(max((m.size for m in messages if wire.shares(me, m.target)), default=0))
     carrier = Carrier(me, by_name(source), by_name(target), staging)
     if wire is None:
         _copy(moves, me, carrier)
@@ -72,7 +76,7 @@ def execute(
         received=sum(m.size for m in messages if m.target == me),
         sent=sum(m.size for m in messages if m.source == me),
         local=moves.local.get(me, 0),
-        peak_staging=staging.bytes,
+        peak_staging=staging.bytes + (wire.slots.staging.bytes if wire else 0),
     )
 
 
@@ -98,48 +102,75 @@ def _greet(messages: Sequence[Message], wire: Wire) -> list[tuple[Message, int, 
 
 
 def _agree(greetings: Sequence[tuple[Message, int, Sending]], wire: Wire) -> None:
-    """Everybody is there and has planned the same; messages of other sizes than expected would end the process.
-
-    All words are heard before one is told to be wrong: whoever gives up first leaves the others with half of theirs.
-    """
-    wrong: RunError | None = None
+    """Everybody is there and has planned the same; messages of other sizes than expected would end the process."""
+    for first, _, sending in greetings:  # all of them before any is judged: who leaves would not be heard
+        _through(first, sending, wire)
     for first, print_, sending in greetings:
-        try:
-            _through(first, sending, wire)
-        except RunError as error:
-            raise wrong or error from error.__cause__
         if int(sending.tensor[0]) != print_:
-            wrong = wrong or RunError(
+            raise RunError(
                 f"process {first.source} and process {first.target} have planned other moves from the one to the "
                 f"other; the first weight of process {wire.me} is {first.pieces[0].name}.",
                 fix="Plan in all processes from the same holdings, with the same bucket_bytes.",
             )
-    if wrong is not None:
-        raise wrong
 
 
 def _exchange(messages: Sequence[Message], carrier: Carrier, wire: Wire) -> None:
     """Send and receive in the order that all processes keep, some messages at a time."""
-    flying: deque[tuple[Load, Sending]] = deque()
+    flying: deque[tuple[Message, Load | None, Sending]] = deque()
 
     def land() -> None:
-        load, sending = flying.popleft()
-        _through(load.message, sending, wire)
-        if load.message.target == wire.me:
+        message, load, sending = flying.popleft()
+        _through(message, sending, wire)
+        if load is None:
+            _read(message, sending.tensor, carrier, wire)
+            return
+        if message.target == wire.me:
             carrier.unload(load)
         carrier.release(load)
 
     for message in messages:
-        sends = message.source == wire.me
         if len(flying) == WINDOW:
             land()
-        while (load := carrier.load(message) if sends else carrier.room(message)) is None:
+        while (begun := _begin(message, carrier, wire)) is None:
             land()
-        flying.append(
-            (load, wire.send(load.bytes, message.target) if sends else wire.receive(load.bytes, message.source))
-        )
+        flying.append((message, *begun))
     while flying:
         land()
+
+
+def _begin(message: Message, carrier: Carrier, wire: Wire) -> tuple[Load | None, Sending] | None:
+    """Send or receive a message, without a load where it is to be read from its source. None: there is no buffer."""
+    sends, shared = message.source == wire.me, wire.shares(message.source, message.target)
+    if shared and not sends:
+        return None, wire.borrow(message.source)
+    if shared:
+        load = carrier.pack(message, wire.slots.staging)
+        with _sharing(message):
+            return load and (load, wire.lend(load.bytes, message.target))
+    load = carrier.load(message) if sends else carrier.room(message)
+    return load and (load, wire.send(load.bytes, message.target) if sends else wire.receive(load.bytes, message.source))
+
+
+def _read(message: Message, number: Tensor, carrier: Carrier, wire: Wire) -> None:
+    """Read a message where its source has put it together, and say so."""
+    with _sharing(message):
+        slot = wire.slots.open(message.source, int(number[0]))
+    carrier.unload(Load(message, slot[: message.size], slot))
+    _through(message, wire.give_back(number, message.source), wire)
+
+
+@contextmanager
+def _sharing(message: Message) -> Iterator[None]:
+    """Says of which message the memory could not be told or opened."""
+    try:
+        yield
+    except (RunError, RuntimeError, OSError) as error:
+        why = error.what.rstrip(".") if isinstance(error, RunError) else str(error).splitlines()[0]
+        raise RunError(
+            f"{message.pieces[0].name}, and what goes with it, did not get from process {message.source} to process "
+            f"{message.target}, which cannot read its memory: {why}.",
+            fix=f"See what became of process {message.source}.",
+        ) from error
 
 
 def _through(message: Message, sending: Sending, wire: Wire) -> None:

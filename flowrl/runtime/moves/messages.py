@@ -7,7 +7,7 @@ a time, cannot be part of a deadlock: of the messages that are not through, the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...placement.boxes import Box, Move, split, volume
@@ -43,13 +43,16 @@ class Message:
         return self.pieces[-1].last
 
 
-def messages_of(moves: Moves, me: int, *, size: int, most: int) -> list[Message]:
+def messages_of(
+    moves: Moves, me: int, *, size: int, most: int, shares: Callable[[int, int], bool] | None = None
+) -> list[Message]:
     """The messages that a process sends and receives among ``size`` processes, in the order that all keep.
 
     None has more than ``most`` bytes (or one number). First each process sends to the next one, then to the one behind
-    that and so on, one message each, and again while there are more: so nobody is everybody's first target.
+    that and so on, one message each, and again while there are more: so nobody is everybody's first target. Between a
+    source and a target that share memory (``shares``) large pieces too are put together, as nothing leaves uncopied.
     """
-    found = [m for moving in _pairs(moves, me) for m in _packed(moving, moves, most)]
+    found = [m for moving in _pairs(moves, me) for m in _packed(moving, moves, most, shares)]
     return sorted(found, key=lambda m: (m.number, (m.target - m.source) % size, m.source))
 
 
@@ -73,14 +76,17 @@ def _pairs(moves: Moves, me: int) -> Iterable[list[Move]]:
     return (sorted(pair, key=lambda m: -moves.dtypes[m.name][1]) for pair in found.values())
 
 
-def _packed(pair: Sequence[Move], moves: Moves, most: int) -> Iterable[Message]:
+def _packed(
+    pair: Sequence[Move], moves: Moves, most: int, shares: Callable[[int, int], bool] | None
+) -> Iterable[Message]:
     """The messages of one pair: large boxes are cut, the pieces of small ones put behind each other."""
     source, target, found, small, end = pair[0].source, pair[0].target, 0, list[Piece](), 0
+    alone = most + 1 if shares and shares(source, target) else ALONE
     for move in pair:
         dtype, size = moves.dtypes[move.name]
         for box in split(move.box, most // size):
             length = volume(box) * size
-            if length >= ALONE:
+            if length >= alone:
                 yield Message(source, target, found, (Piece(move.name, box, dtype, 0, length),))
                 found += 1
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -15,37 +16,51 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import RunError
+from .slots import Slots, at_meeting
 from .staging import Staging
 
 _torch: Any = dist  # it has the stores without exporting them
+#: The tag of words that say that a slot was read; everything else has tag 0.
+_READ = 1
 
 
 class Wire:
     """Point-to-point messages: ``Wire(me=0, size=4, host="10.0.0.1", port=29600, timeout=60)`` in each process.
 
     Process 0 keeps the meeting place at ``host``, ``port``. All come within ``timeout`` seconds, and afterwards no
-    message takes longer than that. Tensors on CUDA go through NCCL where every process has a device of its own, and
-    through host memory and gloo everywhere else. Raises RunError naming who did not come.
+    message takes longer than that. Raises RunError naming who did not come.
+
+    Processes that share a CUDA device, or without CUDA a host, read each other's messages where they were put together
+    (:meth:`lend`), where the system allows it and not without ``shared``. Everything else on CUDA goes through NCCL if
+    every process has a device of its own, and all that is left through host memory and gloo.
 
     GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network where there are several.
     """
 
     def __init__(
-        self, *, me: int, size: int, port: int, host: str = "127.0.0.1", timeout: float = 300.0, device: str = "cpu"
+        self,
+        *,
+        me: int,
+        size: int,
+        port: int,
+        host: str = "127.0.0.1",
+        timeout: float = 300.0,
+        device: str = "cpu",
+        shared: bool = True,
     ) -> None:
         self.me, self.size, self.timeout, self.broken = me, size, timeout, ""
         self._under_way: WeakSet[Sending] = WeakSet()
-        limit = timedelta(seconds=timeout)
+        limit, place = timedelta(seconds=timeout), _device(device)
         with _reached(f"process {me} did not reach process 0 at {host}:{port}", timeout):
             self.store = _torch.TCPStore(host, port, is_master=me == 0, timeout=limit, wait_for_workers=False)
         #: Where each process is, the same for two that share a device.
-        self.places = self._meet(_place(torch.device(device)))
+        self.places = self._meet("place", _place(place))
+        self.slots, self._reads = self._open_slots(place, shared)
         with _reached(f"process {me} did not reach the other {size - 1}", timeout):
             self._gloo: Any = dist.ProcessGroupGloo(_torch.PrefixStore("gloo", self.store), me, size, limit)
         direct = size > 1 and len(set(self.places)) == size and all(p.startswith("cuda ") for p in self.places)
         self._nccl = self._open_nccl(limit) if direct else None
-        pinned = not direct and torch.device(device).type == "cuda"
-        self.staging = Staging(torch.device(device if direct else "cpu"), pinned=pinned)
+        self.staging = Staging(place if direct else torch.device("cpu"), pinned=not direct and place.type == "cuda")
 
     def send(self, tensor: Tensor, to: int, *, host: bool = False) -> Sending:
         """Begin to send a contiguous tensor, on the device of ``staging`` or, with ``host``, in host memory.
@@ -58,6 +73,26 @@ class Wire:
         """Begin to receive into a contiguous tensor of as many bytes as are sent."""
         return self._begin("recv", tensor, source, host)
 
+    def shares(self, source: int, target: int) -> bool:
+        """Whether a target reads the messages of a source out of its slots; both ends know it."""
+        return source in self._reads[target]
+
+    def lend(self, slot: Tensor, to: int) -> Sending:
+        """Have a process read a slot, the begin of a buffer of ``slots.staging``. It is through when that was read."""
+        self.slots.settle()
+        read = self._begin("recv", torch.zeros(1, dtype=torch.int64), to, host=True, tag=_READ)
+        read.before = self.send(torch.tensor([self.slots.tell(slot, to)]), to, host=True)
+        return read
+
+    def borrow(self, source: int) -> Sending:
+        """Begin to hear which slot of a process to read: its number, for ``slots.open``."""
+        return self.receive(torch.zeros(1, dtype=torch.int64), source, host=True)
+
+    def give_back(self, number: Tensor, to: int) -> Sending:
+        """Tell a process that its slot was read and may be written again."""
+        self.slots.settle()
+        return self._begin("send", number, to, host=True, tag=_READ)
+
     def close(self, why: str = "it was closed") -> None:
         """End it. What is on the way is given up, here and at the other ends."""
         self.broken = self.broken or why
@@ -68,6 +103,7 @@ class Wire:
                 self._nccl.abort()
         self._gloo = self._nccl = None  # gloo hangs up when nobody knows the group and its messages any more
         self.staging.drop()
+        self.slots.drop()
 
     def __enter__(self) -> Wire:
         return self
@@ -75,35 +111,45 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, verb: str, tensor: Tensor, peer: int, host: bool) -> Sending:
+    def _begin(self, verb: str, tensor: Tensor, peer: int, host: bool, tag: int = 0) -> Sending:
         if self.broken:
             raise RunError(f"this wire of process {self.me} is of no more use: {self.broken}.", fix="Open another one.")
         group: Any = self._gloo if host or self._nccl is None else self._nccl
         try:
-            work: Any = getattr(group, verb)([tensor], peer, 0)
+            work: Any = getattr(group, verb)([tensor], peer, tag)
         except RuntimeError as error:  # the other end is gone already: said by who waits for this message
             work = error
         sending = Sending(work, tensor, polled=group is self._nccl)
         self._under_way.add(sending)
         return sending
 
-    def _meet(self, place: str) -> list[str]:
-        """Say that this process is there, and wait for the others."""
-        names = [f"place/{rank}" for rank in range(self.size)]
-        self.store.set(names[self.me], place)
-        try:
+    def _meet(self, what: str, said: str) -> list[str]:
+        """Say something to all, and hear the same of the others."""
+        names = [f"{what}/{rank}" for rank in range(self.size)]
+        with at_meeting():
+            self.store.set(names[self.me], said)
             with suppress(dist.DistStoreError):  # it took too long
                 self.store.wait(names, timedelta(seconds=self.timeout))
             missing = [str(rank) for rank, name in enumerate(names) if not self.store.check([name])]
-        except RuntimeError as error:
-            raise RunError("process 0, where those that move weights meet, is gone, or has given up.") from error
         if missing:
             raise RunError(
                 f"of {self.size} processes that are to move weights, {', '.join(missing)} did not come in "
                 f"{self.timeout:g} s.",
                 fix="See what became of them, or give a longer timeout.",
             )
-        return [self.store.get(name).decode() for name in names]
+        with at_meeting():
+            return [self.store.get(name).decode() for name in names]
+
+    def _open_slots(self, device: torch.device, shared: bool) -> tuple[Slots, list[set[int]]]:
+        """The slots, and for each process whose it can read."""
+        slots = Slots(self.me, self.store, device)
+        if len(set(self.places)) == self.size:
+            return slots, [set() for _ in self.places]
+        beside = [r for r, place in enumerate(self.places) if r != self.me and place == self.places[self.me] and shared]
+        lent = slots.offer(beside) if beside else None
+        lends = self._meet("lends", "no" if lent is None else "yes")
+        reads = [source for source in beside if lends[source] == "yes" and slots.reads(source)]
+        return slots, [set(json.loads(one)) for one in self._meet("reads", json.dumps(reads))]
 
     def _open_nccl(self, limit: timedelta) -> Any:
         options = dist.ProcessGroupNCCL.Options()
@@ -116,6 +162,7 @@ class Sending:
 
     def __init__(self, work: Any, tensor: Tensor, *, polled: bool) -> None:
         self._work, self.tensor, self._polled = work, tensor, polled
+        self.before: Sending | None = None  # one that is through earlier, and has to be kept until then
 
     def wait(self, seconds: float) -> None:
         """Until it is through. Raises RuntimeError if that takes longer, or the other end is gone."""
@@ -144,6 +191,14 @@ def _reached(otherwise: str, timeout: float) -> Iterator[None]:
             f"{otherwise} in {timeout:g} s.",
             fix="See whether all processes run, and whether a firewall or a wrong network interface is between them.",
         ) from error
+
+
+def _device(name: str) -> torch.device:
+    """With its number, where it has one."""
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _place(device: torch.device) -> str:
