@@ -360,7 +360,11 @@ class Fleet:
             seconds = (self.deadline or 240.0) + 60
             told = {rank: (name, moves, n, len(ranks), meeting, seconds) for rank, n in numbers.items()}
             begun = self.begin("connect", told)
-            self.answered(begun, f"connecting {source.title} with {target.title}")
+            try:
+                self.answered(begun, f"connecting {source.title} with {target.title}")
+            except BaseException:
+                self.begin("disconnect", dict.fromkeys(ranks, (name,)))  # some may wait for one that is gone
+                raise
             self._routes[ends] = (name, moves, numbers)
         return self._routes[ends]
 

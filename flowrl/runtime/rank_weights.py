@@ -26,10 +26,12 @@ class Weights:
         self.aside: dict[tuple[str, int], list[Shard]] = {}
         self.away: dict[Key, Away] = {}
         self.routes: dict[str, tuple[Moves, int, Any]] = {}
+        self._meeting: set[str] = set()  # names of moves for which ranks are being connected
 
     def forget_weights(self) -> None:
         """Let go of staged weights and of connections."""
         self.aside.clear()
+        self._meeting.clear()
         for _, _, wire in self.routes.values():
             if wire is not None:
                 wire.close()
@@ -94,11 +96,17 @@ class Weights:
         wire = None
         if meeting is not None:
             device = next((p.device for p in self.posts.values() if p.device != "cpu"), "cpu")
-            wire = Wire(me=me, size=size, host=meeting[0], port=meeting[1], timeout=seconds, device=device)
+            where: dict[str, Any] = {"host": meeting[0], "port": meeting[1], "device": device}
+            self._meeting.add(name)
+            wire = Wire(me=me, size=size, timeout=seconds, wanted=lambda: name in self._meeting, **where)
+            if name not in self._meeting:
+                wire.close()
+            self._meeting.discard(name)
         self.routes[name] = (moves, me, wire)
 
     def disconnect(self, name: str) -> None:
-        """Close the wire of moves that nobody makes again."""
+        """Close the wire of moves that nobody makes again, or is not to meet the others of any more."""
+        self._meeting.discard(name)
         _, _, wire = self.routes.pop(name, (None, None, None))
         if wire is not None:
             wire.close()

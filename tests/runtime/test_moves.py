@@ -336,6 +336,24 @@ def test_a_process_that_never_was_there_is_named(found):
         assert one["absent"][0] in (said, "process 0, where those that move weights meet, is gone, or has given up.")
 
 
+@pytest.mark.parametrize("me", [0, 1])
+def test_a_process_that_is_told_waits_for_nobody(me):
+    """The first one for the others, or another for the first."""
+    with socket.socket() as held:
+        held.bind(("", 0))
+        port = held.getsockname()[1]
+    asked = []
+
+    def wanted():
+        asked.append(True)
+        return len(asked) < 2
+
+    start = time.monotonic()
+    with pytest.raises(RunError, match=f"process {me} was told that the others will not come"):
+        Wire(me=me, size=2, port=port, timeout=60, wanted=wanted)
+    assert time.monotonic() - start < 10
+
+
 def test_a_killed_process_is_found_at_once(found):
     assert found[0]["killed"][0].startswith(
         "w, and what goes with it, did not get from process 3 to process 0: process 3 is gone"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -22,13 +22,16 @@ from .staging import Staging
 _torch: Any = dist  # it has the stores without exporting them
 #: The tag of words that say that a slot was read; everything else has tag 0.
 _READ = 1
+#: Seconds in which processes that have met connect to each other.
+_HELLO = 60.0
 
 
 class Wire:
     """Point-to-point messages: ``Wire(me=0, size=4, host="10.0.0.1", port=29600, timeout=60)`` in each process.
 
     Process 0 keeps the meeting place at ``host``, ``port``. All come within ``timeout`` seconds, and afterwards no
-    message takes longer than that. Raises RunError naming who did not come.
+    message takes longer than that. Raises RunError naming who did not come, or once ``wanted`` says no, which is asked
+    every second.
 
     Processes that share a CUDA device, or without CUDA a host, read each other's messages where they were put together
     (:meth:`lend`), where the system allows it and not without ``shared``. Everything else on CUDA goes through NCCL if
@@ -47,17 +50,19 @@ class Wire:
         timeout: float = 300.0,
         device: str = "cpu",
         shared: bool = True,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.me, self.size, self.timeout, self.broken = me, size, timeout, ""
+        self.me, self.size, self.timeout, self.broken, self._wanted = me, size, timeout, "", wanted
         self._under_way: WeakSet[Sending] = WeakSet()
         limit, place = timedelta(seconds=timeout), _device(device)
         with _reached(f"process {me} did not reach process 0 at {host}:{port}", timeout):
-            self.store = _torch.TCPStore(host, port, is_master=me == 0, timeout=limit, wait_for_workers=False)
+            self.store = self._meeting_place(host, port)
         #: Where each process is, the same for two that share a device.
         self.places = self._meet("place", _place(place))
         self.slots, self._reads = self._open_slots(place, shared)
-        with _reached(f"process {me} did not reach the other {size - 1}", timeout):
-            self._gloo: Any = dist.ProcessGroupGloo(_torch.PrefixStore("gloo", self.store), me, size, limit)
+        soon = timedelta(seconds=min(timeout, _HELLO))  # all of them are there
+        with _reached(f"process {me} did not reach the other {size - 1}", min(timeout, _HELLO)):
+            self._gloo: Any = dist.ProcessGroupGloo(_torch.PrefixStore("gloo", self.store), me, size, soon)
         direct = size > 1 and len(set(self.places)) == size and all(p.startswith("cuda ") for p in self.places)
         self._nccl = self._open_nccl(limit) if direct else None
         self.staging = Staging(place if direct else torch.device("cpu"), pinned=not direct and place.type == "cuda")
@@ -128,8 +133,10 @@ class Wire:
         names = [f"{what}/{rank}" for rank in range(self.size)]
         with at_meeting():
             self.store.set(names[self.me], said)
-            with suppress(dist.DistStoreError):  # it took too long
-                self.store.wait(names, timedelta(seconds=self.timeout))
+            for seconds in self._tries():
+                with suppress(dist.DistStoreError):  # it took too long
+                    self.store.wait(names, timedelta(seconds=seconds))
+                    break
             missing = [str(rank) for rank, name in enumerate(names) if not self.store.check([name])]
         if missing:
             raise RunError(
@@ -139,6 +146,30 @@ class Wire:
             )
         with at_meeting():
             return [self.store.get(name).decode() for name in names]
+
+    def _meeting_place(self, host: str, port: int) -> Any:
+        """The store of process 0, as soon as it is there."""
+        how: dict[str, Any] = {"is_master": self.me == 0, "wait_for_workers": False}
+        failed: RuntimeError | None = None
+        for seconds in self._tries():
+            try:
+                store = _torch.TCPStore(host, port, timeout=timedelta(seconds=seconds), **how)
+            except RuntimeError as error:
+                failed = error
+                if self.me == 0:  # it waits for nobody
+                    break
+            else:
+                store.set_timeout(timedelta(seconds=self.timeout))
+                return store
+        raise failed or RuntimeError("no time")
+
+    def _tries(self) -> Iterator[float]:
+        """Seconds to try something for, again and again until the time is up. Raises RunError if nobody wants it."""
+        until = time.monotonic() + self.timeout
+        while (left := until - time.monotonic()) > 0:
+            if not self._wanted():
+                raise RunError(f"process {self.me} was told that the others will not come.")
+            yield min(1.0, left)
 
     def _open_slots(self, device: torch.device, shared: bool) -> tuple[Slots, list[set[int]]]:
         """The slots, and for each process whose it can read."""

@@ -22,7 +22,7 @@ LANES = {
     "set_aside": "move",
     "let_go": "move",
     "connect": "move",
-    "disconnect": "move",
+    "disconnect": "pull",
     "move": "move",
     "sums": "move",
     "weights_written": "move",

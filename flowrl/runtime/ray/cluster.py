@@ -25,7 +25,7 @@ from ..task import Failed, Setting
 from .actor import THREADS, RankActor, start
 
 RESOURCE = "flowrl_rank"  # of a cluster that is started here: one for each rank on a CPU
-GRACE = 10.0  # seconds that the other ranks of a call have when one has failed
+GRACE = 5.0  # seconds that the other ranks of a call have when one has failed
 SECONDS_TO_PLACE = 600.0
 SECONDS_TO_START = 600.0
 SILENT = 10.0  # seconds after which a rank that does not even say that it is there counts as hung
