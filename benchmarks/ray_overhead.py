@@ -2,10 +2,11 @@
 
     python benchmarks/ray_overhead.py [--calls 200] [--rounds 5] [--format table|json]
 
-The op takes a batch and adds one field. Calls of a program follow each other on one worker, as those of a pool do: the
-schedule starts one when the last has answered. ``raw`` is the same record of a task sent to the same kind of actor as
-often, all at once, its rows lying in Ray's object store, and the answers waited for together; ``raw one by one`` waits
-for each before the next. Rounds alternate; medians. Then the same with more fields and with more ranks in a group.
+The op takes a batch and adds one field; its rows lie on the rank. Calls of a program follow each other on one worker;
+the schedule hands a few on before the last has answered. ``raw`` is the same record of a task sent to the same kind of
+actor as often, all at once, its rows lying in Ray's object store, and the answers waited for together; ``raw one by
+one`` waits for each before the next. Medians; then the same with more fields, and with more ranks in a group, where
+``raw`` sends each call to as many actors.
 """
 
 from __future__ import annotations
@@ -28,22 +29,26 @@ from flowrl.placement.plan import Plan, Pool
 ROWS = 128
 
 
+FIELDS = tuple(f"f{i}" for i in range(16))
+
+
 class Nothing(fl.Worker):
+    @fl.op(reads="x", adds=", ".join(f"{n}: f32[]" for n in FIELDS), pieces=True)
+    def own(self, batch):
+        return {n: batch["x"].values + 1 for n in FIELDS}
+
     @fl.op(reads=None, adds="y: f32[]", pieces=True)
     def work(self, batch):
-        return {"y": batch["x"]}
+        return {"y": batch["f0"]}
 
 
 class Numbers:
-    """A source of ``fields`` numbers per row."""
+    """A source of a number per row."""
 
     tokenizer = staticmethod(lambda: None)
 
-    def __init__(self, fields: int = 1):
-        self.names = ["x", *(f"f{i}" for i in range(fields - 1))]
-
     def schema(self):
-        return {n: FieldType("f32") for n in self.names}
+        return {"x": FieldType("f32")}
 
     def cursor(self):
         return self
@@ -53,7 +58,7 @@ class Numbers:
 
     def to_batch(self, rows, first_uid, tokenizer):
         zeros = fl.Column.of([0.0] * len(rows), dtype="f32")
-        return fl.Batch.of([(first_uid + i,) for i in range(len(rows))], **dict.fromkeys(self.names, zeros))
+        return fl.Batch.of([(first_uid + i,) for i in range(len(rows))], x=zeros)
 
     def state(self):
         return {}
@@ -66,10 +71,9 @@ _spent: list[float] = []
 
 @flow.program
 def overhead(steps: int = 5, calls: int = 200, fields: int = 1):
-    for _, batch in flow.steps(Numbers(fields), steps):
-        batch = nothing.work(batch)  # the rows are on the rank from here on
-        float(batch.y.mean())
-        batch = batch.drop("y")
+    for _, batch in flow.steps(Numbers(), steps):
+        batch = nothing.own(batch).select(*FIELDS[:fields])  # the rows are on the rank from here on
+        float(batch.f0.mean())
         start = time.perf_counter()
         for _ in range(calls):
             last = nothing.work(batch)
@@ -93,33 +97,34 @@ class Raw:
     """The least that such a call has to do: take the rows, and answer with their keys."""
 
     def run(self, task, rows):
-        return task.title, len(rows["x"])
+        return task.title, len(rows["f0"])
 
 
-def raw(calls: int, rounds: int, *, fields: int = 1) -> tuple[list[float], list[float]]:
+def raw(calls: int, rounds: int, *, fields: int = 1, ranks: int = 1) -> tuple[list[float], list[float]]:
     from flowrl.batch import CallInfo
     from flowrl.runtime.remote import Kind, Remote, Stored, fetch
     from flowrl.runtime.remote import Source as Where
     from flowrl.runtime.task import Task
 
-    actor = ray.remote(Raw).remote()
-    names = Numbers(fields).names
-    batch = Numbers(fields).to_batch([{}] * ROWS, 0, None)
+    actors = [ray.remote(Raw).remote() for _ in range(ranks)]
+    names = FIELDS[:fields]
+    batch = Numbers().to_batch([{}] * ROWS, 0, None)
     stored = Stored(0, 1, batch.keys, {n: Kind("f32") for n in names}, {})
     remote = Remote(batch.keys, {n: Where((stored,), (n,)) for n in names})
     task = Task("nothing.work", "work", ("nothing", False), (fetch(remote),), {}, CallInfo(), 1)
-    rows = ray.put({n: batch[n] for n in names})
-    ray.get(actor.run.remote(task, rows))
+    rows = ray.put({n: batch["x"] for n in names})
+    ray.get([actor.run.remote(task, rows) for actor in actors])
     together, alone = [], []
     for _ in range(rounds):
         start = time.perf_counter()
-        ray.get([actor.run.remote(task, rows) for _ in range(calls)])
+        ray.get([actor.run.remote(task, rows) for _ in range(calls) for actor in actors])
         together.append(1e3 * (time.perf_counter() - start) / calls)
         start = time.perf_counter()
         for _ in range(calls):
-            ray.get(actor.run.remote(task, rows))
+            ray.get([actor.run.remote(task, rows) for actor in actors])
         alone.append(1e3 * (time.perf_counter() - start) / calls)
-    ray.kill(actor)
+    for actor in actors:
+        ray.kill(actor)
     return together, alone
 
 
@@ -138,9 +143,12 @@ def main() -> None:
         found[f"raw_ms, {fields} fields"] = statistics.median(together)
         found[f"raw_one_by_one_ms, {fields} fields"] = statistics.median(alone)
     for ranks in (2, 4):
-        found[f"flowrl_ms, {ranks} ranks"] = statistics.median(ours(asked.calls, asked.rounds, ranks=ranks))
-    found["ratio to raw"] = found["flowrl_ms, 1 fields"] / found["raw_ms, 1 fields"]
-    found["ratio to raw one by one"] = found["flowrl_ms, 1 fields"] / found["raw_one_by_one_ms, 1 fields"]
+        mine = ours(asked.calls, asked.rounds, ranks=ranks)
+        together, _ = raw(asked.calls, asked.rounds, ranks=ranks)
+        found[f"flowrl_ms, {ranks} ranks"] = statistics.median(mine)
+        found[f"raw_ms, {ranks} ranks"] = statistics.median(together)
+    for case in ("1 fields", "16 fields", "2 ranks", "4 ranks"):
+        found[f"ratio to raw, {case}"] = found[f"flowrl_ms, {case}"] / found[f"raw_ms, {case}"]
     ray.shutdown()
     if asked.format == "json":
         print(json.dumps(found, indent=1))

@@ -55,6 +55,7 @@ _OFFERS: tuple[tuple[type, str, str], ...] = (
 
 #: Names that nodes of a graph have without a worker.
 _LIBRARIES = ("rl", "batch", "data", "user")
+_FILES = frozenset(("live", "manifest"))
 
 
 def _plain(text: str) -> str:
@@ -461,7 +462,9 @@ class Flow:
             traced = self.trace(name, **mine)
             memory = study.memory if runtime == "ray" and placed.cluster else {}
             swapped |= {resident for held in memory.values() for resident in held.sizes}
-            scheme = scheme_here(scheme_of(traced, placed, known, in_one=runtime == "eager", memory=memory))
+            scheme = scheme_here(
+                scheme_of(traced, placed, known, in_one=runtime == "eager", memory=memory), ranks=runtime == "ray"
+            )
             record = self.graph(name, **mine).to_json()
             stages.append(Stage(name, found.fn, found.arguments(mine), self.workers_of(traced), record, scheme))
         if runtime == "ray":
@@ -533,11 +536,14 @@ class Flow:
         first: dict[str, Handle] = {}
         for handle in self.handles:
             other = first.setdefault(handle.name, handle)
-            if handle.name not in _LIBRARIES and other is handle:
+            if other is not handle:
+                taken = f"as is the one at line {other.at.line}"
+            elif handle.name in _LIBRARIES:
+                taken = "which is the name of a library"
+            elif handle.name in _FILES:
+                taken = "which is the name of a file in every checkpoint"
+            else:
                 continue
-            taken = (
-                f"as is the one at line {other.at.line}" if other is not handle else "which is the name of a library"
-            )
             found.append(
                 WorkerError(
                     f"a worker is called '{handle.name}', {taken}.",

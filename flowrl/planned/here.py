@@ -8,6 +8,8 @@ from ..errors import PlanError
 from ..placement.plan import Plan, Pool
 from ..schedule.scheme import Scheme
 
+AHEAD = 3  # calls that ranks are handed while they are at one
+
 
 def check_runs_here(plan: Plan, *, ranks: bool = False) -> None:
     """Raise PlanError for what a runtime cannot do: interruptions, and in one process several devices to a pool.
@@ -44,7 +46,8 @@ def _too_many(pool: Pool) -> PlanError:
     )
 
 
-def scheme_here(scheme: Scheme) -> Scheme:
+def scheme_here(scheme: Scheme, *, ranks: bool = False) -> Scheme:
     """The schedule as this process keeps it. Its engine finishes all groups of a call at once, in the order of the
-    calls, so that a window has nothing to exchange."""
-    return replace(scheme, setup=replace(scheme.setup, order="fifo"))
+    calls, so that a window has nothing to exchange. ``ranks`` have their next calls while they are at one: the way to
+    them takes as long as some short calls."""
+    return replace(scheme, setup=replace(scheme.setup, order="fifo", queue=AHEAD if ranks else 0))

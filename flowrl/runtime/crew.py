@@ -32,7 +32,9 @@ class Hands(Protocol):
 
     def home(self, workers: Mapping[str, Any], scheme: Scheme) -> Container[str]: ...
     def far(self, command: Command) -> bool: ...
-    def apply(self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def begin(
+        self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]: ...
     def swap(self, command: Start, groups: Callable[[str], Any], memory: Mapping[str, Memory]) -> None: ...
     def drawn(self, batch: Batch) -> Any: ...
     def readable(self, value: Any) -> Any: ...
@@ -72,6 +74,7 @@ class Crew:
         self._driver = threading.current_thread()
         self._issued: dict[int, Call] = {}  # not done yet
         self._staged: dict[tuple[str, int], Any] = {}
+        self._free: dict[str, float] = {}  # by thread: when its last call was through
 
     # -- what the session asks ------------------------------------------------------------------------------------
 
@@ -135,17 +138,31 @@ class Crew:
         """Of the pools that a call takes, the one whose thread runs it: the driver's own if it is among them."""
         return next((p for p in pools if self._pools.is_home(p)), pools[0] if pools else LIBRARY)
 
-    def _work(self, command: Command) -> None:
+    def _work(self, command: Command) -> Callable[[], None] | None:
+        """Do what the machine says and tell it; what is given is the rest of that."""
+        rest: Callable[[], None] | None = None
         try:
-            self._do(command)
+            rest = self._begun(command)
+        finally:
+            if rest is None:
+                self.tell(_done(command))
+        return None if rest is None else lambda: self._ended(command, rest)
+
+    def _ended(self, command: Command, rest: Callable[[], None]) -> None:
+        try:
+            rest()
         finally:
             self.tell(_done(command))
 
     def _do(self, command: Command) -> None:
+        if (rest := self._begun(command)) is not None:
+            rest()
+
+    def _begun(self, command: Command) -> Callable[[], None] | None:
+        """Begin a call, or make a move. Gives what is left to do, if anything."""
         if isinstance(command, Start):
-            if (call := self._issued.get(command.id)) is not None:  # None: another piece of it has failed
-                self._run(call, command)
-            return
+            call = self._issued.get(command.id)
+            return self._begin(call, command) if call is not None else None  # None: another piece of it has failed
         assert isinstance(command, (Stage, Publish)), command
         start = self.clock()
         try:
@@ -155,6 +172,7 @@ class Crew:
         if isinstance(command, Publish) and command.worker in self.servers:
             timing = Timing(f"{command.worker}.publish", command.step, command.pools[0], start, self.clock())
             self.book.steps.get(command.step, self.book.outside).timings.append(timing)
+        return None
 
     def _move(self, command: Stage | Publish) -> None:
         """Set weights aside, or install them where they generate."""
@@ -169,10 +187,9 @@ class Crew:
             if command.worker in self.servers:
                 self.servers[command.worker].install(worker.in_use(), command.version)
 
-    def _run(self, call: Call, command: Start) -> None:
-        """Run one call, or a piece of it, in the thread that this is called in."""
+    def _begin(self, call: Call, command: Start) -> Callable[[], None] | None:
+        """Begin one call, or a piece of it, in the thread that this is called in; what is given waits for it."""
         start = self.clock()
-        result: Any = None
         try:
             if any(isinstance(error, RankLost) or number == MOVE for number, error in self.failures):
                 raise Skipped(f"{call.title} was not run: what it needs is lost")
@@ -183,20 +200,35 @@ class Crew:
             args = tuple(self._open_handle(a) for a in given[0])
             kwargs = {k: self._open_handle(v) for k, v in given[1].items()}
             if call.parts is not None and any(a is NOTHING for a in (*args, *kwargs.values())):
-                result = NOTHING
-            else:
-                result = self.hands.apply(call, command.piece, worker, args, kwargs)
-            took = self.clock()
+                return lambda: self._end(call, command, lambda: NOTHING, None, start)
+            wait = self.hands.begin(call, command.piece, worker, args, kwargs)
+        except BaseException as error:
+            self._broke(call, error)
+            return None
+        batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, (Batch, Remote))), None)
+        return lambda: self._end(call, command, wait, batch, start)
+
+    def _end(
+        self, call: Call, command: Start, wait: Callable[[], Any], batch: Batch | Remote | None, start: float
+    ) -> None:
+        """Wait for a call that was begun."""
+        thread = self._thread(command.pools)
+        start = max(start, self._free.get(thread, start))  # until then the pool was at the one before
+        try:
+            result = wait()
+            took = self._free[thread] = self.clock()
             self._kept(call, command, result)
         except BaseException as error:
-            told = error if isinstance(error, Skipped) else _told(error, call)
-            call.finish(None, call.error or told)
-            self._issued.pop(call.index, None)
-            self._failed(call.index, told)
+            self._broke(call, error)
             return
         if result is not NOTHING and (call.worker is not None or call.op.owner not in ("batch", "data")):
-            batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, (Batch, Remote))), None)
             self._note(call, result, batch, start, took)
+
+    def _broke(self, call: Call, error: BaseException) -> None:
+        told = error if isinstance(error, Skipped) else _told(error, call)
+        call.finish(None, call.error or told)
+        self._issued.pop(call.index, None)
+        self._failed(call.index, told)
 
     def _failed(self, number: int, error: BaseException) -> None:
         """Keep a failure for the driver, which raises it; what stops a whole program stops the driver's thread now."""

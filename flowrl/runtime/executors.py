@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Container
 from contextlib import suppress
 
-Job = Callable[[], None]
+#: What it gives, if anything, is the rest of it: a job may only begin something, and the next one begin as well.
+Job = Callable[[], Callable[[], None] | None]
 
 
 class Everywhere:
@@ -19,7 +20,8 @@ class Everywhere:
 
 
 class Pools:
-    """Jobs by pool, in the order in which they come. Two jobs of a pool never overlap; pools do.
+    """Jobs by pool, in the order in which they come. Pools overlap; two jobs of a pool never do, save that one begins
+    before the rest of the one before it is waited for.
 
     On a CPU torch is a third slower off the main thread, so the pool of the models is the driver's home
     (docs/design/0006-home-pool.md). ``changed`` is notified when a job for home arrives, and by whoever changes what
@@ -59,7 +61,8 @@ class Pools:
                 if done():
                     return
                 job = self._at_home.popleft()
-            job()
+            if (rest := job()) is not None:
+                rest()
 
     def _queue(self, pool: str) -> queue.SimpleQueue[Job | None]:
         found = self._queues.get(pool)
@@ -72,8 +75,19 @@ class Pools:
 
     @staticmethod
     def _serve(work: queue.SimpleQueue[Job | None]) -> None:
-        while (job := work.get()) is not None:
-            job()
+        begun: deque[Callable[[], None]] = deque()
+        while True:
+            try:
+                job = work.get(block=not begun)
+            except queue.Empty:
+                begun.popleft()()
+                continue
+            if job is None:
+                break
+            if (rest := job()) is not None:
+                begun.append(rest)
+        for rest in begun:
+            rest()
 
     def close(self, wait: bool = True) -> None:
         """End the threads. Without ``wait`` what is queued is dropped and what runs is left behind."""

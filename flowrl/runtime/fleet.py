@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -83,12 +84,27 @@ class Fleet:
 
     def run(self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call on the ranks of a group, or one of a library where its rows are."""
-        return self.lasting(lambda: self._run(asked, group, args, kwargs))
+        return self.begun(asked, group, args, kwargs)()
 
-    def lasting(self, action: Callable[[], R]) -> R:
-        """Do something; again when ranks are lost meanwhile that can be renewed with all that they held."""
+    def begun(
+        self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[], Any]:
+        """Begin a call; what is given waits for it, and begins it again if what it lost can be made again."""
+        seen = self._renewals
+        first: list[Callable[[], Any]] = []
+        try:
+            first.append(self._begun(asked, group, args, kwargs))
+        except RankLost as lost:
+            first.append(partial(_raised, lost))
+        return lambda: self.lasting(lambda: (first.pop() if first else self._begun(asked, group, args, kwargs))(), seen)
+
+    def lasting(self, action: Callable[[], R], seen: int | None = None) -> R:
+        """Do something; again when ranks are lost meanwhile that can be renewed with all that they held.
+
+        ``seen``: the renewals that there were when it was begun the first time.
+        """
         while True:
-            seen = self._renewals
+            seen = self._renewals if seen is None else seen
             try:
                 return action()
             except RankLost as lost:
@@ -99,14 +115,17 @@ class Fleet:
                         renewed = self.renew(lost)
                         self._renewals += 1
                         self._renewed |= dict.fromkeys(renewed, self._renewals)
+                seen = None
 
-    def _run(self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _begun(
+        self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[], Any]:
         args, kwargs = rebuilt((args, dict(kwargs)), _remote)
         kwargs = dict(kwargs)
-        if group is None and (made := on_driver(asked.op, args)) is not UNKNOWN:
-            return made
+        if group is None and (known := on_driver(asked.op, args)) is not UNKNOWN:
+            return lambda: known
         if group is None and not found((args, dict(kwargs)), Values):  # numbers alone
-            return asked.op.apply(None, args, kwargs, asked.info)
+            return partial(asked.op.apply, None, args, kwargs, asked.info)
         into = kwargs.pop("into", None) or {}
         if group is not None and group.is_away:  # its generating use has no memory of its own
             self.swapped("onload", self.pool_of(group.ranks[0]), f"{group.name}.train", group.onload())
@@ -117,8 +136,8 @@ class Fleet:
             rank: self._task(asked, group, arguments, into, reads, main, rank, keys) for rank, keys in shares.items()
         }
         made = self._making(asked, group, tasks, arguments)
-        replies = self._checked(asked, self._answers(asked, group, tasks))
-        return self._outcome(asked, group, replies, made, arguments, main)
+        waiting = self._sent(asked, group, tasks)
+        return lambda: self._outcome(asked, group, self._checked(asked, waiting()), made, arguments, main)
 
     def _making(
         self, asked: Asked, group: Group | None, tasks: Mapping[int, Task], arguments: Mapping[str, Any]
@@ -133,15 +152,21 @@ class Fleet:
             needs=needed(dict(arguments)),
         )
 
-    def _answers(self, asked: Asked, group: Group | None, tasks: Mapping[int, Task]) -> dict[int, Any]:
+    def _sent(self, asked: Asked, group: Group | None, tasks: Mapping[int, Task]) -> Callable[[], dict[int, Any]]:
+        """Send tasks; what is given waits for their answers."""
+        with self.order:
+            self.bring_back([(t.args, dict(t.kwargs)) for t in tasks.values()])
+            if group is not None and asked.op.updates:
+                group.changing = True
+            begun = self.begin("run", {rank: (task,) for rank, task in tasks.items()})
+        return partial(self._answers, asked, group, tasks, begun, self._renewals)
+
+    def _answers(
+        self, asked: Asked, group: Group | None, tasks: Mapping[int, Task], begun: Mapping[int, Any], seen: int
+    ) -> dict[int, Any]:
         """What the ranks say of their tasks. Raises RankLost, torn where a worker may have changed in part."""
-        changes, seen = group is not None and bool(asked.op.updates), self._renewals
+        changes = group is not None and bool(asked.op.updates)
         try:
-            with self.order:
-                self.bring_back([(t.args, dict(t.kwargs)) for t in tasks.values()])
-                if group is not None:
-                    group.changing = changes
-                begun = self.begin("run", {rank: (task,) for rank, task in tasks.items()})
             answers = self.link.wait(begun, _waiting(asked, group), self.deadline)
             if self._renewals != seen and any(isinstance(a, Failed) and a.before for a in answers.values()):
                 raise RankLost(f"rows of {asked.title} were lost on their way.", answers=answers)
@@ -153,7 +178,7 @@ class Fleet:
             lost.torn = lost.torn or (changes and set(begun_not) != set(tasks))
             raise
         finally:
-            if group is not None:
+            if group is not None and changes:
                 group.changing = False
 
     def bring_back(self, wanted: Any) -> None:
@@ -311,6 +336,9 @@ class Fleet:
         main: Remote | None,
     ) -> Any:
         first, tasks = next(iter(replies.values())), made.tasks
+        for rank, reply in replies.items():
+            if reply.alike:
+                reply.keys = found((tasks[rank].args, dict(tasks[rank].kwargs)), (Fetch,))[0].keys
         if group is not None:
             group.note({rank: r.weights for rank, r in replies.items() if r.weights is not None})
         kept = {rank: r for rank, r in replies.items() if r.keys is not None and tasks[rank].keep}
@@ -446,6 +474,10 @@ def told(failed: Failed, title: str, rank: int, pool: str, at: At | None, others
     if others:
         error.add_note(f"({others} more rank{'s' if others > 1 else ''} of this call failed)")
     return error
+
+
+def _raised(error: RankLost) -> Any:
+    raise error
 
 
 def _cannot(lost: RankLost) -> Collection[int]:

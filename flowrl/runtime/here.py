@@ -38,6 +38,12 @@ class Here:
         """A value as records take it."""
         return value
 
+    def begin(
+        self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        """What runs a call: nothing is done before."""
+        return lambda: self.apply(call, piece, worker, args, kwargs)
+
     def apply(self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call. One that touches the world is answered from the journal where it was made before."""
         main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import threading
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch, Column
+from ..column import _bytes_of
 from ..errors import ModelError, RunError
 from ..graph.op import Op
 from ..workers.base import Engine, ModelWorker, Opening, Worker
@@ -51,6 +53,7 @@ class Rank(Weights):
     def open(self, post: Post) -> dict[str, Any]:
         """Open a worker here. Returns what the driver has to know of it."""
         worker = self.setting.blueprints[post.worker].make()
+        self._now.warnings = []
 
         def open_engine(build: Build) -> Engine:
             from dataclasses import replace
@@ -69,7 +72,8 @@ class Rank(Weights):
             )
         )
         self.workers[post.key], self.posts[post.key] = worker, post
-        return {"version": worker.version, "stamp": worker.stamp, "held": holdings(self.shards(post.key))}
+        held = holdings(self.shards(post.key))
+        return {"version": worker.version, "stamp": worker.stamp, "held": held, "warnings": self._now.warnings}
 
     def close_workers(self) -> None:
         """Close all workers, and forget all objects: the run begins anew, or goes back to a checkpoint."""
@@ -274,8 +278,10 @@ class Rank(Weights):
         if task.keep and result.fields:
             self.objects[task.keep] = result.with_call(None)
         kinds = {n: Kind.of(result[n]) for n in result.fields}
-        check = result.digest() if task.keep else ""
-        return Reply(keys=result.keys, kinds=kinds, sizes=sizes_of(result), column=column, check=check)
+        check = _check(result) if task.keep else ""
+        alike = first is not None and result.keys == first.keys
+        keys = None if alike else result.keys
+        return Reply(None, keys, alike, kinds=kinds, sizes=sizes_of(result), column=column, check=check)
 
     def _external(self, task: Task, op: Op, worker: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answer from the journals, or run and journal here: the world is touched once."""
@@ -343,6 +349,18 @@ class Rank(Weights):
         if tensors:
             save_file(tensors, path)
         return batch.meta()
+
+
+def _check(rows: Batch) -> str:
+    """What tells rows from others, at the price of reading them once. Keys are numbers, which hash alike everywhere."""
+    total = hashlib.sha256(str(hash(rows.keys)).encode())
+    for name in rows.fields:
+        values, lengths = rows[name].values, rows[name].lengths
+        total.update(name.encode())
+        total.update(repr(values).encode() if isinstance(values, list) else _bytes_of(values))
+        if lengths is not None:
+            total.update(_bytes_of(lengths))
+    return total.hexdigest()
 
 
 def _bytes(column: Column) -> int:

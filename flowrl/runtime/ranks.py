@@ -149,6 +149,8 @@ class RanksPlace:
         group.version = found[ranks[0]]["version"]
         group.opened(found)
         group.born = group.stamp
+        for text in dict.fromkeys(text for said in found.values() for text in said["warnings"]):
+            self.warn(text)
         if f"{name}.{'generate' if serving else 'train'}" in self.swapped:
             group.offload()
         return group
@@ -376,10 +378,12 @@ class RanksHands:
         """Rows for a record, brought here."""
         return self.fleet.brought(value) if isinstance(value, (Remote, RemoteColumn)) else value
 
-    def apply(self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call on the ranks of its worker, or where its rows are."""
+    def begin(
+        self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        """Begin a call on the ranks of its worker, or where its rows are; what is given waits for it."""
         asked = Asked(call.op, call.title, call.info, call.index, self.number, piece, call.at, call.edge)
-        return self.fleet.run(asked, worker, args, kwargs)
+        return self.fleet.begun(asked, worker, args, kwargs)
 
 
 def _blueprint(name: str, said: Declared) -> Blueprint:

@@ -323,7 +323,9 @@ def _together(alike: Sequence[tuple[Source, str]], keys: tuple[Key, ...]) -> Tog
     takes: list[Take] = []
     for number, some in rows:
         s, names = stored[number], tuple(dict.fromkeys(source.names[number] for source, _ in alike))
-        here = None if s.batch is None else s.batch.select(*names).take(some)
+        here = None if s.batch is None else s.batch.select(*names)
+        if here is not None and some != list(range(len(here))):
+            here = here.take(some)
         takes.append(Take(s.rank, s.id, names, tuple(some), here))
     fields = tuple((tuple(source.names[number] for number, _ in rows), name) for source, name in alike)
     return Together(tuple(takes), tuple(order), fields)

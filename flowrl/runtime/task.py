@@ -101,10 +101,14 @@ class Task:
 
 @dataclass
 class Reply:
-    """What came of a task: a plain value, or what is kept of it here, without its numbers."""
+    """What came of a task: a plain value, or what is kept of it here, without its numbers.
+
+    Rows that are those of the task's first batch, in its order, come back as ``alike``, and their keys not with them.
+    """
 
     value: Any = None
     keys: tuple[Key, ...] | None = None
+    alike: bool = False
     kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     column: bool = False

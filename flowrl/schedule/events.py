@@ -160,6 +160,7 @@ class Setup:
 
     ``Setup(("train", "rollout"), {"actor": Follower("train", "rollout")}, staleness=1)``. ``pieces``: into how many
     row-wise calls are cut. ``pins``: the version for each relaxed read by id, as in the log of an earlier run.
+    ``queue``: how many calls may be handed to a pool that is busy with another one, which it then runs in turn.
     """
 
     pools: tuple[str, ...]
@@ -171,3 +172,4 @@ class Setup:
     pieces: int = 1
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
     pins: Mapping[int, int] = field(default_factory=dict[int, int])
+    queue: int = 0

@@ -404,8 +404,10 @@ class Machine:
             return True
         if node.call is None:  # a publish into running requests
             return self.setup.publish != "drain" and all(node.worker in _serving(n) for n in running.values())
-        serves = node.call.serves
-        return bool(serves) and all(n.entered and _serving(n) == serves for n in running.values())
+        if serves := node.call.serves:
+            return all(n.entered and _serving(n) == serves for n in running.values())
+        plain = all(n.call is not None and not n.call.serves and not n.call.updates for n in (node, *running.values()))
+        return plain and len(running) <= self.setup.queue and not self.setup.memory
 
     def _start(self, node: _Node, piece: int) -> None:
         node.begun += 1

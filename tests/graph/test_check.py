@@ -130,19 +130,20 @@ def test_what_goes_through_a_filter_is_read():
 def test_workers_have_names_of_their_own():
     flow, actor = flow_of("actor")
     judges = [flow.worker(fl.RewardModel, model=f"judge-{i}") for i in range(2)]
-    odd = flow.worker(fl.RewardModel, model="x", name="rl")
+    odd = [flow.worker(fl.RewardModel, model="x", name=name) for name in ("rl", "manifest")]
 
     @flow.program
     def main(steps: int = 10):
         for step, batch in flow.steps(prompts, steps):
             batch = actor.generate(batch)
-            for i, judge in enumerate([*judges, odd]):
+            for i, judge in enumerate([*judges, *odd]):
                 batch = judge.score(batch, into={"rewards": f"score_{i}"})
-            flow.log(step, **{f"score_{i}": batch[f"score_{i}"].mean() for i in range(3)})
+            flow.log(step, **{f"score_{i}": batch[f"score_{i}"].mean() for i in range(4)})
 
     assert [e.what.rpartition(" at")[0] or e.what for e in flow.check().errors] == [
         "a worker is called 'rewardmodel', as is the one",
         "a worker is called 'rl', which is the name of a library.",
+        "a worker is called 'manifest', which is the name of a file in every checkpoint.",
     ]
 
 

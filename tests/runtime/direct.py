@@ -16,6 +16,8 @@ from flowrl.runtime.rank import Rank
 from flowrl.runtime.ranks import RanksPlace
 from flowrl.runtime.task import Failed
 
+LOST = object()  # the answer of a rank that is gone
+
 
 class Direct:
     """``kill`` is (method, count) or (method, count, rank): that call is not answered, as its rank has died.
@@ -68,7 +70,7 @@ class Direct:
                     self.kill = None
                     self.dead.add(rank)
             if rank in self.dead:
-                return None
+                return LOST
             args = tuple(pickle.loads(cloudpickle.dumps(a)) if method == "run" else a for a in args)  # noqa: TID251
             try:
                 return getattr(self.ranks[rank], method)(*args)
@@ -76,9 +78,9 @@ class Direct:
                 return Failed.of(error)
 
     def wait(self, begun, what, deadline=None):
-        if self.dead:
-            answers = {r: a for r, a in begun.items() if r not in self.dead and not isinstance(a, Future)}
-            raise RankLost(f"rank {min(self.dead)} died during {what}.", ranks=self.dead, answers=answers)
+        if dead := {*self.dead, *(r for r, a in begun.items() if a is LOST)}:
+            answers = {r: a for r, a in begun.items() if r not in dead and not isinstance(a, Future)}
+            raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers=answers)
         return {rank: a.result() if isinstance(a, Future) else a for rank, a in begun.items()}
 
 
@@ -117,7 +119,7 @@ def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, m
     for name in names:
         traced = flow.trace(name, **given.get(name, {}))
         found = flow.find_program(name)
-        scheme = scheme_here(scheme_of(traced, plan, known, memory=memory))
+        scheme = scheme_here(scheme_of(traced, plan, known, memory=memory), ranks=True)
         record = flow.graph(name, **given.get(name, {})).to_json()
         stages.append(
             Stage(name, found.fn, found.arguments(given.get(name, {})), flow.workers_of(traced), record, scheme)

@@ -27,6 +27,40 @@ def grpo(driver: Driver, steps: int, **more) -> None:
     driver.clock.end()
 
 
+def test_a_busy_pool_is_handed_one_more_call():
+    """With a queue: never a call that samples or updates, never past an earlier one, and publishes wait for all."""
+    machine = Machine(setup(queue=1))
+    started = lambda event: [c.id for c in machine.handle(event)]  # noqa: E731
+    machine.handle(Opened(0))
+    score = {"pools": ("train",), "inputs": (), "reads": ("ref",)}
+    assert started(Issued(Call(0, 0, "ref.logprobs", **score))) == [0]
+    assert started(Issued(Call(1, 0, "ref.logprobs", **score))) == [1]
+    assert started(Issued(Call(2, 0, "ref.logprobs", **score))) == [], "one waits at the door, not two"
+    assert started(Finished(0)) == [2]
+    machine.handle(Finished(1))
+    assert started(Issued(Call(3, 0, "actor.update", ("train",), (), reads=("actor",), updates="actor"))) == []
+    assert started(Issued(Call(4, 0, "ref.logprobs", **score))) == [], "not past the update"
+    assert started(Finished(2)) == [3]
+    assert started(Issued(Call(5, 0, "ref.logprobs", **score))) == [], "the earlier one first"
+    moves = machine.handle(Finished(3))
+    assert [c.id for c in moves] == [4, 5]
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(PLACES)), st.integers(0, 1))
+def test_a_queue_changes_no_version(seed, place, staleness):
+    """Up to S=1 every read is settled by the program, whatever is handed on early."""
+    found = []
+    for queue in (0, 1):
+        driver = Driver(
+            setup(PLACES[place], pools=("train", "rollout", "gpu", "cpu"), staleness=staleness, queue=queue),
+            Times(chance=random.Random(seed)),
+            pools_of(PLACES[place]),
+        )
+        grpo(driver, 5)
+        found.append(driver.clock.flown.versions)
+    assert found[0] == found[1]
+
+
 def drive(followers, steps=6, times=None, program=grpo, **more) -> Driver:
     pools = ("train", "rollout", "cpu") if followers is SPLIT else ("gpu", "cpu")
     driver = Driver(setup(followers, pools, **more), Times(SECONDS if times is None else times), pools_of(followers))
