@@ -28,6 +28,7 @@ RESOURCE = "flowrl_rank"  # of a cluster that is started here: one for each rank
 GRACE = 5.0  # seconds that the other ranks of a call have when one has failed
 SECONDS_TO_PLACE = 600.0
 SECONDS_TO_START = 600.0
+LOOK = 1.0  # seconds after which who waits looks whether others have found a rank to be lost
 SILENT = 10.0  # seconds after which a rank that does not even say that it is there counts as hung
 
 
@@ -57,6 +58,7 @@ class RayRanks:
             rank: (pool, place) for pool in self.pools for place, rank in enumerate(pool.ranks)
         }
         self._restarts = 0
+        self._fallen: set[int] = set()  # found to be lost, and not started again yet
 
     # -- processes --------------------------------------------------------------------------------------------------
 
@@ -76,6 +78,7 @@ class RayRanks:
             with suppress(RayError, ValueError):
                 ray.kill(self.handles[rank])
         self._restarts += 1
+        self._fallen -= set(ranks)
         self._spawn(ranks)
 
     def stop(self) -> None:
@@ -177,9 +180,9 @@ class RayRanks:
             if late or len(ready) < len(refs):
                 return self._one_by_one(begun, what, deadline)
         try:
-            answers = ray.get(refs, timeout=deadline)
+            answers = ray.get(refs, timeout=LOOK if deadline is None else min(LOOK, deadline))
         except (RayError, TimeoutError):
-            return self._one_by_one(begun, what, 0.0)
+            return self._one_by_one(begun, what, deadline)
         if any(isinstance(a, Failed) for a in answers) and (dead := self._dead()[0]):
             raise self._lost(dict.fromkeys(dead, "its process is gone"), what, dict(zip(begun, answers, strict=True)))
         return dict(zip(begun, answers, strict=True))
@@ -191,7 +194,7 @@ class RayRanks:
         died: dict[int, str] = {}
         ends = None if deadline is None else time.monotonic() + deadline
         while by_ref:
-            left = None if ends is None else max(0.0, ends - time.monotonic())
+            left = LOOK if ends is None else max(0.0, min(LOOK, ends - time.monotonic()))
             ready = ray.wait(list(by_ref), num_returns=1, timeout=left)[0]
             for ref in ready:
                 rank = by_ref.pop(ref)
@@ -203,8 +206,10 @@ class RayRanks:
                     died[rank] = str(error).splitlines()[0]
                 if rank in died or isinstance(answers.get(rank), Failed):
                     ends = min(ends or math.inf, time.monotonic() + GRACE)
-            if not ready:
+            if not ready and ends is not None and time.monotonic() >= ends:
                 break
+            if known := self._fallen & set(by_ref.values()):  # somebody else has waited for it already
+                raise self._lost(dict.fromkeys(known, "it is lost"), what, answers)
         failed = [a for a in answers.values() if isinstance(a, Failed)]
         dead, silent = self._dead() if died or failed or by_ref else ([], [])
         died |= dict.fromkeys(dead, "its process is gone")
@@ -212,6 +217,7 @@ class RayRanks:
             raise self._lost(died, what, answers)
         if by_ref and (silent or not failed):
             late = silent or sorted(by_ref.values())  # who waits for a silent one is late too, and not to blame
+            self._fallen |= set(late)
             raise RankLost(
                 f"rank {late[0]} of pool '{self._places[late[0]][0].name}' has not answered {what} in time.",
                 ranks=late,
@@ -222,6 +228,7 @@ class RayRanks:
 
     def _lost(self, died: Mapping[int, str], what: str, answers: Mapping[int, Any]) -> RankLost:
         rank, more = min(died), len(died) - 1
+        self._fallen |= set(died)
         return RankLost(
             f"rank {rank} of pool '{self._places[rank][0].name}' died during {what}"
             f"{f', and {more} more' if more else ''}.",
