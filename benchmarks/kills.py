@@ -93,7 +93,10 @@ def rewards(out: Path) -> dict[int, int]:
 
 
 def killer(out: Path, count: int, chance: random.Random, told: list[int], done: threading.Event) -> None:
-    """Kill ``count`` ranks: three of four a while after the run went on, the others in the midst of starting again."""
+    """Kill ``count`` ranks: three of four a while after the run has done a step again, the others whatever it does.
+
+    More than ten losses without a step in between end a run.
+    """
     while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
         time.sleep(0.05)
     while len(told) < count and not done.is_set():
@@ -105,9 +108,17 @@ def killer(out: Path, count: int, chance: random.Random, told: list[int], done: 
             before = went_on(out)
             while went_on(out) == before and not done.wait(0.1):
                 pass
+            steps = lines(out)
+            while lines(out) == steps and not done.wait(0.1):
+                pass
             done.wait(chance.uniform(0, 3))
         else:
             done.wait(chance.uniform(0.5, 8))
+
+
+def lines(out: Path) -> int:
+    """Steps that are recorded; fewer when the run goes back."""
+    return len((out / "metrics.jsonl").read_text().splitlines())
 
 
 def events(out: Path, kind: str) -> int:
