@@ -213,7 +213,8 @@ class Crew:
     ) -> None:
         """Wait for a call that was begun."""
         thread = self._thread(command.pools)
-        start = max(start, self._free.get(thread, start))  # until then the pool was at the one before
+        if command.pools:
+            start = max(start, self._free.get(thread, start))  # until then the pool was at the one before
         try:
             result = wait()
             took = self._free[thread] = self.clock()

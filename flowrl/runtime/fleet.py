@@ -127,17 +127,25 @@ class Fleet:
         if group is None and not found((args, dict(kwargs)), Values):  # numbers alone
             return partial(asked.op.apply, None, args, kwargs, asked.info)
         into = kwargs.pop("into", None) or {}
-        if group is not None and group.is_away:  # its generating use has no memory of its own
-            self.swapped("onload", self.pool_of(group.ranks[0]), f"{group.name}.train", group.onload())
         arguments, reads = self._bound(asked, group, args, kwargs, into)
         main = next((v for v in found(arguments, (Remote,))), None)
-        shares = group.shares(asked.op, arguments, main) if group else {self._home(arguments): None}
-        tasks = {
-            rank: self._task(asked, group, arguments, into, reads, main, rank, keys) for rank, keys in shares.items()
-        }
-        made = self._making(asked, group, tasks, arguments)
-        waiting = self._sent(asked, group, tasks)
-        return lambda: self._outcome(asked, group, self._checked(asked, waiting()), made, arguments, main)
+        with self.order:  # nothing is renewed between what a task says and its way there
+            if group is not None and group.is_away:  # its generating use has no memory of its own
+                self.swapped("onload", self.pool_of(group.ranks[0]), f"{group.name}.train", group.onload())
+            shares = group.shares(asked.op, arguments, main) if group else {self._home(arguments): None}
+            tasks = {r: self._task(asked, group, arguments, into, reads, main, r, keys) for r, keys in shares.items()}
+            made = self._making(asked, group, tasks, arguments)
+            seen, begun = self._renewals, self._sent(asked, group, tasks)
+
+        def outcome() -> Any:
+            try:
+                replies = self._checked(asked, self._answers(asked, group, tasks, begun, seen))
+                return self._outcome(asked, group, replies, made, seen, arguments, main)
+            finally:  # what it has changed is known by now
+                if group is not None and asked.op.updates:
+                    group.changing = False
+
+        return outcome
 
     def _making(
         self, asked: Asked, group: Group | None, tasks: Mapping[int, Task], arguments: Mapping[str, Any]
@@ -152,14 +160,27 @@ class Fleet:
             needs=needed(dict(arguments)),
         )
 
-    def _sent(self, asked: Asked, group: Group | None, tasks: Mapping[int, Task]) -> Callable[[], dict[int, Any]]:
-        """Send tasks; what is given waits for their answers."""
-        with self.order:
+    def _sent(self, asked: Asked, group: Group | None, tasks: Mapping[int, Task]) -> dict[int, Any]:
+        """Send tasks."""
+        try:
             self.bring_back([(t.args, dict(t.kwargs)) for t in tasks.values()])
-            if group is not None and asked.op.updates:
-                group.changing = True
-            begun = self.begin("run", {rank: (task,) for rank, task in tasks.items()})
-        return partial(self._answers, asked, group, tasks, begun, self._renewals)
+        except RankLost:
+            for rank, task in tasks.items():
+                self._dropped[rank].extend(task.frees)
+            raise
+        if group is not None and asked.op.updates:
+            group.changing = True
+        return self.begin("run", {rank: (task,) for rank, task in tasks.items()})
+
+    def renewed_since(self, seen: int) -> bool:
+        """Whether ranks were started again since there were so many renewals; waits for one that is under way."""
+        with self.order:
+            return self._renewals != seen
+
+    @property
+    def renewals(self) -> int:
+        """How often ranks were started again within programs."""
+        return self._renewals
 
     def _answers(
         self, asked: Asked, group: Group | None, tasks: Mapping[int, Task], begun: Mapping[int, Any], seen: int
@@ -168,8 +189,10 @@ class Fleet:
         changes = group is not None and bool(asked.op.updates)
         try:
             answers = self.link.wait(begun, _waiting(asked, group), self.deadline)
-            if self._renewals != seen and any(isinstance(a, Failed) and a.before for a in answers.values()):
-                raise RankLost(f"rows of {asked.title} were lost on their way.", answers=answers)
+            failed = [a for a in answers.values() if isinstance(a, Failed)]
+            asks = asked.op.external  # of other ranks too, while it runs
+            if any(a.before or asks for a in failed) and self.renewed_since(seen):
+                raise RankLost(f"ranks that {asked.title} needed were started again meanwhile.", answers=answers)
             return answers
         except RankLost as lost:
             for rank, task in tasks.items():
@@ -177,9 +200,6 @@ class Fleet:
             begun_not = [rank for rank, a in lost.answers.items() if isinstance(a, Failed) and a.before]
             lost.torn = lost.torn or (changes and set(begun_not) != set(tasks))
             raise
-        finally:
-            if group is not None and changes:
-                group.changing = False
 
     def bring_back(self, wanted: Any) -> None:
         """Have lost rows that arguments ask for made again, by the same tasks. RankLost where that cannot be."""
@@ -191,9 +211,15 @@ class Fleet:
                 )
             tasks = made.again(id)
             self.bring_back([(t.args, dict(t.kwargs)) for t in tasks.values()])
-            with present(*made.stamps):
-                begun = self.begin("run", {r: (t,) for r, t in tasks.items()})
-                answers = self.answered(begun, f"{made.title} of step {made.step}, once more")
+            what = f"{made.title} of step {made.step}, once more"
+            try:
+                with present(*made.stamps):
+                    begun = self.begin("run", {r: (t,) for r, t in tasks.items()})
+                    answers = self.answered(begun, what)
+            except RankLost:
+                raise
+            except Exception as error:  # such as memory that is not there beside others
+                raise RankLost(f"{what} failed: {error}", ranks=[rank], torn=True) from error
             for r, reply in answers.items():
                 if made.checks.get(tasks[r].keep, reply.check) != reply.check:
                     raise RankLost(f"{made.title} gave other rows when rank {r} made them again.", ranks=[r], torn=True)
@@ -332,6 +358,7 @@ class Fleet:
         group: Group | None,
         replies: Mapping[int, Reply],
         made: Made,
+        seen: int,
         arguments: Mapping[str, Any],
         main: Remote | None,
     ) -> Any:
@@ -340,7 +367,8 @@ class Fleet:
             if reply.alike:
                 reply.keys = found((tasks[rank].args, dict(tasks[rank].kwargs)), (Fetch,))[0].keys
         if group is not None:
-            group.note({rank: r.weights for rank, r in replies.items() if r.weights is not None})
+            still = {rank: r for rank, r in replies.items() if self._renewed.get(rank, 0) <= seen}  # the same process
+            group.note({rank: r.weights for rank, r in still.items() if r.weights is not None})
         kept = {rank: r for rank, r in replies.items() if r.keys is not None and tasks[rank].keep}
         if not kept:
             return first.value
@@ -381,7 +409,7 @@ class Fleet:
             ranks = sorted({*source.ranks, *target.ranks})
             numbers = {rank: n for n, rank in enumerate(ranks)}
             moves = target.plan_from(source, numbers)
-            name = f"{source.title}-{target.title}"
+            name = f"{source.title}-{target.title}.{next(self._next)}"  # who connects again has another one
             meeting = None
             if moves.total:
                 meeting = self.everywhere(ranks[:1], "meeting_point")[ranks[0]]
@@ -391,7 +419,8 @@ class Fleet:
             try:
                 self.answered(begun, f"connecting {source.title} with {target.title}")
             except BaseException:
-                self.begin("disconnect", dict.fromkeys(ranks, (name,)))  # some may wait for one that is gone
+                for rank in ranks:  # some may wait for one that is gone; whoever renews it may wait for them
+                    self.link.send(rank, "disconnect", name)
                 raise
             self._routes[ends] = (name, moves, numbers)
         return self._routes[ends]
@@ -439,8 +468,15 @@ class Fleet:
         rank, wanted = self._home({"value": value}), fetch(value)
         with self.order:
             self.bring_back([wanted])
-            begun = self.begin(method, {rank: (wanted, *args)})
-        return self.answered(begun, what)[rank]
+            seen, begun = self._renewals, self.begin(method, {rank: (wanted, *args)})
+        try:
+            return self.answered(begun, what)[rank]
+        except RankLost:
+            raise
+        except Exception as error:
+            if self.renewed_since(seen):
+                raise RankLost(f"{what} needed ranks that were started again meanwhile.") from error
+            raise
 
     def everywhere(self, ranks: Sequence[int], method: str, *args: Any, what: str = "") -> dict[int, Any]:
         """The same call on several ranks; their answers. Raises what failed first."""

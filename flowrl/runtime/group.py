@@ -81,7 +81,8 @@ class Group:
         self.stamp = 0  # grows whenever the state changes
         self.stamps: dict[int, int] = {}  # as the ranks count it: from anew where one is started again
         self.is_away = False
-        self.changing = False  # an update is under way
+        self.changing = False  # an update is under way, or what it changed is not known yet
+        self.swapping = False  # it is on its way out of memory, or back
         self.installing = False
         self.owed = False  # ranks were started anew meanwhile, and have not got them
         self.aside: set[int] = set()  # numbers of weights that were set aside, and nobody has taken yet
@@ -215,15 +216,15 @@ class Group:
             staged.group.aside.discard(staged.number)
 
     def _given(self, staged: Staged, version: int) -> None:
-        self.owed = False
+        with self.fleet.order:
+            self.owed, seen = False, self.fleet.renewals
         try:
             self.take(staged, version)
         except RankLost:
             raise
         except Exception as error:
-            with self.fleet.order:
-                if self.owed:
-                    raise RankLost(f"ranks of '{self.name}' were started again while they got its weights.") from error
+            if self.fleet.renewed_since(seen):
+                raise RankLost(f"ranks were started again while '{self.name}' got its weights.") from error
             raise
 
     @_present
@@ -255,17 +256,22 @@ class Group:
 
     def offload(self) -> dict[int, int]:
         """Have weights and optimizer make way for others; bytes freed by rank."""
-        if self.is_away:
-            return {}
-        self.is_away = True
-        return self.fleet.everywhere(self.ranks, "offload", self.key, what=f"{self.name}: making way")
+        return self._swap("offload", away=True)
 
     def onload(self) -> dict[int, int]:
         """Bring them back; bytes taken by rank."""
-        if not self.is_away:
-            return {}
-        self.is_away = False
-        return self.fleet.everywhere(self.ranks, "onload", self.key, what=f"{self.name}: coming back")
+        return self._swap("onload", away=False)
+
+    def _swap(self, method: str, *, away: bool) -> dict[int, int]:
+        with self.fleet.order:
+            if self.is_away == away:
+                return {}
+            self.is_away, self.swapping = away, True
+            begun = self.fleet.begin(method, dict.fromkeys(self.ranks, (self.key,)))
+        try:
+            return self.fleet.answered(begun, f"{self.name}: {'making way' if away else 'coming back'}")
+        finally:
+            self.swapping = False
 
     # -- weights ----------------------------------------------------------------------------------------------------
 

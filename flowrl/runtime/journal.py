@@ -33,6 +33,7 @@ class Journal:
                 self.external[(line["program"], line["call"], line.get("piece", 0))] = line
         self._file = path.open("a", encoding="utf-8")
         self._lock = threading.Lock()
+        self._kept: list[list[tuple[int, int, int]]] = [[], []]  # before the last sync, and since then
 
     def read(self, program: int, number: int, value: Any) -> None:
         """Keep the value of a read."""
@@ -40,8 +41,11 @@ class Journal:
         self._write({"program": program, "read": number, "value": value})
 
     def keep(self, program: int, call: int, piece: int, inputs: str, added: Batch) -> None:
-        """Keep what an external call, or a piece of it, added to its rows."""
-        self._write({"program": program, "call": call, "piece": piece, "inputs": inputs, "adds": added.to_record()})
+        """Keep what an external call, or a piece of it, added to its rows: also here, until the sync after the next."""
+        line = {"program": program, "call": call, "piece": piece, "inputs": inputs, "adds": added.to_record()}
+        self._write(line)
+        self.external[program, call, piece] = line
+        self._kept[1].append((program, call, piece))
 
     def kept(self, program: int, call: int, piece: int, inputs: str, differs: Callable[[], None]) -> Batch | None:
         """What the call added before, when it was made with the same inputs; ``differs`` is told when not."""
@@ -60,7 +64,10 @@ class Journal:
             self._file.flush()
 
     def sync(self) -> None:
-        """Have the disk hold all of it."""
+        """Have the disk hold all of it. Calls from before the last sync are not made again."""
+        for key in self._kept.pop(0):
+            self.external.pop(key, None)
+        self._kept.append([])
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -33,7 +33,8 @@ class Made:
     @property
     def repeatable(self) -> bool:
         """Whether the workers are what they were."""
-        return all(g.stamp == stamp and not g.installing for g, stamp in self.stamps.items())
+        busy = any(g.installing or g.changing or g.swapping for g in self.stamps)
+        return not busy and all(g.stamp == stamp for g, stamp in self.stamps.items())
 
     def again(self, id: int) -> dict[int, Task]:
         """The tasks that make an object once more."""
@@ -79,8 +80,9 @@ class Lineage:
 
     def lose(self, ranks: Collection[int], upto: int) -> None:
         """All objects of these ranks so far are gone."""
-        self._gone |= dict.fromkeys(ranks, upto)
-        self._again = {id: rank for id, rank in self._again.items() if rank not in ranks}
+        with self._lock:
+            self._gone |= dict.fromkeys(ranks, upto)
+            self._again = {id: rank for id, rank in self._again.items() if rank not in ranks}
 
     def made_again(self, objects: Mapping[int, int]) -> None:
         """Objects are there again: number, and rank."""

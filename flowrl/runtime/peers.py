@@ -26,8 +26,9 @@ class Asking(Protocol):
     """What a policy needs of the rank that it is called from."""
 
     def tokenizer(self, said: Any) -> Any: ...
-    def ask(self, rank: int, method: str, *args: Any) -> Any: ...
-    def ask_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]: ...
+    @property
+    def peers(self) -> Peers: ...
+    def ask_all(self, calls: Sequence[tuple[Any, ...]], peers: Peers | None = None) -> list[Any]: ...
 
 
 class Elsewhere:
@@ -46,10 +47,13 @@ class Elsewhere:
 
 
 class Policy:
-    """A policy on other ranks, as an environment calls it: rows go to its ranks, row by row, and come back in order."""
+    """A policy on other ranks, as an environment calls it: rows go to its ranks, row by row, and come back in order.
+
+    They are the processes that there were when it was made: one that is started again may not have its weights yet.
+    """
 
     def __init__(self, rank: Asking, at: Serving) -> None:
-        self._rank, self._at = rank, at
+        self._rank, self._at, self._peers = rank, at, rank.peers
 
     @property
     def tokenizer(self) -> Any:
@@ -57,7 +61,7 @@ class Policy:
 
     @property
     def positions(self) -> int | None:
-        return self._rank.ask(self._at.ranks[0], "positions", self._at.name)
+        return self._rank.ask_all([(self._at.ranks[0], "positions", self._at.name)], self._peers)[0]
 
     def read_version(self) -> int:
         return self._at.version
@@ -69,7 +73,7 @@ class Policy:
         shares = balanced([int(n) + 1 for n in prompts.lengths], len(self._at.ranks))
         asked = [(r, rows) for r, rows in zip(self._at.ranks, shares, strict=True) if rows]
         calls = [(r, "respond", self._at.name, prompts.take(rows), seeds[rows], starts[rows], how) for r, rows in asked]
-        answers = self._rank.ask_all(calls)
+        answers = self._rank.ask_all(calls, self._peers)
         order = torch.tensor([i for _, rows in asked for i in rows]).argsort().tolist()
         columns: list[Column] = []
         for name in ("ids", "rollout_logprobs", "sampling_logprobs"):

@@ -185,9 +185,10 @@ class Rank(Weights):
         """Call another rank, or this one, and wait. Raises what failed there."""
         return self.ask_all([(rank, method, *args)])[0]
 
-    def ask_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def ask_all(self, calls: Sequence[tuple[Any, ...]], peers: Peers | None = None) -> list[Any]:
         """Several calls at once, as (rank, method, arguments ...)."""
-        away = [self.peers.call(*call) if call[0] != self.number else None for call in calls]
+        others = peers or self.peers
+        away = [others.call(*call) if call[0] != self.number else None for call in calls]
         answers = [
             getattr(self, call[1])(*call[2:]) if there is None else there()
             for there, call in zip(away, calls, strict=True)

@@ -27,6 +27,7 @@ class Weights:
         self.away: dict[Key, Away] = {}
         self.routes: dict[str, tuple[Moves, int, Any]] = {}
         self._meeting: set[str] = set()  # names of moves for which ranks are being connected
+        self._parted: set[str] = set()  # names of which nobody wants to hear any more
 
     def forget_weights(self) -> None:
         """Let go of staged weights and of connections."""
@@ -98,6 +99,8 @@ class Weights:
             device = next((p.device for p in self.posts.values() if p.device != "cpu"), "cpu")
             where: dict[str, Any] = {"host": meeting[0], "port": meeting[1], "device": device}
             self._meeting.add(name)
+            if name in self._parted:
+                self._meeting.discard(name)
             wire = Wire(me=me, size=size, timeout=seconds, wanted=lambda: name in self._meeting, **where)
             if name not in self._meeting:
                 wire.close()
@@ -106,6 +109,7 @@ class Weights:
 
     def disconnect(self, name: str) -> None:
         """Close the wire of moves that nobody makes again, or is not to meet the others of any more."""
+        self._parted.add(name)
         self._meeting.discard(name)
         _, _, wire = self.routes.pop(name, (None, None, None))
         if wire is not None:

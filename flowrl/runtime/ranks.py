@@ -82,7 +82,7 @@ class RanksPlace:
         self._warn: Callable[[str], None] = lambda text: None
         self._joined: set[str] = set()
         self._started = False
-        self._torn = False  # what was begun to renew ranks within a program was not brought to its end
+        self._torn: set[int] = set()  # ranks that were to be renewed within a program, and were not to the end
         self._tokenizers: dict[int, tuple[Any, Any]] = {}
         self.blueprints = {name: _blueprint(name, d) for name, d in declared.items()}
         self.setting = Setting(self.blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
@@ -241,8 +241,8 @@ class RanksPlace:
         """
         if not lost.ranks:
             return False
-        self._torn = False
-        pools = {self.fleet.pool_of(rank) for rank in lost.ranks}
+        pools = {self.fleet.pool_of(rank) for rank in {*lost.ranks, *self._torn}}
+        self._torn = set()
         dead = [rank for pool in pools for rank in self.fleet.pools[pool]]
         self._joined -= pools  # all of this is forgotten first: others may die while these are started
         self.fleet.forget()
@@ -291,10 +291,11 @@ class RanksPlace:
             for group, way in zip(groups, ways, strict=True):
                 assert way is not None, "all of them have one"
                 self._open_again(group, [r for r in group.ranks if r in fallen], way)
-        except RankLost as again:
+        except Exception as error:
+            again = error if isinstance(error, RankLost) else RankLost(f"ranks could not be renewed: {error}")
             again.ranks, again.torn = tuple({*fallen, *again.ranks}), True
-            self._torn = True
-            raise
+            self._torn |= set(again.ranks)
+            raise again from (None if again is error else error)
         self._on_renewal(f"rank{'s' if len(fallen) > 1 else ''} {', '.join(map(str, fallen))}")
         return fallen
 
@@ -302,16 +303,19 @@ class RanksPlace:
         """How ranks of a group that were started anew get the state that it has; None where nobody has it any more."""
         alive = [rank for rank in group.ranks if rank not in fallen]
         group.owed = group.installing
+        if group.changing or group.swapping:
+            return None
         if group.stamp == group.born or group.installing:  # as it was opened, or about to be given weights
             return lambda new: None
-        if group.aside or group.changing:
+        if group.aside:
             return None
         if alive and group.is_model and not group.post.collective:  # each of them has all
             return lambda new: self._copied(group.part(alive), new)
         trained = self.workers.get(group.name) if group.post.serving else None
-        known = trained is not None and set(trained.ranks).isdisjoint(fallen) and not trained.changing
-        if trained is not None and known and (trained.version, trained.dirty) == (group.version, False):
-            return lambda new: self._copied(trained, new)
+        if trained is not None and set(trained.ranks).isdisjoint(fallen):
+            settled = not trained.changing and not trained.swapping and not trained.dirty
+            if settled and trained.version == group.version:
+                return lambda new: self._copied(trained, new)
         folder = checkpoint.latest(Path(self.setting.folder) / "checkpoints")
         if folder is not None and checkpoint.load_manifest(folder)["stamps"].get(group.title) == group.stamp:
             return lambda new: new.load_state(folder, group.title)

@@ -16,7 +16,8 @@ class Call:
     copy of the workers ``reads`` and the generating copy of ``serves``; ``relaxed`` if the latter may be stale.
     ``rowwise``: it can be done in pieces, prompt by prompt. ``groups``: prompt groups that it generates, where they
     finish one by one and may be exchanged. ``residents``: what it needs in the memory of each of its pools.
-    ``rows``: its result holds rows, and not a number made of them.
+    ``rows``: its result holds rows, and not a number made of them. ``queues``: it may be handed to a pool that is busy
+    with others of the kind.
     """
 
     id: int
@@ -32,6 +33,7 @@ class Call:
     groups: int = 0
     residents: tuple[str, ...] = ()
     rows: bool = True
+    queues: bool = False
 
 
 class Opened(NamedTuple):

@@ -406,8 +406,8 @@ class Machine:
             return self.setup.publish != "drain" and all(node.worker in _serving(n) for n in running.values())
         if serves := node.call.serves:
             return all(n.entered and _serving(n) == serves for n in running.values())
-        plain = all(n.call is not None and not n.call.serves and not n.call.updates for n in (node, *running.values()))
-        return plain and len(running) <= self.setup.queue and not self.setup.memory
+        alike = all(n.call is not None and n.call.queues for n in (node, *running.values()))
+        return alike and len(running) <= self.setup.queue and not self.setup.memory
 
     def _start(self, node: _Node, piece: int) -> None:
         node.begun += 1

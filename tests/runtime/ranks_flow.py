@@ -6,6 +6,8 @@ from small_flow import Numbers
 
 import flowrl as fl
 
+ASKED: list[tuple[int, ...]] = []  # keys that the world was asked about
+
 
 class Stateful(fl.Worker):
     """Row by row, and yet its answers depend on updates, which happen in one place."""
@@ -70,7 +72,17 @@ class Moody(fl.Worker):
         return {"mood": batch.x.values * 0 + Moody.feelings}
 
 
+class Asked(fl.Worker):
+    """Touches the world, row by row: every call is noted."""
+
+    @fl.op(reads="x", adds="r: f32[]", cost="external", pieces=True)
+    def judge(self, batch):
+        ASKED.extend(batch.keys)
+        return {"r": batch.x.values * 2}
+
+
 flow = fl.Flow("stateful")
+asked = flow.worker(Asked)
 moody = flow.worker(Moody)
 state = flow.worker(Stateful)
 pair = flow.worker(Pair)
@@ -139,3 +151,10 @@ def fed(steps: int = 4):
     for step, batch in flow.steps(Numbers(batch=6), steps):
         batch = pair.add(state.values(batch), more=batch.x)
         flow.log(step, state.feed(batch))
+
+
+@flow.program
+def judged(steps: int = 2):
+    for step, batch in flow.steps(Numbers(batch=6), steps):
+        batch = asked.judge(batch)
+        flow.log(step, r=batch.r.mean())

@@ -6,11 +6,13 @@ import importlib.util
 import json
 import re
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from direct import run_direct
+from direct import place_for, run_direct
 
 import flowrl as fl
 from flowrl.errors import RankLost, RunError
@@ -194,6 +196,75 @@ def test_an_update_whose_rows_were_lost_is_done_once(small, tmp_path):
         run_direct(flow, plan, out, "fed", kill=("pull", count, 1), checkpoint_every=100)
         assert kinds(out) == ["lost", "renewed"]
         assert metrics(out) == metrics(tmp_path / "calm")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_ranks_that_had_answered_do_not_ask_the_world_again(small, tmp_path, rank):
+    """One of three ranks is lost in the midst of a call: the other two answer from their journals."""
+    module = module_of("ranks_flow")
+    plan = Plan({"b": Pool("b", processes=3)}, {"asked": Place("b")})
+    run_direct(module.flow, plan, tmp_path, "judged", kill=("run", 0, rank), checkpoint_every=100)
+    assert kinds(tmp_path) == ["lost", "renewed"]
+    assert len(module.ASKED) == len(set(module.ASKED)) == 12
+
+
+ALONE = Plan(
+    {"a": "cpu", "b": "cpu", "c": "cpu"},
+    {"actor": {"train": Place("a"), "generate": Place("b")}, "ref": Place("b"), "reward": Place("c")},
+)
+
+
+def opened(out, plan):
+    """The workers of the stale flow on ranks, as a run has them before its first step."""
+    place = place_for(module_of("stale_flow").flow, plan, out, "stale", parameters={"stale": {"steps": 3}})
+    for name in ("actor", "reward", "ref"):
+        place.open(name)
+    place.open_server("actor")
+    place.start_program(["actor", "reward", "ref"])
+    return place
+
+
+def test_weights_are_installed_though_their_ranks_are_started_again_meanwhile(tmp_path):
+    place = opened(tmp_path, APART)
+    real, results, threads = place.ranks.restart, [], []
+
+    def restart(ranks):
+        def install():
+            place.servers["actor"].install(place.workers["actor"].in_use(), 1)
+            results.append(place.servers["actor"].version)
+
+        threads.append(threading.Thread(target=install))
+        threads[0].start()
+        time.sleep(0.5)  # it has found its way to the ranks, and waits
+        real(ranks)
+
+    place.ranks.restart = restart
+    place.ranks.dead.add(1)
+    place.fleet.lasting(lambda: place.fleet.everywhere([1, 2], "sums", ("actor", True), None, None))
+    threads[0].join(30)
+    assert results == [1]
+    assert place.servers["actor"].digest() == place.workers["actor"].digest()
+    place.close()
+
+
+def test_going_back_starts_what_a_renewal_has_left_half_open(tmp_path):
+    from flowrl.runtime import checkpoint
+
+    place = opened(tmp_path, ALONE)
+    workers = {**place.workers, "actor.generate": place.servers["actor"]}
+    record = {"stage": 0, "program": None, "finished": [], "marks": {}, "seed": 0}
+    folder = checkpoint.save(tmp_path / "checkpoints", record, workers, {}, place.write_rows)
+    place.ranks.dead.add(1)
+    place.ranks.kill = ("meeting_point", 0, 0)  # the rank that trains dies while the other gets its weights
+    with pytest.raises(RankLost) as e:
+        place.fleet.lasting(lambda: place.fleet.everywhere([1], "sync"))
+    assert e.value.torn
+    assert place.recover(RankLost("rank 0 died during actor.update.", ranks=[0], torn=True))
+    for name in ("actor", "reward", "ref", "actor.generate"):
+        worker = place.open_server("actor") if name.endswith("generate") else place.open(name)
+        checkpoint.load_worker(folder, name, worker)
+    assert place.servers["actor"].digest() == place.workers["actor"].digest()
+    place.close()
 
 
 def test_losses_without_end_end_the_run(small, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ class Driver:
         return self.call("reward.score", *inputs, reads=("reward",), rowwise=True)
 
     def logprobs(self, *inputs: int) -> int:
-        return self.call("ref.logprobs", *inputs, reads=("ref",), rowwise=True)
+        return self.call("ref.logprobs", *inputs, reads=("ref",), rowwise=True, queues=True)
 
     def update(self, *inputs: int) -> int:
         return self.call("actor.update", *inputs, reads=("actor",), updates="actor")

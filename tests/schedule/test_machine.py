@@ -32,7 +32,7 @@ def test_a_busy_pool_is_handed_one_more_call():
     machine = Machine(setup(queue=1))
     started = lambda event: [c.id for c in machine.handle(event)]  # noqa: E731
     machine.handle(Opened(0))
-    score = {"pools": ("train",), "inputs": (), "reads": ("ref",)}
+    score = {"pools": ("train",), "inputs": (), "reads": ("ref",), "queues": True}
     assert started(Issued(Call(0, 0, "ref.logprobs", **score))) == [0]
     assert started(Issued(Call(1, 0, "ref.logprobs", **score))) == [1]
     assert started(Issued(Call(2, 0, "ref.logprobs", **score))) == [], "one waits at the door, not two"

@@ -58,7 +58,8 @@ class RayRanks:
             rank: (pool, place) for pool in self.pools for place, rank in enumerate(pool.ranks)
         }
         self._restarts = 0
-        self._fallen: set[int] = set()  # found to be lost, and not started again yet
+        self._fallen: dict[int, Any] = {}  # processes that were found to be lost
+        self._starting: frozenset[int] = frozenset()
 
     # -- processes --------------------------------------------------------------------------------------------------
 
@@ -74,12 +75,15 @@ class RayRanks:
 
     def restart(self, ranks: Sequence[int]) -> None:
         """End some ranks, as far as they are there, and start them anew."""
+        self._starting = frozenset(ranks)
         for rank in ranks:
             with suppress(RayError, ValueError):
                 ray.kill(self.handles[rank])
         self._restarts += 1
-        self._fallen -= set(ranks)
-        self._spawn(ranks)
+        try:
+            self._spawn(ranks)
+        finally:
+            self._starting = frozenset()
 
     def stop(self) -> None:
         """End all ranks, and the cluster if it was started here."""
@@ -147,12 +151,13 @@ class RayRanks:
             options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 if pool.gpus else 0, "scheduling_strategy": at}
             options["runtime_env"] = {"env_vars": {"TORCHDYNAMO_DISABLE": "1"}} if not pool.gpus else {}
             self.handles[rank] = actor.options(**options).remote(rank, pool.name)
-        begun = {rank: self.handles[rank].work.remote("alive") for rank in ranks}
+        begun = {rank: (self.handles[rank].work.remote("alive"), self.handles[rank]) for rank in ranks}
         self._told(self.wait(begun, "starting ranks", SECONDS_TO_START))
-        begun = {rank: h.begin.remote(self._setting, dict(self.handles)) for rank, h in self.handles.items()}
+        begun = {rank: (h.begin.remote(self._setting, dict(self.handles)), h) for rank, h in self.handles.items()}
         new = {rank: begun.pop(rank) for rank in ranks}
         self.where |= self._told(self.wait(new, "starting ranks", SECONDS_TO_START))
-        ray.wait(list(begun.values()), num_returns=max(1, len(begun)), timeout=SILENT) if begun else None
+        if begun:
+            ray.wait([ref for ref, _ in begun.values()], num_returns=len(begun), timeout=SILENT)
 
     @staticmethod
     def _told(answers: dict[int, Any]) -> dict[int, Any]:
@@ -164,8 +169,9 @@ class RayRanks:
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def send(self, rank: int, method: str, *args: Any) -> Any:
-        """Begin a call of a rank."""
-        return start(self.handles[rank], method, args)
+        """Begin a call of a rank: what will be its answer, and the process that gives it."""
+        handle = self.handles[rank]
+        return start(handle, method, args), handle
 
     def wait(self, begun: Mapping[int, Any], what: str, deadline: float | None = None) -> dict[int, Any]:
         """The answers by rank.
@@ -173,7 +179,7 @@ class RayRanks:
         Raises RankLost for ranks that died, here or where one of these has asked, and for those that have not answered
         ``deadline`` seconds after this was called.
         """
-        refs = list(begun.values())
+        refs = [ref for ref, _ in begun.values()]
         if len(refs) > 1:  # one that fails may leave the others waiting for it: they are looked at one by one
             ray.wait(refs, num_returns=len(refs), timeout=0.2)
             ready, late = ray.wait(refs, num_returns=len(refs), timeout=0)
@@ -189,7 +195,7 @@ class RayRanks:
 
     def _one_by_one(self, begun: Mapping[int, Any], what: str, deadline: float | None) -> dict[int, Any]:
         """The answers as they come. When one has failed, the others have some seconds more."""
-        by_ref = {ref: rank for rank, ref in begun.items()}
+        by_ref = {ref: rank for rank, (ref, _) in begun.items()}
         answers: dict[int, Any] = {}
         died: dict[int, str] = {}
         ends = None if deadline is None else time.monotonic() + deadline
@@ -208,16 +214,18 @@ class RayRanks:
                     ends = min(ends or math.inf, time.monotonic() + GRACE)
             if not ready and ends is not None and time.monotonic() >= ends:
                 break
-            if known := self._fallen & set(by_ref.values()):  # somebody else has waited for it already
+            known = [rank for rank in by_ref.values() if self._fallen.get(rank) is begun[rank][1]]
+            if known:  # somebody else has waited for it already
                 raise self._lost(dict.fromkeys(known, "it is lost"), what, answers)
         failed = [a for a in answers.values() if isinstance(a, Failed)]
+        self._fallen |= {rank: begun[rank][1] for rank in died}
         dead, silent = self._dead() if died or failed or by_ref else ([], [])
         died |= dict.fromkeys(dead, "its process is gone")
         if died:
             raise self._lost(died, what, answers)
         if by_ref and (silent or not failed):
             late = silent or sorted(by_ref.values())  # who waits for a silent one is late too, and not to blame
-            self._fallen |= set(late)
+            self._fallen |= {rank: begun[rank][1] for rank in late if rank in begun}
             raise RankLost(
                 f"rank {late[0]} of pool '{self._places[late[0]][0].name}' has not answered {what} in time.",
                 ranks=late,
@@ -228,7 +236,6 @@ class RayRanks:
 
     def _lost(self, died: Mapping[int, str], what: str, answers: Mapping[int, Any]) -> RankLost:
         rank, more = min(died), len(died) - 1
-        self._fallen |= set(died)
         return RankLost(
             f"rank {rank} of pool '{self._places[rank][0].name}' died during {what}"
             f"{f', and {more} more' if more else ''}.",
@@ -238,8 +245,9 @@ class RayRanks:
         )
 
     def _dead(self) -> tuple[list[int], list[int]]:
-        """Ranks whose process is gone, and those that say nothing."""
-        begun = {handle.pull.remote("alive"): rank for rank, handle in self.handles.items()}
+        """Ranks whose process is gone, and those that say nothing. Those that are being started have time."""
+        there = {rank: handle for rank, handle in self.handles.items() if rank not in self._starting}
+        begun = {handle.pull.remote("alive"): rank for rank, handle in there.items()}
         ready, late = ray.wait(list(begun), num_returns=len(begun), timeout=SILENT)
         gone: list[int] = []
         for ref in ready:
@@ -247,6 +255,7 @@ class RayRanks:
                 ray.get(ref)
             except RayError:
                 gone.append(begun[ref])
+                self._fallen[begun[ref]] = there[begun[ref]]
         return gone, sorted(begun[ref] for ref in late)
 
 
