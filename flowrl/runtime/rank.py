@@ -20,7 +20,7 @@ from .journal import Journal
 from .moves.plan import holdings
 from .peers import Elsewhere, Peers, Policy
 from .rank_weights import Weights, everybody
-from .remote import DRIVER, Fetch, Kind, Take, found, put_together, rebuilt, sizes_of
+from .remote import DRIVER, Fetch, Kind, Take, bytes_of, found, put_together, rebuilt, sizes_of
 from .state_files import StateFiles, read_record, write_record, write_shards
 from .task import Failed, Named, Post, Reply, Setting, Task
 
@@ -178,7 +178,7 @@ class Rank(Weights):
             return self.pull(take.id, take.names, take.rows)
         assert take.rank != DRIVER, "what the driver drew comes with the task"
         brought = self.ask(take.rank, "pull", take.id, take.names, take.rows)
-        self._now.pulled += sum(_bytes(c) for c in brought.values())
+        self._now.pulled += sum(bytes_of(c) for c in brought.values())
         return brought
 
     def ask(self, rank: int, method: str, *args: Any) -> Any:
@@ -362,9 +362,3 @@ def _check(rows: Batch) -> str:
         if lengths is not None:
             total.update(_bytes_of(lengths))
     return total.hexdigest()
-
-
-def _bytes(column: Column) -> int:
-    if isinstance(column.values, list):
-        return sum(len(str(v)) for v in column.values)
-    return column.values.numel() * column.values.element_size()

@@ -19,7 +19,8 @@ from ..workers.records import Build, Model
 from ..workers.tokenizer import find_tokenizer
 from . import checkpoint
 from .call import Call
-from .fleet import Asked, Fleet, Link
+from .calls import Asked, Calls
+from .fleet import Fleet, Link
 from .group import Group
 from .journal import Journal
 from .remote import Remote, RemoteColumn, rebuilt
@@ -75,6 +76,7 @@ class RanksPlace:
         self.declared, self.ranks, self.stands = declared, ranks, stands
         self.fleet = Fleet(ranks, pools, deadline=deadline)
         self.fleet.renew = self._renew
+        self.calls = Calls(self.fleet)
         self._on_loss: Callable[[RankLost], None] = lambda lost: None
         self._on_renewal: Callable[[str], None] = lambda text: None
         self.workers: dict[str, Group] = {}
@@ -204,11 +206,11 @@ class RanksPlace:
         del journal
         self._start()
         self.fleet.lineage.settled(sys.maxsize)  # steps are counted from anew
-        return RanksHands(self.fleet, number)
+        return RanksHands(self.calls, number)
 
     def write_rows(self, value: Remote | RemoteColumn, file: Path) -> Mapping[str, Any]:
         """Have rows that the program holds written into a checkpoint by a rank."""
-        return self.fleet.written(value, file)
+        return self.calls.written(value, file)
 
     def make_way(self) -> None:
         """A program's calls begin: whoever takes turns is away, as its schedule takes for granted."""
@@ -355,8 +357,8 @@ class RanksPlace:
 class RanksHands:
     """Has the calls of program ``number`` run on ranks: see :class:`flowrl.runtime.here.Here`."""
 
-    def __init__(self, fleet: Fleet, number: int) -> None:
-        self.fleet, self.number = fleet, number
+    def __init__(self, calls: Calls, number: int) -> None:
+        self.calls, self.number = calls, number
 
     def home(self, workers: Mapping[str, Any], scheme: Scheme) -> Container[str]:
         """The driver's thread serves no pool: it runs the program."""
@@ -372,7 +374,7 @@ class RanksHands:
             for pool, resident in moves:
                 group = groups(resident)
                 sizes = group.offload() if what == "offload" else group.onload()
-                self.fleet.swapped(what, pool, resident, sizes, memory[pool].sizes[resident])
+                self.calls.fleet.swapped(what, pool, resident, sizes, memory[pool].sizes[resident])
 
     def drawn(self, batch: Batch) -> Remote:
         """Rows of a data source: each rank gets those that it needs with its task."""
@@ -380,14 +382,14 @@ class RanksHands:
 
     def readable(self, value: Any) -> Any:
         """Rows for a record, brought here."""
-        return self.fleet.brought(value) if isinstance(value, (Remote, RemoteColumn)) else value
+        return self.calls.brought(value) if isinstance(value, (Remote, RemoteColumn)) else value
 
     def begin(
         self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], Any]:
         """Begin a call on the ranks of its worker, or where its rows are; what is given waits for it."""
         asked = Asked(call.op, call.title, call.info, call.index, self.number, piece, call.at, call.edge)
-        return self.fleet.begun(asked, worker, args, kwargs)
+        return self.calls.begun(asked, worker, args, kwargs)
 
 
 def _blueprint(name: str, said: Declared) -> Blueprint:

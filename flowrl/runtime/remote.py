@@ -250,6 +250,13 @@ class Remote:
         return sum(found) if found else 0
 
 
+def bytes_of(column: Column) -> int:
+    """Bytes of a column's rows: of its numbers, or of what its values are written as."""
+    if isinstance(column.values, list):
+        return sum(len(str(v)) for v in column.values)
+    return column.values.nbytes
+
+
 def joined(sources: Sequence[Source]) -> Source:
     """One source for the rows of several."""
     pairs = dict.fromkeys(p for source in sources for p in zip(source.stored, source.names, strict=True))
