@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from rows import Numbers
+
 import flowrl as fl
 
 ROWS = 128
@@ -32,32 +34,9 @@ nothing = flow.worker(Nothing)
 _spent: list[float] = []
 
 
-class Numbers:
-    """A source of one field, so that no tokenizer is in the way."""
-
-    def schema(self):
-        from flowrl.graph.types import FieldType
-
-        return {"x": FieldType("f32")}
-
-    def cursor(self):
-        return self
-
-    def draw(self, count):
-        return [{} for _ in range(ROWS)]
-
-    def to_batch(self, rows, first_uid, tokenizer):
-        return fl.Batch.of([(first_uid + i,) for i in range(len(rows))], x=fl.Column.of([0.0] * len(rows), dtype="f32"))
-
-    def state(self):
-        return {}
-
-    tokenizer = staticmethod(lambda: None)
-
-
 @flow.program
 def overhead(steps: int = 20, calls: int = 1000):
-    for _, batch in flow.steps(Numbers(), steps):
+    for _, batch in flow.steps(Numbers(ROWS), steps):
         start = time.perf_counter()
         for _ in range(calls):
             last = nothing.work(batch)
@@ -82,7 +61,7 @@ def measure(runtime: str, steps: int, calls: int) -> float:
 
 
 def plain(calls: int) -> float:
-    worker, batch = Nothing(), Numbers().to_batch([{}] * ROWS, 0, None)
+    worker, batch = Nothing(), Numbers(ROWS).to_batch([{}] * ROWS, 0, None)
     start = time.perf_counter()
     for _ in range(calls):
         worker.work(batch)

@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 import ray
+from rows import Numbers
 
 import flowrl as fl
-from flowrl.graph.types import FieldType
 from flowrl.placement.plan import Plan, Pool
 
 ROWS = 128
@@ -42,28 +42,6 @@ class Nothing(fl.Worker):
         return {"y": batch["f0"]}
 
 
-class Numbers:
-    """A source of a number per row."""
-
-    tokenizer = staticmethod(lambda: None)
-
-    def schema(self):
-        return {"x": FieldType("f32")}
-
-    def cursor(self):
-        return self
-
-    def draw(self, count):
-        return [{} for _ in range(ROWS)]
-
-    def to_batch(self, rows, first_uid, tokenizer):
-        zeros = fl.Column.of([0.0] * len(rows), dtype="f32")
-        return fl.Batch.of([(first_uid + i,) for i in range(len(rows))], x=zeros)
-
-    def state(self):
-        return {}
-
-
 flow = fl.Flow("overhead")
 nothing = flow.worker(Nothing)
 _spent: list[float] = []
@@ -71,7 +49,7 @@ _spent: list[float] = []
 
 @flow.program
 def overhead(steps: int = 5, calls: int = 200, fields: int = 1):
-    for _, batch in flow.steps(Numbers(), steps):
+    for _, batch in flow.steps(Numbers(ROWS), steps):
         batch = nothing.own(batch).select(*FIELDS[:fields])  # the rows are on the rank from here on
         float(batch.f0.mean())
         start = time.perf_counter()
@@ -108,7 +86,7 @@ def raw(calls: int, rounds: int, *, fields: int = 1, ranks: int = 1) -> tuple[li
 
     actors = [ray.remote(Raw).remote() for _ in range(ranks)]
     names = FIELDS[:fields]
-    batch = Numbers().to_batch([{}] * ROWS, 0, None)
+    batch = Numbers(ROWS).to_batch([{}] * ROWS, 0, None)
     stored = Stored(0, 1, batch.keys, {n: Kind("f32") for n in names}, {})
     remote = Remote(batch.keys, {n: Where((stored,), (n,)) for n in names})
     task = Task("nothing.work", "work", ("nothing", False), (fetch(remote),), {}, CallInfo(), 1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shapes import shapes
 
 from flowrl.errors import PlanError
 from flowrl.placement.boxes import Move, plan_boxes, shared, split, volume, without
@@ -14,22 +15,7 @@ from flowrl.placement.mesh import Mesh
 from flowrl.placement.model import ModelShape, shape_named
 from flowrl.placement.reshard import plan_reshard
 
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 6,
-    "intermediate_size": 12,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 2,
-    "vocab_size": 13,
-    "tie_word_embeddings": True,
-}
-DENSE = ModelShape.from_config(SMALL, "dense")
-EXPERTS = ModelShape.from_config(
-    {**SMALL, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4},
-    "experts",
-)
+DENSE, EXPERTS = shapes(6)
 
 
 def at(box):

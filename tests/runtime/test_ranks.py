@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from direct import place_for, run_direct
+from flows import metrics, module_of
 
 import flowrl as fl
 from flowrl.errors import RankLost, RunError
@@ -23,25 +22,9 @@ from flowrl.placement.plan import Pipeline, Place, Plan, Pool
 from flowrl.placement.work import Role, Workload
 from flowrl.schedule.events import Memory
 
-HERE = Path(__file__).parent
 ONE = Plan({"a": "cpu"})
 SPLIT = Plan({"a": "cpu", "b": "cpu", "c": "cpu"}, {"world": Place("b"), "fails": Place("c")})
 MANY = Plan({"a": "cpu", "b": Pool("b", processes=3)}, {"world": Place("b")})
-
-
-@pytest.fixture
-def small():
-    """The module of the small flow, fresh for each test."""
-    spec = importlib.util.spec_from_file_location("small_flow", HERE / "small_flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["small_flow"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def metrics(out: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
 @pytest.mark.parametrize("plan", [ONE, SPLIT, MANY], ids=["one", "split", "many"])
@@ -285,10 +268,7 @@ def test_losses_without_end_end_the_run(small, tmp_path, monkeypatch):
 
 def test_workers_that_do_not_fit_together_take_turns(tmp_path):
     """Bytes freed and taken are those of weights and moments, and the numbers are those of a run with room for all."""
-    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["stale_flow"] = module
-    spec.loader.exec_module(module)
+    module = module_of("stale_flow")
     steps = {"stale": {"steps": 3}}
     roomy, _ = run_direct(module.flow, ONE, tmp_path / "roomy", "stale", parameters=steps)
     shape = replace(ModelShape.from_config(module.SMALL), dtype_bytes=4)
@@ -335,10 +315,7 @@ def test_a_rank_that_dies_while_another_is_started_again(small, tmp_path, monkey
 @pytest.mark.parametrize("how", [{"staleness": 1}, {"chunks": 2}, {"staleness": 1, "chunks": 3}], ids=str)
 def test_steps_overlap_on_ranks_as_in_one_process(tmp_path, how):
     """At S=1 the versions of all reads are settled, so pools of one process and ranks have the same numbers."""
-    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["stale_flow"] = module
-    spec.loader.exec_module(module)
+    module = module_of("stale_flow")
     actor = {"train": Place("a"), "generate": Place("b")}
     plan = Plan({"a": "cpu", "b": "cpu", "c": "cpu"}, {"actor": actor, "reward": Place("c")}, None, Pipeline(**how))
     steps = {"stale": {"steps": 5}}
@@ -349,14 +326,6 @@ def test_steps_overlap_on_ranks_as_in_one_process(tmp_path, how):
 
 def numbers(line: dict) -> dict:
     return {k: v for k, v in line.items() if k != "tokens_per_second"}
-
-
-def module_of(name: str):
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 TWO = Plan({"a": Pool("a", processes=2)})

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from flows import module_of
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
@@ -21,7 +20,6 @@ from flowrl.placement.cluster import Cluster
 from flowrl.placement.mesh import Mesh
 from flowrl.placement.plan import Pipeline, Place, Plan, Pool
 
-HERE = Path(__file__).parent
 STEPS = {"stale": {"steps": 5}}
 
 
@@ -37,10 +35,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def flow():
-    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["stale_flow"] = module
-    spec.loader.exec_module(module)
+    module = module_of("stale_flow")
     return module.flow
 
 
@@ -168,10 +163,7 @@ def test_a_rank_that_hangs_is_found_by_the_deadline(cluster, flow, alone, tmp_pa
 
 
 def test_user_code_that_fails_on_a_rank_is_told_with_the_users_line(cluster, tmp_path):
-    spec = importlib.util.spec_from_file_location("small_flow", HERE / "small_flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["small_flow"] = module
-    spec.loader.exec_module(module)
+    module = module_of("small_flow")
     here = Plan({"a": Pool("a", processes=1)})
     with pytest.raises(RunError, match="broken on purpose 0") as e:
         module.flow.run("breaks", out=tmp_path, quiet=True, runtime="ray", plan=here)
@@ -221,10 +213,7 @@ def test_an_environment_on_the_ranks_of_its_policy(cluster, tmp_path):
     """Each rank plays some episodes and generates for those of the other: neither waits for itself."""
     import flowrl as fl
 
-    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["stale_flow"] = module
-    spec.loader.exec_module(module)
+    module = module_of("stale_flow")
 
     class Count(fl.Env):
         turns = 2

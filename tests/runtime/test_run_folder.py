@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from flowrl.errors import ResumeError, RunError, UsageError
 from flowrl.placement.plan import Place, Plan
-
-
-@pytest.fixture
-def small():
-    """The module of the small flow, fresh for each test."""
-    spec = importlib.util.spec_from_file_location("small_flow", Path(__file__).parent / "small_flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["small_flow"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from flows import metrics
 
 import flowrl as fl
 from flowrl.errors import FieldError, ResumeError, RowsError, RunError, UsageError
 from flowrl.placement.plan import Place, Plan
 
-HERE = Path(__file__).parent
 SPLIT = Plan({"a": "cpu", "b": "cpu", "c": "cpu"}, {"world": Place("b"), "fails": Place("c")})
-
-
-@pytest.fixture
-def small():
-    """The module of the small flow, fresh for each test."""
-    spec = importlib.util.spec_from_file_location("small_flow", HERE / "small_flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["small_flow"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def metrics(out: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
 def run(small, out, *programs, **how):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from flows import module_of
 
 from flowrl.batch import CallInfo
 from flowrl.errors import FlowError, PlanError
@@ -15,7 +14,6 @@ from flowrl.placement.cluster import Cluster
 from flowrl.placement.mesh import Mesh
 from flowrl.placement.plan import Pipeline, Place, Plan, Pool
 
-HERE = Path(__file__).parent
 ONE = {"main": "cpu"}
 TWO = {"models": "cpu", "cpu": "cpu"}
 THREE = {"train": "cpu", "rollout": "cpu", "cpu": "cpu"}
@@ -33,11 +31,7 @@ def plan(kind: str, **pipeline) -> Plan:
 
 @pytest.fixture
 def module():
-    spec = importlib.util.spec_from_file_location("stale_flow", HERE / "stale_flow.py")
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["stale_flow"] = made
-    spec.loader.exec_module(made)
-    return made
+    return module_of("stale_flow")
 
 
 def lines(out: Path) -> list[dict]:
