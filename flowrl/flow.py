@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from . import rl
@@ -19,7 +21,7 @@ from .graph.check import Report, check, unused
 from .graph.compile import compile_graph
 from .graph.op import CallShape, Op, bad_call, described
 from .graph.record import Graph, WorkerInfo
-from .graph.site import defined_at, place, user_frame
+from .graph.site import cell, defined_at, place, user_frame
 from .graph.terms import Adder, Traced
 from .graph.trace import trace
 from .graph.types import parse_fields
@@ -72,6 +74,7 @@ class Handle:
         frame = user_frame()
         self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
         self.at = place(frame) if frame is not None else At("<unknown>", 0)
+        self.cell = cell()
         self._name = name
         self._scope = frame.f_globals if frame is not None else {}
         self.arguments = self._bind()
@@ -145,6 +148,7 @@ class Program:
     name: str
     at: At
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    cell: CodeType | None = None
 
     def __post_init__(self) -> None:
         for preset, values in self.presets.items():
@@ -221,6 +225,7 @@ class Flow:
         self.handles: list[Handle] = []
         self.programs: dict[str, Program] = {}
         self._traces: dict[Any, Traced] = {}
+        self._cell: CodeType | None = None
 
     # -- the language -------------------------------------------------------------------------------------------
 
@@ -239,6 +244,7 @@ class Flow:
                 fix=wrapped if inspect.isfunction(given) else "Subclass fl.Worker.",
             )
         name = kwargs.pop("name", None) if "name" not in inspect.signature(cls).parameters else None
+        self._new_cell()
         handle = Handle(cls, args, kwargs, cast("str | None", name))
         self.handles.append(handle)
         return cast("W", handle)
@@ -259,15 +265,15 @@ class Flow:
         return declare if fn is None else declare(fn)
 
     def _declare(self, fn: Callable[P, R], presets: Mapping[str, Mapping[str, Any]]) -> Callable[P, R]:
-        at = defined_at(fn)
-        if fn.__name__ in self.programs:
-            first = self.programs[fn.__name__].at.line
+        self._new_cell()
+        at, first = defined_at(fn), self.programs.get(fn.__name__)
+        if first is not None and not _replaced(first.cell, self._cell):
             raise ProgramError(
-                f"this flow has a program '{fn.__name__}' already, at line {first}.",
+                f"this flow has a program '{fn.__name__}' already, at line {first.at.line}.",
                 at=at,
                 fix="Give one of them another name.",
             )
-        made = Program(self, fn, fn.__name__, at, presets)
+        made = Program(self, fn, fn.__name__, at, presets, self._cell)
         self.programs[fn.__name__] = made
         return cast("Callable[P, R]", made)
 
@@ -320,12 +326,23 @@ class Flow:
     # -- what can be done with it -------------------------------------------------------------------------------
 
     def main(self, argv: Sequence[str] | None = None) -> None:
-        """Run this script's command line: ``python SCRIPT`` is ``flowrl run SCRIPT``. Ends the process."""
+        """Run this script's command line: ``python SCRIPT`` is ``flowrl run SCRIPT``. Ends the process.
+
+        ``python -m package.driver`` does the same, and the driver may import from its package.
+        """
         frame = user_frame()
         if frame is not None and frame.f_globals.get("__name__") != "__main__":
             return
+        if not Path(self.script).is_file():
+            raise UsageError(
+                "flow.main() is the command line of a script, and this flow is in none.",
+                at=sessions.caller(),
+                fix="Write flow.run().",
+            )
         command_line = import_module("flowrl.cli")  # by name: the command line lies above the flow
-        sys.exit(command_line.main(["run", self.script, *(sys.argv[1:] if argv is None else argv)]))
+        spec = frame.f_globals.get("__spec__") if frame is not None else None  # there with python -m
+        module = spec.name if spec is not None and spec.parent else None
+        sys.exit(command_line.main(["run", self.script, *(sys.argv[1:] if argv is None else argv)], module))
 
     def default_program(self) -> str:
         """The program named like the flow, or the only one."""
@@ -347,6 +364,7 @@ class Flow:
 
     def trace(self, program: str | None = None, **parameters: Any) -> Traced:
         """Run a program abstractly. Nothing is loaded."""
+        self._drop_replaced()
         found = self.find_program(program)
         arguments = found.arguments(parameters)
         key = (found.name, repr(sorted(arguments.items())))
@@ -417,7 +435,7 @@ class Flow:
     def run(
         self,
         *programs: str,
-        out: str | Path,
+        out: str | Path | None = None,
         plan: str | Path | Plan | None = None,
         runtime: str = "local",
         seed: int = 0,
@@ -429,19 +447,25 @@ class Flow:
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         arguments: Sequence[str] = (),
         address: str | None = None,
+        **values: Any,
     ) -> Outcome:
         """Check programs, then run them one after another over the same workers, recorded in ``out``.
 
-        ``parameters`` are by program name; ``address`` that of a running Ray cluster, for ``runtime="ray"``. Raises
-        CheckError with every finding before anything is loaded.
+        ``flow.run(steps=3)``: other keywords are parameters of the program. Of several programs the one that has it is
+        meant; ``parameters={"warmup": {"steps": 3}}`` says of which, and gives those that have the name of an option
+        here. ``out`` is ``runs/NAME-TIME`` unless it is said. ``address`` is that of a running Ray cluster, for
+        ``runtime="ray"``. Raises UsageError for an unknown keyword, CheckError with every finding before anything is
+        loaded.
         """
         from .backends import names as engines
         from .planned.check import plan_findings
         from .planned.places import on_ranks, workplace
         from .runtime.run import Runner, Settings, Stage
 
-        given = dict(parameters or {})
+        self._drop_replaced()
         names = programs or (self.default_program(),)
+        given = self._parameters(names, parameters or {}, values)
+        folder = self.new_folder() if out is None else Path(out)
         placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
         known = tuple(h.name for h in self.handles)
         placed.check_workers(known, engines())
@@ -469,11 +493,11 @@ class Flow:
             stages.append(Stage(name, found.fn, found.arguments(mine), self.workers_of(traced), record, scheme))
         if runtime == "ray":
             traces = [self.trace(name, **given.get(name, {})) for name in names]
-            place = on_ranks(self.handles, placed, traces, out=out, seed=seed, address=address, swapped=swapped)
+            place = on_ranks(self.handles, placed, traces, out=folder, seed=seed, address=address, swapped=swapped)
         else:
             place = workplace(self.handles, placed, seed=seed)
         settings = Settings(
-            out=Path(out),
+            out=folder,
             runtime=runtime,
             seed=seed,
             resume=resume,
@@ -486,6 +510,33 @@ class Flow:
             arguments=tuple(arguments),
         )
         return Runner(stages, place, settings).run()
+
+    def new_folder(self) -> Path:
+        """Where a run goes that starts now, unless it is said: ``runs/grpo-20260131-120000``."""
+        return Path(f"runs/{self.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+    def _parameters(
+        self, names: Sequence[str], by_program: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """The parameters of each program: those given by its name, and the keywords that it alone has."""
+        programs = {name: self.find_program(name) for name in names}
+        found = {name: dict(by_program.get(name, {})) for name in programs}
+        stray = next((name for name in by_program if name not in programs), None)
+        if stray is not None:
+            raise UsageError(
+                f"parameters= names '{stray}', which is none of the programs that are run.",
+                at=sessions.caller(),
+                have=programs,
+                fix=f"Run it too: flow.run({', '.join(repr(n) for n in (*programs, stray))}, ...)."
+                if stray in self.programs
+                else None,
+            )
+        for key, value in values.items():
+            owners = [name for name, program in programs.items() if key in program.parameters]
+            if len(owners) != 1 or key in found[owners[0]]:
+                raise _no_keyword(key, programs, owners)
+            found[owners[0]][key] = value
+        return found
 
     def use_model(self, worker: str, model: str) -> None:
         """Put another model in the place of a worker's own: ``--model actor=NAME``."""
@@ -507,6 +558,21 @@ class Flow:
         self._traces.clear()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _new_cell(self) -> None:
+        """Notice that another cell of a notebook is running: nothing that was traced before it is kept."""
+        now = cell()
+        if now is not None and now is not self._cell:
+            self._cell = now
+            self._traces.clear()
+            for handle in self.handles:
+                _ = handle.name  # asked for before its variable takes the next worker
+
+    def _drop_replaced(self) -> None:
+        """Leave out workers that a later cell of a notebook has declared again."""
+        self._new_cell()
+        last = {handle.name: handle.cell for handle in self.handles}
+        self.handles = [h for h in self.handles if not _replaced(h.cell, last[h.name])]
 
     def _session(self, what: str) -> Any:
         session = sessions.current()
@@ -570,6 +636,29 @@ class Flow:
             if isinstance(op.adds, str) and not frozenset(parse_fields(op.adds)) <= there:
                 found.append(_adder(text, op, new=True))
         return found
+
+
+def _no_keyword(key: str, programs: Mapping[str, Program], owners: Sequence[str]) -> UsageError:
+    """What is said of a keyword of ``Flow.run`` that is no parameter, that of several programs, or given twice."""
+    what = f"flow.run({key}=...): "
+    if len(owners) > 1:
+        which = ", ".join(f"'{owner}'" for owner in owners)
+        what, fix = what + f"programs {which} have it.", f'Write parameters={{"{owners[0]}": {{"{key}": ...}}}}.'
+    elif owners:
+        what, fix = what + f"parameters= gives it to '{owners[0]}' too.", "Give it once."
+    else:
+        whose = " or ".join(f"'{name}'" for name in programs)
+        options = [n for n, p in inspect.signature(Flow.run).parameters.items() if p.kind is p.KEYWORD_ONLY]
+        meant = near(key, [*(n for program in programs.values() for n in program.parameters), *options])
+        what += f"neither flow.run nor program {whose} has it."
+        fix = f"Did you mean '{meant}'?" if meant else None
+    have = dict.fromkeys(name for program in programs.values() for name in program.parameters)
+    return UsageError(what, at=sessions.caller(), have=None if owners else have, fix=fix)
+
+
+def _replaced(first: CodeType | None, second: CodeType | None) -> bool:
+    """Whether what was declared in the first cell is replaced by what is declared under its name in the second."""
+    return first is not None and second is not None and first is not second
 
 
 def _wanted(op: Op) -> str:

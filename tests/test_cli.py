@@ -320,6 +320,56 @@ def test_a_script_named_like_a_library_does_not_take_its_place(run, tmp_path):
     assert sys.modules["json"] is json
 
 
+PACKAGED = SCRIPT.replace("steps: int = 5", "steps: int = STEPS").replace(
+    "import flowrl as fl", "import flowrl as fl\nfrom .settings import STEPS\nfrom . import settings", 1
+)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A driver in a package that imports from it: ``mine/deep/driver.py``."""
+    for folder in (tmp_path / "mine", tmp_path / "mine" / "deep"):
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+    (tmp_path / "mine" / "deep" / "settings.py").write_text("STEPS = 11\n")
+    path = tmp_path / "mine" / "deep" / "driver.py"
+    path.write_text(PACKAGED)
+    return path
+
+
+def test_a_script_in_a_package_imports_from_it(run, package):
+    assert run("check", package)[:2] == (0, "train: fine\n\nwarmup: fine\n")
+    assert ("warmup", 11, 8) in sys.modules["mine.deep.driver"].seen
+    assert "driver" not in sys.modules
+
+
+@pytest.mark.parametrize("is_package", [True, False])
+def test_a_driver_is_run_as_a_module(package, tmp_path, is_package):
+    if not is_package:  # of a folder without __init__.py, python -m makes a package all the same
+        (package.parent / "__init__.py").unlink()
+        (package.parents[1] / "__init__.py").unlink()
+    words = [sys.executable, "-m", "mine.deep.driver", "--stepz", "3"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2 and "Did you mean --steps?" in done.stderr
+
+
+def test_a_package_is_run_as_a_module(package, tmp_path):
+    text = PACKAGED.replace("from .settings", "from .deep.settings").replace("from . ", "from .deep ")
+    (tmp_path / "mine" / "__main__.py").write_text(text)
+    done = subprocess.run([sys.executable, "-m", "mine", "--stepz", "3"], capture_output=True, text=True)
+    assert done.returncode == 2 and "Did you mean --steps?" in done.stderr
+
+
+def test_a_relative_import_without_a_package_says_what_to_do(run, package):
+    (package.parent / "__init__.py").unlink()
+    status, _, err = run("check", package)
+    assert status == 2
+    assert err.endswith(
+        "  fix  Make mine/deep a package, with a file __init__.py in it, or run it as a module: "
+        "python -m deep.driver.\n"
+    )
+
+
 def test_a_script_is_a_command_of_its_own(script):
     done = subprocess.run([sys.executable, script, "--stepz", "3"], capture_output=True, text=True)
     assert done.returncode == 2 and "Did you mean --steps?" in done.stderr

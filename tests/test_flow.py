@@ -187,3 +187,46 @@ def test_a_trace_is_made_once_per_set_of_parameters():
 
 def test_main_does_nothing_where_the_script_is_imported():
     assert flow.main() is None
+
+
+def test_parameters_of_a_program_are_keywords_of_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = flow.run(times=1, by=5, quiet=True)
+    assert outcome.out.parts[0] == "runs" and outcome.out.name.startswith("count-")
+    assert [line["counter_2/total"] for line in lines(outcome.out)] == [13]
+    flow.run("count", "until", times=1, limit=9, out="both", quiet=True)
+    assert [line["program"] for line in lines(tmp_path / "both")] == ["count", "until"]
+
+
+@pytest.mark.parametrize(
+    ("programs", "given", "what", "fix"),
+    [
+        ((), {"tmes": 1}, "flow.run(tmes=...): neither flow.run nor program 'count' has it.", "Did you mean 'times'?"),
+        ((), {"resum": True}, "neither flow.run nor program 'count' has it.", "Did you mean 'resume'?"),
+        (("count", "until"), {"zzz": 1}, "neither flow.run nor program 'count' or 'until' has it.", None),
+        (
+            ("left", "until"),
+            {"limit": 3},
+            "flow.run(limit=...): programs 'left', 'until' have it.",
+            'Write parameters={"left": {"limit": ...}}.',
+        ),
+        (
+            (),
+            {"times": 3, "parameters": {"count": {"times": 2}}},
+            "flow.run(times=...): parameters= gives it to 'count' too.",
+            "Give it once.",
+        ),
+        (
+            (),
+            {"parameters": {"left": {"limit": 2.0}}},
+            "parameters= names 'left', which is none of the programs that are run.",
+            "Run it too: flow.run('count', 'left', ...).",
+        ),
+    ],
+)
+def test_keywords_of_run_that_are_nothing_here(tmp_path, programs, given, what, fix):
+    with pytest.raises(UsageError) as found:
+        flow.run(*programs, out=tmp_path / "run", **given)
+    assert found.value.what.endswith(what) and found.value.fix == fix
+    assert found.value.at is not None and found.value.at.file == __file__
+    assert not (tmp_path / "run").exists()

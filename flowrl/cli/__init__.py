@@ -23,11 +23,14 @@ COMMANDS = ("run", "check", "graph", "plan", "simulate", "calibrate", "reshard")
 OF_SCRIPTS = ("run", "check", "graph", "plan", "simulate")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Exit status: 0 fine, 1 findings or a failed run, 2 wrong usage, 130 interrupted."""
+def main(argv: Sequence[str] | None = None, module: str | None = None) -> int:
+    """Run a command. Exit status: 0 fine, 1 findings or a failed run, 2 wrong usage, 130 interrupted.
+
+    ``module`` is the dotted name of its script, where Python runs it as a module.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _command(words)
+        return _command(words, module)
     except UsageError as error:
         print(error.report(), file=sys.stderr)
         return 2
@@ -55,7 +58,7 @@ def _wants_json(words: Sequence[str]) -> bool:
     return "--format=json" in words or ("--format", "json") in itertools.pairwise(words)
 
 
-def _command(words: list[str]) -> int:
+def _command(words: list[str], module: str | None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_HELP)
         return 0 if words else 2
@@ -82,7 +85,7 @@ def _command(words: list[str]) -> int:
         if command == "plan" and rest[0] == "--show":
             return show_command(rest[1:])
         raise UsageError(f"flowrl {command} needs a script.", fix=f"Write flowrl {command} SCRIPT.")
-    flow = load_script(rest[0])
+    flow = load_script(rest[0], module)
     commands = {
         "run": run_command,
         "check": check_command,

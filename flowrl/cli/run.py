@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -49,7 +48,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     options = said.options
     if options.checkpoint_every < 1:
         raise UsageError(f"--checkpoint-every {options.checkpoint_every}: give 1 or more.")
-    out = Path(options.out or f"runs/{flow.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    out = Path(options.out) if options.out else flow.new_folder()
     outcome = flow.run(
         *said.programs,
         out=out,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -12,8 +13,12 @@ from ..flow import Flow
 from ..graph.site import own_frames, raised_at
 
 
-def load_script(path: str) -> Flow:
-    """The one flow of a script, which is loaded with its folder first on ``sys.path`` and not as ``__main__``."""
+def load_script(path: str, name: str | None = None) -> Flow:
+    """The one flow of a script, which is loaded with its folder first on ``sys.path`` and not as ``__main__``.
+
+    A script in a package is loaded as a module of it, so that its relative imports work; ``name`` is that of the module
+    where Python knows it (``python -m package.driver``).
+    """
     script = Path(path)
     if not script.is_file():
         beside = [str(p) for p in script.parent.glob("*.py")] if script.parent.is_dir() else []
@@ -22,11 +27,12 @@ def load_script(path: str) -> Flow:
             inside = [str(p) for p in script.glob("*.py")]
             raise UsageError(f"{path} is a folder, not a script.", have=inside or None)
         raise UsageError(f"there is no script {path}.", fix=f"Did you mean {meant}?" if meant else None)
-    folder = str(script.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    module = _module(script.resolve())
+    script = script.resolve()
+    if str(script.parent) not in sys.path:
+        sys.path.insert(0, str(script.parent))
+    module = _module(script, name or _name_in_package(script))
     try:
+        _load_package(module, script)
         sys.modules[module.__name__] = module
         spec = module.__spec__
         assert spec is not None and spec.loader is not None, "a file has a loader"
@@ -35,7 +41,8 @@ def load_script(path: str) -> Flow:
         error.at = error.at or raised_at(error)
         raise
     except (ImportError, SyntaxError) as error:
-        raise UsageError(f"{shown(path)} cannot be loaded: {type(error).__name__}: {error}.") from error
+        said = f"{shown(path)} cannot be loaded: {type(error).__name__}: {error}."
+        raise UsageError(said, fix=_package_fix(error, script)) from error
     except Exception as error:
         said = f"{type(error).__name__}: {error}".rstrip(".")
         meant = near(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
@@ -58,11 +65,37 @@ def load_script(path: str) -> Flow:
     return flow
 
 
-def _module(script: Path) -> Any:
+def _name_in_package(script: Path) -> str | None:
+    """The dotted name of a script whose folder is a package; None for one that stands by itself."""
+    parts, folder = [script.stem], script.parent
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        parts, folder = [folder.name, *parts], folder.parent
+    return ".".join(parts) if len(parts) > 1 else None
+
+
+def _load_package(module: Any, script: Path) -> None:
+    """Import the package of a module, if it is in one, from the folder that the package lies in."""
+    package = module.__name__.rpartition(".")[0]
+    if package:
+        root = str(script.parents[package.count(".") + 1])
+        if root not in sys.path:
+            sys.path.append(root)
+        importlib.import_module(package)
+
+
+def _package_fix(error: Exception, script: Path) -> str | None:
+    """What to do where a relative import has no package."""
+    if "no known parent package" not in str(error):
+        return None
+    folder, name = shown(str(script.parent)), f"{script.parent.name}.{script.stem}"
+    return f"Make {folder} a package, with a file __init__.py in it, or run it as a module: python -m {name}."
+
+
+def _module(script: Path, dotted: str | None) -> Any:
     """An empty module for a script, named like it unless something else has that name."""
     other = sys.modules.get(script.stem)
     taken = other is not None and getattr(other, "__file__", None) != str(script)
-    name = f"{script.stem}_script" if taken or script.stem in sys.stdlib_module_names else script.stem
+    name = dotted or (f"{script.stem}_script" if taken or script.stem in sys.stdlib_module_names else script.stem)
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None:
         raise UsageError(f"{shown(str(script))} is no Python file.", fix="A script's name ends in .py.")

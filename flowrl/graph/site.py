@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from ..errors import At
@@ -35,6 +35,25 @@ def place(frame: FrameType) -> At:
     """The place of a frame, with the text of its line."""
     file, line = frame.f_code.co_filename, frame.f_lineno
     return At(file, line, linecache.getline(file, line).strip())
+
+
+def cell() -> CodeType | None:
+    """The code of the notebook cell, or of the line of an interactive Python, that is running; None in a script.
+
+    Each run of a cell has a code object of its own, so identity tells one run from the next.
+    """
+    frame = user_frame()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name.startswith(("<module>", "<cell line")) and _typed(code.co_filename):
+            return code
+        frame = frame.f_back
+    return None
+
+
+def _typed(file: str) -> bool:
+    """Whether this is the name of a text that was typed in, and lies in no file."""
+    return not file.startswith("<frozen") and not os.path.exists(file)
 
 
 def raised_at(error: BaseException) -> At | None:
