@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, ProgramError
@@ -29,8 +30,9 @@ class Actor(ModelWorker):
         model: a hub name, a local folder, a transformers configuration, or a :class:`Model`.
         lr, betas, eps, weight_decay, grad_clip: AdamW, and the largest norm of a gradient.
         schedule, warmup, total, min_lr: the learning rate over optimizer steps (:class:`Optim`).
-        max_tokens, temperature, top_p, top_k, stop: how it samples unless a call says otherwise. ``stop`` are
-            token ids or strings that are one token (or one of them), besides the tokenizer's end-of-sequence.
+        max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, stop: how it samples unless a call says
+            otherwise (:class:`~flowrl.workers.records.Sampling`). ``stop`` are token ids or strings that are one token
+            (or one of them), besides the tokenizer's end-of-sequence.
         lora: train adapters instead of the whole model.
         dtype: ``auto`` (fp32 on a CPU; bf16 with fp32 master weights on CUDA), ``fp32`` or ``bf16``.
         gradient_checkpointing: recompute activations in the backward pass.
@@ -53,6 +55,8 @@ class Actor(ModelWorker):
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
         stop: int | str | tuple[int | str, ...] = (),
         lora: Lora | None = None,
         dtype: str = "auto",
@@ -61,7 +65,9 @@ class Actor(ModelWorker):
     ) -> None:
         self.model = Model.of(model)
         self.optim = Optim(lr, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
-        self.sampling = Sampling(max_tokens, temperature, top_p, top_k)
+        self.sampling = Sampling(
+            max_tokens, temperature, top_p, top_k, min_p=min_p, repetition_penalty=repetition_penalty
+        )
         self.stop = stop
         self.lora, self.dtype = lora, dtype
         self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
@@ -91,18 +97,31 @@ class Actor(ModelWorker):
         temperature: float | None = None,
         top_p: float | None = None,
         top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         stop: int | str | tuple[int | str, ...] | None = None,
     ) -> Mapping[str, Any]:
         """Sample ``n`` responses per row. Each row becomes ``n`` rows; their keys append 0 to n-1.
 
         Adds ``response_ids`` (with the stop token), ``tokens`` (prompt and response), ``response_mask`` (all true),
         ``rollout_logprobs`` (at temperature 1), ``sampling_logprobs`` (of the distribution sampled from), ``versions``.
+        That distribution is made in the order of Hugging Face: repetition penalty, temperature, top-k, top-p, min-p;
+        a greedy token knows of the penalty alone.
         A token depends on its row's seed and its place alone, never on other rows (docs/workers.md).
         """
         if n < 1:
             raise ProgramError(f"{self.name or 'actor'}.generate: n={n}.", fix="Give 1 or more.")
         children = batch.expand(n)
-        sampling = self._sampling(greedy, max_tokens, temperature, top_p, top_k, stop)
+        sampling = self._sampling(
+            stop,
+            greedy=greedy,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+        )
         sampled = self.engine.generate(batch["prompt_ids"], n, children.row_seeds(), sampling)
         return {
             "response_ids": sampled.ids,
@@ -122,31 +141,14 @@ class Actor(ModelWorker):
         """One response per prompt, for an environment that holds this handle.
 
         ``prompts`` i32[*prompt], ``seeds`` i64[rows], ``starts`` i64[rows]: how many tokens of the row's
-        random sequence were used before.
+        random sequence were used before. ``how`` are arguments of :meth:`generate`.
         """
-        sampling = self._sampling(
-            **{**dict.fromkeys(("max_tokens", "temperature", "top_p", "top_k", "stop")), "greedy": False, **how}
-        )
-        return self.engine.generate(prompts, 1, seeds, sampling, starts)
+        return self.engine.generate(prompts, 1, seeds, self._sampling(**how), starts)
 
-    def _sampling(
-        self,
-        greedy: bool,
-        max_tokens: int | None,
-        temperature: float | None,
-        top_p: float | None,
-        top_k: int | None,
-        stop: int | str | tuple[int | str, ...] | None,
-    ) -> Sampling:
-        own = self.sampling
-        return Sampling(
-            own.max_tokens if max_tokens is None else max_tokens,
-            own.temperature if temperature is None else temperature,
-            own.top_p if top_p is None else top_p,
-            own.top_k if top_k is None else top_k,
-            greedy,
-            tuple(self._token(s) for s in _several(self.stop if stop is None else stop)),
-        )
+    def _sampling(self, stop: int | str | tuple[int | str, ...] | None = None, **said: Any) -> Sampling:
+        """The worker's own way of sampling, with what a call says in its place; None says nothing."""
+        stops = tuple(self._token(s) for s in _several(self.stop if stop is None else stop))
+        return replace(self.sampling, stop=stops, **{n: value for n, value in said.items() if value is not None})
 
     def _token(self, said: int | str) -> int:
         if isinstance(said, int):

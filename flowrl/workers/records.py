@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +108,10 @@ class Lora:
 class Sampling:
     """How tokens are drawn: ``Sampling(max_tokens=256, temperature=1.0, top_p=1.0, top_k=0)``.
 
-    ``top_k=0`` takes all. ``stop`` are token ids that end a response, besides the tokenizer's end-of-sequence.
+    ``top_k=0`` takes all. ``min_p`` leaves out tokens less likely than that share of the likeliest one
+    (arXiv:2407.01082). ``repetition_penalty`` divides the logits of tokens that the row already has, its prompt
+    included, where they are above 0, and multiplies them below (CTRL, arXiv:1909.05858). ``stop`` are token ids that
+    end a response, besides the tokenizer's end-of-sequence.
     """
 
     max_tokens: int = 256
@@ -116,6 +120,8 @@ class Sampling:
     top_k: int = 0
     greedy: bool = False
     stop: tuple[int, ...] = ()
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -130,6 +136,13 @@ class Sampling:
             raise ModelError(f"top_p={self.top_p} is no share.", fix="Give a number above 0 and at most 1.")
         if self.top_k < 0:
             raise ModelError(f"top_k={self.top_k} is no count.", fix="Give 0 for all tokens, or a count.")
+        if not 0 <= self.min_p <= 1:
+            raise ModelError(f"min_p={self.min_p} is no share.", fix="Give a number from 0, which takes all, to 1.")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ModelError(
+                f"repetition_penalty={self.repetition_penalty} is no penalty.",
+                fix="Give a number above 0: 1 for none, 1.1 for a weak one.",
+            )
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,8 @@ class Sampled:
     """What an engine sampled, a row per response. Log-probabilities have the shape of ``ids``.
 
     ``rollout_logprobs`` are the policy's own, at temperature 1; ``sampling_logprobs`` are those of the distribution
-    that was sampled from, after temperature, top-p and top-k. ``finished`` says whether a stop token ended the row.
+    that was sampled from: after the repetition penalty, temperature, top-k, top-p and min-p. ``finished`` says whether
+    a stop token ended the row.
     """
 
     ids: Column

@@ -6,6 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+)
 
 from flowrl.backends.hf import generate as generation
 from flowrl.backends.hf.sample import uniforms
@@ -83,9 +89,62 @@ def test_the_log_probability_of_the_sampling_distribution(opened):
             assert sampled[t] == pytest.approx(float(kept[token]), abs=1e-4)
 
 
-def test_a_row_does_not_depend_on_the_others(opened):
+def penalised_oracle(opened, prompt, seed, sampling):
+    """One row with transformers' own processors, the whole row computed again for each token."""
+    ids, logprobs = [], []
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
+    if not sampling.greedy:
+        processors += [TemperatureLogitsWarper(sampling.temperature), MinPLogitsWarper(sampling.min_p)]
+    for t in range(sampling.max_tokens):
+        had = prompt + ids
+        scores = processors(torch.tensor([had]), T.whole_logits(opened, had)[-1:])[0]
+        u = uniforms(torch.tensor([seed]), torch.tensor([t]))
+        shares = scores.softmax(-1).double().cumsum(0)
+        token = int(scores.argmax() if sampling.greedy else torch.searchsorted(shares, u, right=True))
+        ids.append(token)
+        logprobs.append(0.0 if sampling.greedy else float(scores.log_softmax(-1)[token]))
+        if token == T.EOS:
+            break
+    return ids, logprobs
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "bloom"])  # with the engine's own cache, and without
+@pytest.mark.parametrize("greedy", [False, True])
+def test_what_a_row_has_is_penalised_with_its_prompt_and_nobody_elses(kind, greedy):
+    opened = T.engine(kind)
+    prompts = [[4, 4, 4], *T.PROMPTS, [9]]
+    column, batch = T.prompts(prompts, n=3)
+    sampling = Sampling(max_tokens=9, temperature=0.9, repetition_penalty=4.0, min_p=0.02, greedy=greedy)
+    made = opened.generate(column, 3, batch.row_seeds(), sampling)
+    for i, (ids, sampled) in enumerate(zip(made.ids.to_list(), made.sampling_logprobs.to_list(), strict=True)):
+        wanted = penalised_oracle(opened, prompts[i // 3], int(batch.row_seeds()[i]), sampling)
+        assert ids == wanted[0]
+        assert sampled == pytest.approx(wanted[1], abs=1e-4)
+    plain = Sampling(max_tokens=9, temperature=0.9, greedy=greedy)
+    assert opened.generate(column, 3, batch.row_seeds(), plain).ids.to_list() != made.ids.to_list()
+
+
+PENALISED = {"repetition_penalty": 1.5, "min_p": 0.05, "temperature": 1.2}
+
+
+def test_a_penalised_row_goes_on_as_if_it_had_not_been_cut(opened):
+    column, batch = T.prompts()
+    seeds = batch.row_seeds()
+    whole = opened.generate(column, 1, seeds, Sampling(max_tokens=8, **PENALISED)).ids.to_list()
+    first = opened.generate(column, 1, seeds, Sampling(max_tokens=3, **PENALISED)).ids.to_list()
+    going = [i for i, ids in enumerate(first) if ids[-1] != T.EOS]
+    assert going
+    longer = Column.of([T.PROMPTS[i] + first[i] for i in going], dim="prompt", dtype="i32")
+    rest = opened.generate(
+        longer, 1, seeds[going], Sampling(max_tokens=5, **PENALISED), starts=torch.full((len(going),), 3)
+    )
+    assert [first[i] + more for i, more in zip(going, rest.ids.to_list(), strict=True)] == [whole[i] for i in going]
+
+
+@pytest.mark.parametrize("said", [{}, PENALISED])
+def test_a_row_does_not_depend_on_the_others(opened, said):
     column, batch = T.prompts(n=4)
-    seeds, sampling = batch.row_seeds(), Sampling(max_tokens=10)
+    seeds, sampling = batch.row_seeds(), Sampling(max_tokens=10, **said)
     whole = opened.generate(column, 4, seeds, sampling)
     again = opened.generate(column, 4, seeds, sampling)
     assert again.ids.equal(whole.ids) and again.rollout_logprobs.equal(whole.rollout_logprobs)  # bit for bit
@@ -100,7 +159,7 @@ def test_a_row_does_not_depend_on_the_others(opened):
 def test_little_memory_makes_many_buckets_and_the_same_rows(kind):
     opened = T.engine(kind)
     column, batch = T.prompts(n=3)
-    seeds, sampling, shapes = batch.row_seeds(), Sampling(max_tokens=8), []
+    seeds, sampling, shapes = batch.row_seeds(), Sampling(max_tokens=8, repetition_penalty=1.4), []
     whole = opened.generate(column, 3, seeds, sampling)
     hook = opened.net.body.register_forward_pre_hook(
         lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True

@@ -4,6 +4,14 @@ import math
 
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from flowrl.backends.hf.logits import Head
 from flowrl.backends.hf.sample import draw, uniforms
@@ -118,3 +126,76 @@ def test_top_p_of_a_large_vocabulary(spread):
     tokens, _, sampled = draw(hidden, layer, u, Sampling(top_p=0.8))
     for row, token, s in zip(logits.tolist(), tokens.tolist(), sampled.tolist(), strict=True):
         assert s == pytest.approx(math.log(slow(row, 1.0, 0, 0.8)[token]), abs=1e-4)
+
+
+def theirs(sampling):
+    """What transformers makes of logits for the same words, in its order."""
+    found = LogitsProcessorList()
+    if sampling.repetition_penalty != 1:
+        found.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    found.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        found.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        found.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        found.append(MinPLogitsWarper(sampling.min_p))
+    return found
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"min_p": 0.3, "temperature": 2.0},  # of what the temperature made
+        {"min_p": 0.2, "top_k": 5, "top_p": 0.8},
+        {"repetition_penalty": 1.3},
+        {"repetition_penalty": 0.7},
+        {"repetition_penalty": 1.8, "temperature": 0.6, "top_k": 7, "top_p": 0.9, "min_p": 0.15},
+    ],
+)
+def test_the_distribution_is_that_of_the_processors_of_transformers(said):
+    sampling, vocab = Sampling(**said), 20
+    torch.manual_seed(3)
+    logits = torch.randn(5, vocab, dtype=torch.float64) * 2
+    layer, hidden = Head(logits.T.contiguous(), compute=torch.float64), torch.eye(5, dtype=torch.float64)
+    had = torch.randint(0, vocab, (5, 6))
+    seen = torch.zeros(5, vocab, dtype=torch.bool).scatter(1, had, True)
+    wanted = theirs(sampling)(had, logits).log_softmax(-1)
+    if "min_p" in said:
+        assert (wanted.exp() == 0).any()
+    found: list[dict[int, float]] = [{} for _ in logits]
+    for u in torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64):
+        given = seen if sampling.repetition_penalty != 1 else None
+        tokens, plain, sampled = draw(hidden, layer, u.expand(5), sampling, given)
+        assert torch.allclose(plain, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], atol=1e-12)
+        for row, token, s in zip(found, tokens.tolist(), sampled.tolist(), strict=True):
+            row[token] = s
+    for row, distribution in zip(found, wanted.tolist(), strict=True):
+        allowed = {i: p for i, p in enumerate(distribution) if p > math.log(1 / 2000)}
+        assert allowed.keys() <= row.keys()
+        for token, s in row.items():
+            assert s == pytest.approx(distribution[token], abs=1e-6)
+
+
+def test_a_greedy_token_knows_of_the_penalty_alone():
+    logits = torch.tensor([[2.0, 3.0, -4.0], [-1.0, -1.5, -9.0]])
+    layer, hidden = head(logits)
+    sampling = Sampling(greedy=True, repetition_penalty=2.0, min_p=0.9)
+    seen = torch.tensor([[False, True, False], [True, False, False]])
+    tokens, plain, sampled = draw(hidden, layer, None, sampling, seen)
+    assert tokens.tolist() == [0, 1]  # 3 / 2 lies below 2, and -1 * 2 below -1.5
+    assert torch.allclose(plain, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+    assert sampled.tolist() == [0.0, 0.0]
+
+
+def test_seen_tokens_of_a_large_vocabulary_some_rows_at_a_time(monkeypatch):
+    torch.manual_seed(4)
+    layer, hidden, seen = Head(torch.randn(500, 16)), torch.randn(50, 16), torch.rand(50, 500) < 0.3
+    u, sampling = uniforms(torch.arange(50), torch.tensor(3)), Sampling(repetition_penalty=1.5, min_p=0.05)
+    whole = draw(hidden, layer, u, sampling, seen)
+    monkeypatch.setattr("flowrl.backends.hf.sample.DRAW_BYTES", 7 * 500 * 8)
+    parts = draw(hidden, layer, u, sampling, seen)
+    assert torch.equal(whole[0], parts[0])
+    assert torch.allclose(whole[2], parts[2], atol=1e-6)

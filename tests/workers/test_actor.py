@@ -195,7 +195,7 @@ def same_rows(found, wanted):
         torch.testing.assert_close(found[name].values, rows.values, atol=1e-4, rtol=0)
 
 
-HOT = {"n": 3, "temperature": 1.3, "top_p": 0.9, "top_k": 8}
+HOT = {"n": 3, "temperature": 1.3, "top_p": 0.9, "top_k": 8, "min_p": 0.02, "repetition_penalty": 1.2}
 
 
 def test_the_same_call_gives_the_same_bits(actor):
@@ -312,12 +312,34 @@ def test_tokens_come_as_often_as_they_are_likely(actor, plain_model, temperature
         assert float(counts[token]) == pytest.approx(share, abs=4.5 * math.sqrt(share * (1 - share) / 4000) + 1e-9)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": 0},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": math.inf},
+        {"repetition_penalty": math.nan},
+    ],
+)
 def test_sampling_that_makes_no_sense_is_refused(actor, wrong):
     with pytest.raises(ModelError, match=next(iter(wrong))):
         actor.generate(prompts(), **wrong)
     with pytest.raises(ModelError, match=next(iter(wrong))):
         fl.Flow("f").worker(fl.Actor, MODEL, **wrong)
+
+
+def test_a_way_of_sampling_is_the_workers_unless_a_call_says_otherwise(actor):
+    how = {"min_p": 0.2, "repetition_penalty": 1.7}
+    own = fresh(**how).generate(prompts(), n=3)
+    assert own.digest() == actor.generate(prompts(), n=3, **how).digest()
+    assert own.digest() != actor.generate(prompts(), n=3).digest()
+    plain = fresh(**how).generate(prompts(), n=3, min_p=0.0, repetition_penalty=1.0)
+    assert plain.digest() == actor.generate(prompts(), n=3).digest()
 
 
 # -- log-probabilities and versions ----------------------------------------------------------------

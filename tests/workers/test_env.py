@@ -162,17 +162,42 @@ def test_logprobs_of_sampled_tokens_are_those_of_a_forward_pass(actor):
         assert same == ("temperature" not in how)
 
 
-def test_each_turn_goes_on_from_exactly_the_tokens_so_far(actor):
-    """Greedy tokens are the likeliest ones behind the row as it stands in the batch."""
+def test_an_actor_that_serves_samples_its_own_way_with_the_whole_episode_before_it(actor):
+    """Greedy tokens are the likeliest ones after the penalty on every token of the row so far."""
+    held = fl.open(fl.Actor(LETTERS, max_tokens=4, repetition_penalty=3.0))
+    played = fl.open(Echo()).rollout(prompts(), policy=held, greedy=True)
+    assert max(played.turns.to_list()) > 1
+    logits, differ = whole_logits(held, played), 0
+    for row, tokens, response, mask in zip(
+        logits, played.tokens, played.response_ids, played.response_mask, strict=True
+    ):
+        first = len(tokens) - len(response)
+        for t in mask.nonzero().flatten().tolist():
+            scores = row[first + t - 1]
+            seen = torch.zeros(len(scores), dtype=torch.bool)
+            seen[tokens[: first + t].long()] = True
+            held_back = torch.where(seen, torch.where(scores < 0, scores * 3.0, scores / 3.0), scores)
+            assert int(response[t]) == int(held_back.argmax())
+            differ += int(scores.argmax()) != int(held_back.argmax())
+    assert differ > 0
+
+
+def whole_logits(actor, batch):
+    """Logits [tokens, vocab] of each row from a model that transformers makes of the actor's weights."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(actor.engine.net.model.config)
     model.load_state_dict(actor.engine.net.model.state_dict())
+    with torch.no_grad():
+        return [model.eval()(tokens.long()[None]).logits[0] for tokens in batch.tokens]
+
+
+def test_each_turn_goes_on_from_exactly_the_tokens_so_far(actor):
+    """Greedy tokens are the likeliest ones behind the row as it stands in the batch."""
     played = fl.open(Echo()).rollout(prompts(), policy=actor, greedy=True)
     assert max(played.turns.to_list()) > 1
-    for tokens, response, mask in zip(played.tokens, played.response_ids, played.response_mask, strict=True):
-        with torch.no_grad():
-            logits = model.eval()(tokens.long()[None]).logits[0]
+    rows = zip(whole_logits(actor, played), played.tokens, played.response_ids, played.response_mask, strict=True)
+    for logits, tokens, response, mask in rows:
         best = logits.argmax(-1)[len(tokens) - len(response) - 1 : -1]
         assert torch.equal(best[mask], response[mask].long())
 

@@ -142,6 +142,7 @@ class _Run:
         done = torch.zeros(len(rows), dtype=torch.bool, device=device)
         look = LOOK_EVERY.get(device.type, 1)
         uniform: Tensor | None = None
+        seen = self.seen(rows)
         hidden = decoder.first()
         for t in range(limit):
             if not self.sampling.greedy:
@@ -151,12 +152,14 @@ class _Run:
             else:
                 column = None
             with self.net.exact():
-                token, plain_t, sampled_t = draw(hidden, self.head, column, self.sampling)
+                token, plain_t, sampled_t = draw(hidden, self.head, column, self.sampling, seen)
             ids[at, t], plain[at, t] = token, plain_t
             if not self.own:
                 sampled[at, t] = sampled_t
             if t + 1 == limit:
                 break
+            if seen is not None:
+                seen[torch.arange(len(token), device=device), token] = True
             done = done | torch.isin(token, self.stops)
             if not even:
                 done = done | (limits[at] <= t + 1)
@@ -169,8 +172,23 @@ class _Run:
                     at = alive = alive[live]
                     done, token = done[live], token[live]
                     uniform = None if uniform is None else uniform[live]
+                    seen = None if seen is None else seen[live]
             hidden = decoder.next(token, t)
         return rows, *_cut(ids, plain, sampled, limits, self.stops)
+
+    def seen(self, rows: Tensor) -> Tensor | None:
+        """Which tokens are in the prompts of these rows, bool[rows, vocab]; None where nothing is penalised."""
+        if self.sampling.repetition_penalty == 1.0:
+            return None
+        vocab, device = self.head.weight.shape[0], self.net.device
+        prompts = (rows // self.n).cpu()
+        lengths = self.lengths[prompts]
+        ids = self.ids[ragged_index(self.offsets[prompts], lengths).to(device)]
+        row = torch.arange(len(rows)).repeat_interleave(lengths).to(device)
+        known = ids < vocab  # a model may embed more tokens than it predicts
+        seen = torch.zeros(len(rows), vocab, dtype=torch.bool, device=device)
+        seen[row[known], ids[known]] = True
+        return seen
 
     def uniforms(self, rows: Tensor, t: int) -> Tensor:
         """The uniforms [rows, AHEAD] of tokens ``t`` and on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,34 +31,50 @@ def uniforms(seeds: Tensor, counters: Tensor) -> Tensor:
     return ((bits >> 11) & 0x1FFFFFFFFFFFFF).double() * 2.0**-53
 
 
-def draw(hidden: Tensor, head: Head, uniform: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+def draw(
+    hidden: Tensor, head: Head, uniform: Tensor | None, sampling: Sampling, seen: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """A token for each row of ``hidden`` [rows, hidden], by ``uniform`` f64[rows] (None where sampling is greedy).
 
+    ``seen`` bool[rows, vocab] says which tokens a row has, for the repetition penalty; None where there is none.
+
     Gives tokens i64[rows], their log-probability under the policy itself, and under the distribution that was sampled
-    from: after temperature, then top-k, then top-p among what top-k left. For a greedy token the latter is 0.
+    from: after the repetition penalty and temperature, then top-k, then top-p among what top-k left, then min-p among
+    what that left (the order of transformers). For a greedy token, the likeliest after the penalty, the latter is 0.
     """
     rows = max(1, DRAW_BYTES // (8 * head.weight.shape[0]))
     if len(hidden) <= rows:
-        return _draw(head.logits(hidden), uniform, sampling)
+        return _draw(head.logits(hidden), uniform, sampling, seen)
     parts = [
-        _draw(head.logits(hidden[a : a + rows]), None if uniform is None else uniform[a : a + rows], sampling)
-        for a in range(0, len(hidden), rows)
+        _draw(head.logits(hidden[part]), _rows(uniform, part), sampling, _rows(seen, part))
+        for part in (slice(a, a + rows) for a in range(0, len(hidden), rows))
     ]
     tokens, plain, sampled = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(plain), torch.cat(sampled)
 
 
-def _draw(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+def _rows(tensor: Tensor | None, part: slice) -> Tensor | None:
+    return None if tensor is None else tensor[part]
+
+
+def _draw(
+    logits: Tensor, uniform: Tensor | None, sampling: Sampling, seen: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     logprobs = torch.log_softmax(logits, -1)
+    if seen is not None:
+        logits = penalised(logits, seen, sampling.repetition_penalty)
     if sampling.greedy or uniform is None:
         tokens = logits.argmax(-1)
         plain = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
         return tokens, plain, torch.zeros_like(plain)
     shaped = logprobs
-    if sampling.temperature != 1.0:
+    if sampling.temperature != 1.0 or seen is not None:
         shaped = torch.log_softmax(logits / sampling.temperature, -1)
     if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
         shaped = _truncated(shaped, sampling.top_k, sampling.top_p)
+    if sampling.min_p > 0:
+        least = shaped.amax(-1, keepdim=True) + math.log(sampling.min_p)
+        shaped = torch.log_softmax(shaped.masked_fill(shaped < least, -torch.inf), -1)
     sums = shaped.double().exp_().cumsum_(-1) if shaped.dtype != torch.float64 else shaped.exp().cumsum_(-1)
     last = sums[:, -1]
     # Strictly below the whole sum, so that the token found is one with a probability above 0.
@@ -65,6 +83,15 @@ def _draw(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> tuple[T
     plain = logprobs.gather(-1, tokens).squeeze(-1)
     sampled = plain if shaped is logprobs else shaped.gather(-1, tokens).squeeze(-1)
     return tokens.squeeze(-1), plain, sampled
+
+
+def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits [rows, vocab] with those of ``seen`` tokens divided by the penalty, or multiplied where they are below 0.
+
+    >>> penalised(torch.tensor([[4.0, -1.0, 4.0]]), torch.tensor([[True, True, False]]), 2.0)
+    tensor([[ 2., -2.,  4.]])
+    """
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def _truncated(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -77,7 +104,7 @@ def _truncated(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
         logprobs, ordered = logprobs - whole, ordered - whole
     if top_p < 1:
         ordered = _most_likely(logprobs, top_p) if ordered is None else ordered
-        shares = ordered.double().exp_()
+        shares = ordered.double().exp()  # not in place: of float64, .double() is the tensor itself
         least = ordered.masked_fill(shares.cumsum(-1) - shares >= top_p, torch.inf).amin(-1, keepdim=True)
         logprobs = torch.log_softmax(logprobs.masked_fill(logprobs < least, -torch.inf), -1)
     return logprobs
@@ -87,6 +114,6 @@ def _most_likely(logprobs: Tensor, top_p: float, first: int = 1024) -> Tensor:
     """Log-probabilities in falling order: all of them, or on a CPU only so many as hold ``top_p`` of every row."""
     if logprobs.device.type == "cpu" and first < logprobs.shape[-1]:  # sorting a whole vocabulary is slow there
         ordered = logprobs.topk(first, -1).values
-        if bool((ordered.double().exp_().sum(-1) >= top_p).all()):
+        if bool((ordered.double().exp().sum(-1) >= top_p).all()):
             return ordered
     return logprobs.sort(-1, descending=True).values
