@@ -54,9 +54,13 @@ class Rows:
         )
 
 
-def ours(loss, rows):
-    """Loss, gradient [total] and the reports' means over sampled tokens, as an update has them."""
+def ours(loss, rows, fields=None):
+    """Loss, gradient [total] and the reports' means over sampled tokens, as an update has them.
+
+    ``fields``: more of them [rows, longest], by name.
+    """
     x = rows.inputs()
+    x.fields |= {name: rows.packed(field) for name, field in (fields or {}).items()}
     if not loss.needs_entropy:
         x.entropy = None
     x.fields = {name: field for name, field in x.fields.items() if name in loss.reads}
