@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
 from flowrl import rl
+from flowrl.batch import Batch, Column
 from flowrl.rl.math.losses import token_weights
+from flowrl.rl.math.policy import selected_by_covariance
 
 LONGEST = 7
 
@@ -75,3 +80,72 @@ def ours(loss, rows, fields=None):
 def same(found, wanted):
     assert found[0] == pytest.approx(wanted[0], rel=1e-6, abs=1e-9)
     assert torch.allclose(found[1], wanted[1], rtol=1e-6, atol=1e-9)
+
+
+def select(rows, *, share, low=-math.inf, high=math.inf, largest=True):
+    """The tokens that ``rl.select_by_covariance`` would select by the policy's own log-probabilities [rows, longest]."""
+    advantages = rows.packed(rows.advantages[:, None].expand(-1, LONGEST))
+    drawn = None if largest else torch.arange(len(advantages))
+    mask = rows.packed(rows.sampled)
+    found = selected_by_covariance(advantages, rows.packed(rows.p), mask, share=share, low=low, high=high, drawn=drawn)
+    padded = torch.zeros_like(rows.sampled)
+    padded[rows.there] = found
+    return padded
+
+
+KEYS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
+ALONE = [*KEYS, (7, 0)]
+
+
+class Rewarded(Rows):
+    """Rows of several prompts, paid at their last sampled token and, with ``by_token``, at the others too."""
+
+    def __init__(self, seed, keys=KEYS, *, by_token=False):
+        super().__init__(seed, len(keys))
+        draw = torch.Generator().manual_seed(100 + seed)
+        self.keys = keys
+        self.prompt = np.array([key[0] for key in keys])
+        self.rewards = torch.randn(len(keys), generator=draw, dtype=torch.float64).float().double()
+        self.values = torch.randn(len(keys), LONGEST, generator=draw, dtype=torch.float64).float().double()
+        self.token_rewards = torch.zeros_like(self.p)
+        if by_token:
+            paid = torch.randn(len(keys), LONGEST, generator=draw, dtype=torch.float64).float().double()
+            self.token_rewards = paid * self.sampled
+        self._pay()
+
+    def _pay(self):
+        places = torch.arange(LONGEST).expand(len(self.keys), -1).masked_fill(~self.sampled, -1)
+        self.last = torch.zeros_like(self.sampled)
+        self.last[torch.arange(len(self.keys)), places.amax(1)] = True
+        self.paid = self.token_rewards + self.rewards[:, None] * self.last
+
+    def observe_nothing(self):
+        """Make every token a sampled one; what is paid at a token that was an observation is 0."""
+        self.sampled = self.there
+        self._pay()
+
+    def batch(self, *names, **more):
+        lengths = self.lengths.tolist()
+
+        def column(padded):
+            return Column.packed(self.packed(padded), lengths, "response")
+
+        fields = {name: column(getattr(self, name).float()) for name in names}
+        return Batch.of(
+            self.keys,
+            rewards=Column.of(self.rewards.float()),
+            response_mask=column(self.sampled),
+            **fields,
+            **more,
+        )
+
+    def agree(self, found, wanted, where=None):
+        where = self.sampled if where is None else where
+        mine = torch.zeros_like(self.p)
+        mine[self.there] = found.values.double()
+        assert torch.allclose(mine[where], wanted[where], rtol=1e-5, atol=1e-6)
+
+    def bessel(self):
+        """What Bessel's correction over the tokens of the batch makes of a std; our whitening has none."""
+        count = int(self.sampled.sum())
+        return math.sqrt(count / (count - 1))

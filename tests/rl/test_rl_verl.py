@@ -3,14 +3,13 @@
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from padded import LONGEST, Rows, ours, same
+from padded import ALONE, LONGEST, Rewarded, Rows, ours, same, select
 from peers import VERL, load
 
 from flowrl import rl
-from flowrl.batch import Batch, Column
+from flowrl.batch import Column
 
 pytestmark = pytest.mark.nightly
 torch.set_num_threads(1)
@@ -162,19 +161,6 @@ def test_clip_cov(core, seed):
     same(found, wanted)
 
 
-def select(rows, *, share, low=-math.inf, high=math.inf, largest=True):
-    """The tokens that ``rl.select_by_covariance`` would select by the policy's own log-probabilities [rows, longest]."""
-    from flowrl.rl.math.policy import selected_by_covariance
-
-    advantages = rows.packed(rows.advantages[:, None].expand(-1, LONGEST))
-    drawn = None if largest else torch.arange(len(advantages))
-    mask = rows.packed(rows.sampled)
-    found = selected_by_covariance(advantages, rows.packed(rows.p), mask, share=share, low=low, high=high, drawn=drawn)
-    padded = torch.zeros_like(rows.sampled)
-    padded[rows.there] = found
-    return padded
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("clip", (0.1, 0.5))
 @pytest.mark.parametrize("mode", ("token-mean", "seq-mean-token-mean"))
@@ -243,55 +229,6 @@ def test_rejections_by_the_ratio(core, corrections, option):
 
 
 # -- advantages --------------------------------------------------------------------------------------------------------
-
-KEYS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
-ALONE = [*KEYS, (7, 0)]
-
-
-class Rewarded(Rows):
-    """Rows of several prompts, paid at their last sampled token and, with ``by_token``, at the others too."""
-
-    def __init__(self, seed, keys=KEYS, *, by_token=False):
-        super().__init__(seed, len(keys))
-        draw = torch.Generator().manual_seed(100 + seed)
-        self.keys = keys
-        self.prompt = np.array([key[0] for key in keys])
-        self.rewards = torch.randn(len(keys), generator=draw, dtype=torch.float64).float().double()
-        self.values = torch.randn(len(keys), LONGEST, generator=draw, dtype=torch.float64).float().double()
-        places = torch.arange(LONGEST).expand(len(keys), -1).masked_fill(~self.sampled, -1)
-        self.last = torch.zeros_like(self.sampled)
-        self.last[torch.arange(len(keys)), places.amax(1)] = True
-        self.token_rewards = torch.zeros_like(self.p)
-        if by_token:
-            paid = torch.randn(len(keys), LONGEST, generator=draw, dtype=torch.float64).float().double()
-            self.token_rewards = paid * self.sampled
-        self.paid = self.token_rewards + self.rewards[:, None] * self.last
-
-    def batch(self, *names, **more):
-        lengths = self.lengths.tolist()
-
-        def column(padded):
-            return Column.packed(self.packed(padded), lengths, "response")
-
-        fields = {name: column(getattr(self, name).float()) for name in names}
-        return Batch.of(
-            self.keys,
-            rewards=Column.of(self.rewards.float()),
-            response_mask=column(self.sampled),
-            **fields,
-            **more,
-        )
-
-    def agree(self, found, wanted, where=None):
-        where = self.sampled if where is None else where
-        mine = torch.zeros_like(self.p)
-        mine[self.there] = found.values.double()
-        assert torch.allclose(mine[where], wanted[where], rtol=1e-5, atol=1e-6)
-
-    def bessel(self):
-        """verl's whitening has Bessel's correction over the tokens of the batch, ours has none."""
-        count = int(self.sampled.sum())
-        return math.sqrt(count / (count - 1))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
