@@ -1,7 +1,8 @@
 """DPO (Rafailov et al. 2023, arXiv:2305.18290) and other losses on given preferences: no sampling while training.
 
-``--preset`` is one of dpo, ipo, cdpo, orpo, kto. Departures: 1. the reference is computed in every step, not beforehand
-for the whole data set. 2. KTO's reference point is that of the weights before the step.
+``--preset`` is one of dpo, ipo, cdpo, orpo, kto, simpo, cpo, and the kinds of ``rl.preference_loss``. Departures:
+1. the reference is computed in every step, not beforehand for the whole data set. 2. KTO's reference point is that of
+the weights before the step.
 """
 
 from functools import partial
@@ -16,6 +17,17 @@ PRESETS = {
     "cdpo": {"loss": partial(rl.dpo, label_smoothing=0.1)},
     "orpo": {"loss": rl.orpo, "reference": False},
     "kto": {"loss": rl.kto, "reference_point": True},
+    "simpo": {"loss": rl.simpo, "reference": False},
+    "cpo": {"loss": rl.cpo, "reference": False},
+    "robust": {"loss": partial(rl.preference_loss, "robust", label_smoothing=0.1)},
+    "hinge": {"loss": partial(rl.preference_loss, "hinge")},
+    "exo": {"loss": partial(rl.preference_loss, "exo", label_smoothing=1e-3)},
+    "discopop": {"loss": partial(rl.preference_loss, "discopop")},
+    "sppo": {"loss": partial(rl.preference_loss, "sppo")},
+    "nca": {"loss": partial(rl.preference_loss, "nca")},
+    "bco": {"loss": partial(rl.preference_loss, "bco")},
+    "apo_zero": {"loss": partial(rl.preference_loss, "apo_zero")},
+    "apo_down": {"loss": partial(rl.preference_loss, "apo_down")},
 }
 
 flow = fl.Flow("dpo")

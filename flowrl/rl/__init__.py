@@ -10,7 +10,7 @@ from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
 from .pairs import best_of, mismatched, pairs
 from .policy import Correction, Gate, correct, policy_loss
-from .preference import bradley_terry, dpo, ipo, kto, orpo
+from .preference import bradley_terry, cpo, dpo, ipo, kto, orpo, preference_loss, simpo
 from .presets import (
     cispo,
     clip_cov,
@@ -45,6 +45,7 @@ __all__ = [
     "clip_cov",
     "clipped_rewards",
     "correct",
+    "cpo",
     "decoupled_ppo",
     "dpo",
     "dppo",
@@ -71,11 +72,13 @@ __all__ = [
     "pairs",
     "policy_loss",
     "ppo_clip",
+    "preference_loss",
     "quadratic",
     "reinforce",
     "sapo",
     "select_by_covariance",
     "sft",
+    "simpo",
     "topr",
     "value_clip",
     "whitened_rewards",

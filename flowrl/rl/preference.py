@@ -14,9 +14,14 @@ from typing import Any
 
 from ..errors import ProgramError
 from ..graph import session as sessions
+from .said import is_zero, one_of
 from .spec import Loss
 
 _PREFERRED = "preferred: bool[], response_mask"
+#: Kinds of a loss of pairs: of the difference of the two rows, or of how far each lies from the reference.
+OF_DIFFERENCE = ("sigmoid", "robust", "hinge", "exo", "discopop", "ipo")
+OF_EACH = ("sppo", "nca", "bco", "apo_zero", "apo_down")
+SMOOTHED = ("sigmoid", "robust", "exo")
 
 
 def _check(title: str, name: str, said: Any, fits: Callable[[float], bool], what: str, fix: str) -> None:
@@ -47,30 +52,116 @@ def _loss(name: str, reads: str, parameters: dict[str, Any], *, on: str = "logpr
     )
 
 
+def _smoothing(title: str, said: Any) -> None:
+    _check(
+        title,
+        "label_smoothing",
+        said,
+        lambda s: 0 <= s < 0.5,
+        "is no share of wrong preferences",
+        "Give a number from 0 to below 0.5; at 0.5 the preferences say nothing.",
+    )
+
+
+def preference_loss(
+    kind: str = "sigmoid",
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    reference_free: bool = False,
+    average: bool = False,
+    margin: float = 0.0,
+    nll: float = 0.0,
+    tau: float = 0.05,
+) -> Loss:
+    """``f(beta h_w, beta h_l) - nll log p_w``, put together from parts; the named losses on pairs choose some of them.
+
+    ``h`` is ``log p - log p_ref`` summed over the sampled tokens of the better row w and the worse row l, ``u = beta
+    h_w``, ``v = beta h_l``, ``m = u - v - margin``, ``s`` the label smoothing.
+
+    Args:
+        kind: of the difference of the two rows,
+            ``sigmoid``: ``-(1 - s) log sigmoid(m) - s log sigmoid(-m)`` (DPO, arXiv:2305.18290);
+            ``robust``: ``(-(1 - s) log sigmoid(m) + s log sigmoid(-m)) / (1 - 2 s)`` (arXiv:2403.00409);
+            ``hinge``: ``max(0, 1 - m)`` (RSO, arXiv:2309.06657; without a reference SLiC-HF, arXiv:2305.10425);
+            ``exo``: the KL of ``(sigmoid(m), sigmoid(-m))`` to ``(1 - s, s)``, s above 0 (arXiv:2402.00856, eq. 16);
+            ``discopop``: ``(1 - g) (-log sigmoid(m)) + g exp(-m)``, ``g = sigmoid(m / tau)`` (arXiv:2406.08414, eq. 5;
+            m below -20 counts as -20 in the exponential);
+            ``ipo``: ``(h_w - h_l - 1 / (2 beta))^2`` (arXiv:2310.12036, eq. 17).
+            Of how far each row lies from the reference,
+            ``sppo``: ``(h_w - 1 / (2 beta))^2 + (h_l + 1 / (2 beta))^2`` (arXiv:2405.00675, eq. 4.7, of hard
+            preferences);
+            ``nca``: ``-log sigmoid(u) - (log sigmoid(-u) + log sigmoid(-v)) / 2`` (arXiv:2402.05369);
+            ``bco``: ``-log sigmoid(u) - log sigmoid(-v)`` (arXiv:2404.04656, without its running shift of the rewards);
+            ``apo_zero``: ``sigmoid(-u) + sigmoid(v)``; ``apo_down``: ``sigmoid(u) + sigmoid(v - u)``
+            (arXiv:2408.06266, eq. 7 and 8).
+        beta: how strongly the policy is held to the reference; above 0.
+        label_smoothing: how likely a preference is the wrong way round; of ``sigmoid``, ``robust`` and ``exo``.
+        reference_free: ``h`` is ``log p`` alone, and the loss reads no ``ref_logprobs``; of kinds of the difference.
+        average: ``h`` is the mean over the row's sampled tokens.
+        margin: by how much ``u`` shall lie above ``v``; of kinds of the difference but ``ipo``, which has its own.
+        nll: weight of ``-log p`` of the better row, a mean over its sampled tokens.
+        tau: how soft the change between the two losses of ``discopop`` is; above 0.
+
+    Reads ``preferred``, and ``ref_logprobs`` unless ``reference_free=True``. Reports what :func:`dpo` does, and ``nll``
+    where it has a weight.
+    """
+    title = "rl.preference_loss"
+    one_of(title, "kind", kind, (*OF_DIFFERENCE, *OF_EACH))
+    _positive(title, "beta", beta)
+    _positive(title, "tau", tau)
+    _not_negative(title, "nll", nll)
+    _smoothing(title, label_smoothing)
+    for name, said, kinds in (
+        ("label_smoothing", label_smoothing, SMOOTHED),
+        ("margin", margin, tuple(k for k in OF_DIFFERENCE if k != "ipo")),
+        ("reference_free", reference_free, OF_DIFFERENCE),
+    ):
+        if kind not in kinds and not is_zero(said):
+            raise ProgramError(
+                f"{title}: {name}={said} is no part of kind={kind!r}.",
+                at=sessions.caller(),
+                fix=f"Leave out {name}, or take one of {', '.join(kinds)}.",
+            )
+    if kind == "exo" and is_zero(label_smoothing):
+        raise ProgramError(
+            f"{title}: kind='exo' has no loss at label_smoothing=0, where the worse row may have no share at all.",
+            at=sessions.caller(),
+            fix="Write label_smoothing=0.001.",
+        )
+    parameters: dict[str, Any] = {
+        "kind": kind,
+        "beta": beta,
+        "label_smoothing": label_smoothing,
+        "reference_free": reference_free,
+        "average": average,
+        "margin": margin,
+        "nll": nll,
+    }
+    if kind == "discopop":
+        parameters["tau"] = tau
+    reads = _PREFERRED if reference_free else f"ref_logprobs, {_PREFERRED}"
+    return _loss("preference_loss", reads, parameters)
+
+
 def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Loss:
     """``-(1 - s) log sigmoid(m) - s log sigmoid(-m)``, ``m = beta (h_w - h_l)`` (DPO, arXiv:2305.18290, eq. 7).
 
     ``h`` is ``log p - log p_ref`` summed over the sampled tokens of the better row w and the worse row l. A row without
     one has 0; an update leaves such rows out, and raises ProgramError for their pair. A token's log-ratio beyond 1000
-    counts as 1000 and has no gradient.
+    counts as 1000 and has no gradient. Other kinds are parts of :func:`preference_loss`.
 
     Args:
         beta: how strongly the policy is held to the reference; above 0.
         label_smoothing: ``s``, how likely the preference is the wrong way round: conservative DPO (Mitchell, 2023,
-            "A note on DPO with noisy preferences"; not the unbiased loss of arXiv:2403.00409). From 0 to below 0.5.
+            "A note on DPO with noisy preferences"; the unbiased loss of arXiv:2403.00409 is ``kind="robust"``). From 0
+            to below 0.5.
 
     Reads ``ref_logprobs`` and ``preferred``. Reports ``chosen_reward`` and ``rejected_reward``, ``beta h`` of the two;
     ``reward_margin`` between them; ``reward_accuracy``, how often the chosen one is above.
     """
     _positive("rl.dpo", "beta", beta)
-    _check(
-        "rl.dpo",
-        "label_smoothing",
-        label_smoothing,
-        lambda s: 0 <= s < 0.5,
-        "is no share of wrong preferences",
-        "Give a number from 0 to below 0.5; at 0.5 the preferences say nothing.",
-    )
+    _smoothing("rl.dpo", label_smoothing)
     return _loss("dpo", f"ref_logprobs, {_PREFERRED}", {"beta": beta, "label_smoothing": label_smoothing})
 
 
@@ -88,6 +179,43 @@ def ipo(*, beta: float = 0.1, average: bool = True) -> Loss:
     """
     _positive("rl.ipo", "beta", beta)
     return _loss("ipo", f"ref_logprobs, {_PREFERRED}", {"beta": beta, "average": average})
+
+
+def simpo(*, beta: float = 2.0, margin: float = 1.0) -> Loss:
+    """``-log sigmoid(beta (m_w - m_l) - margin)`` (SimPO, arXiv:2405.14734, eq. 6, where the margin is called gamma).
+
+    ``m`` is the mean log-probability over the sampled tokens of the better row w and the worse row l. There is no
+    reference. TRL's ``simpo_gamma`` is this margin.
+
+    Args:
+        beta: above 0; far larger than that of :func:`dpo`, as ``m`` is a mean.
+        margin: by how much ``beta m_w`` shall lie above ``beta m_l``; the paper's best are 0.3 to 0.5 of ``beta``.
+
+    Reads ``preferred``. Reports what :func:`dpo` does, with ``beta m`` as the reward.
+    """
+    _positive("rl.simpo", "beta", beta)
+    _not_negative("rl.simpo", "margin", margin)
+    return _loss("simpo", _PREFERRED, {"beta": beta, "margin": margin})
+
+
+def cpo(*, beta: float = 0.1, nll: float = 1.0, label_smoothing: float = 0.0) -> Loss:
+    """``-log sigmoid(beta (log p_w - log p_l)) - nll log p_w`` (CPO, arXiv:2401.08417).
+
+    The log-probabilities of the first term are sums over the sampled tokens of the better row w and the worse row l.
+    There is no reference. The second term is a mean over the better row's sampled tokens and then over pairs, where the
+    paper writes a sum; TRL's is a mean over all tokens, of the prompt too.
+
+    Args:
+        beta: above 0.
+        nll: weight of the second term.
+        label_smoothing: as of :func:`dpo`.
+
+    Reads ``preferred``. Reports ``nll``, the second term, and what :func:`dpo` does, with ``beta log p`` as the reward.
+    """
+    _positive("rl.cpo", "beta", beta)
+    _not_negative("rl.cpo", "nll", nll)
+    _smoothing("rl.cpo", label_smoothing)
+    return _loss("cpo", _PREFERRED, {"beta": beta, "nll": nll, "label_smoothing": label_smoothing})
 
 
 def orpo(*, weight: float = 0.1) -> Loss:

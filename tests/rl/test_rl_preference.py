@@ -9,11 +9,36 @@ import torch
 
 from flowrl import rl
 from flowrl.errors import ProgramError
-from flowrl.rl.preference import bradley_terry, dpo, ipo, kto, orpo
+from flowrl.rl.preference import (
+    OF_DIFFERENCE,
+    OF_EACH,
+    bradley_terry,
+    cpo,
+    dpo,
+    ipo,
+    kto,
+    orpo,
+    preference_loss,
+    simpo,
+)
 
 torch.set_num_threads(1)
 SEEDS = range(6)
-PAIRED = {"dpo": dpo, "ipo": ipo, "orpo": orpo, "bradley_terry": bradley_terry}
+PAIRED = {
+    "dpo": dpo,
+    "ipo": ipo,
+    "orpo": orpo,
+    "simpo": simpo,
+    "cpo": cpo,
+    "preference_loss": preference_loss,
+    "bradley_terry": bradley_terry,
+}
+#: Every kind of a pair's loss, with what it needs.
+KINDS = {kind: {"label_smoothing": 0.1} if kind == "exo" else {} for kind in (*OF_DIFFERENCE, *OF_EACH)}
+
+
+def of_kind(kind, **parts):
+    return lambda: preference_loss(kind, **{**KINDS[kind], **parts})
 
 
 class Rows:
@@ -151,6 +176,55 @@ def slow_orpo(rows, pair, weight):
     return -m[0] - weight * log_sigmoid(z), {up: by_token(rows, up, dw), down: by_token(rows, down, dl)}
 
 
+def slow_kind(kind, high, low, beta, smoothing=0.0, margin=0.0, tau=0.05):
+    """The loss of one pair as its paper writes it, on floats."""
+    u, v, s = beta * high, beta * low, smoothing
+    m = u - v - margin
+    share = sigmoid(m / tau)
+    return {
+        "sigmoid": lambda: -(1 - s) * log_sigmoid(m) - s * log_sigmoid(-m),
+        "robust": lambda: (-(1 - s) * log_sigmoid(m) + s * log_sigmoid(-m)) / (1 - 2 * s),
+        "hinge": lambda: max(0.0, 1 - m),
+        "exo": lambda: sigmoid(m) * math.log(sigmoid(m) / (1 - s)) + sigmoid(-m) * math.log(sigmoid(-m) / s),
+        "discopop": lambda: -(1 - share) * log_sigmoid(m) + share * math.exp(-m),
+        "ipo": lambda: (high - low - 1 / (2 * beta)) ** 2,
+        "sppo": lambda: (high - 1 / (2 * beta)) ** 2 + (low + 1 / (2 * beta)) ** 2,
+        "nca": lambda: -log_sigmoid(u) - 0.5 * log_sigmoid(-u) - 0.5 * log_sigmoid(-v),
+        "bco": lambda: -log_sigmoid(u) - log_sigmoid(-v),
+        "apo_zero": lambda: 1 - sigmoid(u) + sigmoid(v),
+        "apo_down": lambda: sigmoid(u) + 1 - sigmoid(u - v),
+    }[kind]()
+
+
+def slow_pair(rows, pair, kind, *, reference_free=False, average=False, nll=0.0, **parts):
+    """Loss and gradient of a pair: the slopes by central differences."""
+    both = rows.both(pair)
+    given = [rows.sampled(rows.predicted, i) if reference_free else rows.moved(i) for i in both]
+    sizes = [max(1, len(tokens)) if average else 1 for tokens in given]
+    high, low = (float(sum(tokens)) / size for tokens, size in zip(given, sizes, strict=True))
+    step = 1e-5
+
+    def loss(a, b):
+        return slow_kind(kind, a, b, **parts)
+
+    up = (loss(high + step, low) - loss(high - step, low)) / (2 * step) / sizes[0]
+    down = (loss(high, low + step) - loss(high, low - step)) / (2 * step) / sizes[1]
+    better = rows.sampled(rows.predicted, both[0])
+    slopes = {both[0]: by_token(rows, both[0], up), both[1]: by_token(rows, both[1], down)}
+    if better:
+        slopes[both[0]] = slopes[both[0]] - by_token(rows, both[0], nll / len(better))
+    return loss(high, low) - nll * float(mean(better)), slopes
+
+
+def check_against_differences(rows, loss, **how):
+    wanted = [slow_pair(rows, pair, **how) for pair in range(rows.pairs)]
+    found, reports, gradient = mean_and_gradient(loss, rows.inputs())
+    assert found.tolist() == pytest.approx([wanted[rows.group[i]][0] for i in rows.shuffled], abs=1e-9)
+    gradients = {i: g / rows.pairs for _, by_row in wanted for i, g in by_row.items()}
+    assert torch.allclose(gradient, rows.spread(gradients), rtol=1e-6, atol=1e-7)
+    return reports
+
+
 def check_pairs(rows, loss, slow):
     wanted = [slow(rows, pair) for pair in range(rows.pairs)]
     found, reports, gradient = mean_and_gradient(loss, rows.inputs())
@@ -179,6 +253,57 @@ def test_dpo_is_the_formula_pair_by_pair(seed, beta, smoothing):
 @pytest.mark.parametrize("average", [True, False])
 def test_ipo_is_the_formula_pair_by_pair(seed, average):
     check_pairs(Rows(seed), ipo(beta=0.3, average=average), lambda r, p: slow_ipo(r, p, 0.3, average))
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("parts", [{}, {"average": True}, {"nll": 0.7}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_its_formula_pair_by_pair(kind, parts, seed):
+    loss = preference_loss(kind, beta=0.4, **KINDS[kind], **parts)
+    smoothing = KINDS[kind].get("label_smoothing", 0.0)
+    check_against_differences(Rows(seed), loss, kind=kind, beta=0.4, smoothing=smoothing, **parts)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("kind", [kind for kind in OF_DIFFERENCE if kind != "ipo"])
+def test_parts_of_kinds_of_the_difference(kind, seed):
+    loss = preference_loss(kind, beta=0.4, margin=0.3, reference_free=True, tau=0.5, **KINDS[kind])
+    smoothing = KINDS[kind].get("label_smoothing", 0.0)
+    how = {"margin": 0.3, "reference_free": True, "tau": 0.5}
+    check_against_differences(Rows(seed), loss, kind=kind, beta=0.4, smoothing=smoothing, **how)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("kind", ["sigmoid", "robust", "exo"])
+def test_kinds_that_know_of_wrong_preferences(kind, seed):
+    loss = preference_loss(kind, beta=0.4, label_smoothing=0.3)
+    check_against_differences(Rows(seed), loss, kind=kind, beta=0.4, smoothing=0.3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_simpo_and_cpo_are_parts_of_the_general_loss(seed):
+    rows = Rows(seed)
+    check_against_differences(
+        rows, simpo(beta=2.0, margin=0.6), kind="sigmoid", beta=2.0, margin=0.6, reference_free=True, average=True
+    )
+    loss = cpo(beta=0.3, nll=0.5, label_smoothing=0.1)
+    reports = check_against_differences(
+        rows, loss, kind="sigmoid", beta=0.3, smoothing=0.1, nll=0.5, reference_free=True
+    )
+    nll = [-float(mean(rows.sampled(rows.predicted, rows.both(rows.group[i])[0]))) for i in rows.shuffled]
+    assert reports["nll"].tolist() == pytest.approx(nll)
+
+
+def test_unbiased_dpo_is_that_of_right_preferences_on_average():
+    """Robust DPO's whole point: a share of pairs turned round costs nothing in expectation."""
+    right, s = Rows(1, pairs=20), 0.2
+    turned = Rows(1, pairs=20)
+    turned.preferred = [not one for one in turned.preferred]
+    loss = preference_loss("robust", beta=0.4, label_smoothing=s)
+    mixed = [mean_and_gradient(loss, rows.inputs()) for rows in (right, turned)]
+    plain = mean_and_gradient(dpo(beta=0.4), right.inputs())
+    for part in (0, 2):
+        assert torch.allclose((1 - s) * mixed[0][part] + s * mixed[1][part], plain[part], atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -307,6 +432,67 @@ def test_dpo_and_ipo_are_those_of_trl(seed, loss_type, made):
             assert float(reports[name].mean()) == pytest.approx(metrics[f"rewards/{theirs}"][0], abs=1e-6)
 
 
+#: What trl calls a kind, and what it takes there.
+THEIRS = {
+    "hinge": ("hinge", {}),
+    "exo_pair": ("exo", {"label_smoothing": 0.1}),
+    "nca_pair": ("nca", {}),
+    "robust": ("robust", {"label_smoothing": 0.1}),
+    "bco_pair": ("bco", {}),
+    "sppo_hard": ("sppo", {}),
+    "apo_zero": ("apo_zero", {}),
+    "apo_down": ("apo_down", {}),
+    "discopop": ("discopop", {"tau": 0.2}),
+    "sigmoid_norm": ("sigmoid", {"average": True}),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("name", THEIRS)
+def test_each_kind_is_that_of_trl(name, seed):
+    kind, parts = THEIRS[name]
+    rows, smoothing = Rows(seed), parts.get("label_smoothing", 0.0)
+    args = SimpleNamespace(discopop_tau=parts.get("tau"))
+    wanted, slopes, _ = trl_dpo(rows, name, beta=0.3, label_smoothing=smoothing, args=args)
+    found, _, gradient = mean_and_gradient(preference_loss(kind, beta=0.3, **parts), rows.inputs())
+    assert float(found.mean()) == pytest.approx(float(wanted), rel=1e-6)
+    assert torch.allclose(gradient, slopes, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("loss_type", ["simpo", "sigmoid", "hinge"])
+def test_losses_without_a_reference_are_those_of_trl(loss_type, seed):
+    """The part of CPO on pairs; the other one is a mean over all tokens there, of the prompt too."""
+    module = pytest.importorskip("trl.experimental.cpo.cpo_trainer")
+    rows = Rows(seed, shortest=1)
+    order, mask, logprobs, _ = rows.padded()
+    sampled = mask[:, 1:]
+    sums = (logprobs * sampled).sum(1)
+    high, low = (sums / sampled.sum(1) if loss_type == "simpo" else sums).chunk(2)
+    me = SimpleNamespace(
+        alpha=0.0,
+        loss_type=loss_type,
+        beta=0.3,
+        simpo_gamma=0.2,
+        label_smoothing=0.1,
+        accelerator=SimpleNamespace(device="cpu"),
+    )
+    if loss_type != "sigmoid":
+        me.label_smoothing = 0.0
+    losses, chosen, rejected = module.CPOTrainer.cpo_loss(me, high, low)
+    losses.mean().backward()
+    loss = {
+        "simpo": simpo(beta=0.3, margin=0.2),
+        "sigmoid": cpo(beta=0.3, nll=0.0, label_smoothing=0.1),
+        "hinge": preference_loss("hinge", beta=0.3, reference_free=True),
+    }[loss_type]
+    found, reports, gradient = mean_and_gradient(loss, rows.inputs())
+    assert float(found.mean()) == pytest.approx(float(losses.mean().detach()), rel=1e-6)
+    assert torch.allclose(gradient, rows.unpadded(logprobs.grad, order), rtol=1e-6, atol=1e-9)
+    for name, theirs in (("chosen_reward", chosen), ("rejected_reward", rejected)):
+        assert float(reports[name].mean()) == pytest.approx(float(theirs.mean()), rel=1e-6)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_conservative_dpo_is_what_trl_makes_of_single_pairs(seed):
     """trl has it inside ``aot``, which sorts the pairs of a batch first: of one pair there is nothing to sort."""
@@ -397,7 +583,7 @@ def test_bradley_terry_is_that_of_trl(margin, center):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("made", [dpo, ipo, orpo, kto])
+@pytest.mark.parametrize("made", [dpo, ipo, orpo, kto, simpo, cpo, *(of_kind(kind, nll=0.5) for kind in KINDS)])
 @pytest.mark.parametrize("huge", [100.0, 1e30, math.inf])
 def test_all_is_finite_where_probabilities_vanish(made, huge, dtype):
     rows = Rows(0, pairs=12)
@@ -414,7 +600,7 @@ def test_all_is_finite_where_probabilities_vanish(made, huge, dtype):
     assert not gradient[~x.mask].any()
 
 
-@pytest.mark.parametrize("made", [dpo, ipo, orpo, kto])
+@pytest.mark.parametrize("made", [dpo, ipo, orpo, kto, simpo, cpo, *(of_kind(kind, nll=0.5) for kind in KINDS)])
 def test_rows_without_a_sampled_token_are_finite(made):
     rows = Rows(0, pairs=2)
     rows.lengths = [0, 0, 3, 2]
@@ -461,6 +647,16 @@ def test_prompts_without_a_pair_are_an_error(name):
         (lambda: orpo(weight=-1), r"rl\.orpo: weight=-1 is below 0"),
         (lambda: kto(beta=math.nan), r"rl\.kto: beta=nan is not above 0"),
         (lambda: kto(undesirable=-1.0), r"rl\.kto: undesirable=-1.0 is below 0"),
+        (lambda: simpo(margin=-1), r"rl\.simpo: margin=-1 is below 0"),
+        (lambda: cpo(nll=-1), r"rl\.cpo: nll=-1 is below 0"),
+        (lambda: cpo(label_smoothing=0.7), r"rl\.cpo: label_smoothing=0.7 is no share"),
+        (lambda: preference_loss("hing"), r"rl\.preference_loss: kind='hing' is none of sigmoid, robust, hinge"),
+        (lambda: preference_loss(beta=0), r"rl\.preference_loss: beta=0 is not above 0"),
+        (lambda: preference_loss("discopop", tau=0), r"rl\.preference_loss: tau=0 is not above 0"),
+        (lambda: preference_loss("exo"), r"kind='exo' has no loss at label_smoothing=0"),
+        (lambda: preference_loss("hinge", label_smoothing=0.1), r"label_smoothing=0.1 is no part of kind='hinge'"),
+        (lambda: preference_loss("ipo", margin=0.1), r"margin=0.1 is no part of kind='ipo'"),
+        (lambda: preference_loss("nca", reference_free=True), r"reference_free=True is no part of kind='nca'"),
         (lambda: bradley_terry(center=-0.1), r"rl\.bradley_terry: center=-0.1 is below 0"),
     ],
 )
@@ -471,10 +667,12 @@ def test_numbers_that_make_no_sense_are_refused(make, what):
 
 
 def test_what_they_read_and_are():
-    for loss in (dpo(), ipo(), orpo(), kto(), bradley_terry()):
+    for loss in (dpo(), ipo(), orpo(), kto(), simpo(), cpo(), preference_loss(), bradley_terry()):
         assert (loss.per, loss.aggregate, loss.corrects_stale) == ("row", "row-mean", True)
         assert loss.groups == (loss.name != "kto")
         assert loss.on == ("scores" if loss.name == "bradley_terry" else "logprobs")
-        assert ("ref_logprobs" in loss.reads) == (loss.name in ("dpo", "ipo", "kto"))
+        assert ("ref_logprobs" in loss.reads) == (loss.name in ("dpo", "ipo", "kto", "preference_loss"))
         assert "preferred: bool[]" in loss.reads
+    assert "ref_logprobs" not in preference_loss(reference_free=True).reads
+    assert str(preference_loss("hinge")) == "preference_loss(kind=hinge, beta=0.1)"
     assert bradley_terry(margin="gap").reads.endswith("gap: f32[]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,21 +58,101 @@ def _compared(x: LossInputs, rewards: Tensor, better: Tensor, worse: Tensor) -> 
     return {name: value[x.group] for name, value in pairs.items()}
 
 
+def pair_loss(
+    kind: str,
+    high: Tensor,
+    low: Tensor,
+    *,
+    beta: float,
+    label_smoothing: float = 0.0,
+    margin: float = 0.0,
+    tau: float = 0.05,
+) -> Tensor:
+    """The loss of pairs from ``h`` of the better row and of the worse one, [pairs] each. See ``rl.preference_loss``.
+
+    >>> one = torch.tensor([2.0])
+    >>> pair_loss("hinge", one, -one, beta=0.1), pair_loss("sppo", one, -one, beta=0.5)
+    (tensor([0.6000]), tensor([2.]))
+    """
+    up, down, s = beta * high, beta * low, label_smoothing
+    m = up - down - margin
+    match kind:
+        case "sigmoid":
+            return -(1 - s) * F.logsigmoid(m) - s * F.logsigmoid(-m)
+        case "robust":
+            return (-(1 - s) * F.logsigmoid(m) + s * F.logsigmoid(-m)) / (1 - 2 * s)
+        case "hinge":
+            return F.relu(1 - m)
+        case "exo":
+            better, worse = F.logsigmoid(m), F.logsigmoid(-m)
+            return better.exp() * (better - math.log1p(-s)) + worse.exp() * (worse - math.log(s))
+        case "discopop":
+            share = torch.sigmoid(m / tau)
+            return share * (-m.clamp(min=-BOUND)).exp() - (1 - share) * F.logsigmoid(m)
+        case "ipo":
+            return (high - low - 1 / (2 * beta)).square()
+        case "sppo":
+            return (high - 1 / (2 * beta)).square() + (low + 1 / (2 * beta)).square()
+        case "nca":
+            return -F.logsigmoid(up) - (F.logsigmoid(-up) + F.logsigmoid(-down)) / 2
+        case "bco":
+            return -F.logsigmoid(up) - F.logsigmoid(-down)
+        case "apo_zero":
+            return torch.sigmoid(-up) + torch.sigmoid(down)
+        case "apo_down":
+            return torch.sigmoid(up) + torch.sigmoid(down - up)
+    raise ProgramError(f"'{kind}' is no loss of pairs.")
+
+
+def _pairwise(
+    x: LossInputs,
+    name: str,
+    kind: str,
+    *,
+    beta: float,
+    reference_free: bool = False,
+    average: bool = False,
+    nll: float = 0.0,
+    **shape: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of each pair at both of its rows [rows], and what it reports; ``shape`` is for :func:`pair_loss`."""
+    better, worse = pairs_of(x, name)
+    tokens = _held(x.predicted) if reference_free else log_ratios(x)
+    moved = x.row_mean(tokens) if average else x.row_sum(tokens)
+    loss = pair_loss(kind, moved[better], moved[worse], beta=beta, **shape)
+    reports = _compared(x, beta * moved, better, worse)
+    if nll:
+        likely = -x.row_mean(_held(x.predicted))[better]
+        loss = loss + nll * likely
+        reports = {"nll": likely.detach()[x.group], **reports}
+    return loss[x.group], reports
+
+
+def preference_loss(x: LossInputs, *, kind: str, **parts: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Any kind with any parts, at both rows of each pair [rows]; see :func:`flowrl.rl.preference_loss`."""
+    return _pairwise(x, "preference_loss", kind, **parts)
+
+
 def dpo(x: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
     """``-(1 - s) log sigmoid(m) - s log sigmoid(-m)`` of each pair, at both of its rows [rows]."""
-    better, worse = pairs_of(x, "dpo")
-    rewards = beta * x.row_sum(log_ratios(x))
-    margin = rewards[better] - rewards[worse]
-    loss = -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
-    return loss[x.group], _compared(x, rewards, better, worse)
+    return _pairwise(x, "dpo", "sigmoid", beta=beta, label_smoothing=label_smoothing)
 
 
 def ipo(x: LossInputs, *, beta: float = 0.1, average: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
     """``(h - 1 / (2 beta))^2`` of each pair, at both of its rows [rows]."""
-    better, worse = pairs_of(x, "ipo")
-    moved = x.row_mean(log_ratios(x)) if average else x.row_sum(log_ratios(x))
-    loss = (moved[better] - moved[worse] - 1 / (2 * beta)).square()
-    return loss[x.group], _compared(x, beta * moved, better, worse)
+    return _pairwise(x, "ipo", "ipo", beta=beta, average=average)
+
+
+def simpo(x: LossInputs, *, beta: float = 2.0, margin: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-log sigmoid(beta (m_w - m_l) - margin)`` of each pair, at both of its rows [rows]."""
+    return _pairwise(x, "simpo", "sigmoid", beta=beta, margin=margin, reference_free=True, average=True)
+
+
+def cpo(
+    x: LossInputs, *, beta: float = 0.1, nll: float = 1.0, label_smoothing: float = 0.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-log sigmoid(beta (log p_w - log p_l)) - nll log p_w`` of each pair, at both of its rows [rows]."""
+    return _pairwise(x, "cpo", "sigmoid", beta=beta, nll=nll, label_smoothing=label_smoothing, reference_free=True)
 
 
 def orpo(x: LossInputs, *, weight: float = 0.1) -> tuple[Tensor, dict[str, Tensor]]:
