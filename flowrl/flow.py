@@ -19,13 +19,14 @@ from .errors import At, CheckError, FlowError, ModelError, ProgramError, UsageEr
 from .graph import session as sessions
 from .graph.check import Report, check, unused
 from .graph.compile import compile_graph
+from .graph.logged import logged
 from .graph.op import CallShape, Op, bad_call, described
 from .graph.record import Graph, WorkerInfo
 from .graph.site import cell, defined_at, place, user_frame
 from .graph.terms import Adder, Traced
 from .graph.trace import trace
 from .graph.types import parse_fields
-from .graph.values import BatchValue, MetricsValue, NoSuchName, ScalarValue
+from .graph.values import NoSuchName, ScalarValue
 from .placement.plan import Plan
 from .planned.here import check_runs_here, scheme_here
 from .planned.scheme import scheme_of
@@ -293,7 +294,7 @@ class Flow:
         """Record metrics and numbers with this step. Never waits: they are written when the step commits.
 
         Metrics of one update keep their names; those of several are told apart as ``actor/loss`` and ``critic/loss``,
-        or ``actor/loss`` and ``actor_2/loss``.
+        or ``actor/loss`` and ``actor_2/loss``. A name means one thing in a step, and the same in all steps.
         """
         session = self._session("log")
         if not isinstance(step, (int, float, ScalarValue)):
@@ -302,26 +303,7 @@ class Flow:
                 at=sessions.caller(),
                 fix="Write flow.log(step, ...).",
             )
-        named: dict[str, Any] = {}
-        for entry in metrics:
-            if not isinstance(entry, (MetricsValue, Mapping)):
-                raise ProgramError(
-                    f"flow.log takes metrics and named numbers, and was given {described(entry)}.",
-                    at=sessions.caller(),
-                    fix="Give it a name: flow.log(step, name=...).",
-                )
-            call: Any = getattr(cast("Any", entry), "ref", None)
-            owner = "" if len(metrics) == 1 else str(getattr(call, "worker", None) or "metrics")
-            number = 1 + sum(name.rpartition("_")[0] == owner or name == owner for name in named)
-            named[owner if number == 1 else f"{owner}_{number}"] = entry
-        for name, value in values.items():
-            if isinstance(value, BatchValue):
-                raise ProgramError(
-                    f"flow.log: '{name}' is a batch.",
-                    at=sessions.caller(),
-                    fix=f"Log a number of it: {name}=batch.rewards.mean().",
-                )
-        session.log(step, {**named, **values})
+        session.log(step, logged(metrics, values, sessions.caller()))
 
     # -- what can be done with it -------------------------------------------------------------------------------
 

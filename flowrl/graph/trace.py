@@ -32,6 +32,7 @@ def trace(
     traced = Traced(name, [], [], [])
     broken: list[tuple[FlowError, Path]] = []
     waiting: list[tuple[bool, ...]] = [()]
+    meanings: dict[str, tuple[str, At]] = {}  # of the names that are logged
     while waiting:
         if len(traced.trails) >= cap:
             traced.capped = True
@@ -44,7 +45,7 @@ def trace(
             )
             break
         path = Path(told=waiting.pop(0))
-        tracer = Tracer(path, adders, program)
+        tracer = Tracer(path, adders, program, meanings)
         failure, crashed = _run(tracer, program, parameters)
         waiting += path.others()
         if failure is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ..errors import At, FieldError, FlowError, ProgramError, near
+from .logged import Logged, Names
 from .op import Op, Signature, Spec, bad_call, described, missing_field, written_twice
 from .oracle import Path
 from .rowops import RowOps, passed_on
@@ -15,14 +16,21 @@ from .terms import Adder, Lint, Rows, SourceLike, Symbol, TBatch, TCall, TField,
 from .types import FieldType, parse_fields
 from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, find, is_handle
 
-#: Metrics that every update has, or may have.
-UPDATES = ("loss", "grad_norm", "lr", "tokens", "rows", "steps", "pretraining_loss")
+#: Metrics that every update has, and those that it has or may have.
+ALWAYS_REPORTED = ("loss", "grad_norm", "lr", "tokens", "rows", "steps")
+UPDATES = (*ALWAYS_REPORTED, "pretraining_loss")
 
 
 class Tracer:
     """The session of one path."""
 
-    def __init__(self, path: Path, adders: Sequence[Adder], program: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        adders: Sequence[Adder],
+        program: Callable[..., Any],
+        meanings: dict[str, tuple[str, At]] | None = None,
+    ) -> None:
         self.trail = Trail(path=path)
         self.adders = adders
         self.row_ops = RowOps(self)
@@ -34,6 +42,7 @@ class Tracer:
         self._source: SourceLike | None = None
         self.draw_lines: dict[int, int] = {}
         self._missed: set[tuple[str, Rows]] = set()
+        self._names = Names({} if meanings is None else meanings)  # of all paths: what a name stands for
 
     # -- what a flow asks ---------------------------------------------------------------------------------------
 
@@ -80,11 +89,30 @@ class Tracer:
         _expect_source("flow.take(source, count)", source)
         return self.draw(source, count)
 
-    def log(self, step: Any, values: Mapping[str, Any]) -> None:
-        """Values that are logged count as used."""
-        del step
-        for value in find(list(values.values())):
+    def log(self, step: Any, values: Sequence[Logged]) -> None:
+        """Values that are logged count as used; their names are noted as far as they are known."""
+        for value in find([item.value for item in values]):
             self.trail.logged.update(self.uses(value))
+        key = step.ref.key if isinstance(step, Value) else step
+        for item in values:
+            for name in self._recorded(item):
+                error = self._names.add((self.loop, self.iteration, key), name, item.of, item.at)
+                if error is not None:
+                    self.wrong(error)
+                    break
+
+    def _recorded(self, item: Logged) -> list[str]:
+        """The names under which something is recorded. Of metrics those that every update has, and its loss reports."""
+        if not item.is_metrics:
+            return [item.name]
+        if not isinstance(item.value, MetricsValue):
+            made_by_hand = cast("Mapping[str, Any]", item.value)
+            return [item.under(name) for name in made_by_hand]
+        ref: TMetrics = item.value.ref
+        loss: Any = self.trail.calls[ref.call].arguments.get("loss")
+        if not isinstance(loss, Spec):
+            return []
+        return [item.under(name) for name in (*ALWAYS_REPORTED, *getattr(loss, "reports", ()))]
 
     # -- the session protocol -----------------------------------------------------------------------------------
 

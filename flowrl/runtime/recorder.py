@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..batch import Batch, Column
-from ..errors import UsageError
+from ..errors import At, UsageError
+from ..graph.logged import Logged, Names
 from .call import outcome
 from .records import Step
 
@@ -33,6 +34,7 @@ class Recorder:
             raise UsageError(what, fix="Name another folder with --out.") from None
         self._files = {name: (folder / f"{name}.jsonl").open("a", encoding="utf-8") for name in STREAMS}
         self.history: list[dict[str, Any]] = []
+        self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
         self._last = time.perf_counter()
         self._zero = self._last - self._age()
 
@@ -49,24 +51,40 @@ class Recorder:
         """Write a step's lines; returns its line of metrics."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        line: dict[str, Any] = {"program": program, "step": step.number}
-        for said, values in step.logs:
-            line |= {"step": _number(said), **{k: _number(v) for k, v in _flat(values).items()}}
-        line["seconds"] = round(seconds, 6)
-        if step.tokens:
-            line |= {
-                "response_length": step.tokens / max(step.responses, 1),
-                "tokens_per_second": round(step.tokens / max(seconds, 1e-9), 1),
-            }
-        self.write("metrics", line)
-        self.history.append(line)
+        lines = self._numbers(program, step)
+        for line in lines:
+            line["seconds"] = round(seconds / len(lines), 6)
+            if step.tokens:
+                line |= {
+                    "response_length": step.tokens / max(step.responses, 1),
+                    "tokens_per_second": round(step.tokens / max(seconds, 1e-9), 1),
+                }
+            self.write("metrics", line)
+            self.history.append(line)
         for timing in step.timings:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
             self.write("timeline", {**where, "start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens})
         if step.rows is not None and (count := self.sampled(step.number)):
             self._trajectories(program, step.number, step.readable(first_rows(step.rows, count)), tokenizer)
-        return line
+        return lines[-1]
+
+    def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
+        """A line for each number of a step that was logged: between steps a program may count by itself.
+
+        Raises ProgramError where two numbers have one name.
+        """
+        lines: dict[Any, dict[str, Any]] = {}
+        names = Names(self._meanings.setdefault(program, {}))
+        for said, values in step.logs:
+            number = _number(said)
+            line = lines.setdefault(number, {"program": program, "step": number})
+            for item in values:
+                for name, value in _flat(item).items():
+                    if (error := names.add(number, name, item.of, item.at)) is not None:
+                        raise error
+                    line[name] = _number(value)
+        return list(lines.values()) or [{"program": program, "step": step.number}]
 
     def sampled(self, step: int) -> int:
         """How many rows of a step are written down as trajectories."""
@@ -174,17 +192,13 @@ def _smooth(values: list[float]) -> list[float]:
     return [sum(values[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(values))]
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(item: Logged) -> dict[str, Any]:
     """Metrics are spread into their entries; ``critic=metrics`` gives ``critic/loss``."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        plain = outcome(value.ref) if hasattr(value, "ref") else value
-        if isinstance(plain, Mapping):
-            entries: Mapping[str, Any] = plain  # type: ignore[assignment]
-            flat |= {f"{name}/{k}" if name else k: v for k, v in entries.items()}
-        else:
-            flat[name] = plain
-    return flat
+    plain = outcome(item.value.ref) if hasattr(item.value, "ref") else item.value
+    if isinstance(plain, Mapping):
+        entries: Mapping[str, Any] = plain  # type: ignore[assignment]
+        return {item.under(name): value for name, value in entries.items()}
+    return {item.name: plain}
 
 
 def _number(value: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..batch import Batch
+from ..graph.logged import Logged
 from .call import Call
 
 
@@ -51,7 +52,7 @@ class Step:
     """What a step gathers until it commits."""
 
     number: int
-    logs: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
+    logs: list[tuple[Any, list[Logged]]] = field(default_factory=list[tuple[Any, list[Logged]]])
     timings: list[Timing] = field(default_factory=list[Timing])
     rows: Any = None  # a Batch, or a Remote: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it

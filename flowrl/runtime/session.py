@@ -6,11 +6,13 @@ import hashlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..batch import Batch, CallInfo, Column
 from ..errors import ProgramError, ResumeError
 from ..graph.arithmetic import result_kind
+from ..graph.logged import Logged
 from ..graph.op import Op
 from ..graph.site import caller
 from ..graph.values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, replace_values
@@ -109,7 +111,7 @@ class Running:
         known = next((d for d in self._sources if d.source is source), None)
         return self._drawn(known or self._use(source), count)
 
-    def log(self, step: Any, values: dict[str, Any]) -> None:
+    def log(self, step: Any, values: list[Logged]) -> None:
         """Have values recorded when the step commits."""
         if self._open_step is not None:
             self._open_step.logs.append((step, values))
@@ -342,7 +344,9 @@ class Running:
     def _commit(self, step: Step) -> None:
         """Have a step recorded; what it logged and the last of its rows are made readable first."""
         readable = self.crew.hands.readable
-        step.logs = [(said, {n: _plain(v, readable) for n, v in values.items()}) for said, values in step.logs]
+        step.logs = [
+            (said, [replace(v, value=_plain(v.value, readable)) for v in values]) for said, values in step.logs
+        ]
         step.readable = readable
         self.hooks.commit(step)
 

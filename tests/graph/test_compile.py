@@ -554,7 +554,7 @@ def test_objects_that_are_made_anew_are_no_carried_choice():
         for step, batch in flow.steps(prompts, steps):
             batch = reward.score(actor.generate(batch, n=4))
             if batch.rewards.mean() > 0.5:
-                flow.log(step, rows=batch.count())
+                flow.log(step, count=batch.count())
             batch = centre.centre(batch, baseline=Options())
             flow.log(step, actor.update(batch, loss=rl.ppo_clip()))
 
