@@ -87,7 +87,7 @@ def resident(role: Role, use: str, place: Place, plan: Plan, load: Workload, *, 
         return Usage(role.name, use, {}, {})
     if use == "generate":
         return _generating(role, place, plan, load, micro)
-    trains = training if role.trains else reading
+    trains = training if role.optimized else reading
     usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
     if place.offload:  # in host memory: the device has the layers at work
         working = {part: size for part, size in usage.working.items() if part != "gradients"}
@@ -99,11 +99,12 @@ def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = "hf", mic
     """Mixed-precision AdamW, 16 bytes per parameter before sharding (Rajbhandari et al. 2019, arXiv:1910.02054, 3.1).
 
     Weights and gradients in the dtype of the model; an fp32 master copy and two fp32 moments, 12 bytes (8 for an fp32
-    model, its own master). Adapters have gradients and optimizer state for themselves alone.
+    model, its own master). Adapters have gradients and optimizer state for themselves alone, frozen weights have
+    neither.
     """
     model = _model(role)
     state = 12 if model.dtype_bytes < 4 else 8
-    trained = optimizer_parameters(role, mesh) if role.lora else parameters_on_device(role, mesh)
+    trained = optimizer_parameters(role, mesh) if role.lora or role.frozen else parameters_on_device(role, mesh)
     tokens = _micro(load, mesh, micro)
     in_flight = min(mesh["pp"], max(1, ceil(rows_of_replica(load, mesh) * _length(load) / max(tokens, 1))))
     return Usage(

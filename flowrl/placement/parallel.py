@@ -147,7 +147,7 @@ def usage_of(member: Member, mesh: Mesh, backend: str, *, staging: bool = False)
     micro = max(w.micro for w in member.works)
     if member.use == "generate":
         return generating(member.role, mesh, load, staging=staging, micro=micro)
-    kind = training if member.role.trains else reading
+    kind = training if member.role.optimized else reading
     return kind(member.role, mesh, load, backend=backend, micro=micro)
 
 

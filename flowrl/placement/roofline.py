@@ -168,20 +168,22 @@ class Roofline:
     def _train(self, work: Work) -> dict[str, float]:
         """Forward, backward (twice a forward) and, with recomputation, another forward; then the optimizer.
 
-        Adapters leave out the gradients of the weights themselves: their backward pass costs one forward.
+        Adapters leave out the gradients of the weights themselves: their backward pass costs one forward. Weights that
+        are frozen do so for their part.
         """
         role, hardware = work.role, self._hardware(work)
         load = replace(work.load, rows=ceil(work.load.rows / work.minibatches))
         rows = rows_of_replica(load, work.mesh, work.processes)
         again = 1 if role.checkpointing else 0
-        terms = self._passes(work, rows, (2 if role.lora else 3) + again, 2 + again, self.efficiency.train)
+        operations = (2 if role.lora else 3 - role.frozen) + again
+        terms = self._passes(work, rows, operations, 2 + again, self.efficiency.train)
         tokens = rows * (load.prompt + load.response)
         weights = traffic.sharded_weights(work, hardware, tokens, 2 if role.lora else 3)
         exposed = self._exposed(terms, weights + traffic.gradients(work, hardware))
         terms |= {"weights": exposed, "optimizer": self._optimizer(work)}
         return {name: seconds * work.minibatches * work.epochs for name, seconds in terms.items()}
 
-    def _passes(self, work: Work, rows: float, operations: int, passes: int, part: float) -> dict[str, float]:
+    def _passes(self, work: Work, rows: float, operations: float, passes: int, part: float) -> dict[str, float]:
         """``operations`` times those of a forward pass, ``passes`` times its exchanges, and the bubble of pp.
 
         With m micro-batches on p stages everything takes (m + p - 1) / m as long (Narayanan et al. 2021,

@@ -69,13 +69,15 @@ def parameters_on_device(role: Role, mesh: Mesh, *, sharded: bool = True) -> flo
 def optimizer_parameters(role: Role, mesh: Mesh, backend: str = "hf") -> float:
     """Parameters whose optimizer state one device holds: those of adapters if there are any, sharded like the weights.
 
-    Megatron's distributed optimizer shards it over every rank that has a copy of the weight, too.
+    Frozen ones are left out, as many on each device. Megatron's distributed optimizer shards it over every rank that
+    has a copy of the weight, too.
     """
     copies = mesh["dp"] * mesh["cp"] if backend == "megatron" else 1
     if role.lora:
         return role.lora / (mesh["tp"] * mesh["pp"] * mesh["fsdp"]) / copies
     parts, split = parts_of(role), mesh["tp"] * mesh["pp"] * mesh["fsdp"] * copies
-    return parts.dense / split / (mesh["ep"] if backend == "megatron" else 1) + parts.experts / split / mesh["ep"]
+    dense = parts.dense / split / (mesh["ep"] if backend == "megatron" else 1)
+    return (1 - role.frozen) * (dense + parts.experts / split / mesh["ep"])
 
 
 def forward_operations(role: Role, rows: float, load: Workload) -> float:

@@ -86,8 +86,9 @@ def gradients(work: Work, hardware: Hardware) -> float:
     """
     mesh, model, parts = work.mesh, model_of(work), parts_of(work.role)
     shards = mesh["tp"] * mesh["pp"] * mesh["fsdp"]
-    dense = (work.role.lora or parts.dense) / shards * model.dtype_bytes
-    experts = 0.0 if work.role.lora else parts.experts / shards / mesh["ep"] * model.dtype_bytes
+    trained = 1 - work.role.frozen
+    dense = (work.role.lora or trained * parts.dense) / shards * model.dtype_bytes
+    experts = 0.0 if work.role.lora else trained * parts.experts / shards / mesh["ep"] * model.dtype_bytes
     copies = mesh["dp"] * mesh["cp"]
     seconds = hardware.along(mesh, "dp", "cp", "ep").all_reduce(dense, copies * mesh["ep"])
     return seconds + hardware.along(mesh, "dp", "cp").all_reduce(experts, copies)

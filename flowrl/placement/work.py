@@ -33,7 +33,8 @@ class Role:
     """A worker as placement sees it: ``Role("actor", model, trains=True, generates=True)``.
 
     ``model`` is None for a worker without one (a reward function, an environment). ``head`` is ``lm`` or ``scalar``.
-    ``lora``: parameters that are trained instead of all. ``publishes``: another copy follows its weights.
+    ``lora``: parameters that are trained instead of all; ``frozen``: the part of all that is not trained, 1 for a
+    worker without an optimizer. ``publishes``: another copy follows its weights.
     """
 
     name: str
@@ -42,7 +43,13 @@ class Role:
     generates: bool = False
     head: str = "lm"
     lora: int = 0
+    frozen: float = 0.0
     checkpointing: bool = True  # activations are recomputed in the backward pass
+
+    @property
+    def optimized(self) -> bool:
+        """Whether it has an optimizer: a frozen worker that follows another one has none."""
+        return self.trains and self.frozen < 1
 
 
 @dataclass(frozen=True)

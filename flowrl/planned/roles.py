@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
-from ..errors import At, FlowError
+from ..errors import At, FlowError, ModelError
 from ..graph.terms import Traced
 from ..graph.values import is_handle
 from ..placement.model import ModelShape, shape_named
 from ..placement.work import Role
+from ..workers.base import Worker
+from ..workers.freeze import frozen_names
 from ..workers.records import Lora, Model
 from .scheme import sampled_workers, trained_workers
+
+#: The name of the input embedding in the shapes of models.
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class HandleLike(Protocol):
@@ -20,7 +26,7 @@ class HandleLike(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def cls(self) -> type: ...
+    def cls(self) -> type[Worker]: ...
     @property
     def arguments(self) -> Mapping[str, Any]: ...
     @property
@@ -48,6 +54,7 @@ def _role(handle: HandleLike, trains: bool, generates: bool) -> Role:
         generates=generates,
         head="scalar" if scalar else "lm",
         lora=_adapters(model, lora) if isinstance(lora, Lora) and model is not None else 0,
+        frozen=_frozen(handle, model),
         checkpointing=bool(handle.arguments.get("gradient_checkpointing", True)),
     )
 
@@ -64,6 +71,19 @@ def _shape(handle: HandleLike) -> ModelShape | None:
         return ModelShape.from_config(model.config, model.title)
     assert model.name is not None, "a model is named or configured"
     return shape_named(model.name)
+
+
+def _frozen(handle: HandleLike, model: ModelShape | None) -> float:
+    """The part of the parameters that is not trained. A name that this model is not known to have counts for none."""
+    if model is None or not handle.cls.is_trained(handle.arguments):
+        return 1.0
+    said: Any = handle.arguments.get("freeze", ())
+    sizes = {w.name: w.elements for w in model.weights()}
+    frozen: set[str] = set()
+    for pattern in (said,) if isinstance(said, str) else said:
+        with suppress(ModelError):
+            frozen |= frozen_names([pattern], list(sizes), [EMBEDDING], model.name)
+    return sum(sizes[name] for name in frozen) / model.parameters
 
 
 def _adapters(model: ModelShape, lora: Lora) -> int:

@@ -110,7 +110,7 @@ class Group:
     @property
     def trains(self) -> bool:
         """Whether its weights are worth saving at the end of a run."""
-        return hasattr(self.blueprint.cls, "update")
+        return self.blueprint.cls.is_trained(self.blueprint.arguments)
 
     # -- who has which rows -----------------------------------------------------------------------------------------
 

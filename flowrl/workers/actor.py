@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, ProgramError
 from ..graph.op import Metrics, Spec, op
 from .base import ModelWorker, Opening, trains
+from .freeze import read_freeze
 from .records import Build, Lora, Model, Optim, Sampled, Sampling
 from .tokens import append, constant
 
@@ -28,12 +29,15 @@ class Actor(ModelWorker):
 
     Args:
         model: a hub name, a local folder, a transformers configuration, or a :class:`Model`.
-        lr, betas, eps, weight_decay, grad_clip: AdamW, and the largest norm of a gradient.
+        lr, betas, eps, weight_decay, grad_clip: AdamW, and the largest norm of a gradient. With ``lr=None`` the actor
+            is frozen: it generates and reads, has no optimizer, and cannot be updated.
         schedule, warmup, total, min_lr: the learning rate over optimizer steps (:class:`Optim`).
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, stop: how it samples unless a call says
             otherwise (:class:`~flowrl.workers.records.Sampling`). ``stop`` are token ids or strings that are one token
             (or one of them), besides the tokenizer's end-of-sequence.
         lora: train adapters instead of the whole model.
+        freeze: weights that are not trained: ``"embeddings"``, layers as Python would slice them (``"layers[:-2]"``
+            is all but the last two), names or beginnings of names, with ``*`` for anything; or several of these.
         dtype: ``auto`` (fp32 on a CPU; bf16 with fp32 master weights on CUDA), ``fp32`` or ``bf16``.
         gradient_checkpointing: recompute activations in the backward pass.
     """
@@ -42,7 +46,7 @@ class Actor(ModelWorker):
         self,
         model: str | Mapping[str, Any] | Model,
         *,
-        lr: float = 1e-5,
+        lr: float | None = 1e-5,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
@@ -59,12 +63,15 @@ class Actor(ModelWorker):
         repetition_penalty: float = 1.0,
         stop: int | str | tuple[int | str, ...] = (),
         lora: Lora | None = None,
+        freeze: str | Sequence[str] = (),
         dtype: str = "auto",
         gradient_checkpointing: bool = False,
         seed: int = 0,
     ) -> None:
         self.model = Model.of(model)
-        self.optim = Optim(lr, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
+        self.optim = Optim(lr or 0.0, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
+        self.trains = lr is not None
+        self.freeze = read_freeze(freeze, lr=lr, lora=lora)
         self.sampling = Sampling(
             max_tokens, temperature, top_p, top_k, min_p=min_p, repetition_penalty=repetition_penalty
         )
@@ -79,8 +86,9 @@ class Actor(ModelWorker):
     def build(self) -> Build:
         return Build(
             self.model,
-            optim=self.optim,
+            optim=self.optim if self.trains else None,
             lora=self.lora,
+            freeze=self.freeze,
             dtype=self.dtype,
             gradient_checkpointing=self.gradient_checkpointing,
             seed=self.seed,
@@ -172,7 +180,7 @@ class Actor(ModelWorker):
         """Adds ``old_logprobs``: of each response token under the weights as they are now, at temperature 1."""
         return {"old_logprobs": self.engine.logprobs(batch)}
 
-    @op(reads=trains("logprobs", "tokens, response_mask"), updates="weights", cost="train")
+    @op(reads=trains("logprobs", "tokens, response_mask", what="actor"), updates="weights", cost="train")
     def update(
         self,
         batch: Batch,

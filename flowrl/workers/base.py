@@ -91,6 +91,7 @@ class Worker:
     name: str = ""
     init_arguments: Mapping[str, Any] = {}
     keeps: ClassVar[tuple[str, ...]] = ()
+    rate: ClassVar[float | None] = None  # the learning rate where none is given
     version: int = 0  # publishes so far
     dirty: bool = False  # updated since the last publish
     stamp: int = 0  # grows whenever the state changes
@@ -98,6 +99,12 @@ class Worker:
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
         """Look at constructor arguments before anything is loaded; raise FlowError on what cannot work."""
+
+    @classmethod
+    def is_trained(cls, arguments: Mapping[str, Any]) -> bool:
+        """Whether a worker of these arguments is trained; ``lr=None`` freezes one that could be."""
+        frozen = "lr" in arguments and arguments["lr"] is None and cls.rate is None
+        return hasattr(cls, "update") and not frozen
 
     def open(self, opening: Opening) -> None:
         """Load what is heavy. Called once, on the rank, before the first op."""
@@ -187,13 +194,16 @@ class Worker:
 _TRAINED = {"logprobs": "an actor", "values": "a critic", "scores": "a reward model"}
 
 
-def trains(on: str, reads: str) -> Callable[[CallShape], str | Mapping[str, str]]:
+def trains(on: str, reads: str, *, what: str = "") -> Callable[[CallShape], str | Mapping[str, str]]:
     """``reads=`` of an update whose losses are functions of ``on``: another loss raises ProgramError.
 
-    A second batch, ``pretraining``, is read where it is given.
+    A second batch, ``pretraining``, is read where it is given. ``what`` names a worker that ``lr=None`` freezes: an
+    update of a frozen one raises ProgramError.
     """
 
     def declared(shape: CallShape) -> str | Mapping[str, str]:
+        if what and "lr" in shape.init and shape.init["lr"] is None:
+            raise ProgramError(f"This {what} is not trained: it has no lr.", fix="Declare it with lr=1e-5 or another.")
         loss = shape.call.get("loss")
         wanted = getattr(loss, "on", on)
         if wanted != on:

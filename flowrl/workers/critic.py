@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ProgramError
-from ..graph.op import CallShape, Metrics, Spec, op
+from ..graph.op import Metrics, Spec, op
 from ..rl import value_clip
 from .base import ModelWorker, trains
+from .freeze import read_freeze
 from .records import Build, Lora, Model, Optim
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ VALUE_LOSS: Spec = value_clip()
 
 
 class _Scalar(ModelWorker):
-    """A model with a scalar head. ``rate`` is the learning rate where none is given; with None it is not trained."""
-
-    rate: ClassVar[float | None] = None
+    """A model with a scalar head. Without ``lr`` the class's ``rate`` is taken; with None it is not trained."""
 
     def __init__(
         self,
@@ -36,13 +34,15 @@ class _Scalar(ModelWorker):
         total: int | None = None,
         min_lr: float = 0.0,
         lora: Lora | None = None,
+        freeze: str | Sequence[str] = (),
         dtype: str = "auto",
         gradient_checkpointing: bool = False,
         seed: int = 0,
     ) -> None:
         self.model = Model.of(model)
         lr = self.rate if lr is None else lr
-        self.trained = lr is not None
+        self.trains = lr is not None
+        self.freeze = read_freeze(freeze, lr=lr, lora=lora)
         self.optim = Optim(lr or 0.0, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
         self.lora, self.dtype = lora, dtype
         self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
@@ -55,8 +55,9 @@ class _Scalar(ModelWorker):
         return Build(
             self.model,
             head="scalar",
-            optim=self.optim if self.trained else None,
+            optim=self.optim if self.trains else None,
             lora=self.lora,
+            freeze=self.freeze,
             dtype=self.dtype,
             gradient_checkpointing=self.gradient_checkpointing,
             seed=self.seed,
@@ -100,12 +101,6 @@ class Critic(_Scalar):
         )
 
 
-def _of_a_trained_one(shape: CallShape) -> str | Mapping[str, str]:
-    if "lr" in shape.init and shape.init["lr"] is None:
-        raise ProgramError("This reward model is not trained: it has no lr.", fix="Declare it with lr=1e-5 or another.")
-    return trains("scores", "tokens, response_mask")(shape)
-
-
 class RewardModel(_Scalar):
     """A scalar head over the whole row: its value at the last token is the reward.
 
@@ -117,7 +112,7 @@ class RewardModel(_Scalar):
         """Adds ``rewards``: the score of each row."""
         return {"rewards": self.engine.scores(batch)}
 
-    @op(reads=_of_a_trained_one, updates="weights", cost="train")
+    @op(reads=trains("scores", "tokens, response_mask", what="reward model"), updates="weights", cost="train")
     def update(
         self,
         batch: Batch,

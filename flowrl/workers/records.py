@@ -152,7 +152,8 @@ class Build:
     ``head`` is ``lm`` (logits) or ``scalar`` (a number per token). No ``optim``: the engine does not train.
 
     ``axes``: the mesh of ranks that open it together, outermost first, such as ``{"fsdp": 2, "tp": 2}``; empty is one
-    process. ``offload``: weights and optimizer stay on the CPU between uses.
+    process. ``offload``: weights and optimizer stay on the CPU between uses. ``freeze``: the weights that are not
+    trained, as of :func:`~flowrl.workers.freeze.frozen_names`.
     """
 
     model: Model
@@ -165,6 +166,7 @@ class Build:
     seed: int = 0
     axes: Mapping[str, int] = field(default_factory=dict)
     offload: bool = False
+    freeze: tuple[str, ...] = ()
 
     @property
     def trainable(self) -> bool:

@@ -186,6 +186,7 @@ CORE = {
     "fsdp=2, values": ({"fsdp": 2}, "llama", "values", [3, 13], {}, {}),
     "fsdp=2 x tp=2, scores": ({"fsdp": 2, "tp": 2}, "llama", "scores", [4, 12], {}, {}),
     "fsdp=2, adapters": ({"fsdp": 2}, "qwen2", "tokens", [9, 7], {}, {"lora": Lora(r=3)}),
+    "fsdp=2, frozen weights": ({"fsdp": 2}, "llama", "tokens", [9, 7], {}, {"freeze": ("embeddings", "layers[0]")}),
     "fsdp=2, layers computed again": ({"fsdp": 2}, "llama", "tokens", [8, 8], {}, {"gradient_checkpointing": True}),
     "pp=2": ({"pp": 2}, "llama", "tokens", [16], {}, {}),
 }
@@ -196,6 +197,22 @@ NIGHTLY = {
     "fsdp=5, parts that are empty": ({"fsdp": 5}, "qwen3", "tokens", [3, 0, 7, 4, 2], {}, {}),
     "dp=2 x fsdp=2": ({"dp": 2, "fsdp": 2}, "llama", "tokens", [3, 5, 8, 0], {}, {}),
     "dp=2 x fsdp=2, adapters": ({"dp": 2, "fsdp": 2}, "llama", "tokens", [3, 5, 8, 0], {}, {"lora": Lora(r=4)}),
+    "dp=2 x fsdp=2, frozen weights": (
+        {"dp": 2, "fsdp": 2},
+        "llama",
+        "tokens",
+        [3, 5, 8, 0],
+        {},
+        {"freeze": ("model",)},
+    ),
+    "fsdp=2 x tp=2, frozen weights": (
+        {"fsdp": 2, "tp": 2},
+        "qwen2",
+        "tokens",
+        [7, 9],
+        {},
+        {"freeze": ("layers[:-1]",)},
+    ),
     "dp=2 x tp=2, tied": ({"dp": 2, "tp": 2}, "qwen2", "tokens", [9, 7], {}, {}),
     "fsdp=3 x tp=2": ({"fsdp": 3, "tp": 2}, "qwen3", "tokens", [5, 0, 11], {"vocab_size": 43}, {}),
     "dp=2 x fsdp=2 x tp=2": ({"dp": 2, "fsdp": 2, "tp": 2}, "qwen2", "tokens", [4, 4, 8, 0], {"vocab_size": 41}, {}),
@@ -589,6 +606,8 @@ def refused():
         open_engine("fsdp2", build({"pp": 2}, "llama", {"num_hidden_layers": 1}))
     with pytest.raises(ModelError, match="has adapters, which the backend fsdp2 does not split by pp=2"):
         open_engine("fsdp2", build({"pp": 2}, lora=Lora()))
+    with pytest.raises(ModelError, match="has frozen weights, which the backend fsdp2 does not have in stages"):
+        open_engine("fsdp2", build({"pp": 2}, freeze=("embeddings",)))
     with pytest.raises(ModelError, match="GPT2LMHeadModel is no embedding, layers and a norm one behind the other"):
         open_engine("fsdp2", build({"pp": 2}, "gpt2"))
     with pytest.raises(ModelError, match="The hidden states of GraniteForCausalLM, split over ranks, differ by"):

@@ -304,6 +304,7 @@ def check_errors():
         (PlanError, "has no axis fsdp", build(axes={"fsdp": 2})),
         (PlanError, "needs 4 ranks", build(axes={"tp": 4})),
         (ModelError, "no adapters", build(lora=Lora())),
+        (ModelError, "trains all weights", build(freeze=("embeddings",))),
         (ModelError, "in a window", build("mistral-window")),
         (ModelError, "the kind 'gpt2'", build("gpt2")),
         (ModelError, "a bias outside", build(config={"attention_bias": True})),

@@ -1,6 +1,6 @@
 """WorkerError: Critic: missing a required argument: 'model'.
   at   tests/wrong/18_worker_without_model.py:14   critic = flow.worker(fl.Critic, lr=1e-5)
-  have betas, dtype, eps, grad_clip, gradient_checkpointing, lora, lr, min_lr, model, schedule, seed, total, warmup, weight_decay
+  have betas, dtype, eps, freeze, grad_clip, gradient_checkpointing, lora, lr, min_lr, model, schedule, seed, total, warmup, weight_decay
   fix  Give model=.
 """
 

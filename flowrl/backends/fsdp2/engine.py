@@ -170,6 +170,12 @@ def _check(build: Build, layout: Mesh) -> None:
                 f"'{build.model.title}' has adapters, which the backend fsdp2 does not split by {axis}={layout[axis]}.",
                 fix=f"Write fsdp instead of {axis}, or train without lora=.",
             )
+    if build.freeze and layout["pp"] > 1:
+        raise ModelError(
+            f"'{build.model.title}' has frozen weights, which the backend fsdp2 does not have in stages (pp="
+            f"{layout['pp']}).",
+            fix="Write fsdp instead of pp, or train without freeze=.",
+        )
 
 
 def _device_mesh(layout: Mesh, device: torch.device) -> Any:

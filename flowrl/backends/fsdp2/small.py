@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...workers.records import Build
 from ..hf import adapters
+from ..hf.freeze import freeze
 
 #: The size of an attention head, columns of the middle layers for each rank of ``tp``, and an odd vocabulary.
 _HEAD, _COLUMNS, _VOCABULARY = 8, 8, 61
@@ -29,6 +30,7 @@ def small_like(model: Any, build: Build, dtype: torch.dtype, *, tp: int) -> Any 
             made = type(model)(_shrunk(model.config, tp)).to(dtype).eval()
             if build.lora is not None:
                 adapters.add(made, build.lora, build.seed)
+            freeze(made, build)
             _draw(made)
         if not build.trainable:
             made.requires_grad_(False)

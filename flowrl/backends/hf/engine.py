@@ -19,6 +19,7 @@ from ...workers.weights import Shard
 from ..team import Team, rank_on
 from . import adapters
 from .follow import blend, copy
+from .freeze import freeze
 from .generate import generate
 from .load import load_model, load_tokenizer, load_unread, pick_device, pick_dtypes, quiet
 from .net import Net
@@ -60,6 +61,7 @@ def _prepared(model: Any, build: Build, tokenizer: Any) -> Any:
     _adopt_ids(model, tokenizer, build)
     if build.lora is not None:
         adapters.add(model, build.lora, build.seed)
+    freeze(model, build)
     if not build.trainable:
         model.requires_grad_(False)
     return model
@@ -300,6 +302,11 @@ class HFEngine:
         """
         if not 0 <= decay <= 1:
             raise ProgramError(f"decay={decay} is no share of the old weights.", fix="Give a number from 0 to 1.")
+        if self.build.freeze:
+            raise ModelError(
+                f"'{self.build.model.title}' has frozen weights here, which following another worker would change.",
+                fix="Let a worker without freeze= follow.",
+            )
         if self.build.lora is not None:
             raise ModelError(
                 f"'{self.build.model.title}' has adapters here, and averaged factors are no average of the weights.",

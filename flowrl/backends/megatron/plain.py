@@ -106,6 +106,8 @@ def check_build(build: Build) -> None:
         raise ModelError("The engine 'megatron' does not move its weights to the CPU between uses.", fix=_ELSEWHERE)
     if build.lora is not None:
         raise ModelError("The engine 'megatron' has no adapters.", fix=f"Leave lora= out. {_ELSEWHERE}")
+    if build.freeze:
+        raise ModelError("The engine 'megatron' trains all weights.", fix=f"Leave freeze= out. {_ELSEWHERE}")
 
 
 def check_sizes(plain: Plain, mesh: Mesh, *, fused: bool) -> None:
