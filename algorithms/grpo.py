@@ -44,6 +44,7 @@ PRESETS = {
     "gmpo": {"kl": 0.0, "loss": rl.gmpo},
     "gpg": {"kl": 0.0, "informative": True, "advantages": center, "loss": rl.reinforce},
     "opo": {"kl": 0.0, "advantages": partial(center, center="optimal"), "loss": rl.reinforce},
+    "pass_at_k": {"kl": 0.0, "advantages": partial(rl.pass_at_k, k=3)},
     "dppo": {"kl": 0.0, "loss": rl.dppo},
     "topr": {"kl": 0.0, "loss": rl.topr},
     "kimi": {"kl": 0.0, "advantages": center, "loss": rl.quadratic},

@@ -1,5 +1,6 @@
 """PPO for language models (Ouyang et al. 2022, arXiv:2203.02155; Schulman et al. 2017, arXiv:1707.06347).
 
+``--preset vapo`` has the two lambdas of VAPO (arXiv:2504.05118), its wider clip and its token mean.
 Departures: 1. the KL penalty to the reference is an estimate on the sampled tokens (k1), added to the reward of each.
 2. actor and critic take one optimizer step on the whole batch; their updates have ``minibatch=`` and ``epochs=``.
 """
@@ -15,22 +16,31 @@ ref = flow.worker(fl.Reference, of=actor)
 reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
-@flow.program
+PRESETS = {
+    "ppo": {},
+    "vapo": {"lam_returns": 1.0, "alpha": 0.5, "clip_high": 0.28},
+}
+
+
+@flow.program(presets=PRESETS)
 def ppo(
     steps: int = 400,
     prompts_per_step: int = 128,
     kl: float = 1e-3,
     gamma: float = 1.0,
     lam: float = 0.95,
+    lam_returns: float | None = None,
+    alpha: float | None = None,
+    clip_high: float | None = None,
     one_digit: float | None = None,
 ):
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch)
         batch = reward.score(batch) | ref.logprobs(batch) | critic.values(batch)
         batch = rl.kl_penalty(batch, coef=kl)
-        batch = rl.gae(batch, gamma=gamma, lam=lam)
+        batch = rl.gae(batch, gamma=gamma, lam=lam, lam_returns=lam_returns, alpha=alpha)
         critic_metrics = critic.update(batch)
-        metrics = actor.update(batch, loss=rl.ppo_clip())
+        metrics = actor.update(batch, loss=rl.ppo_clip(clip_high=clip_high))
         flow.log(step, metrics, critic_metrics, reward=batch.rewards.mean())
 
 

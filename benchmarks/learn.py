@@ -47,7 +47,7 @@ class Run:
 
 
 GRPO = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gspo", "cispo", "sapo"]
-GRPO += ["gmpo", "gpg", "opo", "dppo", "topr", "kimi", "clip_cov", "kl_cov", "decoupled_ppo"]
+GRPO += ["gmpo", "gpg", "opo", "pass_at_k", "dppo", "topr", "kimi", "clip_cov", "kl_cov", "decoupled_ppo"]
 PAIRS = ["simpo", "cpo", "robust", "hinge", "exo", "discopop", "sppo", "nca", "bco", "apo_zero", "apo_down"]
 #: Learning rates of the presets whose gradient has another size than that of the others.
 RATES = {"dr_grpo": "3e-4", "topr": "1e-4", "rloo": "1e-4"}
@@ -64,7 +64,8 @@ RUNS = [
     Run("dpo", "orpo", "loss", 0.2, (*ONE_DIGIT, "--steps", "120"), falls=True),
     Run("dpo", "kto", "reward_accuracy", 0.9, (*ONE_DIGIT, "--steps", "120")),
     *(Run("dpo", p, "reward_accuracy", 0.9, (*ONE_DIGIT, "--steps", "120")) for p in PAIRS),
-    Run("ppo", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "120", "--prompts-per-step", "192")),
+    *(Run("ppo", p, "reward", 0.7, (*ONE_DIGIT, "--steps", "120", "--prompts-per-step", "192"))
+      for p in ("ppo", "vapo")),
     Run("remax", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "150")),
     Run("dapo", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "100")),
     Run("raft", None, "reward", 0.8, (*ONE_DIGIT, "--steps", "120")),

@@ -59,7 +59,7 @@ def test_the_generated_tables_are_those_of_now(made, name):
 def test_the_table_of_costs_counts_what_a_step_calls(made):
     costs = rows(CHOOSING)
     assert set(made["DRIVERS"]) == set(DRIVERS)
-    assert costs["ppo"][:6] == ["1", "2", "2", "1", "2", "1"]
+    assert costs["ppo`: `ppo`, `vapo"][:6] == ["1", "2", "2", "1", "2", "1"]
     assert costs["remax"][0] == "2" and costs["dapo"][0] == "1+" and costs["dapo"][6] == "yes"
     names = " ".join(costs)
     for driver in DRIVERS:

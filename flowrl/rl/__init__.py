@@ -6,7 +6,7 @@ This module is light: it knows what each function reads and adds, and loads the 
 from __future__ import annotations
 
 from . import gates
-from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_token_baseline
+from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_token_baseline, pass_at_k
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
 from .pairs import best_of, mismatched, pairs
 from .policy import Correction, Gate, correct, policy_loss
@@ -70,6 +70,7 @@ __all__ = [
     "orpo",
     "overlong_penalty",
     "pairs",
+    "pass_at_k",
     "policy_loss",
     "ppo_clip",
     "preference_loss",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 CENTERS = ("group", "batch", "optimal", "none")
 SCALES = ("group", "batch", "mean", "none")
+#: The lambda of ``rl.gae`` where nothing is said.
+LAM = 0.95
 _ADDS = "advantages: f32[*response]"
 
 
@@ -148,6 +150,25 @@ def group_advantages(
 
 
 def _gae_reads(call: CallShape) -> str:
+    lam, alpha = call.call.get("lam"), call.call.get("alpha")
+    if alpha is not None and lam != LAM:
+        raise ProgramError(
+            f"rl.gae: lam={lam} and alpha={alpha} both say how far the advantages look.",
+            at=sessions.caller(),
+            fix="Leave out one of them; lam_returns= is of the returns.",
+        )
+    for name in ("lam", "lam_returns"):
+        said = call.call.get(name)
+        if isinstance(said, (int, float)) and not 0 <= said <= 1:
+            raise ProgramError(
+                f"rl.gae: {name}={said} is not between 0 and 1.",
+                at=sessions.caller(),
+                fix=f"Write {name}=1 for whole returns, {name}=0 for one step.",
+            )
+    if isinstance(alpha, (int, float)) and not alpha > 0:
+        raise ProgramError(
+            f"rl.gae: alpha={alpha} is not above 0.", at=sessions.caller(), fix="Write alpha=0.05, as in VAPO."
+        )
     return "rewards, values, response_mask" + _paid_by_token(call)
 
 
@@ -158,7 +179,15 @@ def _gae_reads(call: CallShape) -> str:
     cost="local",
     pieces=lambda call: not call.call.get("whiten"),
 )
-def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = False) -> dict[str, Column]:
+def gae(
+    batch: Batch,
+    *,
+    gamma: float = 1.0,
+    lam: float = LAM,
+    lam_returns: float | None = None,
+    alpha: float | None = None,
+    whiten: bool = False,
+) -> dict[str, Column]:
     """``A_t = d_t + gamma lam A_{t+1}``, ``d_t = r_t + gamma V_{t+1} - V_t`` (arXiv:1506.02438, eq. 11-16).
 
     Time counts the tokens that the policy sampled: a token outside ``response_mask`` (an observation) is no step, the
@@ -170,6 +199,11 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = F
             ``token_rewards`` f32[*response] where it is there.
         gamma: discount per sampled token.
         lam: how far the estimate looks: 0 is one step, 1 is the whole return.
+        lam_returns: the lambda of the returns, which the critic learns; None is that of the advantages. VAPO
+            (arXiv:2504.05118) takes 1, where the critic is not its own target (decoupled GAE).
+        alpha: in place of ``lam``, ``1 - 1 / (alpha n)`` for a row of ``n`` sampled tokens: longer rows look further
+            (length-adaptive GAE, VAPO, with 0.05). Rows of at most ``1 / alpha`` tokens have 0, where the paper's
+            formula would fall below it.
         whiten: shift and scale the advantages of the call to mean 0 and std 1 over all sampled tokens, not the returns.
     """
     from .math.advantages import generalised, whitened
@@ -183,6 +217,8 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = F
         token_rewards=_token_rewards(batch),
         gamma=float(gamma),
         lam=float(lam),
+        lam_returns=None if lam_returns is None else float(lam_returns),
+        alpha=None if alpha is None else float(alpha),
     )
     if whiten:
         found = whitened(found, mask.values)
@@ -229,6 +265,43 @@ def gdpo(
     mask = batch.response_mask
     shares = [float(w) for w in weights] if weights is not None else [1.0] * len(rewards)
     by_row = decoupled([batch[name].values for name in rewards], shares, *_groups(batch), eps=float(eps))
+    row = row_of(mask.lengths, len(mask.values), mask.values.device)
+    return {"advantages": mask.with_values(by_row[row].float() * mask.values)}
+
+
+def _best_of_reads(call: CallShape) -> str:
+    k = call.call.get("k")
+    one_of("rl.pass_at_k", "scale", call.call.get("scale"), ("std", "none"))
+    if isinstance(k, (int, float)) and (k < 1 or k != int(k)):
+        raise ProgramError(
+            f"rl.pass_at_k: k={k} is no number of answers.",
+            at=sessions.caller(),
+            fix="Write k=4, and sample more rows than that of each prompt.",
+        )
+    return "rewards, response_mask"
+
+
+@op(owner="rl", reads=_best_of_reads, adds=_ADDS, cost="local", pieces=True)
+def pass_at_k(batch: Batch, *, k: int, scale: str = "std", eps: float = 1e-4) -> dict[str, Column]:
+    """``A_i = (E[max r_S | i in S] - E[max r_S]) / (std(max r_S) + eps)``, S any ``k`` rows of the prompt.
+
+    Pass@k training (arXiv:2508.10751) in its analytic form: a set of ``k`` answers is paid for its best one, each
+    answer has the mean advantage of the sets that it is in, and no set is drawn. With rewards of 0 and 1, ``w`` of
+    ``n`` rows wrong, ``p = 1 - C(w, k) / C(n, k)`` and ``s = sqrt(p (1 - p))``, right rows have ``(1 - p) / s`` and
+    wrong ones ``(1 - p - C(w - 1, k - 1) / C(n - 1, k - 1)) / s``. Rewards may be any numbers here, which the paper
+    leaves open. A prompt that has not more than ``k`` rows has 0, and so has one in which every set earns the same.
+
+    Args:
+        batch: reads ``rewards`` f32[] and ``response_mask`` bool[*response], in any order of rows.
+        k: how many answers are one attempt; 1 is GRPO's advantage, with a std over rows without Bessel's correction.
+        scale: ``std``, that over all sets, without Bessel's correction; or ``none``, the difference alone.
+        eps: added to the std.
+    """
+    from .math.advantages import row_of
+    from .math.credit import best_of_sets
+
+    mask = batch.response_mask
+    by_row = best_of_sets(batch.rewards.values, *_groups(batch), k=int(k), scale=scale, eps=float(eps))
     row = row_of(mask.lengths, len(mask.values), mask.values.device)
     return {"advantages": mask.with_values(by_row[row].float() * mask.values)}
 

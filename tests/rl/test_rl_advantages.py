@@ -92,6 +92,42 @@ def test_gae_is_the_sum_of_the_paper(gamma, lam, given):
         assert found.returns.to_list()[i] == pytest.approx(wanted[1], abs=1e-6)
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize(("lam_returns", "alpha"), [(1.0, None), (None, 0.7), (1.0, 0.7), (0.3, 0.25), (0.0, 2.0)])
+def test_the_two_lambdas_of_vapo(lam_returns, alpha, gamma):
+    """Advantages with a lambda of the row's own length, returns with another one: each as if it were alone."""
+    torch.manual_seed(0)
+    lengths = [5, 1, 0, 4, 3]
+    values = Column.packed(torch.randn(13), lengths, "response")
+    mask = Column.packed(torch.tensor([1, 0, 0, 1, 1, 1, 1, 1, 0, 1, 1, 0, 0], dtype=torch.bool), lengths, "response")
+    rewards = Column.of(torch.randn(5))
+    batch = Batch.of(5, rewards=rewards, response_mask=mask, values=values)
+    found = rl.gae(batch, gamma=gamma, lam_returns=lam_returns, alpha=alpha)
+    for i in range(5):
+        given = (float(rewards[i]), values.to_list()[i], mask.to_list()[i], [0.0] * lengths[i], gamma)
+        sampled = sum(mask.to_list()[i])
+        lam = 0.95 if alpha is None else max(0.0, 1 - 1 / (alpha * sampled)) if sampled else 0.0
+        assert found.advantages.to_list()[i] == pytest.approx(slow_gae(*given, lam)[0], abs=1e-6)
+        later = lam if lam_returns is None else lam_returns
+        assert found.returns.to_list()[i] == pytest.approx(slow_gae(*given, later)[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"lam": 0.9, "alpha": 0.05}, "lam=0.9 and alpha=0.05 both say how far the advantages look"),
+        ({"lam": 1.5}, "lam=1.5 is not between 0 and 1"),
+        ({"lam_returns": -0.1}, "lam_returns=-0.1 is not between 0 and 1"),
+        ({"alpha": 0}, "alpha=0 is not above 0"),
+    ],
+)
+def test_lambdas_that_make_no_sense_are_refused_before_it_runs(said, what):
+    with pytest.raises(FlowError) as error:
+        rl.gae(rows([1.0], [1], values=Column.packed(torch.zeros(1), [1], "response")), **said)
+    assert what in error.value.what and error.value.fix
+    assert error.value.at.file == __file__
+
+
 def test_with_lam_1_the_return_is_what_is_paid_from_here_on():
     lengths = [4]
     batch = rows([2.0], lengths, values=Column.packed(torch.tensor([0.3, -0.1, 0.7, 0.2]), lengths, "response"))

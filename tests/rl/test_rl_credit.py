@@ -1,6 +1,7 @@
-"""GDPO, the optimal token baseline and GiGPO against slow loops written from their equations."""
+"""GDPO, pass@k, the optimal token baseline and GiGPO against slow loops written from their equations."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from flowrl.batch import Batch, Column
 from flowrl.errors import FlowError
 from flowrl.graph.op import CallShape
-from flowrl.rl.advantages import gdpo, gigpo, optimal_token_baseline
+from flowrl.rl.advantages import gdpo, gigpo, optimal_token_baseline, pass_at_k
 
 torch.set_num_threads(1)
 
@@ -71,6 +72,7 @@ CALLS = {
     "gdpo": lambda batch: gdpo(batch, rewards=("rewards", "format"), weights=(1.0, 0.3)),
     "optimal_token_baseline": lambda batch: optimal_token_baseline(batch, sum_squares="squares"),
     "gigpo": gigpo,
+    "pass_at_k": lambda batch: pass_at_k(batch, k=2),
 }
 
 
@@ -92,12 +94,12 @@ def test_a_batch_without_tokens_has_no_advantages(call):
     assert len(call(batch.filter([False] * len(batch))).advantages) == 0
 
 
-@pytest.mark.parametrize("call", [optimal_token_baseline, gigpo])
-def test_prompts_are_apart(call):
+@pytest.mark.parametrize(("call", "said"), [(optimal_token_baseline, {}), (gigpo, {}), (pass_at_k, {"k": 2})])
+def test_prompts_are_apart(call, said):
     batch = random_rows(1)
-    parts = Batch.concat([call(batch.take(rows)) for rows in batch.groups()])
-    torch.testing.assert_close(parts.sort().advantages.values, call(batch).sort().advantages.values)
-    assert call.in_pieces({}, call.bind(None, (batch,), {}))
+    parts = Batch.concat([call(batch.take(rows), **said) for rows in batch.groups()])
+    torch.testing.assert_close(parts.sort().advantages.values, call(batch, **said).sort().advantages.values)
+    assert call.in_pieces({}, call.bind(None, (batch,), said))
 
 
 # -- GDPO ---------------------------------------------------------------------------------------------------------
@@ -159,6 +161,97 @@ def test_what_gdpo_would_read_can_be_asked_without_a_call():
 
 
 # -- the optimal token baseline -----------------------------------------------------------------------------------
+
+
+def slow_pass_at_k(rewards, k, scale, eps):
+    """The advantages of one prompt's rows, over every set of ``k`` of them."""
+    n = len(rewards)
+    best = {rows: max(rewards[i] for i in rows) for rows in combinations(range(n), k)}
+    if len(best) < 2:
+        return [0.0] * n
+    mean = sum(best.values()) / len(best)
+    std = math.sqrt(sum((x - mean) ** 2 for x in best.values()) / len(best))
+    found = []
+    for i in range(n):
+        mine = [x for rows, x in best.items() if i in rows]
+        away = sum(mine) / len(mine) - mean
+        found.append(away if scale == "none" else away / (std + eps) if std else 0.0)
+    return found
+
+
+def graded(groups, seed=0):
+    """Rows of prompts with these rewards, in random order; rows of 0 to 2 tokens, and what was sampled of them."""
+    draw = torch.Generator().manual_seed(seed)
+    keys = [(p, i) for p, rewards in enumerate(groups) for i in range(len(rewards))]
+    keys = [keys[i] for i in torch.randperm(len(keys), generator=draw).tolist()]
+    mask = [[True, False][: (3 * p + i) % 3] for p, i in keys]
+    return Batch.of(
+        keys,
+        rewards=Column.of(torch.tensor([groups[p][i] for p, i in keys], dtype=torch.float64)),
+        response_mask=Column.of(mask, dim="response", dtype="bool"),
+    )
+
+
+def check_pass_at_k(groups, k, scale="std", eps=1e-3):
+    batch = graded(groups)
+    found = pass_at_k(batch, k=k, scale=scale, eps=eps).advantages
+    wanted = [slow_pass_at_k(rewards, k, scale, eps) for rewards in groups]
+    for (p, i), tokens, mask in zip(batch.keys, found.to_list(), batch.response_mask.to_list(), strict=True):
+        assert tokens == pytest.approx([wanted[p][i] * m for m in mask], abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_pass_at_k_is_the_mean_over_every_set_of_k_rows(seed, k, scale):
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [1, 2, 3, 5, 6, 6, 8]
+    check_pass_at_k([torch.randn(n, generator=draw, dtype=torch.float64).tolist() for n in sizes], k, scale)
+    whole = [torch.randint(0, 3, (n,), generator=draw).tolist() for n in sizes]  # of which some are equal
+    check_pass_at_k(whole, k, scale)
+    check_pass_at_k([[float(r > 1) for r in rewards] for rewards in whole], k, scale)
+
+
+@pytest.mark.parametrize("right", [1, 3, 5])
+def test_pass_at_k_of_right_and_wrong_rows_is_the_analytic_form_of_the_paper(right):
+    n, k, eps = 8, 3, 1e-4
+    wrong = n - right
+    p = 1 - math.comb(wrong, k) / math.comb(n, k)
+    s = math.sqrt(p * (1 - p)) + eps
+    up, down = (1 - p) / s, (1 - p - math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / s
+    mask = Column.packed(torch.ones(n, dtype=torch.bool), [1] * n, "response")
+    rewards = [1.0] * right + [0.0] * wrong
+    found = pass_at_k(Batch.of([(7, i) for i in range(n)], rewards=rewards, response_mask=mask), k=k, eps=eps)
+    assert found.advantages.values.tolist() == pytest.approx([up] * right + [down] * wrong, abs=1e-6)
+
+
+@pytest.mark.parametrize("rewards", [[0.1] * 7, [0.7, 1.0, 1.0, 1.0, 0.2], [1 / 3, 0.1, 1 / 3, 1 / 3]])
+def test_where_every_set_earns_the_same_there_is_exactly_no_advantage(rewards):
+    """Two wrong rows cannot fill a set of three."""
+    assert not pass_at_k(graded([rewards]), k=3).advantages.values.any()
+
+
+def test_large_groups_have_finite_advantages():
+    rewards = [float(i % 7 == 0) for i in range(2000)]
+    mask = Column.packed(torch.ones(2000, dtype=torch.bool), [1] * 2000, "response")
+    batch = Batch.of([(0, i) for i in range(2000)], rewards=rewards, response_mask=mask)
+    for k in (1, 64, 1999):
+        assert torch.isfinite(pass_at_k(batch, k=k).advantages.values).all()
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ({"k": 0}, "Write k=4, and sample more rows than that of each prompt."),
+        ({"k": 2.5}, "Write k=4, and sample more rows than that of each prompt."),
+        ({"k": 2, "scale": "group"}, 'Write scale="std".'),
+    ],
+)
+def test_pass_at_k_refuses_what_is_no_number_of_answers(said, fix):
+    with pytest.raises(FlowError) as error:
+        pass_at_k(graded([[0.0, 1.0]]), **said)
+    assert error.value.fix == fix
+    assert error.value.at.file == __file__
 
 
 def slow_token_baseline(batch, anchor, squares, token_rewards):

@@ -241,6 +241,19 @@ def test_gae(core, gamma, lam, seed):
     rows.agree(rl.gae(batch, gamma=gamma, lam=lam, whiten=True).advantages, wanted * rows.bessel())
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gae_with_a_lambda_of_its_own_for_the_returns(core, seed):
+    rows = Rewarded(seed, by_token=True)
+    given = (rows.paid, rows.values, rows.sampled.double(), 0.9)
+    wanted, returns = (
+        core.compute_gae_advantage_return(*given, 0.5)[0],
+        core.compute_gae_advantage_return(*given, 1.0)[1],
+    )
+    found = rl.gae(rows.batch("values", "token_rewards"), gamma=0.9, lam=0.5, lam_returns=1.0, whiten=True)
+    rows.agree(found.returns, returns)
+    rows.agree(found.advantages, wanted * rows.bessel())
+
+
 ESTIMATORS = {
     # verl's name: ours, without a critic
     "grpo": lambda batch: rl.advantages(batch, eps=1e-6),

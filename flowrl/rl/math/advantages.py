@@ -43,8 +43,8 @@ def steps_of(rewards: Tensor, mask: Tensor, lengths: Tensor, token_rewards: Tens
     return Steps(token, row, at, count, paid)
 
 
-def to_go(paid: Tensor, discount: float) -> Tensor:
-    """``g_t = paid_t + discount g_{t+1}`` along the last dim of [rows, longest]."""
+def to_go(paid: Tensor, discount: float | Tensor) -> Tensor:
+    """``g_t = paid_t + discount g_{t+1}`` along the last dim of [rows, longest]; one discount, or one for each row."""
     result, running = torch.zeros_like(paid), paid.new_zeros(len(paid))
     for t in range(paid.shape[1] - 1, -1, -1):  # past the end of a row all is 0, and stays so
         running = paid[:, t] + discount * running
@@ -176,6 +176,8 @@ def generalised(
     token_rewards: Tensor | None = None,
     gamma: float = 1.0,
     lam: float = 0.95,
+    lam_returns: float | None = None,
+    alpha: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns, f32[total] each, of packed rows; only masked tokens are steps. See :func:`flowrl.rl.gae`.
 
@@ -184,12 +186,27 @@ def generalised(
     steps = steps_of(rewards, mask, lengths, token_rewards)
     value = steps.paid.new_zeros(len(lengths), steps.paid.shape[1] + 1)
     value[steps.row, steps.at] = values[steps.token].double()
-    estimate = to_go(steps.paid + gamma * value[:, 1:] - value[:, :-1], gamma * lam)
+    errors = steps.paid + gamma * value[:, 1:] - value[:, :-1]
+    by_row = lam if alpha is None else adapted(steps.count, alpha)
+    estimate = to_go(errors, gamma * by_row)
     advantages = torch.zeros(len(values), dtype=torch.float32, device=values.device)
     advantages[steps.token] = estimate[steps.row, steps.at].float()
+    if lam_returns is not None:
+        estimate = to_go(errors, gamma * lam_returns)
     returns = values.float().clone()
     returns[steps.token] = (estimate + value[:, :-1])[steps.row, steps.at].float()
     return advantages, returns
+
+
+def adapted(count: Tensor, alpha: float) -> Tensor:
+    """``1 - 1 / (alpha n)`` for rows of ``n`` sampled tokens, 0 where that is below 0: f64[rows].
+
+    The weights of a row's later errors then add up to ``alpha n``.
+
+    >>> adapted(torch.tensor([0, 10, 40, 200]), 0.05)
+    tensor([0.0000, 0.0000, 0.5000, 0.9000], dtype=torch.float64)
+    """
+    return (1 - 1 / (alpha * count.double().clamp(min=1))).clamp(min=0)
 
 
 def whitened(advantages: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:

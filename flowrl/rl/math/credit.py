@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import comb
 
 import torch
 from torch import Tensor
 
 from ...errors import ProgramError
-from .advantages import centred, normalised, row_of, steps_of, to_go
+from .advantages import centred, divided, normalised, row_of, steps_of, to_go
 
 
 def decoupled(rewards: Sequence[Tensor], weights: Sequence[float], group: Tensor, count: int, eps: float) -> Tensor:
@@ -18,6 +19,44 @@ def decoupled(rewards: Sequence[Tensor], weights: Sequence[float], group: Tensor
     """
     parts = [w * normalised(r, group, count, eps=eps) for r, w in zip(rewards, weights, strict=True)]
     return normalised(torch.stack(parts).sum(0), torch.zeros_like(group), 1, eps=eps)
+
+
+def best_of_sets(rewards: Tensor, group: Tensor, count: int, *, k: int, scale: str, eps: float) -> Tensor:
+    """How much more the best of ``k`` rows of a prompt earns with this row among them: f64[rows].
+
+    All sets of ``k`` rows count alike, and none is drawn. See :func:`flowrl.rl.pass_at_k`.
+    """
+    numbers, sizes = rewards.double(), torch.bincount(group, minlength=count)
+    rising = torch.argsort(numbers, stable=True)
+    rising = rising[torch.argsort(group[rising], stable=True)]  # by prompt, the rewards of each rising
+    first = sizes.cumsum(0) - sizes
+    result = torch.zeros_like(numbers)
+    for n in sizes.unique().tolist():
+        if n <= k:  # one set at most: there is nothing to compare it with
+            continue
+        rows = rising[first[sizes == n][:, None] + torch.arange(n, device=group.device)]
+        # Differences to the smallest that can be the best of k: where no set differs from another, all are exactly 0.
+        paid = numbers[rows] - numbers[rows[:, k - 1]][:, None]
+        every, own, other = _shares_of_the_best(n, k, paid)
+        mean = (every * paid).sum(1, keepdim=True)
+        later = (other * paid).flip(1).cumsum(1).flip(1) - other * paid  # of better rows, that one of them is the best
+        found = own * paid + later - mean
+        if scale != "none":
+            found = divided(found, (every * (paid - mean).square()).sum(1, keepdim=True).sqrt(), eps)
+        result[rows] = found
+    return result
+
+
+def _shares_of_the_best(n: int, k: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of ``n`` rows by rising reward, how often each is the best of a set of ``k``: [n] each.
+
+    Over all sets; over those that it is in; and over those that a row with a smaller reward is in.
+    """
+    sets, mine = comb(n, k), comb(n - 1, k - 1)
+    every = [comb(j, k - 1) / sets for j in range(n)]
+    own = [comb(j, k - 1) / mine for j in range(n)]
+    other = [comb(j - 1, k - 2) / mine if k > 1 and j > 0 else 0.0 for j in range(n)]
+    return like.new_tensor(every), like.new_tensor(own), like.new_tensor(other)
 
 
 def against_optimal_token(
