@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from .mix import Mixture
 from .source import Cursor, Options, Source
 from .stores import Generated, Hf, Jsonl, Listed, Parquet
 
@@ -55,4 +56,21 @@ def generated(fn: Callable[[int], Mapping[str, Any]], *, size: int | None = None
     return Source(Generated(fn, size), options)
 
 
-__all__ = ["Cursor", "Options", "Source", "generated", "hf", "jsonl", "parquet", "rows"]
+def mix(
+    parts: Mapping[str, Source | Mixture],
+    *,
+    batch: int,
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    column: str = "source",
+) -> Mixture:
+    """A mixture of sources: each row is drawn from one of them, with a chance in proportion to its weight.
+
+    ``fl.data.mix({"math": math, "code": code}, weights={"math": 3, "code": 1}, batch=16)``; without ``weights`` all
+    have the same. Which source gives a row depends on ``seed`` and the number of the draw alone. ``column`` is the name
+    of the column that says the source. DataError for sources whose columns differ.
+    """
+    return Mixture(parts, weights, batch, seed, column)
+
+
+__all__ = ["Cursor", "Mixture", "Options", "Source", "generated", "hf", "jsonl", "mix", "parquet", "rows"]

@@ -138,12 +138,6 @@ class Prompts:
                 continue
             ids[i] = ids[i][-longest:]
             kept.append(i)
-        if rows and not kept:
-            raise DataError(
-                f"All {len(rows)} prompts of a step are longer than max_prompt_tokens={longest}.",
-                at=at(rows[0].index),
-                fix="Raise max_prompt_tokens.",
-            )
         return kept
 
     def _texts(self, rows: Sequence[Row], names: Sequence[str], at: Callable[[int], At]) -> list[str]:

@@ -129,8 +129,20 @@ class Source:
     def to_batch(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> Batch:
         """The batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... DataError names a bad row.
 
-        With ``rejected=`` a drawn row has the keys (uid, 0) and (uid, 1).
+        With ``rejected=`` a drawn row has the keys (uid, 0) and (uid, 1). DataError also where none is left.
         """
+        batch = self.read(rows, first_uid, tokenizer)
+        if rows and not len(batch):
+            longest = self.reading.max_prompt_tokens
+            raise DataError(
+                f"All {len(rows)} prompts of a step are longer than max_prompt_tokens={longest}.",
+                at=self._store.at(rows[0].index),
+                fix="Raise max_prompt_tokens.",
+            )
+        return batch
+
+    def read(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> Batch:
+        """The same, of which all may have been too long."""
         prompts = self._reader()
         with self._placing():
             batch = prompts.batch(rows, first_uid, tokenizer, at=self._store.at)

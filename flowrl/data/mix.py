@@ -1,0 +1,237 @@
+"""A mixture of sources: each row is drawn from one of them, by weights and the number of the draw alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+from ..batch import Batch, Column
+from ..errors import DataError, near
+from ..graph.site import caller
+from ..graph.types import FieldType
+from .source import Source
+
+#: The option of a source that adds a field, for what is said where another one lacks it.
+_OPTIONS = {"response_ids": "response", "tokens": "response", "response_mask": "response", "preferred": "rejected"}
+_FORM = 'Write fl.data.mix({"math": math, "code": code}, weights={"math": 3, "code": 1}, batch=16).'
+Drawn = tuple[str, Any]  # the name of a source, and a row of it
+
+
+class Mixture:
+    """Rows of several sources, made by :func:`flowrl.data.mix`. A source itself, with the column that says which.
+
+    Every source goes on in its own order, with its own options; ``batch`` of the parts is not used. The mixture ends
+    where it draws from a part that has ended.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Source | Mixture],
+        weights: Mapping[str, float] | None,
+        batch: int,
+        seed: int,
+        column: str,
+    ) -> None:
+        self.made_at = caller()
+        self.parts, self.batch, self.seed, self.column = dict(parts), batch, seed, column
+        self._check()
+        self.weights = self._shares(dict.fromkeys(self.parts, 1.0) if weights is None else weights)
+        self._limits = list(accumulate(self.weights.values()))
+        self._schema: dict[str, FieldType] | None = None
+
+    def __repr__(self) -> str:
+        return f"<a mixture of {', '.join(self.parts)}, {self.batch} rows a step>"
+
+    @property
+    def tokenizer(self) -> Any:
+        """What the parts were given, which is the same for all; None asks for the tokenizer of the actor."""
+        return next(iter(self.parts.values())).tokenizer
+
+    @property
+    def dropped(self) -> int:
+        """How many prompts the parts have left out with ``overlong="drop"``."""
+        return sum(part.dropped for part in self.parts.values())
+
+    def schema(self) -> dict[str, FieldType]:
+        """Columns of the batches and their types: those of every part, and ``column``.
+
+        DataError names a part that lacks a column of another one.
+        """
+        if self._schema is None:
+            schemas = {name: part.schema() for name, part in self.parts.items()}
+            for name, columns in schemas.items():
+                for other, others in schemas.items():
+                    self._compare((name, columns), (other, others))
+            [first, *_] = schemas.values()
+            if self.column in first:
+                raise DataError(
+                    f"The sources of this mixture have a column '{self.column}', and it adds one that says the source.",
+                    at=self.made_at,
+                    fix='Give it another name: fl.data.mix(..., column="drawn_from").',
+                )
+            self._schema = {**first, self.column: FieldType("any")}
+        return self._schema
+
+    def cursor(self) -> MixtureCursor:
+        """A place at the beginning of the mixture."""
+        return MixtureCursor(self)
+
+    def to_batch(self, rows: Sequence[Drawn], first_uid: int, tokenizer: Any) -> Batch:
+        """The batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... DataError names a bad row.
+
+        DataError also where all were too long.
+        """
+        batch = self.read(rows, first_uid, tokenizer)
+        if rows and not len(batch):
+            raise DataError(
+                f"All {len(rows)} prompts of a step are longer than max_prompt_tokens.",
+                at=self.made_at,
+                fix="Raise max_prompt_tokens of the sources.",
+            )
+        return batch
+
+    def read(self, rows: Sequence[Drawn], first_uid: int, tokenizer: Any) -> Batch:
+        """The same, of which all may have been too long."""
+        self.schema()
+        read: list[Batch] = []
+        for name, part in self.parts.items():
+            uids = [first_uid + i for i, (drawn, _) in enumerate(rows) if drawn == name]
+            if uids:
+                batch = part.read([row for drawn, row in rows if drawn == name], 0, tokenizer)
+                keys = [(uids[first], *rest) for first, *rest in batch.keys]
+                said = Column.of([name] * len(keys), dtype="any")
+                read.append(Batch(keys, {**batch.columns, self.column: said}))
+        return Batch.concat(read).sort() if read else Batch([], {})
+
+    def pick(self, draw: int) -> str:
+        """The part that gives the row of that draw."""
+        number = int.from_bytes(hashlib.blake2b(repr((self.seed, draw)).encode(), digest_size=8).digest(), "little")
+        place = bisect_right(self._limits, number / 2**64 * self._limits[-1])
+        return list(self.parts)[min(place, len(self.parts) - 1)]
+
+    # -- what cannot be mixed ---------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raise DataError for parts that are no sources, or whose tokens would be of different tokenizers."""
+        given: Mapping[Any, Any] = self.parts
+        wrong = next(
+            (k for k, v in given.items() if not isinstance(k, str) or not isinstance(v, (Source, Mixture))), None
+        )
+        if wrong is not None or not given:
+            raise DataError("A mixture is made of sources by name.", at=self.made_at, fix=_FORM)
+        if not isinstance(cast("Any", self.batch), int) or self.batch < 1:
+            what = f"A mixture with batch={self.batch!r}."
+            raise DataError(what, at=self.made_at, fix="Give batch=, the rows per step, at least 1.")
+        (first, one), *others = self.parts.items()
+        for name, part in others:
+            if part.tokenizer is not one.tokenizer and part.tokenizer != one.tokenizer:
+                raise DataError(
+                    f"The sources '{first}' and '{name}' of a mixture have different tokenizers.",
+                    at=self.made_at,
+                    fix="Give both the same tokenizer=, or none, for that of the actor.",
+                )
+
+    def _shares(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """The weights in the order of the parts. DataError for a name without one, or one that is no weight."""
+        for name in weights:
+            if name not in self.parts:
+                meant = near(name, self.parts)
+                raise DataError(
+                    f"weights= names '{name}', which is no source of this mixture.",
+                    at=self.made_at,
+                    have=self.parts,
+                    fix=f"Did you mean '{meant}'?" if meant else None,
+                )
+        for name in self.parts:
+            weight: Any = weights.get(name)
+            if name not in weights:
+                raise DataError(
+                    f"weights= gives none to '{name}'.", at=self.made_at, have=weights, fix="Give every source one."
+                )
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+                raise DataError(
+                    f"The weight of '{name}' is {weight!r}.",
+                    at=self.made_at,
+                    fix="Give a number above 0; leave out a source that is not to be drawn from.",
+                )
+        return {name: float(weights[name]) for name in self.parts}
+
+    def _compare(self, one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> None:
+        """Raise DataError where the second source lacks a column of the first."""
+        (name, columns), (lacking, others) = one, other
+        for column in columns:
+            if column in others:
+                continue
+            meant = near(column, others.keys() - columns.keys())
+            if column in _OPTIONS:
+                fix = f"Give '{lacking}' {_OPTIONS[column]}= too."
+            elif column == "messages":
+                fix = "Give both prompts of one kind: text, or lists of messages."
+            elif meant:
+                fix = f"Call '{meant}' of '{lacking}' '{column}' too."
+            else:
+                fix = f"Add it to '{lacking}', or leave it out of '{name}' with columns=[...]."
+            raise DataError(
+                f"The source '{lacking}' of a mixture has no column '{column}', which '{name}' has.",
+                at=self.made_at,
+                have=others,
+                fix=fix,
+            )
+
+
+class MixtureCursor:
+    """A place in a mixture: how many rows were drawn, and a place in each part."""
+
+    def __init__(self, source: Mixture) -> None:
+        self.source = source
+        self.draws = 0
+        self._cursors = {name: part.cursor() for name, part in source.parts.items()}
+
+    def state(self) -> dict[str, Any]:
+        """The place, as a JSON record: ``{"draws": 32, "weights": {"math": 3.0}, "parts": {"math": {...}}}``."""
+        parts = {name: cursor.state() for name, cursor in self._cursors.items()}
+        return {"draws": self.draws, "weights": dict(self.source.weights), "parts": parts}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a place that :meth:`state` gave. DataError where it is one in another mixture."""
+        weights = state.get("weights")
+        if weights != self.source.weights:
+            raise DataError(
+                f"This place is in a mixture of {weights}, and now it is one of {self.source.weights}.",
+                at=self.source.made_at,
+                fix="Resume with the mixture that the run began with.",
+            )
+        self.draws = state["draws"]
+        for name, cursor in self._cursors.items():
+            cursor.load_state(state["parts"][name])
+
+    def draw(self, n: int | None = None) -> list[Drawn]:
+        """The next n rows (a step's, if None); fewer, and then none, once a part has ended."""
+        wanted = self.source.batch if n is None else n
+        picks = [self.source.pick(self.draws + i) for i in range(wanted)]
+        before = {name: cursor.state() for name, cursor in self._cursors.items()}
+        rows = self._rows(picks)
+        if len(rows) < len(picks):  # a part has ended: what others gave for draws after that one goes back
+            for name, cursor in self._cursors.items():
+                cursor.load_state(before[name])
+            rows = self._rows(picks[: len(rows)])
+        self.draws += len(rows)
+        return rows
+
+    def _rows(self, picks: Sequence[str]) -> list[Drawn]:
+        """A row for each pick, up to the first that its part has none for."""
+        drawn = {name: iter(cursor.draw(picks.count(name))) for name, cursor in self._cursors.items()}
+        rows: list[Drawn] = []
+        for name in picks:
+            row = next(drawn[name], None)
+            if row is None:
+                break
+            rows.append((name, row))
+        return rows
+
+
+__all__ = ["Mixture", "MixtureCursor"]
