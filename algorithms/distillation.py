@@ -1,11 +1,13 @@
 """On-policy distillation (Agarwal et al. 2023, arXiv:2306.13649): the student samples, teachers grade its tokens.
 
 The advantage of a token is ``log p_teacher - log p_student``: the reverse KL at that token, with discount 0. With
-``--preset several`` each teacher grades the prompts that it knows, with ``--preset full`` the reverse KL is that of the
-whole distributions.
+``--preset several`` each teacher grades the prompts that it knows, with ``--preset sampled_jsd`` by another divergence.
+With ``full``, ``forward`` and ``jsd`` a divergence of the whole distributions is the loss.
 
 Departures: 1. all rows are the student's own; mixing in given ones (lambda of the paper) is left out.
 """
+
+from functools import partial
 
 import flowrl as fl
 from flowrl import rl
@@ -19,18 +21,34 @@ other = flow.worker(fl.Reference, of=short)
 reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
-@flow.program(presets={"one": {}, "several": {"several": True}, "full": {"full": True}})
+PRESETS = {
+    "one": {},
+    "several": {"several": True},
+    "sampled_jsd": {"kind": "jsd"},
+    "full": {"full": True},
+    "forward": {"full": True, "loss": partial(rl.divergence, "forward_kl")},
+    "jsd": {"full": True, "loss": partial(rl.divergence, "jsd", beta=0.5)},
+}
+
+
+@flow.program(presets=PRESETS)
 def distillation(
-    steps: int = 300, prompts_per_step: int = 256, several: bool = False, full: bool = False, one_digit: float = 0.8
+    steps: int = 300,
+    prompts_per_step: int = 256,
+    several: bool = False,
+    kind: str = "reverse_kl",
+    full: bool = False,
+    one_digit: float = 0.8,
+    loss=rl.full_kl,
 ):
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch)
         if full:
             batch = teacher.distribution(batch)
-            metrics = actor.update(batch, loss=rl.full_kl())
+            metrics = actor.update(batch, loss=loss())
         else:
             batch = graded(batch) if several else teacher.logprobs(batch)
-            batch = rl.kl_penalty(batch, coef=1.0, into={"token_rewards": "advantages"})
+            batch = rl.teacher_advantages(batch, kind=kind)
             metrics = actor.update(batch, loss=rl.ppo_clip())
         batch = reward.score(batch)
         flow.log(step, metrics, reward=batch.rewards.mean())

@@ -49,6 +49,7 @@ class Run:
 GRPO = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gspo", "cispo", "sapo"]
 GRPO += ["gmpo", "gpg", "opo", "pass_at_k", "dppo", "topr", "kimi", "clip_cov", "kl_cov", "decoupled_ppo"]
 PAIRS = ["simpo", "cpo", "robust", "hinge", "exo", "discopop", "sppo", "nca", "bco", "apo_zero", "apo_down"]
+DISTILLED = ["one", "several", "sampled_jsd", "full", "forward", "jsd"]
 #: Learning rates of the presets whose gradient has another size than that of the others.
 RATES = {"dr_grpo": "3e-4", "topr": "1e-4", "rloo": "1e-4"}
 
@@ -75,7 +76,7 @@ RUNS = [
     Run("rlhf", None, "exact_match", 0.3, ("--rlhf.one-digit", "1.0", "--preferences.one-digit", "1.0",
         "--rlhf.steps", "100", "--prompts-per-step", "128"), program="sft,preferences,rlhf", warm=()),
     *(Run("distillation", p, "reward", 0.4, ("--teach.steps", "150", "--distillation.steps", "120"),
-          program="teach,distillation", warm=("actor", "short", "long")) for p in ("one", "several", "full")),
+          program="teach,distillation", warm=("actor", "short", "long")) for p in DISTILLED),
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from . import gates
 from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_token_baseline, pass_at_k
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
+from .distillation import divergence, full_kl, teacher_advantages
 from .pairs import best_of, mismatched, pairs
 from .policy import Correction, Gate, correct, policy_loss
 from .preference import bradley_terry, cpo, dpo, ipo, kto, orpo, preference_loss, simpo
@@ -28,7 +29,7 @@ from .presets import (
 from .rewards import clipped_rewards, kl_penalty, length_penalty, overlong_penalty, whitened_rewards
 from .selection import first_groups, select_by_covariance
 from .spec import Loss, LossInputs, loss
-from .supervised import full_kl, sft, value_clip
+from .supervised import sft, value_clip
 
 __all__ = [
     "Correction",
@@ -47,6 +48,7 @@ __all__ = [
     "correct",
     "cpo",
     "decoupled_ppo",
+    "divergence",
     "dpo",
     "dppo",
     "first_groups",
@@ -80,6 +82,7 @@ __all__ = [
     "select_by_covariance",
     "sft",
     "simpo",
+    "teacher_advantages",
     "topr",
     "value_clip",
     "whitened_rewards",

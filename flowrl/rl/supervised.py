@@ -36,19 +36,3 @@ def sft(*, aggregate: str = "token-mean") -> Loss:
         aggregate=aggregate,
         corrects_stale=True,
     )
-
-
-def full_kl(*, aggregate: str = "token-mean") -> Loss:
-    """``KL(p, q) = sum_v p_v (log p_v - log q_v)`` per token: a student p on its own tokens, a teacher's q.
-
-    On-policy distillation with the whole distribution (GKD, arXiv:2306.13649, reverse KL). It reads
-    ``ref_distribution`` (``teacher.distribution(batch)``). It asks not who wrote the tokens, so rows may be of any age.
-    """
-    return Loss(
-        name="full_kl",
-        reads="ref_distribution: f32[*response, vocab], response_mask",
-        math="flowrl.rl.math.losses:full_kl",
-        aggregate=aggregate,
-        needs_distribution=True,
-        corrects_stale=True,
-    )

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ...errors import ProgramError
 from ..spec import LossInputs
-from .kl import full
 
 
 def value_clip(x: LossInputs, *, clip: float | None = 0.2) -> tuple[Tensor, dict[str, Tensor]]:
@@ -26,12 +25,6 @@ def value_clip(x: LossInputs, *, clip: float | None = 0.2) -> tuple[Tensor, dict
 def sft(x: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     """``-log p`` [total]."""
     return -x.predicted, {}
-
-
-def full_kl(x: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """``sum_v p_v (log p_v - log q_v)`` [total]."""
-    assert x.distribution is not None, "the loss asked for it"
-    return full(x.distribution, x["ref_distribution"]), {}
 
 
 def token_weights(mask: Tensor, row: Tensor, rows: int, aggregate: str, norm: float | None = None) -> Tensor:
