@@ -6,17 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ModelError, UsageError, shown
+from ..errors import UsageError, shown
 from ..flow import Flow
-from ..graph.draw import render
 from ..placement.plan import Plan
-from ..planned.measured import measured
-from ..planned.see import overlaid, placed_graph
-from ..schedule.report import render as report
+from .pages import write_pages
 from .words import Words, parse, whole_number
 
 if TYPE_CHECKING:
@@ -97,28 +93,11 @@ def _recorded(words: Sequence[str]) -> list[str]:
     return [str(w) for w in json.loads(record.read_text()).get("arguments", [])]
 
 
-def _pages(out: Path, flow: Flow, said: Words, name: str) -> dict[str, Path]:
-    """The graph with the times of the run, and its timeline, as pages in its folder."""
-    parameters = said.parameters[name]
-    graph, pages = flow.graph(name, **parameters), {"graph": out / "graph.html"}
-    plan = Plan.load(said.options.plan) if said.options.plan else Plan.one_process()
-    flown = measured(out, name, plan, tuple(h.name for h in flow.handles))
-    if flown is not None:
-        if said.options.plan:
-            with suppress(ModelError):  # of a model whose size is not known here: the graph without its plan
-                graph = placed_graph(flow.study(plan, name, **parameters), graph)
-        graph = overlaid(graph, flown)
-        pages["timeline"] = out / "timeline.html"
-        pages["timeline"].write_text(report(flown, "html"), encoding="utf-8")
-    pages["graph"].write_text(render(graph, "html"), encoding="utf-8")
-    return pages
-
-
 def _summary(outcome: Outcome, flow: Flow, said: Words) -> None:
     """Where things are, and what changed between two runs of the same program."""
     out, last, digest = outcome.out, outcome.last, outcome.weights_digest
-    name = max(said.programs, key=lambda n: len(flow.graph(n, **said.parameters[n]).nodes))
-    pages = _pages(out, flow, said, name)
+    plan = Plan.load(said.options.plan) if said.options.plan else None
+    pages = write_pages(out, flow, {name: said.parameters[name] for name in said.programs}, plan)
     if (out / "reward.png").exists():
         print(f"reward curve: {out / 'reward.png'}")
     print("   ".join(f"{what}: {page}" for what, page in pages.items()))

@@ -12,6 +12,7 @@ from ..placement.plan import Plan
 from ..placement.plan_rules import numbers
 from ..placement.reshard import plan_reshard
 from ..placement.work import Workload
+from ..schedule.report.figures import totals
 from ..schedule.simulation import Simulation
 from .study import Study, pool_text
 
@@ -36,7 +37,7 @@ def placed_graph(study: Study, graph: Graph, simulation: Simulation | None = Non
         nodes=tuple(nodes),
         workers=tuple(_serving(w, graph, study) for w in graph.workers),
         pools=tuple(_pool(name, study.plan) for name in study.plan.pools),
-        plan=f"Bytes are of one step of {_said(study)}.",
+        plan=f"Bytes are a forecast for one step of {_said(study)}.",
     )
     placed = replace(placed, edges=_edges(graph, placed, study, moved))
     return placed if simulation is None else overlaid(placed, simulation)
@@ -44,18 +45,14 @@ def placed_graph(study: Study, graph: Graph, simulation: Simulation | None = Non
 
 def overlaid(graph: Graph, simulation: Simulation) -> Graph:
     """The same with what a simulation found: seconds of a call, its part of the pool's time, how busy pools were."""
-    spent: dict[str, float] = {}
-    count: dict[str, set[tuple[int, int]]] = {}
-    for number, bar in enumerate(simulation.bars):
-        spent[bar.node] = spent.get(bar.node, 0.0) + bar.end - bar.start
-        count.setdefault(bar.node, set()).add((bar.step, 0 if bar.step >= 0 else number))
-    whole = simulation.makespan
+    found = {total.node: total for total in reversed(totals(simulation))}  # of the first pool that a call takes
     nodes = [
-        replace(n, seconds=spent[n.id] / len(count[n.id]), share=spent[n.id] / whole if whole else None)
-        if n.id in spent
+        replace(n, seconds=found[n.id].mean, share=found[n.id].share if simulation.makespan else None)
+        if n.id in found
         else n
         for n in graph.nodes
     ]
+    whole = simulation.makespan
     busy, steps = {p.name: p.busy for p in simulation.pools}, max(simulation.steps, 1)
     pools = tuple(
         replace(p, busy=busy[p.name], seconds=busy[p.name] * whole / steps) if p.name in busy else p
@@ -124,7 +121,7 @@ def _publish(worker: str, study: Study) -> Node:
     place = study.plan.place_of(worker, "generate")
     kind = "publish" if study.plan.split(worker) else "reshard"
     return Node(
-        f"{worker}.{kind}",
+        f"{worker}.publish",
         worker,
         kind,
         reads=(),

@@ -284,7 +284,8 @@ class Calls:
 
     def _stored(self, rank: int, id: int, reply: Reply) -> Stored:
         assert reply.keys is not None, "only rows are kept"
-        return Stored(rank, id, reply.keys, reply.kinds, reply.sizes, self.fleet.drop if reply.kinds else None)
+        drop = self.fleet.drop if reply.kinds else None
+        return Stored(rank, id, reply.keys, reply.kinds, reply.sizes, drop, bytes=reply.bytes, oldest=reply.oldest)
 
     # -- what the driver may have of values -------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from .pieces import NOTHING, Cutter, can_cut, piece_of, together
 from .recorder import first_rows
 from .records import Book, Timing
 from .remote import Remote
+from .traffic import bytes_made, bytes_read, lags
 
 MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
 LIBRARY = "(library)"  # the thread of calls that take no pool and are not done in this process
@@ -164,28 +165,32 @@ class Crew:
             call = self._issued.get(command.id)
             return self._begin(call, command) if call is not None else None  # None: another piece of it has failed
         assert isinstance(command, (Stage, Publish)), command
-        start = self.clock()
+        start, moved = self.clock(), 0
         try:
-            self._move(command)
+            moved = self._move(command)
         except BaseException as error:
             self._failed(MOVE, error)
         if isinstance(command, Publish) and command.worker in self.servers:
-            timing = Timing(f"{command.worker}.publish", command.step, command.pools[0], start, self.clock())
-            self.book.steps.get(command.step, self.book.outside).timings.append(timing)
+            title = f"{command.worker}.publish"
+            with self._changed:
+                step = self.book.steps.get(command.step, self.book.outside)
+                step.timings.append(Timing(title, command.step, command.pools[0], start, self.clock()))
+                step.traffic.weights[title] = step.traffic.weights.get(title, 0) + moved
         return None
 
-    def _move(self, command: Stage | Publish) -> None:
-        """Set weights aside, or install them where they generate."""
+    def _move(self, command: Stage | Publish) -> int:
+        """Set weights aside, or install them where they generate. Returns the bytes that went there."""
         worker, key = self.workers[command.worker], (command.worker, command.version)
         if isinstance(command, Stage):
             self._staged[key] = worker.stage()
             worker.published(command.version)  # from here on it is trained as the next one
-        elif key in self._staged:
-            self.servers[command.worker].install(self._staged.pop(key), command.version)
-        else:
-            worker.published(command.version)
-            if command.worker in self.servers:
-                self.servers[command.worker].install(worker.in_use(), command.version)
+            return 0
+        if key in self._staged:
+            return self.servers[command.worker].install(self._staged.pop(key), command.version) or 0
+        worker.published(command.version)
+        if command.worker in self.servers:
+            return self.servers[command.worker].install(worker.in_use(), command.version) or 0
+        return 0
 
     def _begin(self, call: Call, command: Start) -> Callable[[], None] | None:
         """Begin one call, or a piece of it, in the thread that this is called in; what is given waits for it."""
@@ -199,6 +204,8 @@ class Crew:
             given = replace_values((call.args, dict(call.kwargs)), lambda v: self._given(v.ref, call, command))
             args = tuple(self._open_handle(a) for a in given[0])
             kwargs = {k: self._open_handle(v) for k, v in given[1].items()}
+            if call.op.owner != "data":
+                self._note_begin(call, command.piece, worker, args, kwargs)
             if call.parts is not None and any(a is NOTHING for a in (*args, *kwargs.values())):
                 return lambda: self._end(call, command, lambda: NOTHING, None, start)
             wait = self.hands.begin(call, command.piece, worker, args, kwargs)
@@ -222,8 +229,8 @@ class Crew:
         except BaseException as error:
             self._broke(call, error)
             return
-        if result is not NOTHING and (call.worker is not None or call.op.owner not in ("batch", "data")):
-            self._note(call, result, batch, start, took)
+        if result is not NOTHING and call.op.owner != "data":
+            self._note(call, command.piece, result, batch, start, took)
 
     def _broke(self, call: Call, error: BaseException) -> None:
         told = error if isinstance(error, Skipped) else _told(error, call)
@@ -281,17 +288,41 @@ class Crew:
     def _open_handle(self, value: Any) -> Any:
         return self.servers.get(value.name, self.workers[value.name]) if is_handle(value) else value
 
-    def _note(self, call: Call, result: Any, given: Batch | Remote | None, start: float, end: float) -> None:
+    def _note_begin(
+        self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Note what a call is given: bytes by field, and of an update how old its rows are."""
+        nothing = any(a is NOTHING for a in (*args, *kwargs.values()))
+        read = {} if nothing else bytes_read(call, worker, args, kwargs)
+        rows = next((a for a in (*args, *kwargs.values()) if isinstance(a, (Batch, Remote))), None)
+        found = lags(call, worker.version, rows) if call.op.updates == "weights" else {}
+        with self._changed:
+            traffic, node = self.book.of(call).traffic, self._node(call)
+            _add(traffic.calls, {node: int(piece == 0)})
+            _add(traffic.reads.setdefault(node, {}), read)
+            _add(traffic.lags, found)
+
+    def _node(self, call: Call) -> str:
+        """The id of a call in the graph."""
+        at = call.at
+        return self.scheme.nodes.get((call.title, at.file, at.line), call.title) if at else call.title
+
+    def _note(
+        self, call: Call, piece: int, result: Any, given: Batch | Remote | None, start: float, end: float
+    ) -> None:
+        """Note what a call took and made. Arithmetic on fields takes no pool and no time worth a line."""
         rows = result if isinstance(result, (Batch, Remote)) else given
         length = tokens_of(rows, "tokens")
         pools = self.scheme.pools(call.op, call.worker)
+        made = bytes_made(result, given, call.op)
         with self._changed:
-            step = self.book.of(call)
+            step, node = self.book.of(call), self._node(call)
+            _add(step.traffic.makes.setdefault(node, {}), made)
+            if call.worker is None and call.op.owner == "batch":
+                return
             pool = pools[0] if pools else ""
             size = 0 if rows is None else len(rows)
-            at = call.at
-            node = self.scheme.nodes.get((call.title, at.file, at.line), call.title) if at else call.title
-            step.timings.append(Timing(node, call.step, pool, start, end, size, length))
+            step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, piece))
             if call.op.cost in ("generate", "external") and call.op.rows == "expand":
                 step.tokens += tokens_of(result, "response_ids")
                 step.responses += len(result)
@@ -319,6 +350,11 @@ class Crew:
         if made.rowwise:
             call.parts = [None] * self.scheme.setup.pieces
         return made
+
+
+def _add(total: dict[Any, int], counts: Mapping[Any, int]) -> None:
+    for name, count in counts.items():
+        total[name] = total.get(name, 0) + count
 
 
 def tokens_of(rows: Any, name: str) -> int:

@@ -84,6 +84,7 @@ class Group:
         self.changing = False  # an update is under way, or what it changed is not known yet
         self.swapping = False  # it is on its way out of memory, or back
         self.installing = False
+        self.received = 0  # bytes of the weights that it was last given, on all of its ranks
         self.owed = False  # ranks were started anew meanwhile, and have not got them
         self.aside: set[int] = set()  # numbers of weights that were set aside, and nobody has taken yet
         self.born: int | None = None  # the stamp of its state as it was opened
@@ -198,8 +199,11 @@ class Group:
         """The weights as they are; nothing may change them before they are installed."""
         return Staged(self)
 
-    def install(self, staged: Staged, version: int) -> None:
-        """Take weights of another group, box by box from where they are, and hold their digest against the source's."""
+    def install(self, staged: Staged, version: int) -> int:
+        """Take weights of another group, box by box from where they are, and hold their digest against the source's.
+
+        Returns the bytes that the ranks have received, all together.
+        """
         self.installing = self.owed = True
         try:
             while self.owed:
@@ -214,6 +218,7 @@ class Group:
         if staged.number is not None:
             self.fleet.everywhere(staged.group.ranks, "let_go", staged.group.name, staged.number)
             staged.group.aside.discard(staged.number)
+        return self.received
 
     def _given(self, staged: Staged, version: int) -> None:
         with self.fleet.order:
@@ -240,6 +245,7 @@ class Group:
         received = {numbers[rank]: moved.received for rank, moved in answers.items() if moved.received}
         assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
         self.fleet.moved(what, moves, answers)
+        self.received = moves.total
         self.stamps |= _stamps(self.fleet.everywhere(self.ranks, "weights_written", self.key, version, what=what))
         assert wanted is not None, "what is installed has a digest"
         for rank, found in self.digests(None, None).items():

@@ -20,7 +20,19 @@ from .journal import Journal
 from .moves.plan import holdings
 from .peers import Elsewhere, Peers, Policy
 from .rank_weights import Weights, everybody
-from .remote import DRIVER, Fetch, Kind, Take, bytes_of, found, put_together, rebuilt, sizes_of
+from .remote import (
+    DRIVER,
+    Fetch,
+    Kind,
+    Take,
+    bytes_of,
+    column_bytes,
+    found,
+    oldest_of,
+    put_together,
+    rebuilt,
+    sizes_of,
+)
 from .state_files import StateFiles, read_record, write_record, write_shards
 from .task import Failed, Named, Post, Reply, Setting, Task
 
@@ -282,7 +294,8 @@ class Rank(Weights):
         check = _check(result) if task.keep else ""
         alike = first is not None and result.keys == first.keys
         keys = None if alike else result.keys
-        return Reply(None, keys, alike, kinds=kinds, sizes=sizes_of(result), column=column, check=check)
+        sizes, size, oldest = sizes_of(result), column_bytes(result), oldest_of(result) or ()
+        return Reply(None, keys, alike, kinds, sizes, size, oldest, column=column, check=check)
 
     def _external(self, task: Task, op: Op, worker: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answer from the journals, or run and journal here: the world is touched once."""

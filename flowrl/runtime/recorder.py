@@ -1,4 +1,4 @@
-"""What a run leaves behind: run.json, metrics.jsonl, timeline.jsonl, trajectories.jsonl, events.jsonl, a curve."""
+"""What a run leaves behind: run.json, metrics, timeline, traffic, trajectories and events as lines, and a curve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ..graph.logged import Logged, Names
 from .call import outcome
 from .records import Step
 
-STREAMS = ("metrics", "timeline", "trajectories", "events")
+STREAMS = ("metrics", "timeline", "traffic", "trajectories", "events")
 PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray", "megatron-core")
 
 
@@ -64,7 +65,9 @@ class Recorder:
         for timing in step.timings:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
-            self.write("timeline", {**where, "start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens})
+            said = {"start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens}
+            self.write("timeline", {**where, **said, "call": timing.call, "piece": timing.piece})
+        self.write("traffic", {"program": program, "step": step.number, **asdict(step.traffic)})
         if step.rows is not None and (count := self.sampled(step.number)):
             self._trajectories(program, step.number, step.readable(first_rows(step.rows, count)), tokenizer)
         return lines[-1]

@@ -36,7 +36,10 @@ class Draws:
 @dataclass(frozen=True)
 class Timing:
     """One executed call, piece of one, or publish, in seconds of the session's clock:
-    ``Timing("actor.generate", 3, "rollout", 12.01, 12.35, rows=512, tokens=40960)``."""
+    ``Timing("actor.generate", 3, "rollout", 12.01, 12.35, rows=512, tokens=40960, call=17)``.
+
+    ``call`` is the number of the call in its program, the same one for its pieces; -1 for a publish.
+    """
 
     node: str
     step: int
@@ -45,6 +48,24 @@ class Timing:
     end: float
     rows: int = 0
     tokens: int = 0
+    call: int = -1
+    piece: int = 0
+
+
+@dataclass
+class Traffic:
+    """What moved in a step: ``Traffic(reads={"actor.update": {"tokens": 3152}}, weights={"actor.publish": 401184})``.
+
+    ``calls`` of each node of the graph, ``reads`` and ``makes`` their bytes by field; ``weights``: bytes that each
+    publish has moved; ``lags``: prompt groups that were trained on, by the publishes between their oldest token and
+    the weights.
+    """
+
+    calls: dict[str, int] = field(default_factory=dict[str, int])
+    reads: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    makes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    weights: dict[str, int] = field(default_factory=dict[str, int])
+    lags: dict[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass
@@ -54,6 +75,7 @@ class Step:
     number: int
     logs: list[tuple[Any, list[Logged]]] = field(default_factory=list[tuple[Any, list[Logged]]])
     timings: list[Timing] = field(default_factory=list[Timing])
+    traffic: Traffic = field(default_factory=Traffic)
     rows: Any = None  # a Batch, or a Remote: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it
     tokens: int = 0

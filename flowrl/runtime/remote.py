@@ -45,10 +45,11 @@ class Kind:
 class Stored:
     """An object that a rank holds: rows with some columns. It is freed there once the driver forgets it.
 
-    ``sizes``: tokens of each row, by field. What the driver drew itself is in ``batch``.
+    ``sizes``: tokens of each row, by field; ``bytes`` of each column; ``oldest``: the version of each row's oldest
+    token, where it was sampled. What the driver drew itself is in ``batch``.
     """
 
-    __slots__ = ("_index", "batch", "drop", "id", "keys", "kinds", "rank", "sizes")
+    __slots__ = ("_index", "batch", "bytes", "drop", "id", "keys", "kinds", "oldest", "rank", "sizes")
 
     def __init__(
         self,
@@ -59,9 +60,11 @@ class Stored:
         sizes: Mapping[str, Sequence[int]],
         drop: Callable[[int, int], None] | None = None,
         batch: Batch | None = None,
+        bytes: Mapping[str, int] | None = None,
+        oldest: Sequence[int | None] = (),
     ) -> None:
         self.rank, self.id, self.keys, self.kinds, self.sizes = rank, id, keys, kinds, sizes
-        self.drop, self.batch = drop, batch
+        self.drop, self.batch, self.bytes, self.oldest = drop, batch, bytes or {}, oldest
         self._index: dict[Key, int] | None = None
 
     @property
@@ -121,6 +124,20 @@ class Source:
             return self
         return Source(tuple(self.stored[n] for n in used), tuple(self.names[n] for n in used))
 
+    def bytes(self, rows: int) -> int:
+        """Bytes of so many rows, as large as those of its objects are on average: exact for all of them."""
+        there = sum(len(s.keys) for s in self.stored)
+        whole = sum(s.bytes.get(name, 0) for s, name in zip(self.stored, self.names, strict=True))
+        return round(whole * rows / there) if there else 0
+
+    def oldest(self, keys: Iterable[Key]) -> list[int | None] | None:
+        """The version of each row's oldest token; None where the objects do not say it."""
+        if not all(s.oldest or not s.keys for s in self.stored):
+            return None
+        parts, places = self.rows(keys)
+        listed = [self.stored[n].oldest[row] for n, rows in parts for row in rows]
+        return [listed[p] for p in places]
+
     def _find(self, key: Key) -> tuple[int, int] | None:
         for number, stored in enumerate(self.stored):
             row = stored.index.get(key)
@@ -160,7 +177,8 @@ class Remote:
     def drawn(batch: Batch) -> Remote:
         """A batch that the driver made itself, such as rows of a data source."""
         kinds = {n: Kind.of(batch[n]) for n in batch.fields}
-        stored = Stored(DRIVER, 0, batch.keys, kinds, sizes_of(batch), batch=batch)
+        sizes, oldest = sizes_of(batch), oldest_of(batch) or ()
+        stored = Stored(DRIVER, 0, batch.keys, kinds, sizes, batch=batch, bytes=column_bytes(batch), oldest=oldest)
         return Remote(batch.keys, {n: Source((stored,), (n,)) for n in batch.fields})
 
     @property
@@ -255,6 +273,26 @@ def bytes_of(column: Column) -> int:
     if isinstance(column.values, list):
         return sum(len(str(v)) for v in column.values)
     return column.values.nbytes
+
+
+def column_bytes(batch: Batch) -> dict[str, int]:
+    """Bytes of each column."""
+    return {name: bytes_of(batch[name]) for name in batch.fields}
+
+
+def oldest_of(batch: Batch) -> list[int | None] | None:
+    """The version that the oldest token of each row was sampled with, None for a row without tokens; None where rows
+    were not sampled."""
+    if "versions" not in batch.fields or batch["versions"].lengths is None:
+        return None
+    import torch
+
+    column = batch["versions"]
+    values, lengths = column.values.cpu().double(), column.lengths
+    if not len(values):
+        return [None] * len(lengths)
+    least = torch.segment_reduce(values, "min", lengths=lengths, unsafe=True, initial=float("inf"))
+    return [None if version == float("inf") else int(version) for version in least.tolist()]
 
 
 def joined(sources: Sequence[Source]) -> Source:

@@ -228,7 +228,7 @@ class Running:
                     at=caller(),
                     fix="Resume with the script and the parameters that the run was started with.",
                 )
-        elif name is not None:
+        elif op.owner != "data":
             call.at = caller()
         self._live[index] = call
         return call

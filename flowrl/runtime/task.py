@@ -111,6 +111,8 @@ class Reply:
     alike: bool = False
     kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # of each column
+    oldest: Sequence[int | None] = ()  # versions of the oldest token of each row, where they were sampled
     column: bool = False
     weights: tuple[int, bool, int] | None = None  # version, dirty, stamp of the worker after it
     pulled: int = 0  # bytes that came from other ranks

@@ -16,7 +16,8 @@ _LEAST = 1e-9  # seconds; below, a gap is rounding
 class Bar:
     """Something that kept a pool busy: ``Bar("actor.generate", 3, "rollout", 12.0, 18.0, "actor.publish")``.
 
-    ``node`` is its id in the graph; ``because`` names what it had waited for, ``piece`` counts from 0.
+    ``node`` is its id in the graph; ``because`` names what it had waited for, ``piece`` counts from 0. ``call`` is the
+    same number for all pieces of a call, which may run side by side; -1 for a publish, an offload or an onload.
     """
 
     node: str
@@ -26,6 +27,7 @@ class Bar:
     end: float
     because: str = ""
     piece: int = 0
+    call: int = -1
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,28 @@ class Simulation:
 def bars_of(spans: Iterable[Span], nodes: Mapping[int, str]) -> tuple[Bar, ...]:
     """A bar for each pool of each span, in the order of their starts. ``nodes``: ids of the graph by call."""
     bars = [
-        Bar(nodes.get(s.id, s.title), s.step, pool, s.start, s.end, s.because, s.piece)
+        Bar(nodes.get(s.id, s.title), s.step, pool, s.start, s.end, s.because, s.piece, s.id)
         for s in spans
         for pool in s.pools
     ]
     return tuple(sorted(bars, key=lambda b: (b.start, b.end)))
+
+
+def covered(bars: Iterable[Bar]) -> float:
+    """Seconds in which at least one of the bars runs: those that overlap are not counted twice."""
+    seconds, at = 0.0, float("-inf")
+    for bar in sorted(bars, key=lambda b: b.start):
+        seconds += max(0.0, bar.end - max(bar.start, at))
+        at = max(at, bar.end)
+    return seconds
+
+
+def by_call(bars: Iterable[Bar]) -> list[list[Bar]]:
+    """Bars of each call together; a bar without a call is on its own."""
+    found: dict[tuple[int, int], list[Bar]] = {}
+    for number, bar in enumerate(bars):
+        found.setdefault((bar.call, -1 if bar.call >= 0 else number), []).append(bar)
+    return list(found.values())
 
 
 def pool_times(pools: Mapping[str, str], bars: Sequence[Bar], makespan: float) -> tuple[PoolTime, ...]:
@@ -158,4 +177,4 @@ def steady(commits: Mapping[int, float], makespan: float, staleness: int) -> flo
     return (times[last] - times[first]) / (last - first)
 
 
-__all__ = ["Bar", "PoolTime", "Simulation", "bars_of", "pool_times", "steady"]
+__all__ = ["Bar", "PoolTime", "Simulation", "bars_of", "by_call", "covered", "pool_times", "steady"]

@@ -143,8 +143,8 @@ class Worker:
         """As :meth:`stage`, of weights that nobody changes before they are installed."""
         return self.stage()
 
-    def install(self, staged: Any, version: int) -> None:
-        """Take what :meth:`stage` of the trained copy gave."""
+    def install(self, staged: Any, version: int) -> int | None:
+        """Take what :meth:`stage` of the trained copy gave. Returns its bytes, where they are counted."""
         raise WorkerError(f"{self.name or type(self).__name__} cannot take weights.")
 
     def touched(self) -> None:
@@ -276,9 +276,10 @@ class ModelWorker(Worker):
     def in_use(self) -> Any:
         return self.engine.plain_weights()
 
-    def install(self, staged: Any, version: int) -> None:
+    def install(self, staged: Any, version: int) -> int:
         self.engine.take_weights(staged)
         self.published(version)
+        return sum(weight.nbytes for weight in staged.values())
 
     def state(self) -> State:
         tensors, record = self.engine.state()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...graph.draw.palette import HUES, NEUTRAL, PAPER, Hue
-from ..simulation import Bar, PoolTime, Simulation
+from ..simulation import Bar, PoolTime, Simulation, by_call, covered
 
 #: What moves weights instead of working on rows.
 MOVES = ("publish", "offload", "onload")
@@ -29,21 +29,18 @@ class Lane:
 
 @dataclass(frozen=True)
 class Total:
-    """A node over the run: ``Total("actor.generate", "rollout", count=20, seconds=120.0, share=0.89)``.
+    """A node over the run: ``Total("actor.generate", "rollout", count=20, mean=6.0, seconds=120.0, share=0.89)``.
 
-    ``count`` is of calls (pieces of one are counted once); ``share`` the fraction of the makespan in which it ran.
+    ``count`` is of calls; ``mean`` the seconds of one, in which at least one of its pieces runs. ``seconds`` are those
+    in which at least one call runs, and ``share`` their part of the makespan: what overlaps is not counted twice.
     """
 
     node: str
     pool: str
     count: int
+    mean: float
     seconds: float
     share: float
-
-    @property
-    def mean(self) -> float:
-        """Seconds of a call."""
-        return self.seconds / self.count
 
 
 @dataclass(frozen=True)
@@ -82,21 +79,11 @@ def totals(simulation: Simulation) -> tuple[Total, ...]:
         bars[bar.pool, bar.node].append(bar)
     found: list[Total] = []
     for (pool, node), mine in bars.items():
-        count = sum(bar.piece == 0 for bar in mine) or 1
-        whole = simulation.makespan
-        share = _covered(mine) / whole if whole else 0.0
-        found.append(Total(node, pool, count, sum(bar.end - bar.start for bar in mine), share))
+        calls, seconds, whole = by_call(mine), covered(mine), simulation.makespan
+        mean = sum(map(covered, calls)) / len(calls)
+        found.append(Total(node, pool, len(calls), mean, seconds, seconds / whole if whole else 0.0))
     order = {lane.pool.name: n for n, lane in enumerate(lanes(simulation))}
     return tuple(sorted(found, key=lambda t: (order[t.pool], -t.seconds, t.node)))
-
-
-def _covered(bars: Iterable[Bar]) -> float:
-    """Seconds in which at least one of the bars runs."""
-    covered, at = 0.0, float("-inf")
-    for bar in sorted(bars, key=lambda b: b.start):
-        covered += max(0.0, bar.end - max(bar.start, at))
-        at = max(at, bar.end)
-    return covered
 
 
 def first_use(simulation: Simulation) -> dict[str, None]:

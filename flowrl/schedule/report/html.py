@@ -22,6 +22,7 @@ def render(simulation: Simulation) -> str:
     made = lanes(simulation)
     return Template(_file("page.html")).substitute(
         program=text(printable(simulation.program)),
+        what="run" if simulation.real else "simulation",
         subtitle=text(printable(_subtitle(simulation))),
         style=_file("page.css"),
         script="\n".join(map(_file, _SCRIPTS)),
@@ -49,7 +50,7 @@ def _subtitle(simulation: Simulation) -> str:
 
 
 def _tiles(simulation: Simulation) -> Iterator[str]:
-    lag = "not known" if simulation.real else "nothing trained"
+    lag = "no versions" if simulation.real else "nothing trained"
     if simulation.lags:
         lag = f"{simulation.lag_mean:.3g} mean, {simulation.lag_max} max"
     tiles = (
@@ -104,7 +105,8 @@ def _lag(simulation: Simulation) -> Iterator[str]:
     """The histogram, a row for each lag up to the largest."""
     whole, most = sum(simulation.lags.values()), max(simulation.lags.values(), default=0)
     if not most:
-        said = "See the versions that the program logs." if simulation.real else "No rows were trained on."
+        which = " that say which version sampled them" if simulation.real else ""
+        said = f"No rows{which} were trained on."
         yield f'<p class="none">{said}</p>'
         return
     shown = range(min(simulation.lags), simulation.lag_max + 1) if simulation.lag_max < 50 else sorted(simulation.lags)
