@@ -36,6 +36,23 @@ def test_ranks_give_the_numbers_of_one_process(small, tmp_path, plan):
     assert place.fleet.traffic.payload == 0
 
 
+def test_what_moved_is_counted_as_in_one_process(tmp_path):
+    plan = Plan(
+        {"train": "cpu", "rollout": "cpu", "cpu": Pool("cpu", processes=2)},
+        {"actor": {"train": Place("train"), "generate": Place("rollout")}, "reward": Place("cpu")},
+        pipeline=Pipeline(staleness=1),
+    )
+    flow = module_of("stale_flow").flow
+    flow.run("stale", out=tmp_path / "local", plan=plan, quiet=True, parameters={"stale": {"steps": 3}})
+    run_direct(flow, plan, tmp_path / "ranks", "stale", parameters={"stale": {"steps": 3}})
+    local, ranks = (
+        [json.loads(line) for line in (tmp_path / out / "traffic.jsonl").read_text().splitlines()]
+        for out in ("local", "ranks")
+    )
+    assert ranks == local and len(local) == 3
+    assert local[-1]["lags"] == {"1": 4} and local[0]["weights"]["actor.publish"] > 0
+
+
 @pytest.mark.parametrize("program", ["ends", "two_loops"])
 def test_other_programs_too(small, tmp_path, program):
     small.flow.run(program, out=tmp_path / "local", quiet=True)

@@ -14,8 +14,8 @@ import pytest
 from report_samples import EVIL, hostile, many, nothing, overlapping, ppo, tiny, turns
 
 from flowrl.schedule.report import render
-from flowrl.schedule.report.figures import duration, printable
-from flowrl.schedule.simulation import Simulation
+from flowrl.schedule.report.figures import duration, looks, printable
+from flowrl.schedule.simulation import Bar, Simulation, pool_times
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
@@ -274,3 +274,25 @@ def test_a_hundred_thousand_bars_are_drawn_and_found_in_time(tmp_path: Path) -> 
     _, found = opened(many(100_000), tmp_path, script)
     assert found["whole"]["bars"] < 8000  # columns, no longer bars
     assert found["whole"]["ms"] < 250 and found["hits"] < 100  # a few ms of each, on a machine that is not busy
+
+
+@pytest.mark.parametrize(("busy", "bars"), [(0.54, 20_000), (0.54, 2_000), (0.05, 20_000), (1.0, 20_000)])
+def test_a_pool_seen_from_afar_is_as_strong_as_it_is_busy(tmp_path: Path, busy: float, bars: int) -> None:
+    """Bars too thin to be seen one by one: what is painted is their part of the time, not more."""
+    each = tuple(Bar("a.go", n, "p", n, n + busy, call=n) for n in range(bars))
+    simulation = Simulation("far", 1, float(bars), 1.0, each, pool_times({"p": ""}, each, float(bars)), {}, "")
+    script = """
+    gantt.look(0, 1e12);
+    gantt.draw();
+    const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
+    const pen = copy.getContext("2d", { willReadFrequently: true });
+    pen.drawImage(canvas, 0, 0);
+    const from = Math.floor(copy.width * 0.2), wide = Math.floor(copy.width * 0.6);
+    const middle = Math.round((gantt.place(0).y - canvas.getBoundingClientRect().top) * copy.height / canvas.clientHeight);
+    const reds = (y) => [...pen.getImageData(from, y, wide, 1).data].filter((_, i) => i % 4 === 0);
+    const plain = reds(middle - 20); // of the lane, above the bars
+    const ink = reds(middle).map((red, i) => (plain[i] - red) / (plain[i] - FILL));
+    found.lane = ink.reduce((sum, part) => sum + part, 0) / wide;
+    """.replace("FILL", str(int(looks(simulation)["a.go"].fill[1:3], 16)))
+    _, found = opened(simulation, tmp_path, script)
+    assert found["lane"] == pytest.approx(busy, abs=0.03)

@@ -36,20 +36,23 @@ function firstOf(items, at, key) { // the first place in items whose key is at l
 
 const weights = new Float64Array(nodes.length);
 
-// Bars of a row. What is thinner than a dot goes into columns of one dot, as strong as they are full.
+// Bars of a row. What is thinner than a dot and a half goes into columns of one dot, each as strong as the part of it
+// that bars cover. A bar with nothing beside it is drawn strong enough to be found.
 function drawRow(pen, items, { start, scale, top, height, words }) {
-  let column = -1, touched = [], inside = 0, drawn = 0;
-  const flush = () => {
+  let column = -1, touched = [], inside = 0, drawn = 0, before = -2;
+  const flush = (next) => {
     if (!touched.length) return;
-    let best = touched[0], sum = 0;
+    let best = touched[0], full = 0;
     for (const node of touched) {
-      sum += weights[node];
+      full += weights[node];
       if (weights[node] > weights[best]) best = node;
+      weights[node] = 0;
     }
-    pen.globalAlpha = clamp(sum, inside === 1 ? Math.min(sum * 3, 0.8) : 0.3 * Math.min(sum * 3, 1), 1);
+    const alone = inside === 1 && before < column - 1 && next > column + 1;
+    pen.globalAlpha = clamp(full, alone ? 0.4 : 0, 1);
     pen.fillStyle = nodes[best].fill;
-    pen.fillRect(column, top, inside === 1 ? 1.5 : 1, height);
-    for (const node of touched) weights[node] = 0;
+    pen.fillRect(column, top, 1, height);
+    before = column;
     touched = [];
     inside = 0;
     drawn++;
@@ -59,20 +62,25 @@ function drawRow(pen, items, { start, scale, top, height, words }) {
     if (left > width) break;
     const right = (bars.end[i] - start) * scale, faded = dim(i), node = bars.node[i];
     if (right - left >= 1.5) {
-      flush();
+      flush(left);
       drawBar(pen, i, Math.max(left, -4), Math.min(right, width + 4), top, height, faded, words);
+      before = Math.floor(right);
       drawn++;
       continue;
     }
-    if (Math.floor(left) !== column) {
-      flush();
-      column = Math.floor(left);
+    for (let at = Math.floor(left); at <= Math.floor(right); at++) {
+      const part = Math.min(right, at + 1) - Math.max(left, at);
+      if (part <= 0 && at > Math.floor(left)) break;
+      if (at !== column) {
+        flush(at);
+        column = at;
+      }
+      if (!touched.includes(node)) touched.push(node);
+      if (at === Math.floor(left)) inside++;
+      weights[node] += part * (faded ? 0.15 : 1);
     }
-    if (!weights[node]) touched.push(node);
-    inside++;
-    weights[node] += Math.max(right - left, 0.3) * (faded ? 0.15 : 1);
   }
-  flush();
+  flush(Infinity);
   pen.globalAlpha = 1;
   return drawn;
 }
