@@ -290,7 +290,7 @@ def oldest_of(batch: Batch) -> list[int | None] | None:
     column = batch["versions"]
     values, lengths = column.values.cpu().double(), column.lengths
     if not len(values):
-        return [None] * len(lengths)
+        return list[int | None]([None] * len(lengths))
     least = torch.segment_reduce(values, "min", lengths=lengths, unsafe=True, initial=float("inf"))
     return [None if version == float("inf") else int(version) for version in least.tolist()]
 
