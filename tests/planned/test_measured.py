@@ -98,7 +98,13 @@ def test_pieces_of_a_call_are_one_call(stale, tmp_path):
 
 
 def test_every_program_of_a_run_has_its_pages(stale, tmp_path):
-    stale.flow.run("stale", "every_other", out=tmp_path, quiet=True, parameters={"stale": {"steps": 2}, "every_other": {"steps": 2}})
+    stale.flow.run(
+        "stale",
+        "every_other",
+        out=tmp_path,
+        quiet=True,
+        parameters={"stale": {"steps": 2}, "every_other": {"steps": 2}},
+    )
     pages = write_pages(tmp_path, stale.flow, {"stale": {"steps": 2}, "every_other": {"steps": 2}}, None)
     assert {what: page.name for what, page in pages.items()} == {
         "graph": "graph.html",
