@@ -40,7 +40,7 @@ def save(
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
     stamps: dict[str, int] = {}
-    old = json.loads((before / "manifest.json").read_text())["stamps"] if before else {}
+    old = _read(before)["stamps"] if before else {}
     for name, worker in workers.items():
         stamps[name] = worker.stamp
         if before and old.get(name) == worker.stamp and (before / f"{name}.json").exists():
@@ -63,10 +63,7 @@ def save(
     if distinct:
         save_file(distinct, made / "live.safetensors")
     full = {"format": FORMAT, **manifest, "stamps": stamps, "live": values, "live_same": same}
-    with (made / "manifest.json").open("w") as file:
-        json.dump(full, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    (made / "manifest.json").write_text(json.dumps(full, indent=1))
     for file in made.iterdir():
         _sync(file)
     _sync(made)
@@ -83,14 +80,54 @@ def latest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def end(folder: Path, progress: Mapping[str, Any]) -> None:
+    """Have the newest checkpoint, taken at the end of a program's last loop, stand for the end of the program too.
+
+    ``progress`` is what a manifest of the next program's start would say; :func:`reopen` takes it back.
+    """
+    newest = latest(folder)
+    assert newest is not None, "a checkpoint was taken at the end of the loop"
+    _rewrite(newest, {**_read(newest), "ended": dict(progress)})
+
+
+def reopen(checkpoint: Path) -> bool:
+    """Have a checkpoint be again what it was at the end of its program's last loop; False where it never was that."""
+    manifest = _read(checkpoint)
+    if manifest.pop("ended", None) is None:
+        return False
+    _rewrite(checkpoint, manifest)
+    return True
+
+
+def remove(checkpoint: Path) -> None:
+    """Take a checkpoint away: its manifest first, so that it is never found in part."""
+    (checkpoint / "manifest.json").unlink()
+    shutil.rmtree(checkpoint)
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "manifest.json").read_text())
+
+
+def _rewrite(checkpoint: Path, manifest: Mapping[str, Any]) -> None:
+    """Put another manifest in the place of a checkpoint's own, at once."""
+    part = checkpoint / "manifest.part"
+    part.write_text(json.dumps(manifest, indent=1))
+    _sync(part)
+    part.replace(checkpoint / "manifest.json")
+    _sync(checkpoint)
+
+
 def load_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Its manifest. Raises ResumeError for a format that this flowrl does not read."""
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    """Its manifest; ``program`` is None where that has ended. Raises ResumeError for a format that is unknown."""
+    manifest = _read(checkpoint)
     if manifest.get("format") != FORMAT:
         raise ResumeError(
             f"checkpoint {checkpoint} has format {manifest.get('format')}; this flowrl reads {FORMAT}.",
             fix="Resume with the flowrl that wrote it.",
         )
+    if "ended" in manifest:
+        return {**manifest, **manifest["ended"], "program": None}
     return manifest
 
 

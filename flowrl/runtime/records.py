@@ -98,11 +98,22 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Point:
+    """Where a checkpoint is taken: a JSON record of the place in the program (None: it has ended), the values that the
+    program holds there, and how long the files of the run are."""
+
+    record: dict[str, Any] | None
+    live: dict[int, Any]
+    marks: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Hooks:
     """What a session tells its run: a step to record, whether to stop after it, a checkpoint to take, a warning."""
 
     commit: Callable[[Step], None]
-    checkpoint: Callable[[], None]
+    checkpoint: Callable[[Point], None]
+    marks: Callable[[], dict[str, int]]
     due: Callable[[int], bool]
     stop: Callable[[], bool]
     warn: Callable[[str], None]

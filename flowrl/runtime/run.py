@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError, RankLost, ResumeError, UsageError
+from ..errors import ModelError, RankLost, UsageError
 from ..graph import session as sessions
 from ..schedule.scheme import Scheme
 from . import checkpoint
 from .journal import Journal
 from .progress import Progress
 from .recorder import Recorder, versions
-from .records import Cut, Hooks, Interrupted, Step
+from .records import Cut, Hooks, Interrupted, Point, Step
+from .resume import find_resume_point, parameter_changes, spelled
 from .session import Running
 from .workplace import Workplace
 
@@ -85,20 +85,20 @@ class Runner:
         self._asked_to_stop = False
         self._asked: dict[str, Any] = {}
         self._number = 0
-        self._session: Running | None = None
         self._losses, self._fresh = 0, False  # of processes in a row, and whether a step was done since the last
         self._finished: list[tuple[str, dict[str, Any]]] = []
 
     def run(self) -> Outcome:
         """Run what is left of the stages. Raises what a program raised, after a line in the events."""
         settings = self.settings
-        manifest = self._found() if settings.resume else None
+        manifest = find_resume_point(settings.out, self.stages, settings.seed) if settings.resume else None
         self._record_start(manifest)
         first, cut = 0, None
         if manifest is not None:
             first = manifest["stage"]
             self._finished = [(p, m) for p, m in manifest["finished"]]
-            self.recorder.cut_back(manifest["marks"])
+        if settings.resume:
+            self.recorder.cut_back(manifest["marks"] if manifest else dict.fromkeys(self.recorder.marks(), 0))
         status, digest = "done", None
         try:
             with self._stoppable(), self.progress:
@@ -146,7 +146,7 @@ class Runner:
                 if name in servers and servers[name].version != version:
                     servers[name].install(workers[name].in_use(), version)
         self.place.make_way()
-        session = self._session = Running(
+        session = Running(
             program=stage.program,
             number=self._number,
             seed=self.settings.seed,
@@ -159,6 +159,7 @@ class Runner:
             hooks=Hooks(
                 commit=lambda step: self._commit(stage, step),
                 checkpoint=self._checkpoint,
+                marks=self.recorder.marks,
                 due=lambda step: (step + 1) % self.settings.checkpoint_every == 0,
                 stop=lambda: self._asked_to_stop,
                 warn=self._warn,
@@ -170,11 +171,11 @@ class Runner:
         steps = stage.parameters.get("steps")
         self.progress.start(stage.program, steps if isinstance(steps, int) else None, cut.steps if cut else 0)
         self.recorder.restart_clock()
-        wait = True
+        wait, can_go_on = True, False
         try:
             with sessions.using(session):
                 stage.fn(**stage.parameters)
-                session.finish()
+                can_go_on = session.finish()
         except KeyboardInterrupt:
             wait = False
             raise
@@ -182,9 +183,12 @@ class Runner:
             session.close(wait)
         mine = [h for h in self.recorder.history if h["program"] == stage.program]
         self._finished.append((stage.program, mine[-1] if mine else {}))
-        self._session = None
         self._number += 1
-        self._checkpoint()
+        if can_go_on:
+            self.journal.sync()
+            checkpoint.end(self.settings.out / "checkpoints", self._done_so_far(self.recorder.marks()))
+        else:
+            self._checkpoint(Point(None, {}, self.recorder.marks()))
 
     def _serving(self, stage: Stage) -> list[str]:
         """The workers of a stage that generate with a copy of their own."""
@@ -201,22 +205,23 @@ class Runner:
         self.place.settled(step.number)
         self.progress.step(line, step.timings)
 
-    def _checkpoint(self) -> None:
+    def _done_so_far(self, marks: Mapping[str, int]) -> dict[str, Any]:
+        """How far the run is, for a manifest."""
+        return {"stage": self._number, "finished": self._finished, "marks": marks}
+
+    def _checkpoint(self, point: Point) -> None:
         """Keep all that the rest of the run depends on, in one piece."""
-        session = self._session
-        record, live = session.snapshot() if session is not None else (None, {})
         self.journal.sync()
         self.place.sync()
         manifest = {
-            "stage": self._number,
-            "program": record,
-            "finished": self._finished,
-            "marks": self.recorder.marks(),
+            **self._done_so_far(point.marks),
+            "program": point.record,
+            "parameters": [{n: spelled(v) for n, v in s.parameters.items()} for s in self.stages],
             "seed": self.settings.seed,
         }
         servers = {f"{name}.generate": worker for name, worker in self.place.servers.items()}
         workers = {**self.place.workers, **servers}
-        checkpoint.save(self.settings.out / "checkpoints", manifest, workers, live, self.place.write_rows)
+        checkpoint.save(self.settings.out / "checkpoints", manifest, workers, point.live, self.place.write_rows)
         if self._asked:  # what a resumed run was asked holds from here on, also when it is resumed again
             self.recorder.run_record(**self._asked)
             self._asked = {}
@@ -228,7 +233,6 @@ class Runner:
         the journal.
         """
         while True:
-            self._session = None
             try:
                 self._note_loss(lost)
                 if not self.place.recover(lost):
@@ -289,27 +293,6 @@ class Runner:
             held=tuple(program.get("held", ())),
         )
 
-    def _found(self) -> dict[str, Any] | None:
-        """The manifest to go on from; None when the run was stopped before its first checkpoint."""
-        folder = checkpoint.latest(self.settings.out / "checkpoints")
-        if folder is None:
-            self.recorder.cut_back(dict.fromkeys(self.recorder.marks(), 0))
-            return None
-        manifest = checkpoint.load_manifest(folder)
-        before = json.loads((self.settings.out / "run.json").read_text())["programs"]
-        now = [s.program for s in self.stages]
-        if now[: len(before)] != before:
-            raise ResumeError(
-                f"the run is one of {','.join(before)}, and was asked to go on with {','.join(now)}.",
-                fix="Leave out --program; programs can only be added, after those of the run.",
-            )
-        if manifest["seed"] != self.settings.seed:
-            raise ResumeError(
-                f"the run has seed {manifest['seed']}, and was asked to go on with {self.settings.seed}.",
-                fix=f"Leave out --seed, or give --seed {manifest['seed']}.",
-            )
-        return manifest
-
     def _prepare_folder(self) -> None:
         out = self.settings.out
         if out.exists() and not out.is_dir():
@@ -347,7 +330,9 @@ class Runner:
             "graphs": {s.program: s.graph for s in self.stages},
         }
         if settings.resume:
-            self.recorder.event("resumed", self._place(manifest))
+            before = json.loads((settings.out / "run.json").read_text())["parameters"]
+            others = "".join(f"; {change}" for change in parameter_changes(before, self.stages))
+            self.recorder.event("resumed", self._place(manifest) + others)
             self.recorder.run_record(status="running")
             self._asked = asked
         else:
@@ -356,7 +341,7 @@ class Runner:
     def _place(self, manifest: Mapping[str, Any] | None) -> str:
         """Where a run goes on, in words."""
         if manifest is None:
-            return "from its start: it had no checkpoint yet"
+            return "from its start: there is no checkpoint to go on from"
         if manifest["stage"] >= len(self.stages):
             return "at its end: nothing is left to do"
         steps = manifest["program"]["steps"] if manifest["program"] else 0
@@ -404,18 +389,3 @@ class Runner:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def spelled(value: Any) -> Any:
-    """A parameter as a record holds it: plain values as they are, a loss and the like as a text."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(k): spelled(v) for k, v in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [spelled(v) for v in cast("Sequence[Any]", value)]
-    if isinstance(value, partial):
-        made = cast("partial[Any]", value)
-        inside = ", ".join([*map(repr, made.args), *(f"{k}={v!r}" for k, v in made.keywords.items())])
-        return f"{spelled(made.func)}({inside})"
-    return getattr(value, "__name__", None) or repr(value)

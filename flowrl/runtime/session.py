@@ -23,7 +23,7 @@ from .call import Call, NotKept, Part, maker, outcome
 from .crew import Crew, Hands, Skipped
 from .journal import Journal
 from .narrow import MERGE, declared, fields_after, shortest
-from .records import Cut, Draws, Hooks, Interrupted, SourceLike, Step
+from .records import Cut, Draws, Hooks, Interrupted, Point, SourceLike, Step
 from .remote import Remote, RemoteColumn
 from .stale import note_origins, refuse_stale
 
@@ -80,6 +80,7 @@ class Running:
         self._open_step: Step | None = None
         self._opened = 0  # steps so far
         self._recorded = 0
+        self._loop_end: Point | None = None  # while nothing was asked of workers since then
         if held:
             self.crew.tell(Resumed())
 
@@ -99,6 +100,8 @@ class Running:
             yield step, batch
             self._close()
             step += 1
+        else:
+            self._rest()
 
     def more(self, count: int) -> Any:
         """``count`` further rows of the source of this step."""
@@ -118,10 +121,14 @@ class Running:
         elif not self.replaying:
             self.book.outside.logs.append((step, values))
 
-    def finish(self) -> None:
-        """The program has returned: wait for all of it."""
+    def finish(self) -> bool:
+        """The program has returned: wait for all of it. Returns whether there is a checkpoint from which it could be
+        made longer."""
         if self._open_step is not None:
             self._close()
+        if self._loop_end is not None:
+            self._settle()
+            self.hooks.checkpoint(self._loop_end)
         self.crew.tell(Ended())
         self._settle()
         if self.cut is not None and self.replaying:
@@ -130,6 +137,7 @@ class Running:
                 fix="Give it at least the steps that are done.",
             )
         self._record_outside()
+        return self._loop_end is not None
 
     def close(self, wait: bool = True) -> None:
         """End the threads; what runs comes to its end, unless nobody waits for it."""
@@ -230,6 +238,7 @@ class Running:
                 )
         elif op.owner != "data":
             call.at = caller()
+            self._loop_end = None
         self._live[index] = call
         return call
 
@@ -269,6 +278,7 @@ class Running:
             if not rows:
                 return None
         draws.made += 1
+        self._loop_end = None
         call = self._issue(_DRAW, None, "data.draw", (), {})
         if not call.done:
             tokenizer = self.hooks.tokenizer(getattr(draws.source, "tokenizer", None))
@@ -287,6 +297,7 @@ class Running:
             self._close()
         number = self._opened
         self._opened += 1
+        self._loop_end = None
         if self.cut is None or number >= self.cut.steps:
             self.crew.wait(lambda: self.machine.may_open(number) or bool(self.crew.failures))
             self._record()
@@ -322,11 +333,20 @@ class Running:
             self._settle()
         stop = self.hooks.stop()
         if stop or self.hooks.due(step.number):
-            self._settle()
-            self._record(upto=step.number)
-            self.hooks.checkpoint()
+            self.hooks.checkpoint(self._point(step.number))
         if stop:
             raise Interrupted
+
+    def _rest(self) -> None:
+        """A loop has come to its number of steps: one of more steps would go on from here."""
+        if not self.replaying:
+            self._loop_end = self._point(self._opened - 1)
+
+    def _point(self, upto: int) -> Point:
+        """The point of the program after a step, when all that runs is done and recorded."""
+        self._settle()
+        self._record(upto=upto)
+        return Point(*self._snapshot(), self.hooks.marks())
 
     def _record(self, upto: int = -1) -> None:
         """Have the steps that are done recorded, in order. Raises what has failed, after all that runs is done."""
@@ -355,7 +375,7 @@ class Running:
         self.crew.settle()
         self._record()
 
-    def snapshot(self) -> tuple[dict[str, Any], dict[int, Any]]:
+    def _snapshot(self) -> tuple[dict[str, Any], dict[int, Any]]:
         """Where the program is, as a JSON record, and the values that it still holds."""
         live = {
             i: c.result for i, c in sorted(self._live.items()) if c.done and c.error is None and c.result is not None

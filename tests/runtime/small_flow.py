@@ -141,6 +141,16 @@ def two_loops(steps: int = 4):
 
 
 @flow.program
+def evaluated(steps: int = 4):
+    """Asks a worker once more after its loop."""
+    for step, batch in flow.steps(Numbers(), steps):
+        metrics = counter.update(world.judge(counter.values(batch)))
+        flow.log(step, metrics)
+    test = counter.values(flow.take(Numbers(batch=3)))
+    flow.log(step + 1, last=test.y.mean())
+
+
+@flow.program
 def breaks(step_of_failure: int = 1):
     for step, batch in flow.steps(Numbers(), 5):
         if step == step_of_failure:

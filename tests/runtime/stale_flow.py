@@ -76,7 +76,7 @@ def refills(steps: int = 5):
         while float(rows.rewards.sum()) < 6 and len(rows) < 30:
             rows = rows.concat(reward.score(actor.generate(flow.more(2), n=GROUP)))
         metrics = actor.update(rl.group_advantages(rows), loss=rl.ppo_clip())
-        flow.log(step, metrics, rows=len(rows))
+        flow.log(step, metrics, tried=len(rows))
 
 
 @flow.program

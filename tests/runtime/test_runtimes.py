@@ -130,18 +130,6 @@ def test_a_finished_run_resumed_changes_nothing(small, tmp_path):
     assert metrics(tmp_path / "run") == lines
 
 
-def test_a_run_can_be_made_longer(small, tmp_path):
-    long = run(small, tmp_path / "long", parameters={"train": {"steps": 10}})
-    run(small, tmp_path / "run", parameters={"train": {"steps": 6}}, checkpoint_every=6)
-    # the last checkpoint lies behind the program; the one before holds step 6
-    import shutil
-
-    newest = sorted((tmp_path / "run" / "checkpoints").glob("0*"))[-1]
-    shutil.rmtree(newest)
-    again = run(small, tmp_path / "run", resume=True, parameters={"train": {"steps": 10}})
-    assert again.weights_digest == long.weights_digest
-
-
 def test_another_course_is_refused(small, tmp_path, monkeypatch):
     crash_at(monkeypatch, small, 6)
     with pytest.raises(RunError):

@@ -176,6 +176,20 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(module, tmp_path, stal
     assert outcome.weights_digest == whole.weights_digest
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_that_is_done_goes_on_as_if_it_had_not_ended(module, tmp_path, staleness):
+    """Also where its last publish, which waits for another step, was made at its end."""
+    made = plan("split", staleness=staleness)
+    whole = run(module, tmp_path / "whole", made, parameters={"stale": {"steps": 7}})
+    run(module, tmp_path / "run", made, parameters={"stale": {"steps": 4}})
+    outcome = run(module, tmp_path / "run", made, parameters={"stale": {"steps": 7}}, resume=True)
+    undisturbed, longer = lines(tmp_path / "whole"), lines(tmp_path / "run")
+    assert [(a["step"], a["loss"], a["oldest"]) for a in undisturbed] == [
+        (a["step"], a["loss"], a["oldest"]) for a in longer
+    ]
+    assert outcome.weights_digest == whole.weights_digest
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (1, 4), (4, 1), (4, 0)])
 def test_a_run_goes_on_under_another_plan(module, tmp_path, before, after):
     how = {"checkpoint_every": 3}

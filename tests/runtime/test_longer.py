@@ -1,0 +1,122 @@
+"""A run that is done is made longer: it equals one that was never stopped. Or it is said why it cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from flows import metrics
+
+from flowrl.errors import ResumeError
+from flowrl.placement.plan import Pipeline, Place, Plan
+
+TWO_POOLS = {"a": "cpu", "b": "cpu"}
+AHEAD = Plan(TWO_POOLS, {"world": Place("b")}, pipeline=Pipeline(staleness=1))
+
+
+def run(small, out, *programs, **how):
+    return small.flow.run(*(programs or ("train",)), out=out, quiet=True, **how)
+
+
+def steps(count, program="train", **more):
+    return {"parameters": {program: {"steps": count, **more}}}
+
+
+def resumed(out):
+    lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return [line["text"] for line in lines if line["kind"] == "resumed"]
+
+
+@pytest.mark.parametrize("runtime", ["eager", "local"])
+@pytest.mark.parametrize("every", [1, 3, 50])
+def test_a_run_that_is_done_is_made_longer(small, tmp_path, runtime, every):
+    whole = run(small, tmp_path / "whole", runtime=runtime, **steps(7))
+    small.CALLS.clear()
+    run(small, tmp_path / "run", runtime=runtime, checkpoint_every=every, **steps(4))
+    again = run(small, tmp_path / "run", runtime=runtime, checkpoint_every=every, resume=True, **steps(7))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert resumed(tmp_path / "run") == ["train from step 4; train: steps 4 -> 7"]
+    assert len(small.CALLS) == len(set(small.CALLS)), "the world was touched twice for a row"
+
+
+def test_it_may_be_made_longer_again_and_again_and_stands_still_where_nothing_is_asked(small, tmp_path):
+    whole = run(small, tmp_path / "whole", **steps(9))
+    run(small, tmp_path / "run", **steps(2))
+    for count in (5, 5, 9):
+        again = run(small, tmp_path / "run", resume=True, **steps(count))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert resumed(tmp_path / "run")[1] == "at its end: nothing is left to do"
+
+
+def test_with_steps_that_overlap_too(small, tmp_path):
+    whole = run(small, tmp_path / "whole", plan=AHEAD, **steps(7))
+    run(small, tmp_path / "run", plan=AHEAD, **steps(4))
+    again = run(small, tmp_path / "run", plan=AHEAD, resume=True, **steps(7))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_the_last_of_several_programs_goes_on(small, tmp_path):
+    whole = run(small, tmp_path / "whole", "two_loops", "train", **steps(7))
+    run(small, tmp_path / "run", "two_loops", "train", **steps(4))
+    again = run(small, tmp_path / "run", "two_loops", "train", resume=True, **steps(7))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert [program for program, _ in again.last] == ["two_loops", "train"]
+
+
+def test_the_last_program_goes_on_and_another_one_follows(small, tmp_path):
+    whole = run(small, tmp_path / "whole", "train", "ends", **steps(7))
+    run(small, tmp_path / "run", **steps(4))
+    again = run(small, tmp_path / "run", "train", "ends", resume=True, **steps(7))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_a_program_that_others_have_gone_on_from_stays_as_it_was(small, tmp_path):
+    run(small, tmp_path / "run", "train", "ends", **steps(4))
+    with pytest.raises(ResumeError) as raised:
+        run(small, tmp_path / "run", "train", "ends", resume=True, **steps(7))
+    assert raised.value.report() == (
+        "ResumeError: 'train' has ended, and 'ends' has gone on from what it gave: its parameters stay as they were "
+        "(steps 4 -> 7).\n  fix  Leave them out, or start another run with --out."
+    )
+
+
+def test_a_program_that_does_more_after_its_loop_is_done_again_from_the_checkpoint_before(small, tmp_path):
+    for out, count in (("whole", 7), ("run", 4)):
+        run(small, tmp_path / out, "evaluated", checkpoint_every=3, **steps(count, "evaluated"))
+    small.CALLS.clear()
+    again = run(small, tmp_path / "run", "evaluated", resume=True, **steps(7, "evaluated"))
+    whole = run(small, tmp_path / "whole", "evaluated", resume=True, **steps(7, "evaluated"))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert resumed(tmp_path / "run") == ["evaluated from step 3; evaluated: steps 4 -> 7"]
+
+
+def test_or_from_its_start_where_there_is_none(small, tmp_path):
+    whole = run(small, tmp_path / "whole", "evaluated", **steps(7, "evaluated"))
+    run(small, tmp_path / "run", "evaluated", **steps(4, "evaluated"))
+    again = run(small, tmp_path / "run", "evaluated", resume=True, **steps(7, "evaluated"))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_fewer_steps_than_are_done_are_refused_and_nothing_is_lost(small, tmp_path):
+    whole = run(small, tmp_path / "whole", **steps(7))
+    run(small, tmp_path / "run", **steps(4))
+    with pytest.raises(ResumeError) as raised:
+        run(small, tmp_path / "run", resume=True, **steps(2))
+    assert raised.value.report() == (
+        "ResumeError: 'train' ended after 2 steps; the run has done 4.\n"
+        "  fix  Give it at least the steps that are done."
+    )
+    again = run(small, tmp_path / "run", resume=True, **steps(7))
+    assert again.weights_digest == whole.weights_digest
+
+
+def test_the_end_of_a_program_costs_one_checkpoint(small, tmp_path):
+    run(small, tmp_path / "run", **steps(4))
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["000000"]
