@@ -18,11 +18,6 @@ GROUPED = frozenset({"group_mean", "group_std"})
 #: What changes neither rows nor contents: no node of the graph, only other names for what is there.
 STRUCTURAL = frozenset({"join", "select", "drop", "rename", "with_columns"})
 
-SYMBOLS = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
-    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|",
-}  # fmt: skip
-
 
 def _elementwise(name: str) -> Callable[..., Any]:
     if name in PYTHON:

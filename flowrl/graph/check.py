@@ -83,7 +83,7 @@ def unread(traced: Traced) -> list[Lint]:
     read: set[tuple[Any, ...]] = set()
     made: dict[tuple[Any, ...], Any] = {}
     for trail in traced.trails:
-        wanted = {c for call in trail.calls for c, _ in call.uses} | {c for c, _ in trail.logged}
+        wanted = {c for call in trail.calls for c in call.makers} | {use.call for use in trail.logged}
         for call in trail.calls:
             worker_op = call.op.owner != "batch"
             if worker_op and call.op.returns == "batch" and not call.updates and call.iteration in (0, 1):

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import Any
 
 from ..errors import shown
+from .conditions import Diagram, condition, diagram
+from .control import add_control
+from .growth import growth
 from .op import Spec
-from .oracle import Decision
-from .record import Edge, Graph, Node, WorkerInfo
+from .places import Found, Key, Place, Said, carried, source_place, steady, written_out
+from .record import Edge, Graph, Node, SourceInfo, WorkerInfo
 from .relaxed import Site, relaxed_calls, site
-from .terms import TCall, Traced, Trail
-from .values import find
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object that says no more of itself
-Place = tuple[object, ...]
-Key = tuple[Place, Place, str]  # from, to, kind
-
-
-@dataclass
-class _Found:
-    """What the paths say of one node or edge."""
-
-    trails: set[int] = field(default_factory=set[int])
-    fields: list[str] = field(default_factory=list[str])
+from .terms import Draw, TCall, Traced, Trail
+from .values import replace_values
 
 
 def node_ids(traced: Traced) -> dict[Place, str]:
@@ -45,76 +36,147 @@ def ids_by_site(traced: Traced) -> dict[Site, str]:
 
 def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness: int = 0) -> Graph:
     """One steady iteration: the second of each loop, and what lies outside of loops."""
-    order, sample = _in_order(traced.trails)
-    ids = _names(order, sample)
+    trails = traced.trails
+    order, sample = _in_order(trails)
+    sources = _sources(trails)
+    ids = {place: source.id for place, source in sources.items()} | _names(order, sample)
+    there = _there(ids, trails)
+    when = {place: _when(there[place], _steadied(place, trails), trails) for place in ids}
+    edges_found = _all_edges(traced, ids)
+    which = {key: _when(found.trails, there[key[1]], trails) for key, found in edges_found.items()}
+    again = growth(traced.longer)
+    for key in again.edges & set(edges_found):
+        edges_found[key].repeats = True
+    add_control(edges_found, there, when, which, trails)
+    label = {place: condition(found) for place, found in when.items()}
     relaxed = relaxed_calls(traced)
-    nodes_found: dict[Place, _Found] = {place: _Found() for place in order}
-    edges_found: dict[Key, _Found] = defaultdict(_Found)
-    for number, trail in enumerate(traced.trails):
-        for call in _steady(trail):
-            nodes_found[call.place].trails.add(number)
-        for (src, dst, kind), names in _edges(trail).items():
-            if (dst in ids) and (kind == "serves" or src in ids):
-                found = edges_found[(src, dst, kind)]
-                found.trails.add(number)
-                found.fields += [n for n in names if n not in found.fields]
-    for (src, dst), label in _chosen(traced.trails).items():
-        if src in ids and dst in ids:
-            edges_found[(src, dst, "carried")].trails |= nodes_found[dst].trails
-            edges_found[(src, dst, "carried")].fields.append(label)
-    nodes = tuple(
-        _node(ids[p], sample[p], _branch(nodes_found[p].trails, traced.trails, _steadied(p, traced.trails)))
-        for p in order
-    )
-    label = {p: n.branch for p, n in zip(order, nodes, strict=True)}
+    lag = {p: staleness if site(sample[p]) in relaxed else 0 for p in order}
+    rank = {place: number for number, place in enumerate(ids)}
     edges = [
         Edge(
             src=str(src[0]) if kind == "serves" else ids[src],
             dst=ids[dst],
             kind=kind,
             fields=tuple(found.fields),
-            lag=(staleness if site(sample[dst]) in relaxed else 0) if kind == "weights" else None,
-            branch=label[dst]
-            if found.trails == nodes_found[dst].trails
-            else _branch(found.trails, traced.trails, nodes_found[dst].trails),
+            lag=lag[dst] if kind == "weights" else None,
+            branch=condition(which.get((src, dst, kind))) or label[dst],
+            made=_made(found.fields),
+            repeats=found.repeats,
         )
-        for (src, dst, kind), found in edges_found.items()
+        for (src, dst, kind), found in sorted(
+            edges_found.items(), key=lambda e: (rank[e[0][1]], rank.get(e[0][0], -1), e[0][2])
+        )
     ]
-    place_of = {ids[p]: i for i, p in enumerate(order)}
-    edges.sort(key=lambda e: (place_of[e.dst], place_of.get(e.src, -1), e.kind))
-    source: dict[str, object] = {}
-    for trail in traced.trails:
-        source.update(trail.source_fields)
+    nodes = tuple(_node(ids[p], _calls_at(p, trails), label[p], p in again.places) for p in order)
     used = {n.worker for n in nodes} | {e.src for e in edges if e.kind == "serves"}
     return Graph(
         program=traced.program,
         nodes=nodes,
         edges=tuple(edges),
         workers=tuple(w for w in workers if w.name in used),
-        source_fields=tuple(source),
-        paths=len(traced.trails),
+        source_fields=tuple(dict.fromkeys(name for source in sources.values() for name in source.fields)),
+        paths=len(trails),
         capped=traced.capped,
+        sources=tuple(replace(source, branch=label[place]) for place, source in sources.items()),
     )
 
 
-def _steady(trail: Trail) -> list[TCall]:
-    return [c for c in trail.calls if c.iteration in (0, 2)]
+def _there(ids: Iterable[Place], trails: Sequence[Trail]) -> dict[Place, set[int]]:
+    """The paths on which a steady step makes each call, or draws from each source."""
+    found: dict[Place, set[int]] = {place: set() for place in ids}
+    for number, trail in enumerate(trails):
+        for place in [call.place for call in steady(trail)]:
+            found[place].add(number)
+        for draw in trail.draws.values():
+            if draw.iteration in (0, 2):
+                found[source_place(draw)].add(number)
+    return found
+
+
+def _when(present: set[int], within: set[int], trails: Sequence[Trail]) -> Diagram | None:
+    """The outcomes on which it hangs whether something happens, of the paths that could have it."""
+    return diagram({path: path in present for path in sorted(within | present)}, trails)
+
+
+def _all_edges(traced: Traced, ids: Mapping[Place, str]) -> dict[Key, Found]:
+    """The edges of all paths, but for control."""
+    edges: dict[Key, Found] = defaultdict(Found)
+    for number, trail in enumerate(traced.trails):
+        for (src, dst, kind), names in _edges(trail).items():
+            if dst in ids and (kind == "serves" or src in ids):
+                found = edges[(src, dst, kind)]
+                found.trails.add(number)
+                for name, made in names.items():
+                    found.fields.setdefault(name, made)
+    return edges
+
+
+def _made(fields: Mapping[str, str]) -> tuple[str, ...]:
+    """The names that fields had where they were made; empty where all have kept them."""
+    made = tuple(before or name for name, before in fields.items())
+    return () if made == tuple(fields) else made
+
+
+# -- sources --------------------------------------------------------------------------------------------------------
+
+
+def _sources(trails: Sequence[Trail]) -> dict[Place, SourceInfo]:
+    """The sources that a program draws from, by what tells them apart, in the order of the lines that do."""
+    found: dict[Place, SourceInfo] = {}
+    counts: dict[str, int] = defaultdict(int)
+    draws = (draw for trail in trails for draw in trail.draws.values())
+    for draw in sorted(draws, key=lambda draw: (draw.loop, draw.lines)):
+        place = source_place(draw)
+        if place in found:
+            continue
+        counts[draw.name] += 1
+        number = f"#{counts[draw.name]}" if counts[draw.name] > 1 else ""
+        found[place] = SourceInfo(
+            id=f"data.{draw.name}{number}",
+            name=draw.name,
+            describes=draw.describes,
+            fields=tuple(draw.schema),
+            types={name: str(type_) for name, type_ in draw.schema.items()},
+            file=shown(draw.at.file),
+            line=draw.at.line,
+            stage="step" if draw.iteration else "once",
+        )
+    return found
+
+
+# -- calls ----------------------------------------------------------------------------------------------------------
+
+
+def _calls_at(place: Place, trails: Sequence[Trail]) -> list[TCall]:
+    """The calls of a place in a steady step, of each path that makes it."""
+    return [call for trail in trails for call in steady(trail) if call.place == place]
 
 
 def _in_order(trails: Sequence[Trail]) -> tuple[list[Place], dict[Place, TCall]]:
-    """Places in program order over all paths: what a path has more than others stands behind its forerunner there."""
+    """Places in program order over all paths: what a path has more than others stands behind its forerunner there.
+
+    What neither has to do with the other, as no path makes both, stands in the order of the lines.
+    """
     order: list[Place] = []
     sample: dict[Place, TCall] = {}
     for trail in trails:
         at = -1
-        for call in _steady(trail):
+        mine = {call.place for call in steady(trail)}
+        for call in steady(trail):
             if call.place in sample:
                 at = order.index(call.place)
                 continue
             at += 1
+            while at < len(order) and order[at] not in mine and _lines(order[at]) < _lines(call.place):
+                at += 1
             order.insert(at, call.place)
             sample[call.place] = call
     return order, sample
+
+
+def _lines(place: Place) -> tuple[object, ...]:
+    """The loop of a place, and the lines that lead to it from the program's own down."""
+    return (place[0], *place[3:-1])
 
 
 def _names(order: Iterable[Place], sample: Mapping[Place, TCall]) -> dict[Place, str]:
@@ -127,7 +189,8 @@ def _names(order: Iterable[Place], sample: Mapping[Place, TCall]) -> dict[Place,
     return ids
 
 
-def _node(id: str, call: TCall, branch: str | None) -> Node:
+def _node(id: str, calls: Sequence[TCall], branch: str | None, repeats: bool) -> Node:
+    call = calls[0]
     reads = {n: t for fields in call.signature.reads.values() for n, t in fields.items()}
     into: Mapping[str, str] = call.arguments.get("into") or {}
     adds = call.signature.adds
@@ -149,67 +212,50 @@ def _node(id: str, call: TCall, branch: str | None) -> Node:
         branch=branch,
         stage="step" if call.iteration else "once",
         signature=str(call.signature),
-        loss=next((repr(value) for value in call.arguments.values() if isinstance(value, Spec)), None),
+        loss=_loss(calls),
+        expression=call.text,
+        repeats=repeats,
     )
 
 
-def _edges(trail: Trail) -> dict[Key, list[str]]:
-    """All edges into the steady calls of one path."""
-    edges: dict[Key, list[str]] = defaultdict(list)
-    for call in _steady(trail):
-        for maker, name in call.uses:
-            made = trail.calls[maker]
-            carried = made.loop == call.loop and made.iteration == 1 and call.iteration == 2
-            names = edges[(made.place, call.place, "carried" if carried else "data")]
-            if name not in names:
-                names.append(name)
+def _loss(calls: Sequence[TCall]) -> str | None:
+    """What an update minimises: a computed parameter stands as its expression, one that differs as all that it is."""
+    specs = [v for call in calls for v in call.arguments.values() if isinstance(v, Spec)]
+    said = [spec.with_parameters(replace_values(dict(spec.parameters), written_out)) for spec in specs]
+    texts = list(dict.fromkeys(map(repr, said)))
+    if len(texts) < 2:
+        return texts[0] if texts else None
+    first = said[0]
+    if any((s.name, list(s.parameters)) != (first.name, list(first.parameters)) for s in said):
+        return " or ".join(texts)
+    merged: dict[str, Any] = {}
+    for name, value in first.parameters.items():
+        values = list(dict.fromkeys(str(s.parameters[name]) for s in said))
+        merged[name] = Said(" or ".join(values)) if len(values) > 1 else value
+    return repr(first.with_parameters(merged))
+
+
+def _edges(trail: Trail) -> dict[Key, dict[str, str]]:
+    """All edges into the steady calls of one path, but for control: fields with the names they were made under."""
+    edges: dict[Key, dict[str, str]] = defaultdict(dict)
+    for call in steady(trail):
+        for use in call.uses:
+            made = trail.draws[use.draw] if use.call is None else trail.calls[use.call]
+            place = source_place(made) if isinstance(made, Draw) else made.place
+            names = edges[(place, call.place, "carried" if carried(made, call.loop, call.iteration) else "data")]
+            names.setdefault(use.name, use.made)
         for worker in call.serves:
-            edges[((worker,), call.place, "serves")] = []
+            edges[((worker,), call.place, "serves")] = {}
         for worker in (call.worker, *call.serves):
             last = _last_update(trail, call, worker)
             if last is not None and not (call.updates and call.worker == worker):
-                edges[(last.place, call.place, "weights")] = []
+                edges[(last.place, call.place, "weights")] = {}
     for src, dst in _orders(trail):
-        edges[(src.place, dst.place, "order")] = []
+        edges[(src.place, dst.place, "order")] = {}
     return edges
 
 
-def _chosen(trails: Sequence[Trail]) -> dict[tuple[Place, Place], str]:
-    """Carried choices: arguments of a steady call that differ with an outcome of the step before.
-
-    ``if float(kl) > target: coef *= 1.5`` makes ``coef`` of the next step depend on ``kl``, through the condition.
-    """
-    said: dict[Place, dict[int, str]] = defaultdict(dict)
-    for number, trail in enumerate(trails):
-        for call in _steady(trail):
-            if call.iteration == 2:
-                plain = {n: v for n, v in call.arguments.items() if next(find([v]), None) is None}
-                said[call.place][number] = _ADDRESS.sub("", repr(plain))
-    found: dict[tuple[Place, Place], str] = {}
-    for place, arguments in said.items():
-        if len(set(arguments.values())) < 2:
-            continue
-        for number, trail in enumerate(trails):
-            for decision in trail.path.taken:
-                if decision.iteration != 1 or number not in arguments:
-                    continue
-                other = _same_but(trails, number, decision)
-                if other in arguments and arguments[other] != arguments[number]:
-                    for maker in decision.calls:
-                        found[(trail.calls[maker].place, place)] = decision.condition
-    return found
-
-
-def _same_but(trails: Sequence[Trail], number: int, decision: Decision) -> int | None:
-    """The path that took the same outcomes as another up to a decision, and the other one there."""
-    mine = trails[number].path.taken
-    upto = mine.index(decision)
-    for other, trail in enumerate(trails):
-        taken = trail.path.taken
-        same = len(taken) > upto and all(a.outcome == b.outcome for a, b in zip(mine[:upto], taken, strict=False))
-        if same and taken[upto].condition == decision.condition and taken[upto].outcome != decision.outcome:
-            return other
-    return None
+# -- order ----------------------------------------------------------------------------------------------------------
 
 
 def _last_update(trail: Trail, call: TCall, worker: str) -> TCall | None:
@@ -220,16 +266,16 @@ def _last_update(trail: Trail, call: TCall, worker: str) -> TCall | None:
 
 def _orders(trail: Trail) -> list[tuple[TCall, TCall]]:
     """Calls of one worker that no data ties together, of which one updates what the other sees."""
-    steady = _steady(trail)
+    calls = steady(trail)
     reach: dict[int, set[int]] = {}
-    for call in steady:
-        sources = {m for m, _ in call.uses}
+    for call in calls:
+        sources = set(call.makers)
         reach[call.index] = sources.union(*(reach.get(s, set()) for s in sources))
     found: list[tuple[TCall, TCall]] = []
-    for i, late in enumerate(steady):
+    for i, late in enumerate(calls):
         if not late.updates:
             continue
-        for early in steady[:i]:
+        for early in calls[:i]:
             touches = late.worker == early.worker or late.worker in early.serves
             if touches and early.iteration == late.iteration and early.index not in reach[late.index]:
                 found.append((early, late))
@@ -238,21 +284,6 @@ def _orders(trail: Trail) -> list[tuple[TCall, TCall]]:
 
 
 def _steadied(place: Place, trails: Sequence[Trail]) -> set[int]:
-    """The paths that came to the steady iteration of a call's loop, and did not leave the loop before it."""
-    loop = place[0]
+    """The paths that came to the steady iteration of the loop of a call or source, and did not leave it before."""
+    loop = place[1] if place[0] == "data" else place[0]
     return {i for i, trail in enumerate(trails) if not loop or (loop, 2) in trail.began}
-
-
-def _branch(present: set[int], trails: Sequence[Trail], within: set[int]) -> str | None:
-    """Under which outcomes something happens: those that all paths with it share, and some of ``within`` lack."""
-    absent = within - present
-    if not absent or not present:
-        return None
-    said = [[(d.label, d.iteration) for d in trail.path.taken if not d.forced] for trail in trails]
-    shared = set(said[min(present)]).intersection(*(said[t] for t in present))
-    labels = [
-        label if iteration != 1 else f"{label} in the step before"
-        for label, iteration in sorted(shared, key=lambda x: (-x[1], said[min(present)].index(x)))
-        if not all((label, iteration) in said[t] for t in absent) and (f"{label} again", iteration) not in shared
-    ]
-    return " and ".join(dict.fromkeys(labels)) or "on some paths"

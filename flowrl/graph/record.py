@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     import networkx
 
-EDGE_KINDS = ("data", "weights", "order", "carried", "serves")
+EDGE_KINDS = ("data", "weights", "order", "carried", "serves", "control")
 NODE_KINDS = ("op", "publish", "reshard")
 SCHEMA = 1
 
@@ -21,7 +21,8 @@ class Node:
     ``Node("critic.values", worker="critic", op="values", file="algorithms/ppo.py", line=28, ...)``. ``branch`` says
     under which outcome of the program's own conditions the call happens, None when always. ``stage`` is ``step`` for
     what happens in every step, ``once`` for what lies outside ``flow.steps``. ``loss`` is what an update minimises, in
-    words.
+    words, ``expression`` how arithmetic is written. ``repeats``: it is made once for each of the values that a growing
+    list brings from earlier steps.
 
     With a plan it also says where it runs: ``pool``, ``mesh`` ("fsdp=4,tp=2") and ``layout``, how rows and weights lie
     on it. ``kind`` is ``op`` for a call; between an update and what generates from its weights the plan puts a node of
@@ -46,6 +47,8 @@ class Node:
     stage: str = "step"
     signature: str = ""
     loss: str | None = None
+    expression: str = ""
+    repeats: bool = False
     kind: str = "op"  # op | publish | reshard
     pool: str | None = None
     mesh: str | None = None
@@ -58,6 +61,10 @@ class Node:
 class Edge:
     """What flows or orders between two nodes: ``Edge("actor.generate", "reward.score", "data", ("response_ids",))``.
 
+    ``src`` of what comes from the data is the id of a source. A control edge runs from what a condition looks at to
+    what hangs on it. ``made`` are the names that the fields had where they were made, empty where all are the same;
+    ``repeats``: a carried edge brings values of several earlier steps.
+
     ``lag`` is the staleness allowed on a weights edge (0: the newest version), None on others. A serves edge runs
     from a worker's name to the op that holds its handle. With a plan, ``bytes`` go along it in a step, by ``transport``
     ("same pool", "link", "network", ...), and ``version`` says which weights step k reads ("v(k-1)").
@@ -69,6 +76,8 @@ class Edge:
     fields: tuple[str, ...] = ()
     lag: int | None = None
     branch: str | None = None
+    made: tuple[str, ...] = ()
+    repeats: bool = False
     bytes: float | None = None
     transport: str | None = None
     version: str | None = None
@@ -89,6 +98,25 @@ class WorkerInfo:
     pool: str | None = None
     mesh: str | None = None
     layout: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """A source of data: ``SourceInfo("data.heldout", "heldout", "test.jsonl, 64 rows a step", ("prompt_ids", ...))``.
+
+    ``name`` is that of the variable that holds it, or of what makes it; ``fields`` are its columns. ``branch`` and
+    ``stage`` say when it is drawn from, as those of a node do.
+    """
+
+    id: str
+    name: str
+    describes: str = ""
+    fields: tuple[str, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict[str, str])
+    file: str = ""
+    line: int = 0
+    branch: str | None = None
+    stage: str = "step"
 
 
 @dataclass(frozen=True)
@@ -121,6 +149,7 @@ class Graph:
     capped: bool = False
     pools: tuple[PoolInfo, ...] = ()  # of the plan, where there is one
     plan: str = ""  # in words: what bytes and times rest on
+    sources: tuple[SourceInfo, ...] = ()  # in the order in which they are drawn from
 
     def node(self, id: str) -> Node:
         """The node of that id. Raises KeyError."""
@@ -144,6 +173,7 @@ class Graph:
             "nodes": [_plain(asdict(n)) for n in self.nodes],
             "edges": [_plain(asdict(e)) for e in self.edges],
             "workers": [asdict(w) for w in self.workers],
+            "sources": [_plain(asdict(s)) for s in self.sources],
             "source_fields": list(self.source_fields),
             "paths": self.paths,
             "capped": self.capped,
@@ -157,16 +187,22 @@ class Graph:
         """Read what :meth:`to_json` gave."""
         if record.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"graph record of schema {record['schema']}; this flowrl reads {SCHEMA}")
+        nodes = tuple(Node(**_tuples(n)) for n in record["nodes"])
+        edges = tuple(Edge(**_tuples(e)) for e in record["edges"])
+        sources = tuple(SourceInfo(**_tuples(s)) for s in record.get("sources", ()))
+        if record.get("source_fields") and "sources" not in record:
+            sources, edges = _one_source(tuple(record["source_fields"]), nodes, edges)
         return Graph(
             program=record["program"],
-            nodes=tuple(Node(**_tuples(n)) for n in record["nodes"]),
-            edges=tuple(Edge(**_tuples(e)) for e in record["edges"]),
+            nodes=nodes,
+            edges=edges,
             workers=tuple(WorkerInfo(**w) for w in record.get("workers", ())),
             source_fields=tuple(record.get("source_fields", ())),
             paths=record.get("paths", 1),
             capped=record.get("capped", False),
             pools=tuple(PoolInfo(**p) for p in record.get("pools", ())),
             plan=record.get("plan", ""),
+            sources=sources,
         )
 
     def to_networkx(self) -> networkx.MultiDiGraph[Any]:
@@ -176,6 +212,7 @@ class Graph:
         graph: networkx.MultiDiGraph[Any] = nx.MultiDiGraph(
             program=self.program,
             workers=self.workers,
+            sources=self.sources,
             source_fields=self.source_fields,
             paths=self.paths,
             capped=self.capped,
@@ -203,7 +240,22 @@ class Graph:
             capped=about.get("capped", False),
             pools=about.get("pools", ()),
             plan=about.get("plan", ""),
+            sources=about.get("sources", ()),
         )
+
+
+def _one_source(
+    fields: tuple[str, ...], nodes: tuple[Node, ...], edges: tuple[Edge, ...]
+) -> tuple[tuple[SourceInfo, ...], tuple[Edge, ...]]:
+    """The source, and what is read of it, of a record that knew the columns of all sources together."""
+    given: dict[str, set[str]] = {}
+    for edge in edges:
+        if edge.kind in ("data", "carried"):
+            given.setdefault(edge.dst, set()).update(edge.fields)
+    source = SourceInfo("data.source", "source", fields=fields)
+    read = ((n, tuple(f for f in n.reads if f in set(fields) - given.get(n.id, set()))) for n in nodes)
+    drawn = (Edge(source.id, n.id, "data", names, branch=n.branch) for n, names in read if names)
+    return (source,), (*drawn, *edges)
 
 
 #: What a plan fills, with what stands there without one.

@@ -38,7 +38,7 @@ def trained_on(traced: Traced) -> list[Trained]:
     for trail in traced.trails:
         rows: dict[int, frozenset[int]] = {}  # the samplers whose rows are in the result of a call
         for call in trail.calls:
-            mine = frozenset[int]().union(*(rows.get(maker, frozenset()) for maker, _ in call.uses))
+            mine = frozenset[int]().union(*(rows.get(maker, frozenset()) for maker in call.makers))
             if call.op.cost == "train" or call.updates == "weights":
                 for sampler in (trail.calls[i] for i in sorted(mine)):
                     if call.worker == sampler.worker or call.worker in sampler.serves:

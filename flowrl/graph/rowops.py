@@ -7,15 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import At, FieldError, ProgramError, RowsError
-from .arithmetic import BY_ROW, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, SYMBOLS, result_type
+from .arithmetic import BY_ROW, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, result_type
 from .op import Op, Signature, described, written_twice
 from .site import caller
-from .terms import Rows, Symbol, TBatch, TField, TNumber
+from .terms import Rows, Symbol, TBatch, TField, TNumber, Use
 from .types import FieldType
 from .values import BatchValue, FieldValue, ScalarValue, Value
+from .written import SYMBOLS, method, written
 
 if TYPE_CHECKING:
     from .tracer import Tracer
+
+
+_LONGEST = 500  # characters of an operand
 
 
 class RowOps:
@@ -37,53 +41,62 @@ class RowOps:
         self._same_rows(op.name, fields, at)
         uses = [u for a in args if isinstance(a, Value) for u in self.tracer.uses(a)]
         signature = Signature({"batch": {f.name or "value": f.type for f in fields}}, {})
-        call = self.tracer.record(op, "batch", at, signature, uses)
-        name = op.name
+        name, text = op.name, self._text(op, args)
+        call = self.tracer.record(op, "batch", at, signature, uses, text=text)
         if name in REDUCTIONS:
             label = f"{fields[0].name}.{name}" if fields[0].name else name
-            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), f"{label}()", f"c{call.index}", label))
-        if name in BY_ROW:
-            return FieldValue(self.tracer, TField(FieldType(BY_ROW[name]), call.index, "", fields[0].rows))
-        return FieldValue(
-            self.tracer, TField(result_type(name, [f.type for f in fields]), call.index, "", fields[0].rows)
-        )
+            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, f"c{call.index}", label))
+        type_ = FieldType(BY_ROW[name]) if name in BY_ROW else result_type(name, [f.type for f in fields])
+        return FieldValue(self.tracer, TField(type_, call.index, "", fields[0].rows, text=text))
+
+    def _text(self, op: Op, args: Sequence[Any]) -> str:
+        """How a call is written: ``(rewards - costs).mean()``."""
+        parts = [_operand(arg) for arg in args]
+        if op.name in REDUCTIONS or op.name in BY_ROW:
+            return method(parts[0], op.name)
+        return written(op.name, parts[::-1] if self._reflected(op) else parts)
 
     def _on_numbers(self, op: Op, args: tuple[Any, ...], at: At) -> Any:
         """Arithmetic on numbers: a node where one of them is not read yet, a symbol otherwise."""
         numbers = [a.ref for a in args if isinstance(a, ScalarValue)]
-        bare = [a.ref.text if isinstance(a, ScalarValue) else repr(a) for a in args]
         keys = [a.ref.key if isinstance(a, ScalarValue) else repr(a) for a in args]
-        if op.fn is not None and self._reflected(op):
-            bare.reverse()
-            keys.reverse()
-        text = _written(op.name, bare)
         calls = frozenset[int]().union(*(n.calls for n in numbers))
-        key = _written(op.name, keys)
+        text, key = self._text(op, args), f"{op.name}({', '.join(keys[::-1] if self._reflected(op) else keys)})"
         if all(isinstance(a, Symbol) or not isinstance(a, Value) for a in args):
             labels = {n.label for n in numbers if n.calls}
             return Symbol(self.tracer, TNumber(calls, text, key, labels.pop() if len(labels) == 1 else "value"))
         call = self.tracer.record(
-            op, "batch", at, Signature({}, {}), [u for a in args if isinstance(a, Value) for u in self.tracer.uses(a)]
+            op,
+            "batch",
+            at,
+            Signature({}, {}),
+            [u for a in args if isinstance(a, Value) for u in self.tracer.uses(a)],
+            text=text,
         )
         return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, key))
 
     @staticmethod
     def _reflected(op: Op) -> bool:
-
         return op.name in ELEMENTWISE and OPS.get("r" + op.name) is op
 
     def _on_batch(self, op: Op, batch: TBatch, rest: tuple[Any, ...], at: At) -> Any:
         name = op.name
-        uses: list[tuple[int, str]] = [] if batch.rows_call is None else [(batch.rows_call, "keys")]
         if name == "count":
-            call = self.tracer.record(op, "batch", at, Signature({}, {}), uses)
-            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), "len(batch)", f"c{call.index}", "count"))
+            text = "len(batch)"
+            call = self.tracer.record(op, "batch", at, Signature({}, {}), _rows_of(batch), text=text)
+            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, f"c{call.index}", "count"))
         if name in GROUPED:
             field_ = self.tracer.field(BatchValue(self.tracer, batch), rest[0])
+            text = f"{name}({rest[0]})"
             call = self.tracer.record(
-                op, "batch", at, Signature({"batch": {rest[0]: field_.ref.type}}, {}), self.tracer.uses(field_)
+                op,
+                "batch",
+                at,
+                Signature({"batch": {rest[0]: field_.ref.type}}, {}),
+                self.tracer.uses(field_),
+                text=text,
             )
-            return FieldValue(self.tracer, TField(FieldType("f32"), call.index, "", batch.rows))
+            return FieldValue(self.tracer, TField(FieldType("f32"), call.index, "", batch.rows, text=text))
         if name == "filter":
             return self._filter(op, batch, rest[0], at)
         return self._concat(op, [batch, *(b.ref for b in rest)], at)
@@ -108,7 +121,8 @@ class RowOps:
         if mask.ref.rows != batch.rows:
             self.tracer.wrong(self._different_rows("filter", batch.rows, mask.ref.rows, at))
         reads = {"batch": {mask.ref.name or "value": mask.ref.type}}
-        call = self.tracer.record(op, "batch", at, Signature(reads, {}, "filter"), self.tracer.uses(mask))
+        text = f"filter({_operand(mask)})"
+        call = self.tracer.record(op, "batch", at, Signature(reads, {}, "filter"), self.tracer.uses(mask), text=text)
         rows: Rows = ("filter", batch.rows, call.index)
         return BatchValue(self.tracer, TBatch(passed_on(batch.fields, call.index, rows), rows, call.index))
 
@@ -125,12 +139,18 @@ class RowOps:
                     )
                 )
         shared = names.intersection(*(b.fields for b in batches))
-        uses = [(b.rows_call, "keys") for b in batches if b.rows_call is not None]
+        uses = [use for batch in batches for use in _rows_of(batch)]
         call = self.tracer.record(op, "batch", at, Signature({}, {}, "regroup"), uses)
         rows: Rows = ("concat", *(b.rows for b in batches))
         fields = {
             n: TField(
-                f.type, call.index, n, rows, (call.index, n), tuple(replace(b.fields[n], name=n) for b in batches)
+                f.type,
+                call.index,
+                n,
+                rows,
+                (call.index, n),
+                tuple(replace(b.fields[n], name=n) for b in batches),
+                made=n,
             )
             for n, f in batches[0].fields.items()
             if n in shared
@@ -225,7 +245,7 @@ class RowOps:
     def _rows_text(self, rows: Rows) -> str:
         kind = rows[0]
         if kind == "draw":
-            return f"the rows drawn at line {self.tracer.draw_lines.get(rows[1], 0)}"
+            return f"the rows drawn at line {self.tracer.trail.draws[rows[1]].at.line if rows[1] else 0}"
         if kind == "expand":
             made = f"{rows[2]} for each" if isinstance(rows[2], int) else "some for each"
             return f"{made} of {self._rows_text(rows[1])}"
@@ -237,12 +257,24 @@ class RowOps:
         return f"the rows that {call.title} made at line {call.at.line}"
 
 
-def _written(name: str, parts: Sequence[str]) -> str:
-    if name in SYMBOLS and len(parts) == 2:
-        return f"{parts[0]} {SYMBOLS[name]} {parts[1]}"
-    return f"{name}({', '.join(parts)})"
+def _operand(value: Any) -> str:
+    """How an operand is written: a field by its name, a number as it was computed, others as Python does."""
+    if isinstance(value, FieldValue):
+        text = value.ref.name or value.ref.text or "value"
+    else:
+        text = value.ref.text if isinstance(value, ScalarValue) else repr(value)
+    return text if len(text) <= _LONGEST else "..."  # of a number that grows from step to step
+
+
+def _rows_of(batch: TBatch) -> list[Use]:
+    """Where the rows of a batch come from, without any of their fields."""
+    if batch.rows_call is not None:
+        return [Use(batch.rows_call, "keys")]
+    return [Use(None, "keys", draw=int(batch.rows[1]))] if batch.rows[0] == "draw" and batch.rows[1] else []
 
 
 def passed_on(fields: Mapping[str, TField], call: int, rows: Rows) -> dict[str, TField]:
     """Fields as they are after a call that made rows anew."""
-    return {n: replace(f, name=n, call=call, rows=rows, sources=(replace(f, name=n),)) for n, f in fields.items()}
+    return {
+        n: replace(f, name=n, made=n, call=call, rows=rows, sources=(replace(f, name=n),)) for n, f in fields.items()
+    }

@@ -84,12 +84,17 @@ def call_path(upto: object) -> tuple[tuple[str, int, int], ...]:
 
     One entry per frame: file, line and instruction. Two calls with the same path are the same place in the program.
     """
-    path: list[tuple[str, int, int]] = []
+    return tuple((f.f_code.co_filename, f.f_lineno, f.f_lasti) for f in reversed(own_stack(upto)))
+
+
+def own_stack(upto: object) -> list[FrameType]:
+    """The frames that are not flowrl's own, from here out to the program's, whose code is ``upto``."""
+    found: list[FrameType] = []
     frame = user_frame()
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_HOME):
-            path.append((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti))
+            found.append(frame)
         if frame.f_code is upto:
             break
         frame = frame.f_back
-    return tuple(reversed(path))
+    return found

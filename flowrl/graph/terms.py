@@ -33,10 +33,43 @@ class HandleLike(Protocol):
 
 
 @dataclass(frozen=True)
+class Use:
+    """Something that a call reads: ``Use(3, "costs", made="rewards")``, what call 3 made as ``rewards``.
+
+    ``name`` is that of the field for its reader, or of a number. ``call`` is None for what comes from the data, by the
+    draw of that number.
+    """
+
+    call: int | None
+    name: str
+    made: str = ""
+    draw: int = 0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Rows taken from a source of data: ``Draw(1, ("variable", ...), "prompts", ...)``; ``key`` tells sources apart.
+
+    ``lines`` lead to it from the program's own down.
+    """
+
+    number: int
+    key: tuple[object, ...]
+    name: str
+    describes: str
+    schema: Mapping[str, FieldType]
+    at: At
+    loop: int
+    iteration: int
+    lines: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
 class TField:
     """A field of a traced batch: its type, the call that made it for these rows (None: the data), and where it began.
 
-    ``sources``: where that call made rows anew, the same field as it was before.
+    ``made``: its name where it was made. ``text``: how arithmetic that has no name is written. ``sources``: where that
+    call made rows anew, the same field as it was before.
     """
 
     type: FieldType
@@ -45,6 +78,8 @@ class TField:
     rows: Rows = ()
     origin: tuple[Any, ...] = ()
     sources: tuple[TField, ...] = ()
+    made: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +139,10 @@ class Symbol(ScalarValue):
 
 @dataclass
 class TCall:
-    """One recorded call. ``uses``: (call, field or label) pairs that it reads; ``place`` tells calls apart."""
+    """One recorded call. ``uses``: what it reads, of other calls and of the data; ``place`` tells calls apart.
+
+    ``text``: how arithmetic is written.
+    """
 
     index: int
     op: Op
@@ -115,14 +153,20 @@ class TCall:
     iteration: int
     signature: Signature
     updates: str | None
-    uses: tuple[tuple[int, str], ...] = ()
+    uses: tuple[Use, ...] = ()
     serves: tuple[str, ...] = ()
     decided: tuple[Decision, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    text: str = ""
 
     @property
     def title(self) -> str:
         return f"{self.worker}.{self.op.name}"
+
+    @property
+    def makers(self) -> frozenset[int]:
+        """The calls that it reads from."""
+        return frozenset(use.call for use in self.uses if use.call is not None)
 
 
 @dataclass(frozen=True)
@@ -156,9 +200,9 @@ class Trail:
 
     calls: list[TCall] = field(default_factory=list[TCall])
     path: Path = field(default_factory=Path)
-    logged: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    logged: set[Use] = field(default_factory=set[Use])
     began: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # loop and iteration
-    source_fields: dict[str, FieldType] = field(default_factory=dict[str, FieldType])
+    draws: dict[int, Draw] = field(default_factory=dict[int, Draw])
 
 
 @dataclass
@@ -171,3 +215,4 @@ class Traced:
     lints: list[Lint]
     capped: bool = False
     whole: bool = True  # every path came to its end
+    longer: Trail | None = None  # the first path with three iterations: what grows from step to step shows there

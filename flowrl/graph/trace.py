@@ -57,6 +57,9 @@ def trace(
         traced.whole &= failure is None
         _add(traced.errors, tracer.errors)
         _add(traced.lints, tracer.lints)
+    if traced.trails:
+        longer = Tracer(Path(), adders, program, dict(meanings), rounds=3)
+        traced.longer = longer.trail if _run(longer, program, parameters)[0] is None else None
     if not traced.trails:
         _add(traced.errors, [failure for failure, _ in broken[:1]])
     else:  # the trace may take paths that no run takes, where plain Python fails

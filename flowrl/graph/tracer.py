@@ -12,7 +12,23 @@ from .op import Op, Signature, Spec, bad_call, described, missing_field, written
 from .oracle import Path
 from .rowops import RowOps, passed_on
 from .site import call_path, caller
-from .terms import Adder, Lint, Rows, SourceLike, Symbol, TBatch, TCall, TField, TMetrics, TNumber, Trail
+from .sources import Key, named
+from .sources import described as described_source
+from .terms import (
+    Adder,
+    Draw,
+    Lint,
+    Rows,
+    SourceLike,
+    Symbol,
+    TBatch,
+    TCall,
+    TField,
+    TMetrics,
+    TNumber,
+    Trail,
+    Use,
+)
 from .types import FieldType, parse_fields
 from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, find, is_handle
 
@@ -22,7 +38,7 @@ UPDATES = (*ALWAYS_REPORTED, "pretraining_loss")
 
 
 class Tracer:
-    """The session of one path."""
+    """The session of one path. ``rounds``: the iterations of each loop."""
 
     def __init__(
         self,
@@ -30,9 +46,10 @@ class Tracer:
         adders: Sequence[Adder],
         program: Callable[..., Any],
         meanings: dict[str, tuple[str, At]] | None = None,
+        rounds: int = 2,
     ) -> None:
         self.trail = Trail(path=path)
-        self.adders = adders
+        self.adders, self.rounds = adders, rounds
         self.row_ops = RowOps(self)
         self.errors: list[FlowError] = []
         self.lints: list[Lint] = []
@@ -40,37 +57,49 @@ class Tracer:
         self.loop, self.iteration, self._loops, self._draws = 0, 0, 0, 0
         self._seen: dict[tuple[Any, ...], int] = {}
         self._source: SourceLike | None = None
-        self.draw_lines: dict[int, int] = {}
+        self._named: dict[int, tuple[Key, str]] = {}  # sources by id: what tells them apart, and their names
         self._missed: set[tuple[str, Rows]] = set()
         self._names = Names({} if meanings is None else meanings)  # of all paths: what a name stands for
 
     # -- what a flow asks ---------------------------------------------------------------------------------------
 
     def steps(self, source: SourceLike, steps: Any) -> Iterator[tuple[Any, Any]]:
-        """Two iterations with symbolic steps."""
+        """Two iterations, or as many as there are rounds, with symbolic steps."""
         del steps
         _expect_source("flow.steps(source, steps)", source)
         self._loops += 1
         number = self._loops
         self._source = source
         try:
-            for iteration in (1, 2):
+            for iteration in range(1, self.rounds + 1):
                 self.loop, self.iteration = number, iteration
                 self.trail.began.add((number, iteration))
                 step = Symbol(self, TNumber(frozenset(), "step", f"step{number}.{iteration}", "step"))
-                yield step, self.draw(source)
+                yield step, self.draw(source, form="steps")
         finally:  # also where the program leaves the loop by itself
             self.loop, self.iteration, self._source = 0, 0, None
 
-    def draw(self, source: SourceLike, count: Any = None) -> Any:
-        """A batch of the source's next rows."""
+    def draw(self, source: SourceLike, count: Any = None, *, form: str = "take") -> Any:
+        """A batch of the source's next rows, which the program asks for with ``flow.<form>``."""
         del count
         self._draws += 1
-        self.draw_lines[self._draws] = caller().line
+        if form != "more":  # which draws from the source of the step, whatever it is called
+            self._named[id(source)] = named(source, form, self.code)
+        key, name = self._named[id(source)]
         rows: Rows = ("draw", self._draws)
         schema = source.schema()
-        self.trail.source_fields.update(schema)
-        fields = {n: TField(t, None, n, rows, (*rows, n)) for n, t in schema.items()}
+        self.trail.draws[self._draws] = Draw(
+            number=self._draws,
+            key=key,
+            name=name,
+            describes=described_source(source),
+            schema=schema,
+            at=caller(),
+            loop=self.loop,
+            iteration=self.iteration,
+            lines=call_path(self.code),
+        )
+        fields = {n: TField(t, None, n, rows, (*rows, n), made=n) for n, t in schema.items()}
         return BatchValue(self, TBatch(fields, rows))
 
     def more(self, count: Any) -> Any:
@@ -82,7 +111,7 @@ class Tracer:
                 )
             )
             return BatchValue(self, TBatch({}, ("draw", 0)))
-        return self.draw(self._source, count)
+        return self.draw(self._source, count, form="more")
 
     def take(self, source: SourceLike, count: Any = None) -> Any:
         """The next rows of another source."""
@@ -218,9 +247,10 @@ class Tracer:
         worker: str,
         at: At,
         signature: Signature,
-        uses: Iterable[tuple[int, str]],
+        uses: Iterable[Use],
         serves: tuple[str, ...] = (),
         arguments: Mapping[str, Any] | None = None,
+        text: str = "",
     ) -> TCall:
         place = (self.loop, worker, op.name, *call_path(self.code))
         again = self._seen[(*place, self.iteration)] = self._seen.get((*place, self.iteration), 0) + 1
@@ -238,6 +268,7 @@ class Tracer:
             serves=serves,
             decided=tuple(d for d in self.trail.path.taken if d.iteration == self.iteration),
             arguments=dict(arguments or {}),
+            text=text,
         )
         self.trail.calls.append(call)
         return call
@@ -272,7 +303,7 @@ class Tracer:
         if twice := [n for n in added if n in inherited]:
             self.wrong(written_twice(call.title, twice, at))
         for name, type_ in added.items():
-            inherited[name] = TField(type_, call.index, name, rows, (call.index, name))
+            inherited[name] = TField(type_, call.index, name, rows, (call.index, name), made=name)
         return BatchValue(self, TBatch(inherited, rows, rows_call))
 
     def _rows_after(self, call: TCall, batch: TBatch | None, arguments: Mapping[str, Any]) -> tuple[Rows, int | None]:
@@ -308,10 +339,8 @@ class Tracer:
                     ProgramError(f"{title}: {param}= takes a loss, and was given {described(value)}.", at=at, fix=fix)
                 )
 
-    def _read_fields(
-        self, title: str, arguments: Mapping[str, Any], signature: Signature, at: At
-    ) -> list[tuple[int, str]]:
-        uses: list[tuple[int, str]] = []
+    def _read_fields(self, title: str, arguments: Mapping[str, Any], signature: Signature, at: At) -> list[Use]:
+        uses: list[Use] = []
         specs = [(s.name, s.reads) for s in arguments.values() if isinstance(s, Spec)]
         for param, value in arguments.items():
             if not isinstance(value, BatchValue):
@@ -333,8 +362,8 @@ class Tracer:
                 if type_ is not None and not type_.accepts(found.type):
                     self.wrong(self._wrong_type(reader, name, type_, found, at))
                 uses += self.use(found, name)
-            if batch.rows_call is not None and all(c != batch.rows_call for c, _ in uses):
-                uses.append((batch.rows_call, "keys"))
+            if batch.rows_call is not None and all(use.call != batch.rows_call for use in uses):
+                uses.append(Use(batch.rows_call, "keys"))
         return uses
 
     def _wrong_type(self, reader: str, name: str, wanted: FieldType, found: TField, at: At) -> FieldError:
@@ -346,27 +375,28 @@ class Tracer:
             fix=f"Make {maker} give {wanted}, or read another field.",
         )
 
-    def use(self, found: TField, name: str) -> list[tuple[int, str]]:
-        """The call that gives a field. Calls that made its rows anew read it from where it was before."""
+    def use(self, found: TField, name: str) -> list[Use]:
+        """What gives a field. Calls that made its rows anew read it from where it was before."""
         if found.call is None:
-            return []
+            drawn = found.origin[:1] == ("draw",)
+            return [Use(None, name, found.made, int(found.origin[1]))] if drawn else []
         passing = self.trail.calls[found.call]
         for source in found.sources:
             more = self.use(source, source.name)
-            makers = {maker for maker, _ in more}
-            kept = [u for u in passing.uses if u[1] != "keys" or u[0] not in makers]  # rows come along with a field
+            makers = {use.call for use in more}
+            kept = [u for u in passing.uses if u.name != "keys" or u.call not in makers]  # rows come along with a field
             passing.uses = tuple(dict.fromkeys([*kept, *more]))
-        return [(found.call, name)]
+        return [Use(found.call, name, found.made)]
 
-    def uses(self, value: Value) -> list[tuple[int, str]]:
-        """The calls that a value comes from, each with the field or number that is used."""
+    def uses(self, value: Value) -> list[Use]:
+        """What a value comes from: calls and draws, each with the field or number that is used."""
         ref = value.ref
         if isinstance(ref, TField):
             return self.use(ref, ref.name or "value")
         if isinstance(ref, TNumber):
-            return [(c, ref.label) for c in sorted(ref.calls)]
+            return [Use(c, ref.label) for c in sorted(ref.calls)]
         if isinstance(ref, TMetrics):
-            return [(ref.call, "metrics")]
+            return [Use(ref.call, "metrics")]
         if isinstance(ref, TBatch):
             return [u for n, f in ref.fields.items() for u in self.use(f, n)]
         return []
@@ -407,7 +437,7 @@ class Tracer:
         while waiting:
             call = self.trail.calls[waiting.pop()]
             if call.op.owner == "batch":
-                waiting += [maker for maker, _ in call.uses]
+                waiting += call.makers
             else:
                 found[call.index] = call
         return list(found.values())

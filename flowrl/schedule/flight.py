@@ -12,7 +12,7 @@ from ..graph.op import Op, Signature
 from ..graph.oracle import Path
 from ..graph.relaxed import site
 from ..graph.shims import shimmed
-from ..graph.terms import Rows, SourceLike, TCall, TNumber
+from ..graph.terms import Rows, SourceLike, TCall, TNumber, Use
 from ..graph.tracer import Tracer
 from ..graph.values import BatchValue, Value, find
 from .scheme import Scheme
@@ -81,7 +81,7 @@ class Flight(Tracer):
                 self.loop, self.iteration = number, step + 1
                 self.clock.open(self._opened)
                 self._inside = True
-                yield step, self.draw(source)
+                yield step, self.draw(source, form="steps")
                 self._shut()
         finally:
             if self._inside:
@@ -93,8 +93,8 @@ class Flight(Tracer):
         self.clock.close(self._opened)
         self._opened += 1
 
-    def draw(self, source: SourceLike, count: Any = None) -> Any:
-        value = super().draw(source, count)
+    def draw(self, source: SourceLike, count: Any = None, *, form: str = "take") -> Any:
+        value = super().draw(source, count, form=form)
         self._sizes[self._draws] = count if isinstance(count, int) else int(getattr(source, "batch", 1))
         return value
 
@@ -119,19 +119,20 @@ class Flight(Tracer):
         worker: str,
         at: At,
         signature: Signature,
-        uses: Iterable[tuple[int, str]],
+        uses: Iterable[Use],
         serves: tuple[str, ...] = (),
         arguments: Mapping[str, Any] | None = None,
+        text: str = "",
     ) -> TCall:
         given = dict(arguments or {})
-        makers = dict.fromkeys(maker for maker, _ in uses)
+        makers = dict.fromkeys(use.call for use in uses if use.call is not None)
         rows = 0
         for value in find(list(given.values())):
             if isinstance(value, BatchValue):
                 rows = rows or self.count(value.ref.rows)
                 if op.rows != "same":  # rows made anew take along every field
-                    makers |= dict.fromkeys(m for m, _ in self.uses(value))
-        call = super().record(op, worker, at, signature, [(m, "") for m in makers], serves, given)
+                    makers |= dict.fromkeys(use.call for use in self.uses(value) if use.call is not None)
+        call = super().record(op, worker, at, signature, [Use(m, "") for m in makers], serves, given, text)
         n = given.get("n")
         if op.rows == "expand" and isinstance(n, int):
             rows *= n

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
+from flowrl.graph.record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
 from flowrl.graph.types import STANDARD
 
 TYPES = {name: str(type_) for name, type_ in STANDARD.items()} | {"answer": "any", "prompt": "any"}
@@ -54,8 +54,13 @@ def program(
     file = f"algorithms/{name}.py"
     placed = [Node(**{**vars(n), "file": file}) for n in nodes]
     there = tuple(WorkerInfo(w.name, w.kind, file, w.line, w.describes) for w in workers)
-    edges = (*flow_data(placed), *extra)
-    return Graph(name, tuple(placed), edges, there, tuple(source.split()), paths)
+    between = (*flow_data(placed), *extra)
+    fields = tuple(source.split())
+    given = [(e.dst, name) for e in between if e.kind in ("data", "carried") for name in e.fields]
+    wanted = [(n, tuple(f for f in n.reads if f in fields and (n.id, f) not in given)) for n in placed]
+    drawn = [Edge("data.prompts", n.id, "data", read, branch=n.branch) for n, read in wanted if read]
+    prompts = SourceInfo("data.prompts", "prompts", "train.jsonl, 16 rows a step", fields, file=file, line=9)
+    return Graph(name, tuple(placed), (*drawn, *between), there, fields, paths, sources=(prompts,))
 
 
 def workers(*declared: str) -> list[WorkerInfo]:

@@ -81,6 +81,7 @@ def test_grpo():
         "batch.mean",
     ]
     assert edges(graph) == {
+        "data.prompts -> actor.generate: prompt_ids, prompt, answer",
         "actor.update -> actor.generate [weights 0]",
         "actor.generate -> reward.score: response_ids, prompt, answer",
         "actor.generate -> ref.logprobs: tokens, response_mask",
@@ -118,6 +119,7 @@ def test_ppo():
         "actor.update",
     ]
     assert edges(graph) == {
+        "data.prompts -> actor.generate: prompt_ids, prompt, answer",
         "actor.update -> actor.generate [weights 0]",
         "critic.update -> critic.values [weights 0]",
         "actor.generate -> reward.score: response_ids, prompt, answer",
@@ -249,6 +251,7 @@ def test_an_evaluation_every_so_often():
     rare = "step % 50 == 0"
     assert branches(graph) == {"actor.generate#2": rare, "reward.score#2": rare, "batch.mean": rare}
     assert {e for e in edges(graph) if "#2" in e} == {
+        f"data.heldout -> actor.generate#2: prompt_ids, prompt, answer if {rare}",
         f"actor.update -> actor.generate#2 [weights 0] if {rare}",
         f"actor.generate#2 -> reward.score#2: response_ids, prompt, answer if {rare}",
         f"reward.score#2 -> batch.mean: rewards if {rare}",

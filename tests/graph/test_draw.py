@@ -20,8 +20,8 @@ from flowrl.graph.draw.arrange import arrange
 from flowrl.graph.draw.clutter import edges_of, meet, word_rect
 from flowrl.graph.draw.fonts import width
 from flowrl.graph.draw.measure import sizes
-from flowrl.graph.draw.picture import draw, shorten, source_edges, version_rule
-from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
+from flowrl.graph.draw.picture import draw, shorten, version_rule
+from flowrl.graph.record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
 
 _MADE = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))
 SAMPLES: dict[str, Graph] = _MADE["SAMPLES"]
@@ -55,6 +55,7 @@ HOSTILE = Graph(
     ),
     (WorkerInfo(EVIL, EVIL, describes=EVIL),),
     (EVIL,),
+    sources=(SourceInfo(f"data.{EVIL}", EVIL, EVIL, (EVIL,), {EVIL: EVIL}, branch=EVIL),),
 )
 HOSTILE_PLACED = replace(
     HOSTILE,
@@ -155,7 +156,7 @@ def test_text_of_a_program_with_an_environment() -> None:
 program guess {
   worker actor: Actor
   worker game: GuessingGame
-  source -> prompt_ids, secret
+  data.prompts -> prompt_ids, secret
   game.rollout(prompt_ids, secret) -> response_ids, tokens, response_mask, rollout_logprobs, \
 sampling_logprobs, versions, rewards rows=expand external serves<-actor weights<-actor.update lag=2
   rl.group_advantages(rewards, response_mask) -> advantages cost=local
@@ -179,7 +180,7 @@ sampling_logprobs, versions, rewards rows=expand external serves<-actor weights<
 
 def test_text_marks_conditions_carried_values_and_what_happens_once() -> None:
     text = render(SAMPLES["ppo_adaptive"], "text")
-    assert "  if step % 50 == 0 {\n    actor.generate#2(prompt_ids@source)" in text
+    assert "  if step % 50 == 0 {\n    actor.generate#2(prompt_ids@data.prompts)" in text
     assert "-> token_rewards cost=local carried<-batch.mul#2  #" in text
     assert "  batch.mul(@batch.sub)" in text
     assert "  once {\n    actor.save() weights<-actor.update lag=0 order<-actor.update" in text
@@ -296,7 +297,7 @@ def test_json_is_the_record(graph: Graph) -> None:
     assert Graph.from_json(record) == graph
     assert {"id", "worker", "op", "line", "file", "reads", "adds", "updates", "rows"} <= record["nodes"][0].keys()
     placed = {"bytes", "transport", "version"} if graph.pools else set[str]()
-    assert {"src", "dst", "kind", "fields", "lag", "branch"} | placed == record["edges"][0].keys()
+    assert {"src", "dst", "kind", "fields", "lag", "branch", "made", "repeats"} | placed == record["edges"][0].keys()
 
 
 # -- SVG ---------------------------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ def test_svg_holds_every_call_worker_and_edge(graph: Graph) -> None:
     root, picture = drawn(graph), draw(graph)
     clean = {box.id: "".join(c for c in box.id if c != "\0") for box in picture.boxes}
     assert [_flat(e.get("data-id")) for e in with_class(root, "node")] == [_flat(i) for i in clean.values()]
-    assert len(with_class(root, "edge")) == len(source_edges(graph)) + len(graph.edges)
+    assert len(with_class(root, "edge")) == len(graph.edges)
     assert len(with_class(root, "group")) == len(picture.groups)
     for thing in (*with_class(root, "node"), *with_class(root, "edge"), *with_class(root, "group")):
         assert thing[0].tag.endswith("title") and thing[0].text
@@ -408,13 +409,6 @@ def test_html_has_a_card_and_a_row_for_every_call(graph: Graph) -> None:
 # -- what the pictures share -------------------------------------------------------------------------------
 
 
-def test_source_edges_carry_what_no_call_adds() -> None:
-    found = {edge.dst: edge.fields for edge in source_edges(SAMPLES["grpo"])}
-    assert found == {"actor.generate": ("prompt_ids",)}
-    found = {edge.dst: edge.branch for edge in source_edges(SAMPLES["ppo_adaptive"])}
-    assert found == {"actor.generate": None, "actor.generate#2": "step % 50 == 0"}
-
-
 def test_a_worker_that_only_serves_has_a_box() -> None:
     graph = Graph(
         "p",
@@ -460,7 +454,7 @@ def test_widths_are_those_of_helvetica() -> None:
 def test_the_json_schema_is_documented(graph: Graph) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reading_graphs.md").read_text(encoding="utf-8")
     record = graph.to_json()
-    parts = (record["nodes"][0], record["edges"][0], record["workers"][0], *record.get("pools", ())[:1])
+    parts = [record[part][0] for part in ("nodes", "edges", "workers", "sources")] + record.get("pools", [])[:1]
     for key in (*record, *(key for part in parts for key in part)):
         assert f"`{key}`" in page, f"docs/reading_graphs.md does not say what '{key}' is"
 
@@ -509,6 +503,7 @@ def test_a_plan_adds_blocks_to_the_text_and_a_line_for_the_weights_on_their_way(
     actor.update on train[fsdp=4,tp=2]: rows over fsdp; weights over fsdp x tp
     actor.publish on rollout
   moves {
+    data.prompts -> actor.generate: data 4.1 kB (same pool)
     actor.generate -> reward.score: data 38 MB (same pool)
     actor.generate -> ref.logprobs: data 38 MB (network)
     reward.score -> rl.group_advantages: data 4.1 kB (same pool)

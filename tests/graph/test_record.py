@@ -36,7 +36,8 @@ def grpo(steps: int = 10):
         batch = ref.logprobs(reward.score(actor.generate(batch, n=2)))
         baseline = 0.9 * baseline + 0.1 * batch.rewards.mean()
         batch = rl.group_advantages(batch.filter(batch.rewards > baseline))
-        flow.log(step, actor.update(batch, loss=rl.ppo_clip(kl=0.1)))
+        if batch.rewards.mean() > 0:
+            flow.log(step, actor.update(batch, loss=rl.ppo_clip(kl=0.1)))
 
 
 text = st.text(max_size=6)
@@ -142,13 +143,23 @@ def test_with_pools_every_part_has_the_keys_of_a_plan():
 
 def test_the_record_has_the_documented_form():
     record = flow.graph().to_json()
-    assert list(record) == ["schema", "program", "nodes", "edges", "workers", "source_fields", "paths", "capped"]
+    assert list(record) == [
+        "schema",
+        "program",
+        "nodes",
+        "edges",
+        "workers",
+        "sources",
+        "source_fields",
+        "paths",
+        "capped",
+    ]
     assert (record["schema"], record["program"], record["capped"]) == (1, "grpo", False)
     for node in record["nodes"]:
         assert {"id", "worker", "op", "file", "line", "reads", "adds", "updates", "rows"} <= set(node)
         assert isinstance(node["line"], int) and node["id"].split("#")[0] == f"{node['worker']}.{node['op']}"
     for edge in record["edges"]:
-        assert set(edge) == {"src", "dst", "kind", "fields", "lag", "branch"}
+        assert set(edge) == {"src", "dst", "kind", "fields", "lag", "branch", "made", "repeats"}
         assert edge["kind"] in EDGE_KINDS
         assert (edge["lag"] is not None) == (edge["kind"] == "weights")
     assert {e["kind"] for e in record["edges"]} == set(EDGE_KINDS)
@@ -162,7 +173,19 @@ def test_edges_join_nodes_and_serving_workers():
     ids = {n.id for n in graph.nodes}
     for edge in graph.edges:
         assert edge.dst in ids
-        assert edge.src in ids or (edge.kind == "serves" and edge.src in {w.name for w in graph.workers})
+        drawn = edge.kind in ("data", "carried") and edge.src in {s.id for s in graph.sources}
+        assert edge.src in ids or drawn or (edge.kind == "serves" and edge.src in {w.name for w in graph.workers})
+
+
+def test_a_record_that_knew_one_source_for_all_is_read():
+    record = flow.graph().to_json()
+    drawn = {(e["dst"], *e["fields"]) for e in record["edges"] if e["src"] == "data.prompts"}
+    before = {k: v for k, v in record.items() if k != "sources"}
+    before["edges"] = [e for e in record["edges"] if e["src"] != "data.prompts"]
+    graph = Graph.from_json(before)
+    assert [(s.id, s.fields) for s in graph.sources] == [("data.source", tuple(record["source_fields"]))]
+    found = {(e.dst, *e.fields) for e in graph.edges if e.src == "data.source"}
+    assert {dst for dst, *_ in found} == {dst for dst, *_ in drawn}
 
 
 def test_a_record_of_another_schema_is_refused():

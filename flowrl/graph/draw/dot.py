@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..record import Graph
 from . import palette
 from .measure import Size
-from .picture import Box, Group, Line, Picture, draw
+from .picture import Box, Group, Line, Picture, draw, wrapped
 
 _FONT = 'fontname="Helvetica,Arial,sans-serif"'
 _STYLE = {
     "weights": "style=dashed penwidth=1.4",
     "order": "style=dotted arrowhead=vee",
+    "control": "style=dashed arrowhead=empty",
     "carried": "penwidth=1.4",
     "serves": "penwidth=1.6 arrowhead=odiamond",
 }
@@ -79,7 +80,7 @@ def _box(box: Box, picture: Picture, sizes: Mapping[str, Size] | None) -> str:
         width, height = sizes[box.id]
         return f'label="" fixedsize=true width={width / 72:.4f} height={height / 72:.4f}'
     hue = palette.hue_of(box, picture)
-    condition = (f"if {box.condition}",) if box.condition else ()
+    condition = wrapped(f"if {box.condition}") if box.condition else ()
     look = f'fillcolor="{palette.fill_of(box, picture)}" color="{hue.edge}" fontcolor="{hue.ink}"'
     look += " penwidth=2" if box.role == "update" else ""
     look += " shape=hexagon style=filled" if box.role == "move" else ""
@@ -99,7 +100,7 @@ def _line(line: Line, picture: Picture, called: Mapping[str, str], sizes: Mappin
         ends.reverse()
         words.append("dir=back")
         look = look.replace("arrowhead", "arrowtail")
-    text = [*line.label, *([f"if {line.condition}"] if line.condition else [])]
+    text = [*line.label, *(wrapped(f"if {line.condition}") if line.condition else ())]
     words += [_label(text, line.id, sizes)] if text else []
     words.append(f'color="{ink}:{ink}"' if edge.kind == "serves" else f'color="{ink}"')
     words += [] if sizes else [f'fontcolor="{ink}"', f"tooltip={quoted(line.tip)}"]

@@ -10,6 +10,7 @@ from string import Template
 from ...errors import shown
 from ..record import Graph, Node
 from . import legend, placed
+from .fold import folded
 from .picture import MOVES, Picture, draw, place_of
 from .strokes import text
 from .svg import picture_svg
@@ -17,6 +18,7 @@ from .svg import picture_svg
 
 def render(graph: Graph) -> str:
     """The page of the graph. Raises FlowError where pygraphviz is missing."""
+    graph = folded(graph)
     picture = draw(graph)
     home = next((shown(node.file) for node in graph.nodes if node.file), "")
     return Template(_file("page.html")).substitute(
@@ -113,7 +115,7 @@ def _node_card(node: Node, picture: Picture, kinds: Mapping[str, str]) -> dict[s
     return {
         "title": node.id,
         "kind": kinds.get(node.worker, "library"),
-        "signature": node.signature or MOVES.get(node.kind, ""),
+        "signature": node.expression or node.signature or MOVES.get(node.kind, ""),
         "place": place_of(node),
         "source": node.source,
         "condition": f"if {node.branch}" if node.branch else "",

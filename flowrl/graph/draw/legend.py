@@ -16,6 +16,7 @@ _MEANING = {
     "weights": "weights, and how old they may be",
     "carried": "carried into the next step",
     "order": "order only",
+    "control": "decides whether, or with what",
     "serves": "serves its engine",
     "condition": "only under that condition",
     "move": "weights on their way to where they are read",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .fonts import width
-from .picture import Box, Line, Picture
+from .picture import Box, Line, Picture, wrapped
 
 TITLE, NOTE, LABEL, HEAD = 12.5, 9.5, 9.5, 12.0  # font sizes in points
 BAR = 7.0  # room for the bar of a call's time, or of a pool's
@@ -37,7 +37,7 @@ def box_words(box: Box) -> tuple[Words, ...]:
     rows = [Words(box.title, NOTE + 1 if small else TITLE, bold=not small)]
     rows += [Words(row, NOTE, bold=row == box.time) for row in box.rows]
     if box.condition:
-        rows.append(Words(f"if {box.condition}", NOTE, italic=True))
+        rows += [Words(row, NOTE, italic=True) for row in wrapped(f"if {box.condition}")]
     return tuple(rows)
 
 
@@ -46,7 +46,7 @@ def line_words(line: Line) -> tuple[Words, ...]:
     slanted = line.edge.kind in ("weights", "serves")
     rows = [Words(text, LABEL, italic=slanted) for text in line.label]
     if line.condition:
-        rows.append(Words(f"if {line.condition}", LABEL, italic=True))
+        rows += [Words(row, LABEL, italic=True) for row in wrapped(f"if {line.condition}")]
     return tuple(rows)
 
 

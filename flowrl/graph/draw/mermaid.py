@@ -6,10 +6,14 @@ from collections.abc import Iterable, Iterator
 
 from ..record import Graph
 from . import palette
-from .picture import Box, Line, Picture, draw
+from .picture import Box, Line, Picture, draw, wrapped
 
-_ARROWS = {"weights": "-.->", "order": "-.->", "carried": "==>", "serves": "--o"}
-_DASHES = {"weights": ",stroke-dasharray:6 4,stroke-width:2px", "order": ",stroke-dasharray:1 4"}
+_ARROWS = {"weights": "-.->", "order": "-.->", "control": "-.->", "carried": "==>", "serves": "--o"}
+_DASHES = {
+    "weights": ",stroke-dasharray:6 4,stroke-width:2px",
+    "order": ",stroke-dasharray:1 4",
+    "control": ",stroke-dasharray:2 3",
+}
 _SHAPES = {
     "op": ("[", "]"),
     "update": ("[", "]"),
@@ -41,7 +45,7 @@ def _rows(picture: Picture) -> Iterator[str]:
 
 def _box(box: Box, ids: dict[str, str]) -> str:
     before, after = _SHAPES[box.role]
-    condition = (f"if {box.condition}",) if box.condition else ()
+    condition = wrapped(f"if {box.condition}") if box.condition else ()
     words = "<br/>".join(_words(text) for text in (box.title, *box.rows, *condition))
     return f'{ids[box.id]}{before}"{words}"{after}'
 
@@ -49,7 +53,7 @@ def _box(box: Box, ids: dict[str, str]) -> str:
 def _line(line: Line, ids: dict[str, str], groups: dict[str, str]) -> str:
     edge = line.edge
     start = groups.get(edge.src) if edge.kind == "serves" else None
-    text = [*line.label, *([f"if {line.condition}"] if line.condition else [])]
+    text = [*line.label, *(wrapped(f"if {line.condition}") if line.condition else ())]
     label = f'|"{"<br/>".join(map(_words, text))}"|' if text else ""
     return f"{start or ids[edge.src]} {_ARROWS.get(edge.kind, '-->')}{label} {ids[edge.dst]}"
 

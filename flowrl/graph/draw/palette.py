@@ -58,7 +58,7 @@ def ink_of(line: Line, picture: Picture) -> str:
     """The colour of a line: that of the worker it comes from, so that an eye can follow it."""
     if line.edge.kind == "carried":
         return CARRIED
-    if line.edge.kind == "order":
+    if line.edge.kind in ("order", "control"):
         return FAINT
     group = picture.group(line.edge.src)
     return hue_of_group(group).ink if group else hue_of(picture.box(line.edge.src), picture).ink

@@ -1,8 +1,8 @@
 """What a drawing shows of a graph: boxes in groups and lines between them, with words, before any format.
 
-A :class:`Picture` adds to the record what a reader wants to see and the record leaves out: the data source
-as a box of its own, a box for a worker that only serves, labels of bearable length, tooltips with
-everything, and for each line whether it runs against the order of the program. Boxes stand in groups by worker, or
+A :class:`Picture` adds to the record what a reader wants to see and the record leaves out: a box for a worker that
+only serves, labels of bearable length, tooltips with everything, and for each line whether it runs against the order
+of the program. Arithmetic is folded into the expression that it is a part of. Boxes stand in groups by worker, or
 by pool where a plan places them; then they keep the colours of their workers.
 """
 
@@ -12,17 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import shown
-from ..record import Edge, Graph, Node, PoolInfo, WorkerInfo
+from ..record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
 from . import placed
-
-#: The id of the box that stands for the data source. Node ids have a dot in them, so it cannot be taken.
-SOURCE = "source"
+from .fold import folded
 
 #: What the record calls a result of arithmetic, which has no name. Drawings leave the word out.
 NAMELESS = "value"
 
 #: The word at a carried edge.
 NEXT_STEP = "next step"
+
+#: The words at a carried edge that brings values of several steps.
+NEXT_STEPS = "next steps"
+
+_ACROSS, _DOWN = 34, 3  # letters and lines of an expression or a condition
 
 #: What the nodes of a plan are.
 MOVES = {"publish": "weights sent to another pool", "reshard": "weights that change their layout in a pool"}
@@ -111,11 +114,12 @@ class Picture:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of lines that occur, in the order of a legend."""
         found = {line.edge.kind for line in self.lines}
-        return tuple(kind for kind in ("data", "weights", "carried", "order", "serves") if kind in found)
+        return tuple(kind for kind in ("data", "weights", "carried", "control", "order", "serves") if kind in found)
 
 
 def draw(graph: Graph) -> Picture:
     """Everything that a picture of this graph shows."""
+    graph = folded(graph)
     kinds = {worker.name: worker for worker in graph.workers}
     pools = placed.pools_of(graph)
     boxes = _boxes(graph, kinds, pools)
@@ -123,22 +127,11 @@ def draw(graph: Graph) -> Picture:
     place = {box.id: number for number, box in enumerate(boxes)}
     for group in groups:  # a serves edge starts at a group: it counts as standing where its last call stands
         place.setdefault(group.name, max(place[id] for id in group.boxes))
-    edges = [*source_edges(graph), *(_served(edge, graph) if pools else edge for edge in graph.edges)]
+    edges = [_served(edge, graph) if pools else edge for edge in graph.edges]
     lines = tuple(_line(f"e{number}", edge, graph, place) for number, edge in enumerate(edges))
     hues = {box.hue for box in boxes}
     workers = tuple((w.name, w.kind, hue) for hue, w in enumerate(graph.workers) if pools and hue in hues)
     return Picture(graph.program, boxes, groups, lines, _summary(graph, pools), workers)
-
-
-def source_edges(graph: Graph) -> tuple[Edge, ...]:
-    """The edges that the record leaves out: what the calls read of the data source, which is no node."""
-    source = frozenset(graph.source_fields)
-    given: dict[str, set[str]] = {}
-    for edge in graph.edges:
-        if edge.kind in ("data", "carried"):
-            given.setdefault(edge.dst, set()).update(edge.fields)
-    found = ((n, tuple(f for f in n.reads if f in source - given.get(n.id, set()))) for n in graph.nodes)
-    return tuple(Edge(SOURCE, n.id, "data", fields, branch=n.branch) for n, fields in found if fields)
 
 
 def shorten(fields: Sequence[str], *, lines: int = 3, width: int = 24) -> tuple[str, ...]:
@@ -155,10 +148,25 @@ def shorten(fields: Sequence[str], *, lines: int = 3, width: int = 24) -> tuple[
     return tuple(rows)
 
 
+def wrapped(text: str) -> tuple[str, ...]:
+    """An expression or a condition on few lines, broken at blanks; what does not fit is cut."""
+    rows: list[str] = []
+    for word in text.split():
+        if rows and len(rows[-1]) + 1 + len(word) <= _ACROSS:
+            rows[-1] += f" {word}"
+        else:
+            rows.append(word)
+    if len(rows) > _DOWN:
+        rows[_DOWN - 1 :] = [f"{rows[_DOWN - 1]} …"]
+    return tuple(row if len(row) <= 2 * _ACROSS else f"{row[: 2 * _ACROSS - 1]}…" for row in rows)
+
+
 def names_of(edge: Edge, graph: Graph) -> tuple[str, ...]:
-    """The fields of an edge that have names."""
+    """The fields of an edge that have names; one that was made under another name says both: ``rewards as costs``."""
     adds = next((node.adds for node in graph.nodes if node.id == edge.src), ())
-    return tuple(name for name in edge.fields if name != NAMELESS or name in adds)
+    pairs = zip(edge.fields, edge.made or edge.fields, strict=True)
+    named = ((name, made) for name, made in pairs if name != NAMELESS or name in adds)
+    return tuple(name if made == name else f"{made} as {name}" for name, made in named)
 
 
 def version_rule(lag: int | None) -> str:
@@ -168,7 +176,7 @@ def version_rule(lag: int | None) -> str:
     return "newest version" if lag == 0 else f"≤ {lag} {'version' if lag == 1 else 'versions'} old"
 
 
-def place_of(node: Node | WorkerInfo) -> str:
+def place_of(node: Node | WorkerInfo | SourceInfo) -> str:
     """File and line as a user would type them: ``algorithms/ppo.py:28``; empty where unknown."""
     if not node.file:
         return ""
@@ -183,10 +191,7 @@ def title_of(node: Node) -> str:
 
 
 def _boxes(graph: Graph, kinds: dict[str, WorkerInfo], pools: Sequence[PoolInfo]) -> tuple[Box, ...]:
-    boxes: list[Box] = []
-    if graph.source_fields:
-        tip = "data source\n" + ", ".join(graph.source_fields)
-        boxes.append(Box(SOURCE, "source", "data", shorten(graph.source_fields, lines=3, width=26), tip=tip))
+    boxes = [_source(source) for source in graph.sources]
     calling = {node.worker for node in graph.nodes}
     serving = {edge.src for edge in graph.edges_of("serves")} if pools else set[str]()
     hues = {worker.name: number for number, worker in enumerate(graph.workers)}
@@ -202,6 +207,18 @@ def _boxes(graph: Graph, kinds: dict[str, WorkerInfo], pools: Sequence[PoolInfo]
     return (*boxes, *(Box(end, "library", end, tip=end) for end in strangers))
 
 
+def _source(source: SourceInfo) -> Box:
+    columns = [f"{name}: {source.types[name]}" if name in source.types else name for name in source.fields]
+    when = [f"if {source.branch}"] if source.branch else []
+    rows = [f"{source.id}: a source of data", source.describes, place_of(source), *when, *columns]
+    notes = [
+        *shorten(source.fields, lines=3, width=26),
+        *(["once, outside the steps"] if source.stage == "once" else []),
+    ]
+    tip = "\n".join(row for row in rows if row)
+    return Box(source.id, "source", source.id.partition(".")[2], tuple(notes), source.branch, tip=tip)
+
+
 def _idle(worker: WorkerInfo, graph: Graph, hue: int | None) -> Box:
     """A worker that serves stands where its weights are brought to, unless the plan says where."""
     moved = (n.pool for n in graph.nodes if n.worker == worker.name and n.kind != "op")
@@ -212,8 +229,11 @@ def _idle(worker: WorkerInfo, graph: Graph, hue: int | None) -> Box:
 
 def _box(node: Node, kinds: dict[str, WorkerInfo], hue: int | None) -> Box:
     library = node.worker not in kinds
-    title = f"{node.worker}.{title_of(node)}" if library and node.worker != "batch" else title_of(node)
+    title, *more = wrapped(node.expression) or (title_of(node),)
+    title = f"{node.worker}.{title_of(node)}" if library and node.worker != "batch" else title
     marks = [
+        *more,
+        "once for each that is carried" if node.repeats else None,
         _ROWS.get(node.rows),
         f"updates {node.updates}" if node.updates else None,
         "external" if node.external else None,
@@ -241,7 +261,7 @@ def _in_pool(box: Box) -> Box:
     node = box.node
     if node is None:
         return box
-    title = box.title if node.worker == "batch" else f"{node.worker}.{title_of(node)}"
+    title = box.title if node.expression or node.worker == "batch" else f"{node.worker}.{title_of(node)}"
     return replace(box, title=title, group=_pool_id(node.pool) if node.pool and node.kind != "publish" else None)
 
 
@@ -281,12 +301,14 @@ def _groups(graph: Graph, kinds: dict[str, WorkerInfo], boxes: Iterable[Box]) ->
 def _line(id: str, edge: Edge, graph: Graph, place: dict[str, int]) -> Line:
     nodes = {node.id: node for node in graph.nodes}
     ends = [nodes[end] for end in (edge.src, edge.dst) if end in nodes]
-    words = {"weights": (_version_row(edge, nodes),), "serves": ("serves",)}
+    words: dict[str, tuple[str, ...]] = {"weights": (_version_row(edge, nodes),), "serves": ("serves",)}
     size = placed.bytes_row(edge)
     label = words.get(edge.kind) or shorten(names_of(edge, graph), lines=2 if size else 3)
     label = tuple(word for word in (*label, size) if word)
     if edge.kind == "carried":
-        label = (*label, NEXT_STEP)
+        label = (*label, NEXT_STEPS if edge.repeats else NEXT_STEP)
+    if edge.kind == "control":  # the box that it goes to says the condition, where it is that of the box
+        label = tuple(row for name in edge.fields for row in wrapped(f"{name}?")) if edge.branch is None else ()
     elsewhere = edge.branch is not None and edge.branch not in {node.branch for node in ends}
     return Line(
         id,
@@ -307,6 +329,7 @@ def _node_tip(node: Node, worker: WorkerInfo | None) -> str:
     rows = [
         f"{node.id}  ({worker.kind})" if worker else node.id,
         MOVES.get(node.kind) or node.signature or f"({', '.join(node.reads)}) -> ({', '.join(node.adds)})",
+        node.expression,
         f"if {node.branch}" if node.branch else "",
         f"{place_of(node)}   {node.source}".strip(),
         *placed.place_lines(node),
@@ -322,9 +345,14 @@ def _edge_tip(edge: Edge, producer: Node | None) -> str:
         "order": "order only",
         "carried": "carried into the next step",
         "serves": "serves its engine to the op",
+        "control": "decides on it",
     }.get(edge.kind, edge.kind)
     rows = [f"{edge.src} → {edge.dst}: {what}"]
-    rows += [f"{name}: {types[name]}" if name in types else name for name in edge.fields]
+    for name, made in zip(edge.fields, edge.made or edge.fields, strict=True):
+        said = name if name == made else f"{made} as {name}"
+        rows.append(f"{said}: {types[made]}" if made in types else said)
+    if edge.repeats:
+        rows.append("of several steps before")
     rows += placed.edge_lines(edge)
     if edge.branch:
         rows.append(f"if {edge.branch}")

@@ -10,8 +10,8 @@ from . import palette
 from .layout import Point
 from .measure import Words
 
-DASHES = {"weights": "6 4", "order": "0.1 4"}
-WIDTHS = {"data": 1.2, "weights": 1.5, "carried": 1.6, "order": 1.5, "serves": 4.0}
+DASHES = {"weights": "6 4", "order": "0.1 4", "control": "2 3"}
+WIDTHS = {"data": 1.2, "weights": 1.5, "carried": 1.6, "order": 1.5, "control": 1.3, "serves": 4.0}
 
 
 def words(row: Words, x: float, base: float, *, anchor: str = "middle", fill: str | None = None) -> str:

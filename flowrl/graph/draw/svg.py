@@ -12,7 +12,7 @@ from .arrange import arrange
 from .fonts import STACK
 from .layout import Layout, Point, Rect, Route
 from .measure import BAR, HEAD, LABEL, LEADING, METER, NOTE, Words, box_words, line_words, sizes
-from .picture import NEXT_STEP, Box, Group, Line, Picture, draw
+from .picture import NEXT_STEP, NEXT_STEPS, Box, Group, Line, Picture, draw
 from .strokes import bar, curve, head, number, pointed, stroke, text, turn, words
 
 _PAD = 14.0
@@ -127,7 +127,7 @@ def _label(line: Line, picture: Picture, layout: Layout) -> str:
     top, drawn, sign = at[1] - len(rows) * LABEL * LEADING / 2, "", ""
     for place, row in enumerate(rows):
         base = top + (place + 0.8) * LABEL * LEADING
-        carried = line.edge.kind == "carried" and row.text == NEXT_STEP
+        carried = line.edge.kind == "carried" and row.text in (NEXT_STEP, NEXT_STEPS)
         if carried:
             sign = turn(at[0] - row.width / 2 - 2, base - LABEL * 0.34, ink)
         drawn += words(row, at[0] + 6 * carried, base)

@@ -2,10 +2,11 @@
 
     program grpo {                                                          # algorithms/grpo.py
       worker actor: Actor                                                   # :7
-      source -> prompt_ids, answer
+      data.train -> prompt_ids, answer                                      # :12
+      data.heldout -> prompt_ids, answer if step % 50 == 0                  # :16
       actor.generate(prompt_ids) -> tokens rows=expand weights<-actor.update lag=0      # :14
       if step % 50 == 0 {
-        actor.generate#2(prompt_ids@source) -> tokens weights<-actor.update lag=0       # :16
+        actor.generate#2(prompt_ids@data.heldout) -> tokens weights<-actor.update lag=0       # :16
       }
       types {
         tokens: i32[*token]
@@ -13,9 +14,10 @@
     }
 
 Arguments are the fields that travel to the call. A field comes from the last call above that adds it or makes other
-rows of it, outside of blocks that the line is not in, else its origin is said: ``rewards@reward.score``. A number
-without a name is its origin alone, ``@batch.mean``; ``?`` marks a field that nothing adds. ``weights<-x``,
-``carried<-x``, ``order<-x`` and ``serves<-x`` say what else comes from where.
+rows of it, outside of blocks that the line is not in, or from the first source; else its origin is said:
+``rewards@reward.score``. ``rewards as costs`` was made as ``rewards``. A number without a name is its origin alone,
+``@batch.mean``; ``?`` marks a field that nothing adds. ``weights<-x``, ``carried<-x``, ``order<-x``, ``control<-x`` and
+``serves<-x`` say what else comes from where. Arithmetic ends in what it computes, ``= rewards - costs``.
 
 A plan adds blocks behind the calls, so that two plans of a program differ in these alone::
 
@@ -37,7 +39,7 @@ from collections.abc import Iterator
 from ...errors import shown
 from ..record import Edge, Graph, Node, WorkerInfo
 from . import placed
-from .picture import NAMELESS, SOURCE, names_of, source_edges
+from .picture import NAMELESS, names_of
 
 _COMMENT = 76  # where comments start; fixed, so that one long line does not move all the others
 
@@ -53,8 +55,12 @@ def _rows(graph: Graph) -> Iterator[str]:
     yield _commented(f"program {graph.program} {{", ", ".join([*([home] if home else []), *_paths(graph)]))
     for worker in graph.workers:
         yield _commented(f"  worker {worker.name}: {worker.kind}", _place(worker.file, worker.line, home))
-    if graph.source_fields:
-        yield f"  source -> {', '.join(graph.source_fields)}"
+    for source in graph.sources:
+        when = f" if {source.branch}" if source.branch else ""
+        once = " once" if source.stage == "once" else ""
+        row = f"  {source.id} -> {', '.join(source.fields)}{once}{when}"
+        marks = "".join(f" {_mark(edge, source.branch, graph)}" for edge in graph.edges if edge.dst == source.id)
+        yield _commented(row + marks, _place(source.file, source.line, home))
     yield from _calls(graph, home)
     yield from _plan(graph)
     yield from _types(graph)
@@ -63,7 +69,7 @@ def _rows(graph: Graph) -> Iterator[str]:
 
 def _calls(graph: Graph, home: str) -> Iterator[str]:
     """One line per call, in blocks by stage and condition."""
-    edges = (*source_edges(graph), *graph.edges)
+    edges = graph.edges
     open_block: str | None = None
     for node in graph.nodes:
         block = _block(node)
@@ -96,7 +102,9 @@ def _call(node: Node, graph: Graph, edges: tuple[Edge, ...]) -> str:
     words += [f"cost={node.cost}"] if node.cost not in ("none", "external") else []
     words += ["external"] if node.external else []
     words += [node.kind] if node.kind != "op" else []
-    words += [_mark(edge, node, graph) for edge in incoming if edge.kind != "data"]
+    words += ["repeats"] if node.repeats else []
+    words += [_mark(edge, node.branch, graph) for edge in incoming if edge.kind != "data"]
+    words += [f"= {node.expression}"] if node.expression else []
     return " ".join(words)
 
 
@@ -105,12 +113,13 @@ def _arguments(node: Node, graph: Graph, incoming: list[Edge]) -> list[str]:
     found: dict[str, list[str]] = {}
     nameless: list[str] = []
     for edge in incoming:
-        condition = _condition(edge, node)
+        condition = _condition(edge, node.branch)
         if edge.kind == "data":
-            names = names_of(edge, graph)
-            nameless += [f"@{edge.src}{condition}"] if edge.fields != names or not names else []
-            for name in names:
-                found.setdefault(name, []).append(f"{name}{_origin(name, edge.src, node, graph)}{condition}")
+            said = names_of(edge, graph)
+            named = [name for name in edge.fields if name != NAMELESS or NAMELESS in said]
+            nameless += [f"@{edge.src}{condition}"] if len(named) < len(edge.fields) or not named else []
+            for name, words in zip(named, said, strict=True):
+                found.setdefault(name, []).append(f"{words}{_origin(name, edge.src, node, graph)}{condition}")
     known = {NAMELESS, *found, *(name for edge in incoming if edge.kind == "carried" for name in edge.fields)}
     order = [*node.reads, *(name for name in found if name not in node.reads)]
     missing = [f"?{name}" for name in node.reads if name not in known]
@@ -119,22 +128,23 @@ def _arguments(node: Node, graph: Graph, incoming: list[Edge]) -> list[str]:
 
 def _origin(name: str, src: str, node: Node, graph: Graph) -> str:
     """``@src`` where the field does not come from the last call above that adds it or makes other rows of it."""
-    usual = SOURCE if name in graph.source_fields else None
+    usual = next((source.id for source in graph.sources if name in source.fields), None)
     for above in graph.nodes[: graph.nodes.index(node)]:
         if above.branch in (None, node.branch) and (name in above.adds or (usual and above.rows != "same")):
             usual = above.id
     return "" if usual == src else f"@{src}"
 
 
-def _mark(edge: Edge, node: Node, graph: Graph) -> str:
+def _mark(edge: Edge, branch: str | None, graph: Graph) -> str:
     names = names_of(edge, graph)
     fields = f"({', '.join(names)})" if names else ""
     lag = f" lag={edge.lag}" if edge.lag is not None else ""
-    return f"{edge.kind}<-{edge.src}{fields}{lag}{_condition(edge, node)}"
+    repeats = " repeats" if edge.repeats else ""
+    return f"{edge.kind}<-{edge.src}{fields}{lag}{repeats}{_condition(edge, branch)}"
 
 
-def _condition(edge: Edge, node: Node) -> str:
-    return f" if {edge.branch}" if edge.branch and edge.branch != node.branch else ""
+def _condition(edge: Edge, branch: str | None) -> str:
+    return f" if {edge.branch}" if edge.branch and edge.branch != branch else ""
 
 
 def _plan(graph: Graph) -> Iterator[str]:

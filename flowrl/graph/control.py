@@ -1,0 +1,65 @@
+"""Control: which calls and sources hang on what the program's conditions look at."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from .conditions import Diagram, Test, diagram, tests
+from .places import Found, Key, Place, carried, steady, written_out
+from .terms import Trail
+from .values import Value, replace_values
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object that says no more of itself
+
+
+def add_control(
+    edges: dict[Key, Found],
+    there: Mapping[Place, set[int]],
+    when: Mapping[Place, Diagram | None],
+    which: Mapping[Key, Diagram | None],
+    trails: Sequence[Trail],
+) -> None:
+    """Add an edge from what the program's conditions look at to each call and source that hangs on them.
+
+    One hangs on a condition if it happens, reads other things, or is given other arguments with another outcome:
+    ``if float(kl) > target: coef *= 1.5`` makes ``coef`` of the next step depend on ``kl``. A call that reads what
+    hangs on the same condition has no edge of its own.
+    """
+    asked: dict[Place, list[Test]] = {place: list(tests(found)) for place, found in when.items()}
+    for (_, dst, _), found in which.items():
+        asked[dst] += tests(found)
+    for place, found in _chosen(trails).items():
+        asked[place] += tests(found)
+    control: dict[Place, dict[tuple[Place, str, str], None]] = {}
+    for place, hangs in asked.items():
+        loop = int(str(place[1] if place[0] == "data" else place[0]))
+        mine = control.setdefault(place, {})
+        for test in hangs:
+            for index in sorted(test.decision.calls):
+                made = trails[test.trail].calls[index]
+                kind = "carried" if carried(made, loop, 2) else "control"
+                if made.place in there and (made.place != place or kind == "carried"):
+                    mine[(made.place, kind, test.condition)] = None
+    feeds: dict[Place, set[Place]] = defaultdict(set)
+    for src, dst, kind in edges:
+        if kind == "data":
+            feeds[dst].add(src)
+    for place, mine in control.items():
+        for src, kind, text in mine:
+            if any((src, kind, text) in control.get(before, {}) for before in feeds[place] if before != place):
+                continue
+            found = edges[(src, place, kind)]
+            found.trails |= there[place]
+            found.fields.setdefault(text, "")
+
+
+def _chosen(trails: Sequence[Trail]) -> dict[Place, Diagram | None]:
+    """By the places of steady calls: the outcomes on which their plain arguments hang."""
+    said: dict[Place, dict[int, str]] = defaultdict(dict)
+    for number, trail in enumerate(trails):
+        for call in steady(trail):
+            plain = {n: replace_values(v, written_out) for n, v in call.arguments.items() if not isinstance(v, Value)}
+            said[call.place][number] = _ADDRESS.sub("", repr(plain))
+    return {place: diagram(arguments, trails) for place, arguments in said.items()}

@@ -1,0 +1,47 @@
+"""Places of a program: what tells its calls and its sources apart on all paths, and which of them are steady."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .terms import Draw, TCall, Trail
+
+Place = tuple[object, ...]
+Key = tuple[Place, Place, str]  # from, to, kind
+
+
+@dataclass
+class Found:
+    """What the paths say of one node, source or edge."""
+
+    trails: set[int] = field(default_factory=set[int])
+    fields: dict[str, str] = field(default_factory=dict[str, str])  # with the names that they had where they were made
+    repeats: bool = False
+
+
+def source_place(draw: Draw) -> Place:
+    """The place of the source that rows are drawn from."""
+    return ("data", draw.loop, *draw.key)
+
+
+def steady(trail: Trail) -> list[TCall]:
+    """The calls of a path that a steady step makes, and those outside of steps."""
+    return [c for c in trail.calls if c.iteration in (0, 2)]
+
+
+def carried(made: TCall | Draw, loop: int, iteration: int) -> bool:
+    """Whether something was made in the step before the one that uses it."""
+    return made.loop == loop and 0 < made.iteration < iteration
+
+
+class Said(str):
+    """A number as it is computed, to stand for it where a loss is written."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def written_out(value: Any) -> Any:
+    """A value of the program as a text, in place of itself."""
+    return Said(getattr(value.ref, "text", "") or "...")
