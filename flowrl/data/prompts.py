@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch, Column
 from ..errors import At, DataError, near
+from .conversations import read_conversation, templated
 
 if TYPE_CHECKING:
     from .source import Reading
@@ -36,17 +37,23 @@ class Prompts:
     @staticmethod
     def of(reading: Reading, columns: Mapping[str, bool], *, title: str) -> Prompts:
         """For data with these columns (by name: whether they hold lists). DataError for one that is not there."""
-        for option in ("prompt", "response", "rejected"):
+        for option in ("messages",) if reading.messages else ("prompt", "response", "rejected"):
             _present(getattr(reading, option), columns, f"{title} has no column '{{}}', which is its {option}.", option)
         for name in reading.columns or ():
             _present(name, columns, f"{title} has no column '{{}}'.", "columns")
-        messages = columns[reading.prompt]
+        messages = columns[reading.column]
+        if reading.messages and not messages:
+            raise DataError(
+                f"The column '{reading.messages}' of {title} holds no lists, and messages= names one of conversations.",
+                fix='Write a conversation as [{"role": "user", "content": "..."}, {"role": "assistant", ...}].',
+            )
         if reading.system is not None and not (reading.chat or messages):
             raise DataError("system= is for chats, and the prompts are plain text.", fix="Add chat=True.")
-        learned = (*(_SUPERVISED if reading.response else ()), *(["preferred"] if reading.rejected else ()))
+        supervised = _SUPERVISED if reading.response or reading.messages else ()
+        learned = (*supervised, *(["preferred"] if reading.rejected else ()))
         made = ("prompt", "prompt_ids", *learned, *(["messages"] if messages else ()))
         wanted = list(columns) if reading.columns is None else reading.columns
-        kept = tuple(name for name in wanted if name != reading.prompt)
+        kept = tuple(name for name in wanted if name != reading.column)
         taken = next((name for name in kept if name in made), None)
         if taken is not None:
             others = [n for n in kept if n != taken]
@@ -60,9 +67,11 @@ class Prompts:
         """Rows as a batch; row i has the key (first_uid + i,)."""
         if tokenizer is None:
             raise DataError("There is no tokenizer for the prompts.", fix="Give the source tokenizer=.")
+        if self.reading.messages:
+            return self._conversations(rows, first_uid, tokenizer, at)
         if self.chat:
             chats = [self._chat(row, at) for row in rows]
-            texts = [_templated(chat, tokenizer, at(row.index)) for chat, row in zip(chats, rows, strict=True)]
+            texts = [templated(c, tokenizer, at(row.index), answer=True) for c, row in zip(chats, rows, strict=True)]
         else:
             chats, texts = [], [self._value(row, at, str) for row in rows]
         ids = _encode(texts, tokenizer, special=not self.chat)
@@ -73,11 +82,7 @@ class Prompts:
         columns["prompt"] = [v if isinstance(v, str) else texts[i] for v, i in zip(values, kept, strict=True)]
         if self.messages:
             columns["messages"] = [chats[i] for i in kept]
-        for name in self.kept:
-            columns[name] = [_plain(row.get(name), name, row, at) for row in rows]
-        tensors = {"prompt_ids": Column.of(ids, dim="prompt", dtype="i32")}
-        objects = {name: Column.of(values, dtype="any") for name, values in columns.items()}
-        batch = Batch([(first_uid + i,) for i in kept], objects | tensors)
+        batch = self._batch([(first_uid + i,) for i in kept], rows, columns, ids, at)
         if self.reading.response is None:
             return batch
         if self.reading.rejected is None:
@@ -88,6 +93,31 @@ class Prompts:
         preferred = Column.of([True, False] * len(ids), dtype="bool")
         return batch.expand(2).with_columns({**_supervised(texts, twice, tokenizer), "preferred": preferred})
 
+    def _batch(
+        self,
+        keys: list[tuple[int, ...]],
+        rows: Sequence[Row],
+        columns: dict[str, list[Any]],
+        ids: list[list[int]],
+        at: Callable[[int], At],
+    ) -> Batch:
+        """Rows with their prompts' tokens, the given columns and those that are kept as they are."""
+        kept = {name: [_plain(row.get(name), name, row, at) for row in rows] for name in self.kept}
+        objects = {name: Column.of(values, dtype="any") for name, values in {**columns, **kept}.items()}
+        return Batch(keys, objects | {"prompt_ids": Column.of(ids, dim="prompt", dtype="i32")})
+
+    def _conversations(self, rows: Sequence[Row], first_uid: int, tokenizer: Any, at: Callable[[int], At]) -> Batch:
+        """Whole conversations: what the assistant says in them is to be learned."""
+        chats = [self._chat(row, at) for row in rows]
+        read = [read_conversation(chat, tokenizer, at(row.index)) for chat, row in zip(chats, rows, strict=True)]
+        ids = [conversation.prompt for conversation in read]
+        kept = self._fitting(rows, ids, at)
+        chosen = [read[i] for i in kept]
+        columns = {"prompt": [c.text for c in chosen], "messages": [chats[i] for i in kept]}
+        prompts = [ids[i] for i in kept]
+        batch = self._batch([(first_uid + i,) for i in kept], [rows[i] for i in kept], columns, prompts, at)
+        return batch.with_columns(_learned([c.response for c in chosen], prompts, [c.mask for c in chosen]))
+
     @property
     def chat(self) -> bool:
         """Whether the tokenizer's chat template is used."""
@@ -95,7 +125,7 @@ class Prompts:
 
     def _value(self, row: Row, at: Callable[[int], At], kinds: Any) -> Any:
         """The prompt as the data has it."""
-        name, value = self.reading.prompt, row.get(self.reading.prompt)
+        name, value = self.reading.column, row.get(self.reading.column)
         if value and isinstance(value, kinds):
             return value
         if isinstance(value, (list, tuple)) and value:
@@ -103,7 +133,8 @@ class Prompts:
         else:
             said = "is empty" if value in ("", [], ()) else "is missing" if value is None else f"is {value!r}"
             fix = "Give text, or a list of messages."
-        raise DataError(f"The prompt '{name}' of a row {said}.", at=at(row.index), fix=fix)
+        what = "conversation" if self.reading.messages else "prompt"
+        raise DataError(f"The {what} '{name}' of a row {said}.", at=at(row.index), fix=fix)
 
     def _chat(self, row: Row, at: Callable[[int], At]) -> list[dict[str, Any]]:
         """The prompt as messages, a system message first where one was given."""
@@ -111,7 +142,7 @@ class Prompts:
         messages = [{"role": "user", "content": value}] if isinstance(value, str) else [dict(m) for m in value]
         if not all("role" in m and "content" in m for m in messages):
             raise DataError(
-                f"A message of '{self.reading.prompt}' lacks 'role' or 'content'.",
+                f"A message of '{self.reading.column}' lacks 'role' or 'content'.",
                 at=at(row.index),
                 fix='Write messages as {"role": "user", "content": "..."}.',
             )
@@ -157,10 +188,15 @@ def _supervised(texts: list[str], prompts: list[list[int]], tokenizer: Any) -> d
         raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
     encoded = _encode(texts, tokenizer, special=False)
     responses = [tokens if tokens[-1:] == [end] else [*tokens, end] for tokens in encoded]
+    return _learned(responses, prompts, [[True] * len(r) for r in responses])
+
+
+def _learned(responses: list[list[int]], prompts: list[list[int]], masks: list[list[bool]]) -> dict[str, Column]:
+    """The fields of responses that are given, each behind its prompt."""
     return {
         "response_ids": Column.of(responses, dim="response", dtype="i32"),
         "tokens": Column.of([p + r for p, r in zip(prompts, responses, strict=True)], dim="token", dtype="i32"),
-        "response_mask": Column.of([[True] * len(r) for r in responses], dim="response", dtype="bool"),
+        "response_mask": Column.of(masks, dim="response", dtype="bool"),
     }
 
 
@@ -173,20 +209,6 @@ def _present(name: str | None, columns: Mapping[str, bool], what: str, option: s
 
 def _encode(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
     return tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []
-
-
-def _templated(messages: list[dict[str, Any]], tokenizer: Any, at: At) -> str:
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise DataError(
-            "The prompts are chats, and the tokenizer has no chat template.",
-            at=at,
-            fix="Give tokenizer= that of an instruction-tuned model, or plain text and chat=False.",
-        )
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:
-        what = f"The chat template refuses these messages: {error}."
-        raise DataError(what, at=at, fix="Give the messages in the order and roles that it takes.") from error
 
 
 def _plain(value: Any, name: str, row: Row, at: Callable[[int], At]) -> Any:

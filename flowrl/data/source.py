@@ -30,6 +30,7 @@ class Options(TypedDict, total=False):
     prompt: str  # the column of the prompt: text, or a list of {"role", "content"}; default "prompt"
     response: str | None  # a column of text to learn from: adds response_ids, tokens, response_mask
     rejected: str | None  # a column of a worse response: a row becomes two, the better one first; adds preferred
+    messages: str | None  # a column of whole conversations to learn from, in the place of prompt and response
     chat: bool  # put text prompts through the tokenizer's chat template; lists of messages always are
     system: str | None  # the system message of chats that have none
     columns: Sequence[str] | None  # the other columns to keep; None keeps all
@@ -49,6 +50,7 @@ class Reading:
     prompt: str = "prompt"
     response: str | None = None
     rejected: str | None = None
+    messages: str | None = None
     chat: bool = False
     system: str | None = None
     columns: Sequence[str] | None = None
@@ -81,7 +83,16 @@ class Reading:
         if reading.rejected is not None and reading.response is None:
             what = f"rejected='{reading.rejected}' is worse than another response, and there is none."
             raise DataError(what, at=at, fix="Give response=, the column of the better one.")
+        beside = [name for name in ("prompt", "response", "rejected", "chat") if name in options]
+        if reading.messages is not None and beside:
+            what = f"messages='{reading.messages}' are whole conversations, and {beside[0]}= is given too."
+            raise DataError(what, at=at, fix=f"Leave out {beside[0]}=, or messages=.")
         return reading
+
+    @property
+    def column(self) -> str:
+        """The column that is read: of prompts, or of conversations."""
+        return self.messages or self.prompt
 
 
 class Source:
@@ -114,9 +125,9 @@ class Source:
     def schema(self) -> dict[str, FieldType]:
         """Columns of the batches and their types, known without reading the data or loading a tokenizer.
 
-        ``prompt`` (text), ``prompt_ids`` i32[*prompt], with ``response=`` also ``response_ids`` i32[*response],
-        ``tokens`` i32[*token] and ``response_mask`` bool[*response], with ``rejected=`` ``preferred`` bool[]; every
-        other column is ``any``.
+        ``prompt`` (text), ``prompt_ids`` i32[*prompt], with ``response=`` or ``messages=`` also ``response_ids``
+        i32[*response], ``tokens`` i32[*token] and ``response_mask`` bool[*response], with ``rejected=`` ``preferred``
+        bool[]; every other column is ``any``.
         DataError for a file, column or row that is not as asked.
         """
         prompts = self._reader()

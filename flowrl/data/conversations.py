@@ -1,0 +1,147 @@
+"""A conversation to learn from: its tokens, and which of them the assistant said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import At, DataError
+
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_ANSWERS = "Write a conversation as messages of user and assistant by turns, with an answer of the assistant."
+_MARK = "Put {% generation %} and {% endgeneration %} around what the assistant says in the template"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The tokens of one: ``prompt`` up to the first answer, then the response, with the assistant's tokens in ``mask``.
+
+    ``text`` is that of the prompt.
+    """
+
+    text: str
+    prompt: list[int]
+    response: list[int]
+    mask: list[bool]
+
+
+def read_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At) -> Conversation:
+    """Put a conversation through the tokenizer's chat template, and find what the assistant said.
+
+    A template that marks it (``{% generation %}``) is believed. Else it is what each answer adds to the text of the
+    messages before it and the beginning of an answer; what follows the end-of-turn token of an answer is not trained.
+    An answer without such a token is followed by the end-of-sequence token, where the conversation ends with it.
+    DataError for a conversation without an answer, and for a template that writes the past anew.
+    """
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers or not answers[0]:
+        what = "begins with an answer" if answers else "has no message of the assistant to learn from"
+        raise DataError(f"A conversation {what}.", at=at, fix=_ANSWERS)
+    if not getattr(tokenizer, "is_fast", False):
+        raise DataError(
+            f"{_named(tokenizer)} does not say where in a text its tokens are.", at=at, fix="Use a fast tokenizer."
+        )
+    if _MARKED.search(_template(tokenizer, at)):
+        ids, mask = _marked(messages, tokenizer, at)
+    else:
+        ids, mask = _by_difference(messages, answers, tokenizer, at)
+    first = mask.index(True)
+    text = tokenizer.decode(ids[:first], clean_up_tokenization_spaces=False)
+    return Conversation(text, ids[:first], ids[first:], mask[first:])
+
+
+def templated(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At, *, answer: bool) -> str:
+    """The text that the chat template makes of messages, with the beginning of an ``answer`` if asked for."""
+    _template(tokenizer, at)
+    try:
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer)
+    except Exception as error:
+        what = f"The chat template refuses these messages: {error}."
+        raise DataError(what, at=at, fix="Give the messages in the order and roles that it takes.") from error
+
+
+def _template(tokenizer: Any, at: At) -> str:
+    """The chat template of a tokenizer. DataError where it has none."""
+    found: Any = getattr(tokenizer, "chat_template", None)
+    if found is None:
+        raise DataError(
+            "The prompts are chats, and the tokenizer has no chat template.",
+            at=at,
+            fix="Give tokenizer= that of an instruction-tuned model, or plain text and chat=False.",
+        )
+    return found if isinstance(found, str) else str(tokenizer.get_chat_template())
+
+
+def _marked(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At) -> tuple[list[int], list[bool]]:
+    """Tokens, and which of them the template marks as the assistant's."""
+    templated(messages, tokenizer, at, answer=False)  # says what the template refuses
+    found = tokenizer.apply_chat_template(
+        list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    mask = [bool(m) for m in found["assistant_masks"]]
+    if not any(mask):
+        raise DataError(
+            f"The chat template of {_named(tokenizer)} marks no token of a conversation as the assistant's.",
+            at=at,
+            fix=f"{_MARK}.",
+        )
+    return list(found["input_ids"]), mask
+
+
+def _by_difference(
+    messages: Sequence[Mapping[str, Any]], answers: Sequence[int], tokenizer: Any, at: At
+) -> tuple[list[int], list[bool]]:
+    """Tokens, and which of them answers add to what comes before them."""
+    whole = templated(messages, tokenizer, at, answer=False)
+    spans: list[tuple[int, int]] = []
+    for i in answers:
+        before = templated(messages[:i], tokenizer, at, answer=True)
+        after = templated(messages[: i + 1], tokenizer, at, answer=False)
+        if not after.startswith(before) or not whole.startswith(after):
+            raise _rewritten(tokenizer, i, len(messages), past=after.startswith(before), at=at)
+        spans.append((len(before), len(after)))
+    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    ids, starts = list(encoded["input_ids"]), [start for start, _ in encoded["offset_mapping"]]
+    mask, ends = [False] * len(ids), frozenset(tokenizer.all_special_ids)
+    for low, high in spans:
+        inside = [i for i, start in enumerate(starts) if low <= start < high]
+        stops = [i for i in inside if ids[i] in ends]
+        for i in inside:
+            mask[i] = not stops or i <= stops[-1]
+        if not stops and answers[-1] == len(messages) - 1 and (low, high) == spans[-1]:
+            ids, mask = _ended(ids, mask, tokenizer)
+    if not any(mask):
+        raise DataError("All answers of a conversation are empty.", at=at, fix=_ANSWERS)
+    return ids, mask
+
+
+def _ended(ids: list[int], mask: list[bool], tokenizer: Any) -> tuple[list[int], list[bool]]:
+    """With the end-of-sequence token behind the last answer, to be learned too."""
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
+    return [*ids, end], [*mask, True]
+
+
+def _rewritten(tokenizer: Any, number: int, count: int, *, past: bool, at: At) -> DataError:
+    """What is said of a template whose text of some messages is not the beginning of its text of more."""
+    if past:
+        what = f"what it makes of messages 1 to {number + 1} is not the beginning of what it makes of all {count}"
+    else:
+        what = f"the beginning of an answer that it writes for sampling is not that of message {number + 1}"
+    return DataError(
+        f"The chat template of {_named(tokenizer)} does not keep what it wrote: {what}.",
+        at=at,
+        fix=f"{_MARK}, or learn from conversations with one answer, at the end." if past else f"{_MARK}.",
+    )
+
+
+def _named(tokenizer: Any) -> str:
+    """The name of a tokenizer, or its class where it has none."""
+    name = str(getattr(tokenizer, "name_or_path", "") or "")
+    return f"'{name}'" if name else type(tokenizer).__name__
+
+
+__all__ = ["Conversation", "read_conversation", "templated"]
