@@ -7,6 +7,7 @@ With ``full``, ``forward`` and ``jsd`` a divergence of the whole distributions i
 Departures: 1. all rows are the student's own; mixing in given ones (lambda of the paper) is left out.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import flowrl as fl
@@ -15,7 +16,8 @@ from tasks import arithmetic
 
 flow = fl.Flow("distillation")
 actor = flow.worker(fl.Actor, arithmetic.MODEL, lr=3e-4, betas=(0.9, 0.99), max_tokens=arithmetic.MAX_TOKENS)
-short, long = (flow.worker(fl.Actor, arithmetic.MODEL, name=name) for name in ("short", "long"))
+other_weights = replace(arithmetic.MODEL, seed=1)  # a teacher with those of the student would teach nothing
+short, long = (flow.worker(fl.Actor, other_weights, name=name) for name in ("short", "long"))
 teacher = flow.worker(fl.Reference, of=long)
 other = flow.worker(fl.Reference, of=short)
 reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
