@@ -38,7 +38,7 @@ def logprobs(opened, batch, budget=10**6, layout=None):
     """Log-probabilities of all response tokens through one layout, and the micro-batches."""
     rows = Rows.of(batch)
     micros = micro_batches(opened.net, rows, torch.arange(len(rows)), budget, layout)
-    found = torch.full((len(rows.targets),), torch.nan)
+    found = torch.full((len(rows.targets),), torch.nan, dtype=torch.promote_types(opened.net.compute, torch.float32))
     for micro in micros:
         with torch.no_grad():
             logits = opened.net.head.logits(micro.hidden(opened.net))
@@ -134,3 +134,51 @@ def test_a_row_needs_a_token_before_its_response():
     )
     with pytest.raises(DataError, match=r"Row \(4, 0\) has 2 tokens and a response of 2"):
         Rows.of(batch)
+
+
+@pytest.mark.parametrize("kind", ("qwen2", "llama", "gpt2"))
+def test_float64_shares_prompts_and_gives_what_rows_alone_give(kind):
+    opened = T.engine(kind, dtype="fp64")
+    assert opened.net.compute == torch.float64 and opened.net.grouped
+    batch = some_rows([(9, [2, 3, 1, 2]), (6, [4, 1])])
+    shared, micros = logprobs(opened, batch)
+    assert all(micro.owner is not None for micro in micros)
+    plain, others = logprobs(opened, batch, layout="rows")
+    assert all(micro.owner is None for micro in others)
+    assert torch.allclose(shared, plain, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16, torch.float16))
+def test_a_mask_hides_by_the_least_number_of_its_dtype(dtype):
+    opened = T.engine()
+    _, [micro] = logprobs(opened, some_rows([(9, [2, 3])]), layout="shared")
+    mask = micro.mask(dtype)
+    assert mask is not None and mask.dtype == dtype
+    assert set(mask.unique().tolist()) == {0.0, torch.finfo(dtype).min}
+
+
+def test_a_mistake_of_ours_in_a_trial_is_not_taken_for_a_model_that_cannot(monkeypatch):
+    opened = T.engine()
+
+    def broken(self, dtype):
+        raise RuntimeError("value cannot be converted without overflow")
+
+    monkeypatch.setattr(
+        type(micro_batches(opened.net, Rows.of(some_rows(SHAPES)), torch.arange(10), 100)[0]), "mask", broken
+    )
+    with pytest.raises(RuntimeError, match="without overflow"):
+        opened.net.probe()
+
+
+def test_a_model_that_refuses_a_mask_takes_rows_alone(monkeypatch):
+    opened = T.engine()
+    whole = opened.net.body.forward
+
+    def refusing(*args, attention_mask=None, **given):
+        if attention_mask is not None:
+            raise ValueError("no mask of four dimensions")
+        return whole(*args, **given)
+
+    monkeypatch.setattr(opened.net.body, "forward", refusing)
+    opened.net.probe()
+    assert not opened.net.grouped and not opened.net.tries

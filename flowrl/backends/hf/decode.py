@@ -66,7 +66,9 @@ class Slotted:
         slot = self.longest + t
         self.slots.advance(slot)
         mask = None if self.bias is None else self.bias[..., : slot + 1]
-        positions = (self.positions + t).clamp_(max=self.last)  # rows that are done go on until they leave
+        positions = self.positions + t
+        if self.last is not None:
+            positions.clamp_(max=self.last)  # rows that are done go on until they leave
         return self.net.hidden(token[:, None], positions, mask, self.slots)[:, -1]
 
     def keep(self, live: Tensor) -> None:

@@ -20,6 +20,10 @@ FULL, WINDOWED = "full_attention", "sliding_attention"
 Found = TypeVar("Found")
 
 
+class Refused(Exception):
+    """A model does not run with what it was given. Raised in trials alone."""
+
+
 class Net:
     """A decoder-only model: ``net.hidden(ids)``, ``net.head``.
 
@@ -46,6 +50,7 @@ class Net:
         self.own_cache = self.grouped = self.reach != 0
         self.recomputed: list[Any] = []
         self.cached = True
+        self.tries = False  # whether this is a trial
         if like is not None:
             self.own_cache, self.grouped, self.cached = like.own_cache, like.grouped, like.cached
 
@@ -97,7 +102,12 @@ class Net:
             given["attention_mask"] = mask
         if cache is not None:
             given[self._cache_name] = cache
-        return self.body(**given).last_hidden_state
+        try:
+            return self.body(**given).last_hidden_state
+        except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, IndexError) as error:
+            if self.tries:
+                raise Refused from error
+            raise
 
     @property
     def head(self) -> Head:
@@ -237,12 +247,16 @@ class Net:
         self.grouped = self.reach != 0 and _agrees(try_shared, self)
 
 
-def _agrees(trial: Any, net: Net) -> bool:
+def _agrees(trial: Callable[[Net], tuple[Tensor, Tensor]], net: Net) -> bool:
+    """Whether both ways of a trial give the same. False where the model refuses one; what fails here is our mistake."""
+    net.tries = True
     try:
         with torch.no_grad(), net.mixed():
             found, wanted = trial(net)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, IndexError):
-        return False  # the model takes no such arguments: the plain way is left
+    except Refused:
+        return False  # the plain way is left
+    finally:
+        net.tries = False
     return _distance(found.double(), wanted.double()) < tolerance(net.compute)
 
 

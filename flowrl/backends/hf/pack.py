@@ -113,7 +113,8 @@ class Micro:
         seen = owner[:, :, None] == owner[:, None, :]
         seen &= (segment[:, None, :] == 0) | (segment[:, :, None] == segment[:, None, :])
         seen.tril_()
-        return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[:, None]
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
     def hidden(self, net: Net) -> Tensor:
         """The hidden states [n, hidden] that predict the tokens ``at``."""
