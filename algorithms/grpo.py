@@ -54,6 +54,29 @@ PRESETS = {
         "loss": rl.clip_cov,
     },
     "kl_cov": {"kl": 0.0, "select": rl.select_by_covariance, "loss": rl.kl_cov},
+    "vespo": {"kl": 0.0, "loss": rl.vespo},
+    "m2po": {
+        "kl": 0.0,
+        "old_policy": True,
+        "minibatch": 256,
+        "select": rl.select_by_second_moment,
+        "loss": rl.m2po,
+    },
+    "high_entropy": {
+        "kl": 0.0,
+        "entropies": True,
+        "select": rl.select_by_entropy,
+        "loss": partial(rl.ppo_clip, clip_high=0.28, only="selected"),
+    },
+    "deepseek_v3_2": {
+        "advantages": center,
+        "loss": partial(
+            rl.ppo_clip,
+            kl_weighted=True,
+            correction=rl.off_policy_mask(0.5),
+            aggregate="seq-mean-token-mean",
+        ),
+    },
     "decoupled_ppo": {"kl": 0.0, "old_policy": True, "minibatch": 256, "loss": rl.decoupled_ppo},
 }
 
@@ -81,6 +104,7 @@ def grpo(
     kl_in_reward: float = 0.0,
     informative: bool = False,
     old_policy: bool = False,
+    entropies: bool = False,
     minibatch: int | None = None,
     lr: float | None = None,
     one_digit: float | None = None,
@@ -99,10 +123,12 @@ def grpo(
         if kl_in_reward:
             batch = rl.kl_penalty(batch, coef=kl_in_reward)
         batch = advantages(batch)
-        if select:
-            batch = select(batch)
         if old_policy:
             batch = actor.logprobs(batch)
+        if entropies:
+            batch = actor.entropies(batch)
+        if select:
+            batch = select(batch)
         metrics = actor.update(batch, loss=loss(kl=kl), minibatch=minibatch, lr=lr)
         flow.log(step, metrics, reward=mean_reward)
 

@@ -107,12 +107,13 @@ def test_every_function_of_rl_is_on_a_page():
 
 
 def test_every_gate_and_word_of_a_policy_loss_is_on_the_page():
-    from flowrl.rl import gates, policy, spec
+    from flowrl.rl import corrections, gates, policy, spec
     from flowrl.rl.advantages import CENTERS, SCALES
 
     names = [n for n, v in vars(gates).items() if getattr(v, "__module__", "") == gates.__name__]
     assert [n for n in names if f"{n}(" not in ALGORITHMS] == []
-    words = (*policy.RATIOS, *policy.ANCHORS, *policy.LEVELS, *policy.HOWS, *spec.AGGREGATES, *CENTERS, *SCALES)
+    words = (*policy.RATIOS, *policy.ANCHORS, *spec.AGGREGATES, *CENTERS, *SCALES)
+    words += (*corrections.LEVELS, *corrections.HOWS, *corrections.DIVERGENCES, *corrections.OVER)
     assert [word for word in words if f'"{word}"' not in ALGORITHMS] == []
 
 

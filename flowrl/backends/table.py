@@ -77,7 +77,7 @@ class Table:
         prompt are in the same mini-batch, in the order of their keys, at the place that the first of them drew; None
         is what the loss asks for.
         """
-        together = self.loss.groups if together is None else together
+        together = self.loss.by_prompt if together is None else together
         everything = range(len(self))
         if rows is None and tokens is None:
             return [torch.arange(len(self))] if len(self) else []
@@ -102,7 +102,10 @@ class Table:
             found[chosen] = row_weights(counts > 0, self.loss.aggregate)
             return found
         row = torch.repeat_interleave(torch.arange(len(chosen)), counts)
-        every = token_weights(torch.ones_like(row).bool(), row, len(chosen), self.loss.aggregate, self.loss.norm)
+        numbers: dict[Any, int] = {}
+        group = torch.tensor([numbers.setdefault(self.keys[i][0], len(numbers)) for i in chosen.tolist()])
+        mask, loss = torch.ones_like(row).bool(), self.loss
+        every = token_weights(mask, row, len(chosen), loss.aggregate, loss.norm, group)
         first = (counts.cumsum(0) - counts)[counts > 0]  # all tokens of a row weigh the same
         found[chosen[counts > 0]] = every[first]
         return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import FlowError, WorkerError
+from .op import Spec
 from .record import Graph, WorkerInfo
 from .relaxed import stale_rows, trained_on
 from .terms import Lint, Traced
@@ -41,7 +42,8 @@ def _counted(count: int, what: str) -> str:
 
 def check(traced: Traced, graph: Graph) -> Report:
     """The findings of the trace, and what only the whole of it shows."""
-    lints = [*traced.lints, *([] if traced.errors else unread(traced))]  # an error often leaves something unread
+    lints = [*traced.lints, *remarked(traced)]
+    lints += [] if traced.errors else unread(traced)  # an error often leaves something unread
     del graph
     errors = [*traced.errors, *([] if traced.errors else stale(traced))]
     return Report(traced.program, tuple(errors), tuple(lints))
@@ -76,6 +78,17 @@ def unused(workers: Sequence[WorkerInfo], used: Iterable[str], at: Mapping[str, 
         for w in workers
         if w.name not in known
     ]
+
+
+def remarked(traced: Traced) -> list[Lint]:
+    """What the losses of a program have to say of themselves, at the calls that they are given to."""
+    found: dict[str, Lint] = {}
+    for call in (call for trail in traced.trails for call in trail.calls):
+        for spec in call.arguments.values():
+            for remark in spec.remarks if isinstance(spec, Spec) else ():
+                lint = Lint("loss", remark, call.at)
+                found.setdefault(lint.report(), lint)
+    return list(found.values())
 
 
 def unread(traced: Traced) -> list[Lint]:

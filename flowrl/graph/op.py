@@ -349,11 +349,15 @@ class Metrics(dict[str, float]):
 
 @dataclass(frozen=True)
 class Spec:
-    """A named function with parameters, handed to an op, such as a loss: what it reads counts as read by the op."""
+    """A named function with parameters, handed to an op, such as a loss: what it reads counts as read by the op.
+
+    ``remarks``: what ``check`` says of it where it is used.
+    """
 
     name: str
     reads: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    remarks: tuple[str, ...] = ()
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> Spec:
         return replace(self, parameters=dict(parameters))

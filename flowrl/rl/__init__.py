@@ -8,9 +8,10 @@ from __future__ import annotations
 from . import gates
 from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_token_baseline, pass_at_k
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
+from .corrections import Correction, Rejection, correct, importance_weights, off_policy_mask, reject
 from .distillation import divergence, full_kl, teacher_advantages
 from .pairs import best_of, mismatched, pairs
-from .policy import Correction, Gate, correct, policy_loss
+from .policy import Gate, policy_loss
 from .preference import bradley_terry, cpo, dpo, ipo, kto, orpo, preference_loss, simpo
 from .presets import (
     cispo,
@@ -20,14 +21,16 @@ from .presets import (
     gmpo,
     gspo,
     kl_cov,
+    m2po,
     ppo_clip,
     quadratic,
     reinforce,
     sapo,
     topr,
+    vespo,
 )
 from .rewards import clipped_rewards, kl_penalty, length_penalty, overlong_penalty, whitened_rewards
-from .selection import first_groups, select_by_covariance
+from .selection import first_groups, select_by_covariance, select_by_entropy, select_by_second_moment
 from .spec import Loss, LossInputs, loss
 from .supervised import sft, value_clip
 
@@ -36,6 +39,7 @@ __all__ = [
     "Gate",
     "Loss",
     "LossInputs",
+    "Rejection",
     "adaptive_entropy",
     "adaptive_kl",
     "advantages",
@@ -60,6 +64,7 @@ __all__ = [
     "gmpo",
     "group_advantages",
     "gspo",
+    "importance_weights",
     "ipo",
     "kl_cov",
     "kl_penalty",
@@ -67,7 +72,9 @@ __all__ = [
     "lagrange",
     "length_penalty",
     "loss",
+    "m2po",
     "mismatched",
+    "off_policy_mask",
     "optimal_token_baseline",
     "orpo",
     "overlong_penalty",
@@ -78,12 +85,16 @@ __all__ = [
     "preference_loss",
     "quadratic",
     "reinforce",
+    "reject",
     "sapo",
     "select_by_covariance",
+    "select_by_entropy",
+    "select_by_second_moment",
     "sft",
     "simpo",
     "teacher_advantages",
     "topr",
     "value_clip",
+    "vespo",
     "whitened_rewards",
 ]

@@ -5,6 +5,8 @@ Each gives a loss per token. ``sg`` has no gradient.
 
 from __future__ import annotations
 
+from ..errors import ProgramError
+from ..graph import session as sessions
 from .policy import Gate
 from .said import one_of
 
@@ -46,6 +48,27 @@ def dppo(kind: str = "tv", *, low: float = 0.15, high: float | None = None, cap:
     """
     one_of("rl.gates.dppo", "kind", kind, ("tv", "kl"))
     return Gate("dppo", {"kind": kind, "low": low, "high": low if high is None else high, "cap": cap})
+
+
+def vespo(positive: tuple[float, float] = (2.0, 3.0), negative: tuple[float, float] = (3.0, 2.0)) -> Gate:
+    """``-sg(w^k exp(l (1 - w))) A log p``, ``(k, l)`` being ``positive`` for A >= 0, else ``negative``.
+
+    VESPO, arXiv:2602.10693. The weight is 1 where both policies agree. The paper's ratio is that of the whole response:
+    ``ratio="sequence"``.
+    """
+    for name, pair in (("positive", positive), ("negative", negative)):
+        if len(pair) != 2 or not min(pair) > 0:
+            raise ProgramError(
+                f"rl.gates.vespo: {name}={pair!r} is no power and rate of decay.",
+                at=sessions.caller(),
+                fix=f"Give two numbers above 0, such as {name}=(2.0, 3.0).",
+            )
+    return Gate("vespo", {"positive": tuple(positive), "negative": tuple(negative)}, clips=False)
+
+
+def surrogate() -> Gate:
+    """``-w A``: the ratio is followed everywhere (TRPO, arXiv:1502.05477, eq. 14)."""
+    return Gate("surrogate", clips=False)
 
 
 def reinforce() -> Gate:

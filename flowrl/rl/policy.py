@@ -1,9 +1,10 @@
 """Losses of a policy on rows that a policy sampled: one loss in orthogonal parts, and the published ones as presets.
 
-    loss = Agg( w * gate(ratio, A) ) + kl * KL - entropy * H
+    loss = Agg( w * gate(ratio, A) + kl * KL - entropy * H )
 
 ``ratio`` is that of the policy to an *anchor*, per token or per row; the *gate* says how far it is followed; ``w``
-corrects for the difference between the anchor and the policy that sampled. The mathematics is in ``math/policy.py``.
+corrects for the difference between the anchor and the policy that sampled (``corrections.py``). The mathematics is in
+``math/policy.py``.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 
 from ..errors import ProgramError
 from ..graph import session as sessions
-from .said import KL_KINDS, is_zero, one_of
+from .corrections import Part, fields_read, parts_of
+from .kl import check_kl, kl_remarks
+from .said import is_zero, one_of
 from .spec import Loss
 
 REFERENCE = "ref_distribution: f32[*response, vocab]"
 ANCHORS = ("rollout", "old", "loglinear")
 RATIOS = ("token", "sequence", "geometric", "geometric-token")
-LEVELS = ("token", "sequence", "geometric")
-HOWS = ("weigh", "truncate", "clip", "mask", "reject", "veto")
 
 
 @dataclass(frozen=True)
@@ -46,51 +47,17 @@ class Gate:
         return f"{self.name}({', '.join(said)})"
 
 
-@dataclass(frozen=True)
-class Correction:
-    """One factor of the weight ``w``: ``Correction("token", "truncate", high=2.0)``; see :func:`correct`."""
-
-    level: str
-    how: str
-    low: float = 0.0
-    high: float = float("inf")
-
-    def __str__(self) -> str:
-        return f"{self.how}({self.level}, low={self.low}, high={self.high})"
-
-
-def correct(level: str = "token", how: str = "truncate", *, low: float = 0.0, high: float = 2.0) -> Correction:
-    """A weight for rows that another policy sampled: ``w = exp(log p_anchor - log p_rollout)``, bounded.
-
-    With the anchor ``rollout`` the policy itself stands in for the anchor, without gradient. Tokens that are left out
-    keep their place in the denominator of the loss, so the others do not weigh more (as in AReaL).
-
-    Args:
-        level: ``token``; ``sequence``, the product over the row; or ``geometric``, its mean per token.
-        how: ``weigh``: w. ``truncate``: ``min(w, high)`` (TIS). ``clip``: ``clamp(w, low, high)``. ``mask``: w inside
-            ``[low, high]``, else 0 (IcePop; MIS). ``reject``: 1 inside, else 0. ``veto``: 0 for a whole row of which
-            one token's ratio is below ``low``, else 1.
-        low, high: bounds of w itself, not of its distance to 1 and not of its inverse.
-    """
-    one_of("rl.correct", "level", level, LEVELS)
-    one_of("rl.correct", "how", how, HOWS)
-    if not 0 <= low <= high:
-        raise ProgramError(
-            f"rl.correct: low={low}, high={high} are no bounds of a ratio.",
-            at=sessions.caller(),
-            fix="Give 0 <= low <= high; 1 is where both policies agree.",
-        )
-    return Correction(level, how, float(low), float(high))
-
-
 def policy_loss(
     gate: Gate,
     *,
     ratio: str = "token",
     anchor: str = "rollout",
-    correction: Correction | Sequence[Correction] = (),
+    correction: Part | str | Sequence[Part | str] = (),
+    only: str | None = None,
     kl: float = 0.0,
     kl_kind: str = "k3",
+    kl_bound: float | None = None,
+    kl_gradient: str | None = None,
     kl_weighted: bool = False,
     entropy: float = 0.0,
     aggregate: str = "token-mean",
@@ -107,20 +74,29 @@ def policy_loss(
             weights. ``old``: the trainer before the update (``old_logprobs``). ``loglinear``: a policy between the
             two, without computing it: ``log p_rollout + a (log p - log p_rollout)``, ``a = (v - v_rollout) / (v + 1 -
             v_rollout)`` for weights of version v (AReaL).
-        correction: factors of w, one or several; see :func:`correct`. With the anchor ``rollout`` a gate that follows
-            the ratio corrects already, and takes factors that reject only.
+        correction: factors of w, one or several: what :func:`correct` and :func:`reject` give, or the name of a field
+            of weights (:func:`importance_weights`). With the anchor ``rollout`` a gate that follows the ratio corrects
+            already, and takes factors that reject only.
+        only: a field bool[*response]: the gate counts where it is true. Other tokens stay in the denominator, and
+            keep KL and entropy.
         kl: weight of the KL to ``ref_logprobs``, which must be there where it is not 0.
         kl_kind: its estimator (see :mod:`flowrl.rl.math.kl`); or ``full``, the sum over the vocabulary, which reads
             ``ref_distribution`` instead and holds logits of all tokens.
-        kl_weighted: multiply the KL by the ratio, which removes its bias off policy (DeepSeek-V3.2, section 3.1).
+        kl_bound: the KL of a token counts as at most this, and as no less than its negative; beyond it has no gradient.
+            verl bounds k3 by 10.
+        kl_gradient: another estimator whose gradient takes the place of that of ``kl_kind``, without its bound; with
+            ``k2`` it is the gradient of the KL (verl's ``k3+``: ``kl_kind="k3", kl_bound=10.0, kl_gradient="k2"``).
+        kl_weighted: multiply the KL by the ratio, which removes the bias of k1 and k3 off policy, and that of their
+            gradients (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
         entropy: weight of the entropy bonus.
         aggregate: how tokens become one number: ``token-mean``, ``token-sum``, ``seq-mean-token-mean``,
-            ``seq-mean-token-sum`` or ``seq-mean-token-sum-norm``.
+            ``seq-mean-token-sum``, ``seq-mean-token-sum-norm`` or ``prompt-mean``.
         norm: the tokens that ``seq-mean-token-sum-norm`` divides by.
         name: what the loss is called on the graph.
 
     Reports ``ratio``, ``clip_fraction``, ``approx_kl`` (k3 from the anchor to now); ``weight`` of a correction;
-    ``kl``, ``entropy`` where asked. A log-ratio beyond 20 counts as 20 and has no gradient.
+    ``selected_fraction`` of ``only``; ``kl``, ``entropy`` where asked. A log-ratio beyond 20 counts as 20 and has no
+    gradient.
     """
     title = f"rl.{name}"
     one_of(title, "ratio", ratio, RATIOS)
@@ -131,9 +107,9 @@ def policy_loss(
             fix="Leave out ratio=.",
         )
     one_of(title, "anchor", anchor, ANCHORS)
-    one_of(title, "kl_kind", kl_kind, (*KL_KINDS, "full"))
-    corrections = (correction,) if isinstance(correction, Correction) else tuple(correction)
-    weighs = any(c.how not in ("reject", "veto") for c in corrections)
+    check_kl(title, kl_kind, kl_bound, kl_gradient, weighted=kl_weighted and not is_zero(kl))
+    corrections = parts_of(correction)
+    weighs = any(c.weighs for c in corrections)
     if weighs and gate.follows and anchor == "rollout":
         raise ProgramError(
             f"{title}: the ratio is to the policy that sampled, and the correction would count it twice.",
@@ -142,14 +118,17 @@ def policy_loss(
         )
     return Loss(
         name=name,
-        reads=_reads(gate, anchor, corrections, None if is_zero(kl) else kl_kind, kl_weighted),
+        reads=_reads(gate, anchor, corrections, only, None if is_zero(kl) else kl_kind, kl_weighted),
         parameters={
             "gate": gate,
             "ratio": ratio,
             "anchor": anchor,
             "corrections": corrections,
+            "only": only,
             "kl": kl,
             "kl_kind": kl_kind,
+            "kl_bound": kl_bound,
+            "kl_gradient": kl_gradient,
             "kl_weighted": kl_weighted and not is_zero(kl),
             "entropy": entropy,
         },
@@ -164,22 +143,27 @@ def policy_loss(
             *(("ratio", "approx_kl") if gate.follows or (kl_weighted and not is_zero(kl)) else ()),
             *(("clip_fraction",) if gate.clips else ()),
             *(("weight",) if corrections else ()),
+            *(("selected_fraction",) if only else ()),
             *(() if is_zero(kl) else ("kl",)),
             *(() if is_zero(entropy) else ("entropy",)),
         ),
+        remarks=() if is_zero(kl) else kl_remarks(title, kl_kind, kl_gradient, weighted=kl_weighted),
     )
 
 
-def _reads(gate: Gate, anchor: str, corrections: Sequence[Correction], kl: str | None, kl_weighted: bool) -> str:
-    fields: list[str] = []
-    if gate.follows or corrections or (kl_weighted and kl):
-        fields += {
-            "rollout": ["rollout_logprobs"],
-            "old": ["old_logprobs"],
-            "loglinear": ["rollout_logprobs", "versions"],
-        }[anchor]
-    fields += ["rollout_logprobs"] if corrections else []
+def _reads(
+    gate: Gate, anchor: str, corrections: Sequence[Part], only: str | None, kl: str | None, kl_weighted: bool
+) -> str:
+    anchored = {
+        "rollout": ["rollout_logprobs"],
+        "old": ["old_logprobs"],
+        "loglinear": ["rollout_logprobs", "versions"],
+    }[anchor]
+    fields = [*anchored] if gate.follows or (kl_weighted and kl) else []
+    fields += fields_read(corrections, anchored)
     fields += ["advantages", "response_mask", *([gate.reads] if gate.reads else [])]
+    if only:
+        fields.append(f"{only}: bool[*response]")
     if kl:
         fields.append(REFERENCE if kl == "full" else "ref_logprobs")
     return ", ".join(dict.fromkeys(fields))

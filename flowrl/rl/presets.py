@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import ProgramError, near
 from ..graph import session as sessions
 from . import gates
-from .policy import Correction, Gate, correct, policy_loss
+from .corrections import Part, correct
+from .policy import Gate, policy_loss
 from .spec import Loss
 
 
@@ -53,8 +54,9 @@ def ppo_clip(
         kl_kind: its estimator, ``k1``, ``k2`` or ``k3``.
         entropy: weight of the entropy bonus.
         aggregate: how tokens become one number: ``token-mean``, ``token-sum``, ``seq-mean-token-mean``,
-            ``seq-mean-token-sum`` or ``seq-mean-token-sum-norm``.
-        parts: ``ratio``, ``correction``, ``kl_weighted`` and ``norm`` of :func:`flowrl.rl.policy_loss`.
+            ``seq-mean-token-sum``, ``seq-mean-token-sum-norm`` or ``prompt-mean``.
+        parts: the others of :func:`flowrl.rl.policy_loss`: ``ratio``, ``correction``, ``only``, ``kl_bound``,
+            ``kl_gradient``, ``kl_weighted`` and ``norm``.
 
     Reports ``ratio``, ``clip_fraction``, ``approx_kl`` (k3 from the anchor to now); ``kl``, ``entropy`` where asked.
     """
@@ -84,12 +86,29 @@ def gmpo(*, clip: float = 0.4, clip_high: float | None = None, **parts: Any) -> 
     return _made(gates.gmpo(clip, high=clip_high), "gmpo", {"aggregate": "seq-mean-token-mean"}, parts)
 
 
-def dppo(*, kind: str = "tv", clip: float = 0.15, clip_high: float | None = None, **parts: Any) -> Loss:
+def dppo(
+    *, kind: str = "tv", clip: float = 0.15, clip_high: float | None = None, cap: float = 20.0, **parts: Any
+) -> Loss:
     """A trust region in probabilities instead of ratios: see :func:`flowrl.rl.gates.dppo`."""
-    return _made(gates.dppo(kind, low=clip, high=clip_high), f"dppo_{kind}", {}, parts)
+    return _made(gates.dppo(kind, low=clip, high=clip_high, cap=cap), f"dppo_{kind}", {}, parts)
 
 
-def reinforce(*, correction: Correction | Sequence[Correction] = (), **parts: Any) -> Loss:
+def vespo(
+    *, positive: tuple[float, float] = (2.0, 3.0), negative: tuple[float, float] = (3.0, 2.0), **parts: Any
+) -> Loss:
+    """A soft weight of whole responses, largest near a ratio of 1: see :func:`flowrl.rl.gates.vespo`."""
+    return _made(gates.vespo(positive, negative), "vespo", {"ratio": "sequence"}, parts)
+
+
+def m2po(*, only: str = "selected", **parts: Any) -> Loss:
+    """``-w A`` for the tokens that :func:`flowrl.rl.select_by_second_moment` selected, 0 for others.
+
+    M2PO, arXiv:2510.01161: no clipping; the tokens that moved furthest are left out.
+    """
+    return _made(gates.surrogate(), "m2po", {"only": only}, parts)
+
+
+def reinforce(*, correction: Part | str | Sequence[Part | str] = (), **parts: Any) -> Loss:
     """``-A log p`` per token (Williams 1992). It corrects for older rows only where a ``correction`` weighs them."""
     return _made(gates.reinforce(), "reinforce", {"correction": correction}, parts)
 

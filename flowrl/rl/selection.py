@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ProgramError
+from ..graph import session as sessions
 from ..graph.op import CallShape, op
 from .said import ANCHORS, one_of
 
@@ -42,7 +43,7 @@ def select_by_covariance(
         low, high: bounds of the covariance.
         anchor: whose log-probabilities: ``rollout`` or ``old``.
     """
-    from .math.policy import drawn_numbers, selected_by_covariance
+    from .math.selection import drawn_numbers, selected_by_covariance
 
     mask, advantages = batch.response_mask, batch.advantages
     drawn = None
@@ -58,6 +59,65 @@ def select_by_covariance(
         drawn=drawn,
     )
     return {"selected": mask.with_values(found)}
+
+
+def _share_of_tokens(call: CallShape) -> str:
+    share = call.call.get("share")
+    if isinstance(share, (int, float)) and not 0 < share <= 1:
+        raise ProgramError(
+            f"rl.select_by_entropy: share={share} is no share of the tokens.",
+            at=sessions.caller(),
+            fix="Give a number above 0 and at most 1, such as 0.2.",
+        )
+    return "entropies, response_mask"
+
+
+@op(owner="rl", reads=_share_of_tokens, adds="selected: bool[*response]", cost="local")
+def select_by_entropy(batch: Batch, *, share: float = 0.2) -> dict[str, Column]:
+    """Adds ``selected``: the ``share`` of all sampled tokens before which the policy was least sure.
+
+    Those whose entropy is at least the ``1 - share`` quantile, interpolated linearly, of all sampled tokens of the
+    batch; so equal ones may be more (arXiv:2506.01939, eq. 6). A loss with ``only="selected"`` trains them alone.
+    Departure: the entropy is that of the policy before the update, where the paper takes the current one; both are the
+    same at the first optimizer step.
+
+    Args:
+        batch: reads ``response_mask`` and ``entropies``, which ``actor.entropies(batch)`` adds.
+        share: of all sampled tokens, how many are selected.
+    """
+    from .math.selection import selected_by_entropy
+
+    mask = batch.response_mask
+    return {"selected": mask.with_values(selected_by_entropy(batch.entropies.values, mask.values, float(share)))}
+
+
+def _moment_reads(call: CallShape) -> str:
+    among = one_of("rl.select_by_second_moment", "among", call.call.get("among"), ("all", "away"))
+    return "old_logprobs, rollout_logprobs, response_mask" + (", advantages" if among == "away" else "")
+
+
+@op(owner="rl", reads=_moment_reads, adds="selected: bool[*response]", cost="local")
+def select_by_second_moment(batch: Batch, *, limit: float = 0.04, among: str = "all") -> dict[str, Column]:
+    """Adds ``selected``: all sampled tokens but those that moved furthest, so that ``mean (log w)^2 < limit``.
+
+    ``w = p_old / p_rollout``; tokens with the largest ``(log w)^2`` go first, and of equal ones all go together (M2PO,
+    arXiv:2510.01161). :func:`flowrl.rl.m2po` trains those that stay. The smallest stay in any case. Departure: ``w`` is
+    that of the policy before the update, as in AReaL, where the paper takes the current one; both are the same at the
+    first optimizer step.
+
+    Args:
+        batch: reads ``old_logprobs``, ``rollout_logprobs``, ``response_mask``, and ``advantages`` for ``away``.
+        limit: of the mean over the tokens that stay.
+        among: which tokens are counted and may go: ``all``; or ``away``, those that moved in the direction of A
+            already (A > 0 and w > 1, or A < 0 and w < 1), as in the authors' code.
+    """
+    from .math.kl import guarded
+    from .math.selection import selected_by_second_moment
+
+    mask = batch.response_mask
+    moved = guarded(batch.old_logprobs.values - batch.rollout_logprobs.values)
+    counted = mask.values if among == "all" else moved * batch.advantages.values > 0
+    return {"selected": mask.with_values(selected_by_second_moment(moved, counted, mask.values, float(limit)))}
 
 
 @op(owner="rl", reads="", rows="filter", cost="local")

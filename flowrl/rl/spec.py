@@ -15,7 +15,14 @@ from ..graph.values import Value
 if TYPE_CHECKING:
     from torch import Tensor
 
-AGGREGATES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+AGGREGATES = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "prompt-mean",
+)
 #: Of losses per row: a mean over the rows that have one, or their sum.
 ROW_AGGREGATES = ("row-mean", "row-sum")
 PREDICTIONS = ("logprobs", "values", "scores")
@@ -115,6 +122,11 @@ class Loss(Spec):
                 f"{self.name}: {name}={said!r} is none of {', '.join(words)}.",
                 fix=f"Write {name}='{near(str(said), words) or words[0]}'.",
             )
+
+    @property
+    def by_prompt(self) -> bool:
+        """Whether rows of one prompt belong into one mini-batch: it compares them, or takes a mean over them."""
+        return self.groups or self.aggregate == "prompt-mean"
 
     def function(self) -> Callable[..., Any]:
         """The mathematics, imported when first asked for."""

@@ -180,6 +180,11 @@ class Actor(ModelWorker):
         """Adds ``old_logprobs``: of each response token under the weights as they are now, at temperature 1."""
         return {"old_logprobs": self.engine.logprobs(batch)}
 
+    @op(reads="tokens, response_mask", adds="entropies: f32[*response]", cost="forward", pieces=True)
+    def entropies(self, batch: Batch) -> Mapping[str, Any]:
+        """Adds ``entropies``: of the distribution before each response token, in nats, under the weights of now."""
+        return {"entropies": self.engine.logprobs(batch, entropy=True)[1]}
+
     @op(reads=trains("logprobs", "tokens, response_mask", what="actor"), updates="weights", cost="train")
     def update(
         self,

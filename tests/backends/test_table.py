@@ -134,3 +134,20 @@ def test_rows_are_on_one_rank_and_compared_ones_together():
         ProgramError, match="dpo compares rows of one prompt, and those of prompt 1 are on ranks 0 and 1"
     ):
         tables([whole.take([0, 1, 2]), whole.take([3])], rl.dpo())
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=["1", "3", "2"])
+def test_a_mean_over_prompts_knows_the_rows_of_all_ranks(split):
+    whole, loss = rows(), rl.ppo_clip(aggregate="prompt-mean")
+    alone = Table.of(Team(), whole, loss)
+    for part in alone.mini_batches(rows=5):
+        prompts = [alone.keys[i][0] for i in part]
+        others = [key[0] for i, key in enumerate(alone.keys) if i not in part.tolist()]
+        assert not set(prompts) & set(others)  # a prompt is in one mini-batch
+        counts = {prompt: sum(int(alone.counts[i]) for i in part if alone.keys[i][0] == prompt) for prompt in prompts}
+        wanted = [0.0] * len(alone)
+        for i in part.tolist():
+            if alone.counts[i]:
+                wanted[i] = 1 / counts[alone.keys[i][0]] / sum(n > 0 for n in counts.values())
+        for table in tables([whole.take(rows_of) for rows_of in split], loss):
+            assert table.weights(part).tolist() == pytest.approx(wanted)

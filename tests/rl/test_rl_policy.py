@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from flowrl import rl
 from flowrl.batch import Batch, Column
 from flowrl.errors import FlowError, ProgramError
-from flowrl.rl import gates
+from flowrl.rl import gates, spec
 from flowrl.rl.math.losses import token_weights
 
 torch.set_num_threads(1)
 INF = float("inf")
 RATIOS = ("token", "sequence", "geometric", "geometric-token")
 ANCHORS = ("rollout", "old", "loglinear")
-AGGREGATES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+AGGREGATES = spec.AGGREGATES
 HOWS = ("weigh", "truncate", "clip", "mask", "reject", "veto")
-PER_TOKEN = ("p", "rollout", "old", "ref", "advantages", "entropy", "selected", "versions", "mask")
+PER_TOKEN = ("p", "rollout", "old", "ref", "advantages", "entropy", "selected", "versions", "mask", "weights")
 
 
 # -- rows, as lists of numbers -------------------------------------------------------------------------------------
@@ -56,6 +56,7 @@ class Rows:
                 entropy=[abs(x) for x in numbers(n)],
                 selected=(torch.rand(n, generator=draw) < 0.4).tolist(),
                 versions=torch.randint(2, 6, (n,), generator=draw).tolist(),
+                weights=[abs(x) for x in numbers(n)],
                 mask=[False] * n if i == 1 else [True] * n if i == 2 else mask,
                 **near,
             )
@@ -82,10 +83,12 @@ class Rows:
                 "advantages": self.column("advantages"),
                 "selected": self.column("selected", torch.bool),
                 "versions": self.column("versions", torch.int32),
+                "weights": self.column("weights"),
             },
             lengths=lengths,
             row=torch.repeat_interleave(torch.arange(len(lengths)), lengths),
             entropy=self.column("entropy").requires_grad_() if entropy else None,
+            group=torch.arange(len(lengths)) // 2,
             version=self.version,
         )
 
@@ -139,12 +142,34 @@ def slow_anchor(row, anchor, version):
     return found
 
 
+def slow_nearer(row, anchor, version):
+    return [p.detach() for p in row.p] if anchor == "rollout" else slow_anchor(row, anchor, version)
+
+
+def slow_kept(row, divergence, level, limit, negative, of, anchor, version):
+    """1.0 or 0.0 per token."""
+    nearer = slow_nearer(row, "rollout" if of == "policy" else anchor, version)
+    found = []
+    for a, b in zip(nearer, row.rollout, strict=True):
+        d = float(moved(a, scalar(b)))
+        apart = abs(float(a.exp()) - float(scalar(b).exp()))
+        apart = 0.0 if math.isnan(apart) else apart
+        found.append({"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - 1 - d, "tv": apart}[divergence])
+    by_row = {"sequence": sum, "mean": mean, "max": max}.get(level)
+    found = found if by_row is None else [by_row(found)] * len(found)
+    return [float(x <= limit or (negative and a >= 0)) for x, a in zip(found, row.advantages, strict=True)]
+
+
 def slow_weights(row, corrections, anchor, version):
     """The product of the corrections' factors, one number per token."""
-    nearer = [p.detach() for p in row.p] if anchor == "rollout" else slow_anchor(row, anchor, version)
-    logs = [moved(a, b) for a, b in zip(nearer, row.rollout, strict=True)]
+    logs = [moved(a, b) for a, b in zip(slow_nearer(row, anchor, version), row.rollout, strict=True)]
     weights = [1.0] * len(logs)
-    for level, how, low, high in corrections:
+    for part in corrections:
+        if part == "weights" or len(part) == 5:
+            factors = row.weights if part == "weights" else slow_kept(row, *part, anchor, version)
+            weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
+            continue
+        level, how, low, high = part
         for t, log in enumerate(at_level(logs, level)):
             w = math.exp(log)
             inside = low <= w <= high
@@ -175,6 +200,16 @@ def slow_ppo(k, t, low=0.2, high=0.2, dual=None):
 
 def slow_cispo(k, t, low=0.0, high=5.0):
     return -clipped(k.w[t].detach(), low, high) * k.a[t] * k.p[t]
+
+
+def slow_surrogate(k, t):
+    return -k.w[t] * k.a[t]
+
+
+def slow_vespo(k, t, positive=(2.0, 3.0), negative=(3.0, 2.0)):
+    power, decay = positive if k.a[t] >= 0 else negative
+    w = float(k.w[t].detach())
+    return -(w**power) * math.exp(decay * (1 - w)) * k.a[t] * k.p[t]
 
 
 def slow_sapo(k, t, positive=1.0, negative=1.05):
@@ -228,6 +263,13 @@ GATES = {
     "ppo-dual": (gates.ppo(0.2, dual=1.3), slow_ppo, {"dual": 1.3}),
     "cispo": (gates.cispo(1.2), slow_cispo, {"high": 1.2}),
     "cispo-low": (gates.cispo(1.2, low=0.7), slow_cispo, {"low": 0.7, "high": 1.2}),
+    "surrogate": (gates.surrogate(), slow_surrogate, {}),
+    "vespo": (gates.vespo(), slow_vespo, {}),
+    "vespo-own": (
+        gates.vespo((1.0, 0.5), (0.7, 1.5)),
+        slow_vespo,
+        {"positive": (1.0, 0.5), "negative": (0.7, 1.5)},
+    ),
     "sapo": (gates.sapo(), slow_sapo, {}),
     "sapo-own": (gates.sapo(0.5, 2.0), slow_sapo, {"positive": 0.5, "negative": 2.0}),
     "gmpo": (gates.gmpo(), slow_gmpo, {}),
@@ -243,16 +285,24 @@ GATES = {
 }
 
 
-def slow_kl(p, ref, kind):
+def slow_kl(p, ref, say, w):
+    """The KL of one token; ``w`` its ratio."""
     d = moved(scalar(ref), p)
-    return {"k1": -d, "k2": d**2 / 2, "k3": torch.exp(d) - 1 - d}[kind]
+    kinds = {"k1": -d, "k2": d**2 / 2, "k3": torch.exp(d) - 1 - d}
+    value, bound = kinds[say.get("kl_kind", "k3")], say.get("kl_bound")
+    if bound is not None and abs(value) > bound:
+        value = scalar(math.copysign(bound, value.detach()))
+    if say.get("kl_gradient"):
+        other = kinds[say["kl_gradient"]]
+        value, w = value.detach() + (other - other.detach()), w.detach()
+    return value * w if say.get("kl_weighted") else value
 
 
 def slow_tokens(rows, gate, say):
-    """Losses of the sampled tokens, in a list per row, and the leaves: p and entropy by row and place."""
+    """Losses of the sampled tokens by row, and the leaves: p and entropy by row and place."""
     _, function, parameters = GATES[gate]
     anchor = say.get("anchor", "rollout")
-    found, leaves = [], {}
+    found, leaves = {}, {}
     for i, (places, row) in enumerate(rows.sampled()):
         row.p = [scalar(x).requires_grad_() for x in row.p]
         row.entropy = [scalar(x).requires_grad_() for x in row.entropy]
@@ -268,18 +318,21 @@ def slow_tokens(rows, gate, say):
         losses = []
         for t in range(len(places)):
             one = weights[t] * function(known, t, **parameters)
+            if say.get("only"):
+                one = one * float(getattr(row, say["only"])[t])
             if say.get("kl"):
-                kl = slow_kl(row.p[t], row.ref[t], say.get("kl_kind", "k3"))
-                one = one + say["kl"] * (kl * w[t] if say.get("kl_weighted") else kl)
+                one = one + say["kl"] * slow_kl(row.p[t], row.ref[t], say, w[t])
             if say.get("entropy"):
                 one = one - say["entropy"] * row.entropy[t]
             losses.append(one)
-        found.append(losses)
+        found[i] = losses
     return found, leaves
 
 
-def slow_aggregate(by_row, aggregate, norm):
+def slow_aggregate(found, aggregate, norm):
+    by_row = list(found.values())
     tokens = [x for losses in by_row for x in losses]
+    by_prompt = [[x for i, losses in found.items() if i // 2 == prompt for x in losses] for prompt in range(99)]
     if not tokens:
         return scalar(0)
     return {
@@ -288,6 +341,7 @@ def slow_aggregate(by_row, aggregate, norm):
         "seq-mean-token-mean": lambda: mean([mean(losses) for losses in by_row]),
         "seq-mean-token-sum": lambda: mean([sum(losses) for losses in by_row]),
         "seq-mean-token-sum-norm": lambda: mean([sum(losses) / norm for losses in by_row]),
+        "prompt-mean": lambda: mean([mean(losses) for losses in by_prompt if losses]),
     }[aggregate]()
 
 
@@ -303,10 +357,19 @@ def slow(rows, gate, say):
     return float(total.detach()), [g for g, _ in both], [h for _, h in both]
 
 
+def correction_of(part):
+    """Of (level, how, low, high), of (divergence, level, limit, negative, of), or of the name of a field."""
+    if isinstance(part, str):
+        return part
+    if len(part) == 4:
+        return rl.correct(*part[:2], low=part[2], high=part[3])
+    return rl.reject(*part[:2], limit=part[2], negative=part[3], of=part[4])
+
+
 def fast(rows, gate, say):
     """The same by ``rl.policy_loss``; and its reports."""
     asked = {name: value for name, value in say.items() if name != "corrections"}
-    corrections = [rl.correct(level, how, low=low, high=high) for level, how, low, high in say.get("corrections", ())]
+    corrections = [correction_of(part) for part in say.get("corrections", ())]
     loss = rl.policy_loss(GATES[gate][0], correction=corrections, **asked)
     x = rows.inputs(entropy=loss.needs_entropy)
     read = {name.partition(":")[0].strip() for name in loss.reads.split(",")}
@@ -319,7 +382,7 @@ def whole(loss, x):
     losses, reports = loss.compute(x)
     assert losses.shape == x.mask.shape and losses.isfinite().all()
     assert all(r.shape == x.mask.shape and not r.requires_grad and r.isfinite().all() for r in reports.values())
-    weights = token_weights(x.mask, x.row, len(x.lengths), loss.aggregate, loss.norm)
+    weights = token_weights(x.mask, x.row, len(x.lengths), loss.aggregate, loss.norm, x.group)
     total = (losses * weights).sum()
     if total.requires_grad:
         total.backward()
@@ -332,7 +395,10 @@ def whole(loss, x):
 def fits(gate, say):
     """What one may say: a gate by token takes no other ratio, and no ratio to the engine is weighed twice."""
     made = GATES[gate][0]
-    weighs = any(how not in ("reject", "veto") for _, how, _, _ in say.get("corrections", ()))
+    weighs = any(
+        part == "weights" or (len(part) == 4 and part[1] not in ("reject", "veto"))
+        for part in say.get("corrections", ())
+    )
     twice = weighs and made.follows and say.get("anchor", "rollout") == "rollout"
     return not twice and (not made.by_token or say.get("ratio", "token") == "token")
 
@@ -340,6 +406,8 @@ def fits(gate, say):
 def fitting(gate, say):
     if GATES[gate][0].by_token:
         say = {**say, "ratio": "token"}
+    if say.get("kl_kind") == "k2" and not say.get("kl_gradient"):
+        say = {**say, "kl_weighted": False}  # refused
     return say if fits(gate, say) else {**say, "anchor": "old"}
 
 
@@ -459,12 +527,54 @@ def test_a_masked_token_vetoes_nothing_and_weighs_nothing():
     assert after[:2] == before[:2]
 
 
+@pytest.mark.parametrize("bound", (None, 0.05, 10.0))
+@pytest.mark.parametrize("gradient", (None, "k1", "k2", "k3"))
 @pytest.mark.parametrize("kind", ("k1", "k2", "k3"))
 @pytest.mark.parametrize("weighted", (False, True))
-def test_each_kl(kind, weighted):
+def test_each_kl(kind, weighted, gradient, bound):
     for gate, ratio in (("ppo", "token"), ("ppo", "geometric"), ("reinforce", "token"), ("gmpo", "token")):
-        reports = agree(Rows(7), gate, ratio=ratio, kl=0.3, kl_kind=kind, kl_weighted=weighted)
+        say = {"kl_kind": kind, "kl_weighted": weighted, "kl_gradient": gradient, "kl_bound": bound}
+        reports = agree(Rows(7), gate, **fitting(gate, {"ratio": ratio, "kl": 0.3, **say}))
         assert "kl" in reports
+        if bound and not weighted:
+            assert reports["kl"].abs().max() <= bound
+
+
+@pytest.mark.parametrize("of", ("anchor", "policy"))
+@pytest.mark.parametrize("negative", (False, True))
+@pytest.mark.parametrize("level", ("token", "sequence", "mean", "max"))
+@pytest.mark.parametrize("divergence", ("k1", "k2", "k3", "tv"))
+def test_each_rejection(divergence, level, negative, of):
+    some, every = 0, 0
+    for anchor in ANCHORS:
+        for seed in range(2):
+            part = (divergence, level, 0.06, negative, of)
+            weight = agree(Rows(seed), "ppo", anchor=anchor, corrections=[part])["weight"]
+            some, every = some + int(weight.sum()), every + len(weight)
+    assert 0 < some < every
+
+
+def test_the_off_policy_mask_is_a_rejection_of_rows_with_negative_advantages():
+    assert rl.off_policy_mask(0.3) == rl.reject("k1", "mean", limit=0.3, negative=True, of="policy")
+    assert rl.ppo_clip(correction=rl.off_policy_mask()).reads == f"rollout_logprobs, {READS}"
+    loss = rl.ppo_clip(correction=rl.off_policy_mask(), anchor="old")
+    assert loss.reads == f"old_logprobs, rollout_logprobs, {READS}"
+
+
+@pytest.mark.parametrize("gate", ("ppo", "reinforce", "clip_cov"))
+def test_a_field_of_weights_is_a_factor(gate):
+    for seed in range(2):
+        corrections = ["weights", ("token", "truncate", 0.0, 1.5)]
+        assert "weight" in agree(Rows(seed), gate, anchor="old", corrections=corrections)
+    loss = rl.reinforce(correction="weights")
+    assert loss.corrects_stale and loss.reads == f"weights: f32[*response], {READS}"
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_only_some_tokens_count_and_the_kl_counts_everywhere(gate):
+    reports = agree(Rows(3), gate, only="selected", kl=0.2, entropy=0.01)
+    assert 0 < reports["selected_fraction"].mean() < 1
+    assert rl.ppo_clip(only="mine").reads == f"rollout_logprobs, {READS}, mine: bool[*response]"
 
 
 @pytest.mark.parametrize("weighted", (False, True))
@@ -536,11 +646,22 @@ WORDS = st.fixed_dictionaries(
                 st.sampled_from(HOWS),
                 st.sampled_from((0.0, 0.3, 0.8)),
                 st.sampled_from((1.0, 1.25, 5.0, INF)),
-            ),
+            )
+            | st.tuples(
+                st.sampled_from(("k1", "k2", "k3", "tv")),
+                st.sampled_from(("token", "sequence", "mean", "max")),
+                st.sampled_from((0.011, 0.11, 1.1)),
+                st.booleans(),
+                st.sampled_from(("anchor", "policy")),
+            )
+            | st.just("weights"),
             max_size=3,
         ),
+        "only": st.sampled_from((None, "selected")),
         "kl": st.sampled_from((0.0, 0.2)),
         "kl_kind": st.sampled_from(("k1", "k2", "k3")),
+        "kl_bound": st.sampled_from((None, 0.1)),
+        "kl_gradient": st.sampled_from((None, None, "k1", "k2", "k3")),
         "kl_weighted": st.booleans(),
         "entropy": st.sampled_from((0.0, 0.05)),
         "aggregate": st.sampled_from(AGGREGATES),
@@ -673,6 +794,8 @@ PRESETS = {
     "clip_cov": (f"rollout_logprobs, {READS}, {SELECTED}", True, True, "token-mean"),
     "kl_cov": (f"rollout_logprobs, {READS}, {SELECTED}", True, False, "token-mean"),
     "decoupled_ppo": (f"old_logprobs, rollout_logprobs, {READS}", True, True, "token-mean"),
+    "vespo": (f"rollout_logprobs, {READS}", True, True, "token-mean"),
+    "m2po": (f"rollout_logprobs, {READS}, {SELECTED}", True, True, "token-mean"),
 }
 
 
@@ -693,7 +816,9 @@ AS_PARTS = {
     "cispo": (rl.cispo(high=1.1), {"gate": gates.cispo(1.1)}),
     "sapo": (rl.sapo(negative=2.0), {"gate": gates.sapo(1.0, 2.0), "aggregate": "seq-mean-token-mean"}),
     "gmpo": (rl.gmpo(clip=0.1), {"gate": gates.gmpo(0.1), "aggregate": "seq-mean-token-mean"}),
-    "dppo": (rl.dppo(kind="kl", clip=0.01), {"gate": gates.dppo("kl", low=0.01)}),
+    "dppo": (rl.dppo(kind="kl", clip=0.01, cap=1.1), {"gate": gates.dppo("kl", low=0.01, cap=1.1)}),
+    "vespo": (rl.vespo(positive=(1.0, 2.0)), {"gate": gates.vespo((1.0, 2.0), (3.0, 2.0)), "ratio": "sequence"}),
+    "m2po": (rl.m2po(), {"gate": gates.surrogate(), "only": "selected"}),
     "reinforce": (rl.reinforce(correction=rl.correct()), {"gate": gates.reinforce(), "correction": rl.correct()}),
     "quadratic": (rl.quadratic(temperature=0.4), {"gate": gates.quadratic(0.4)}),
     "topr": (rl.topr(), {"gate": gates.topr(), "ratio": "sequence", "aggregate": "seq-mean-token-sum"}),
@@ -795,6 +920,12 @@ def test_reports_are_the_numbers_they_are_named_for():
         (lambda: rl.correct(low=3.0), "low=3.0, high=2.0 are no bounds", "0 <= low <= high"),
         (lambda: rl.correct(low=-1.0), "low=-1.0, high=2.0 are no bounds", "0 <= low <= high"),
         (lambda: rl.gspo(aggregat="token-mean"), "rl.gspo has no part 'aggregat'", "Write aggregate=."),
+        (lambda: rl.reject("k4", limit=1.0), "divergence='k4' is none of k1, k2, k3, tv", 'divergence="k'),
+        (lambda: rl.reject("k1", "geometric", limit=1.0), "level='geometric' is none of token, sequence,", "level="),
+        (lambda: rl.reject("k2", limit=-1.0), "limit=-1.0 would leave out", "0 or more"),
+        (lambda: rl.reject("k2", limit=1.0, of="old"), "of='old' is none of anchor, policy", 'of="anchor"'),
+        (lambda: rl.ppo_clip(correction="weights"), "the correction would count it twice", 'anchor="old"'),
+        (lambda: rl.gates.vespo((2.0, 0.0)), "positive=(2.0, 0.0) is no power", "positive=(2.0, 3.0)"),
         (lambda: rl.gates.dppo("tvd"), "rl.gates.dppo: kind='tvd' is none of tv, kl", 'kind="tv"'),
     ],
 )

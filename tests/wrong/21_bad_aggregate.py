@@ -1,4 +1,4 @@
-"""ProgramError: sft: aggregate='token_mean' is none of token-mean, token-sum, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm.
+"""ProgramError: sft: aggregate='token_mean' is none of token-mean, token-sum, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm, prompt-mean.
   at   tests/wrong/21_bad_aggregate.py:21   flow.log(step, actor.update(batch, loss=rl.sft(aggregate="token_mean")))
   fix  Write aggregate='token-mean'.
 

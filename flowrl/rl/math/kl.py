@@ -44,3 +44,22 @@ def full(logprobs: Tensor, reference: Tensor) -> Tensor:
     tensor([0.1438])
     """
     return (logprobs.exp() * guarded(logprobs - reference)).sum(-1)
+
+
+def loss_term(value: Tensor, bound: float | None, gradient: Tensor | None, weight: Tensor | None) -> Tensor:
+    """``weight * clamp(value, -bound, bound)`` of each token; with ``gradient``, that one's gradient in its place.
+
+    A value beyond the bound has no gradient of its own. The weight is differentiated too, so that an unbiased value has
+    the gradient of the KL off policy; with ``gradient`` it is a constant, as that is an estimate of a gradient already.
+
+    >>> x = torch.tensor([3.0], requires_grad=True)
+    >>> loss_term(x.exp(), 10.0, x.square() / 2, None).backward()
+    >>> x.grad
+    tensor([3.])
+    """
+    if bound is not None:
+        value = value.clamp(-bound, bound)
+    if gradient is not None:
+        value = value.detach() + (gradient - gradient.detach())
+        weight = None if weight is None else weight.detach()
+    return value if weight is None else value * weight

@@ -27,12 +27,14 @@ def sft(x: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     return -x.predicted, {}
 
 
-def token_weights(mask: Tensor, row: Tensor, rows: int, aggregate: str, norm: float | None = None) -> Tensor:
+def token_weights(
+    mask: Tensor, row: Tensor, rows: int, aggregate: str, norm: float | None = None, group: Tensor | None = None
+) -> Tensor:
     """The weight of each token in the loss of a whole mini-batch, so that ``loss = sum(weights * per_token)``.
 
     ``mask`` bool[total], ``row`` i64[total]; gives f64[total], 0 outside the mask. Rows without a masked token do not
-    count as rows. ``norm``: the tokens that ``seq-mean-token-sum-norm`` divides each row's sum by. Raises ProgramError
-    for an unknown ``aggregate``.
+    count as rows. ``norm``: the tokens that ``seq-mean-token-sum-norm`` divides each row's sum by. ``group`` i64[rows]:
+    rows of one prompt have the same number, for ``prompt-mean``. Raises ProgramError for an unknown ``aggregate``.
 
     >>> token_weights(torch.tensor([True, True, False, True]), torch.tensor([0, 0, 1, 2]), 3, "seq-mean-token-mean")
     tensor([0.2500, 0.2500, 0.0000, 0.5000], dtype=torch.float64)
@@ -42,6 +44,8 @@ def token_weights(mask: Tensor, row: Tensor, rows: int, aggregate: str, norm: fl
         return one
     if aggregate == "token-mean":
         return one / one.sum().clamp(min=1)
+    if aggregate == "prompt-mean" and group is not None:  # a prompt's rows are one long row
+        return token_weights(mask, group[row], int(group.max()) + 1 if rows else 0, "seq-mean-token-mean")
     tokens = torch.zeros(rows, dtype=one.dtype, device=one.device).index_add_(0, row, one)
     filled = (tokens > 0).sum().clamp(min=1)
     if aggregate == "seq-mean-token-sum":

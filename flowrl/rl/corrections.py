@@ -1,0 +1,197 @@
+"""The weight ``w`` of a policy loss: what is held against the policy that sampled, and what becomes of it.
+
+    w = product of: a bounded ratio (``correct``), a rejection by divergence (``reject``), a field of weights
+
+``rl.ppo_clip(anchor="old", correction=[rl.reject("k3", limit=0.1), rl.correct("token", "truncate", high=2.0)])``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import TYPE_CHECKING
+
+from ..errors import ProgramError
+from ..graph import session as sessions
+from ..graph.op import CallShape, op
+from .said import one_of
+
+if TYPE_CHECKING:
+    from ..batch import Batch, Column
+
+LEVELS = ("token", "sequence", "geometric")
+HOWS = ("weigh", "truncate", "clip", "mask", "reject", "veto")
+DIVERGENCES = ("k1", "k2", "k3", "tv")
+#: Of a divergence, which is a sum and not a product, the levels have other names.
+OVER = ("token", "sequence", "mean", "max")
+NORMALIZE = ("tokens", "rows", "none")
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A bounded ratio as a factor of the weight: ``Correction("token", "truncate", high=2.0)``; see :func:`correct`."""
+
+    level: str
+    how: str
+    low: float = 0.0
+    high: float = float("inf")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it weighs by the ratio; one that rejects does not."""
+        return self.how not in ("reject", "veto")
+
+    def __str__(self) -> str:
+        return f"{self.how}({self.level}, low={self.low}, high={self.high})"
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A factor of 1 or 0 by a divergence: ``Rejection("k3", "mean", 0.01)``; see :func:`reject`."""
+
+    divergence: str
+    level: str
+    limit: float
+    negative: bool = False
+    of: str = "anchor"
+
+    weighs = False
+
+    def __str__(self) -> str:
+        rest = (", negative" if self.negative else "") + (f", of={self.of}" if self.of != "anchor" else "")
+        return f"reject({self.divergence}, {self.level}, limit={self.limit}{rest})"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A field of weights as a factor: ``Weights("importance_weights")``. A loss takes its name alone too."""
+
+    field: str
+
+    weighs = True
+
+    def __str__(self) -> str:
+        return f"weigh({self.field})"
+
+
+Part = Correction | Rejection | Weights
+
+
+def correct(level: str = "token", how: str = "truncate", *, low: float = 0.0, high: float = 2.0) -> Correction:
+    """A weight for rows that another policy sampled: ``w = exp(log p_anchor - log p_rollout)``, bounded.
+
+    With the anchor ``rollout`` the policy itself stands in for the anchor, without gradient. Tokens that are left out
+    keep their place in the denominator of the loss, so the others do not weigh more (as in AReaL).
+
+    Args:
+        level: ``token``; ``sequence``, the product over the row; or ``geometric``, its mean per token.
+        how: ``weigh``: w. ``truncate``: ``min(w, high)`` (TIS). ``clip``: ``clamp(w, low, high)``. ``mask``: w inside
+            ``[low, high]``, else 0 (IcePop; MIS). ``reject``: 1 inside, else 0. ``veto``: 0 for a whole row of which
+            one token's ratio is below ``low``, else 1.
+        low, high: bounds of w itself, not of its distance to 1 and not of its inverse.
+    """
+    one_of("rl.correct", "level", level, LEVELS)
+    one_of("rl.correct", "how", how, HOWS)
+    if not 0 <= low <= high:
+        raise ProgramError(
+            f"rl.correct: low={low}, high={high} are no bounds of a ratio.",
+            at=sessions.caller(),
+            fix="Give 0 <= low <= high; 1 is where both policies agree.",
+        )
+    return Correction(level, how, float(low), float(high))
+
+
+def reject(
+    divergence: str, level: str = "token", *, limit: float, negative: bool = False, of: str = "anchor"
+) -> Rejection:
+    """1 where the anchor is at most ``limit`` away from the policy that sampled, else 0.
+
+    With ``d = log p_anchor - log p_rollout`` at the sampled token, estimates of KL(rollout, anchor): ``k1 = -d``,
+    ``k2 = d^2 / 2``, ``k3 = exp(d) - 1 - d``, in nats; and ``tv = |p_anchor - p_rollout|``, the total variation of two
+    outcomes, this token or another, as in :func:`flowrl.rl.gates.dppo`. With the anchor ``rollout`` the policy itself
+    stands in for the anchor. Tokens that are left out keep their place in the denominator of the loss.
+
+    Args:
+        divergence: ``k1``, ``k2``, ``k3`` or ``tv``.
+        level: ``token``, or of the row's sampled tokens ``sequence``, the sum; ``mean``; or ``max``, the largest.
+        limit: the largest divergence that stays.
+        negative: leave out tokens with A < 0 alone.
+        of: what is held against the policy that sampled: the ``anchor``, or the ``policy`` as it is in this pass.
+    """
+    one_of("rl.reject", "divergence", divergence, DIVERGENCES)
+    one_of("rl.reject", "level", level, OVER)
+    one_of("rl.reject", "of", of, ("anchor", "policy"))
+    if not limit >= 0:
+        raise ProgramError(
+            f"rl.reject: limit={limit} would leave out what both policies agree on.",
+            at=sessions.caller(),
+            fix="Give the largest divergence that stays, 0 or more.",
+        )
+    return Rejection(divergence, level, float(limit), negative, of)
+
+
+def off_policy_mask(limit: float = 0.5) -> Rejection:
+    """0 for rows with A < 0 whose mean of ``log p_rollout - log p`` is beyond ``limit`` (DeepSeek-V3.2, eq. 9).
+
+    It is ``rl.reject("k1", "mean", limit=limit, negative=True, of="policy")``; arXiv:2512.02556. The paper gives no
+    number for the limit, which it calls delta; 0.5 is what TRL suggests.
+    """
+    return reject("k1", "mean", limit=limit, negative=True, of="policy")
+
+
+def parts_of(correction: Part | str | Sequence[Part | str]) -> tuple[Part, ...]:
+    """The factors that ``correction=`` names; a text is the name of a field of weights."""
+    several = [correction] if isinstance(correction, (Correction, Rejection, Weights, str)) else correction
+    return tuple(Weights(c) if isinstance(c, str) else c for c in several)
+
+
+def fields_read(corrections: Sequence[Part], anchored: Sequence[str]) -> list[str]:
+    """What the factors read, besides the mask; ``anchored`` are the fields of the anchor."""
+    fields: list[str] = []
+    for part in corrections:
+        if isinstance(part, Weights):
+            fields.append(f"{part.field}: f32[*response]")
+            continue
+        fields += [*([] if isinstance(part, Rejection) and part.of == "policy" else anchored), "rollout_logprobs"]
+        if isinstance(part, Rejection) and part.negative:
+            fields.append("advantages")
+    return list(dict.fromkeys(fields))
+
+
+def _weights_read(call: CallShape) -> str:
+    one_of("rl.importance_weights", "normalize", call.call.get("normalize"), NORMALIZE)
+    said = call.call.get("correction")
+    parts = parts_of(correct() if said is None or said is Parameter.empty else said)  # asked before there is a call
+    return ", ".join(dict.fromkeys(["old_logprobs", *fields_read(parts, ["old_logprobs"]), "response_mask"]))
+
+
+@op(owner="rl", reads=_weights_read, adds="importance_weights: f32[*response]", cost="local")
+def importance_weights(
+    batch: Batch, *, correction: Part | str | Sequence[Part | str], normalize: str = "tokens"
+) -> dict[str, Column]:
+    """``w / mean(w)``, ``w = exp(log p_old - log p_rollout)`` bounded as ``correction`` says.
+
+    A correction that a loss computes knows the rows of one pass; this one knows all rows of the batch, so it can divide
+    by their mean. ``rl.ppo_clip(anchor="old", correction="importance_weights")`` weighs by it. Weighted importance
+    sampling (Precup et al. 2000, "Eligibility traces for off-policy policy evaluation"); verl's
+    ``rollout_is_batch_normalize``.
+
+    Args:
+        batch: reads ``old_logprobs``, ``response_mask``, and what the correction reads: ``rollout_logprobs``.
+        correction: what :func:`correct` or :func:`reject` gives, one or several.
+        normalize: ``tokens``: the mean over all sampled tokens becomes 1. ``rows``: the mean over rows of their means
+            does, which is verl's for weights of whole rows. ``none``: w as it is.
+
+    Where all weights are 0 they stay 0.
+    """
+    from .math.advantages import row_of
+    from .math.corrections import correction_weights, normalized
+    from .spec import LossInputs
+
+    mask, device = batch.response_mask, batch.response_mask.values.device
+    fields = {name: batch[name].values for name in batch.fields if name != "response_mask"}
+    row = row_of(mask.lengths, len(mask.values), device)
+    x = LossInputs(batch.old_logprobs.values, mask.values, fields, mask.lengths, row)
+    weights = correction_weights(x, parts_of(correction), "old") * mask.values
+    return {"importance_weights": mask.with_values(normalized(x, weights.double(), normalize).float())}

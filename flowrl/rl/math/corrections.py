@@ -1,0 +1,83 @@
+"""The weight ``w`` of a policy loss: a product of factors, each of one part; see :mod:`flowrl.rl.corrections`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..corrections import Correction, Part, Rejection, Weights
+from ..spec import LossInputs
+from .kl import estimate, guarded
+from .ratio import anchored, at_level
+
+
+def correction_weights(x: LossInputs, corrections: Sequence[Part], anchor: str) -> Tensor:
+    """The product of the corrections' factors [total], without gradient."""
+    weight = torch.ones_like(x.predicted.detach())
+    for part in corrections:
+        if isinstance(part, Weights):
+            factor = x[part.field]
+        elif isinstance(part, Rejection):
+            factor = kept(x, part, anchor)
+        else:
+            factor = bounded_ratio(x, part, anchor)
+        weight = weight * factor
+    return weight
+
+
+def bounded_ratio(x: LossInputs, part: Correction, anchor: str) -> Tensor:
+    """``w`` of the anchor to the policy that sampled, inside its bounds [total]."""
+    moved = guarded(_nearer(x, anchor) - x["rollout_logprobs"])
+    if part.how == "veto":
+        least = math.log(part.low) if part.low else -math.inf
+        bad = x.row_sum((moved < least).to(moved.dtype)) > 0
+        return (~bad)[x.row]
+    w = at_level(x, moved, part.level).exp()
+    inside = (w >= part.low) & (w <= part.high)
+    factors = {
+        "weigh": w,
+        "truncate": w.clamp(max=part.high),
+        "clip": w.clamp(part.low, part.high),
+        "mask": w * inside,
+        "reject": inside,
+    }
+    return factors[part.how]
+
+
+def kept(x: LossInputs, part: Rejection, anchor: str) -> Tensor:
+    """Whether each token's divergence, or its row's, is at most the limit: bool[total]."""
+    nearer, sampled = _nearer(x, "rollout" if part.of == "policy" else anchor), x["rollout_logprobs"]
+    if part.divergence == "tv":
+        found = (nearer.exp() - sampled.exp()).abs().nan_to_num(nan=0.0)
+    else:
+        found = estimate(sampled, nearer, part.divergence)
+    near = _over_rows(x, found, part.level) <= part.limit
+    return near | (x["advantages"] >= 0) if part.negative else near
+
+
+def _nearer(x: LossInputs, anchor: str) -> Tensor:
+    """Log-probabilities that are held against the sampler's: the anchor's, or the policy's where that sampled."""
+    return x.predicted.detach() if anchor == "rollout" else anchored(x, anchor)
+
+
+def _over_rows(x: LossInputs, found: Tensor, level: str) -> Tensor:
+    """Of each token its own number, or of its row's masked tokens the sum, the mean or the largest [total]."""
+    if level == "token":
+        return found
+    if level == "max":
+        held = found.masked_fill(~x.mask, -math.inf)
+        rows = held.new_full((len(x.lengths),), -math.inf)
+        return rows.scatter_reduce_(0, x.row, held, "amax")[x.row]
+    return (x.row_sum(found) if level == "sequence" else x.row_mean(found))[x.row]
+
+
+def normalized(x: LossInputs, weights: Tensor, over: str) -> Tensor:
+    """The weights [total] divided by their mean over ``tokens``, or over ``rows`` of a row's mean; ``none``: as is."""
+    if over == "none":
+        return weights
+    held = x.row_count() > 0
+    mean = weights[x.mask].mean() if over == "tokens" else x.row_mean(weights)[held].mean()
+    return weights / mean if bool(mean > 1e-8) else weights  # no number where there is no token

@@ -1,0 +1,42 @@
+"""Where a policy is from its anchor: log-probabilities of the anchor, and log-ratios per token or per row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from ..spec import LossInputs
+from .kl import guarded
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where the policy is from its anchor: the anchor's log-probabilities and the log-ratios, [total] each."""
+
+    before: Tensor
+    log: Tensor
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        return self.log.exp()
+
+
+def anchored(x: LossInputs, anchor: str) -> Tensor:
+    """Log-probabilities of the anchor's policy [total], without gradient."""
+    if anchor != "loglinear":
+        return x[f"{anchor}_logprobs"]
+    sampled = x["rollout_logprobs"]
+    age = (x.version - x["versions"]).clamp(min=0).to(sampled.dtype)
+    return sampled + age / (age + 1) * (x.predicted.detach() - sampled)
+
+
+def at_level(x: LossInputs, moved: Tensor, level: str) -> Tensor:
+    """Log-ratios [total] of tokens, or of their rows, spread over the row's tokens."""
+    if level == "token":
+        return moved
+    if level == "sequence":
+        return guarded(x.row_sum(moved))[x.row]
+    mean = x.row_mean(moved)[x.row]
+    return mean if level == "geometric" else mean.detach() + moved - moved.detach()
