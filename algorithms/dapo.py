@@ -21,7 +21,7 @@ def dapo(
     rounds: int = 4,
     clip_high: float = 0.28,
     one_digit: float | None = None,
-):
+) -> None:
     for step, prompts in flow.steps(arithmetic.prompts(groups, one_digit=one_digit), steps):
         batch = informative(prompts, group_size)
         for _ in range(rounds - 1):
@@ -36,7 +36,7 @@ def dapo(
         flow.log(step, metrics, reward=batch.scores.mean(), rows=batch.count())
 
 
-def informative(prompts, group_size):
+def informative(prompts: fl.Batch, group_size: int) -> fl.Batch:
     """The groups whose rewards differ: the others have no gradient."""
     batch = actor.generate(prompts, n=group_size)
     batch = reward.score(batch, into={"rewards": "scores"})

@@ -7,8 +7,10 @@ With ``full``, ``forward`` and ``jsd`` a divergence of the whole distributions i
 Departures: 1. all rows are the student's own; mixing in given ones (lambda of the paper) is left out.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import flowrl as fl
 from flowrl import rl
@@ -23,7 +25,7 @@ other = flow.worker(fl.Reference, of=short)
 reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "one": {},
     "several": {"several": True},
     "sampled_jsd": {"kind": "jsd"},
@@ -41,8 +43,8 @@ def distillation(
     kind: str = "reverse_kl",
     full: bool = False,
     one_digit: float = 0.8,
-    loss=rl.full_kl,
-):
+    loss: Callable[..., rl.Loss] = rl.full_kl,
+) -> None:
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch)
         if full:
@@ -56,14 +58,14 @@ def distillation(
         flow.log(step, metrics, reward=batch.rewards.mean())
 
 
-def graded(batch):
+def graded(batch: fl.Batch) -> fl.Batch:
     """Short prompts by the teacher of these, the others by the other one."""
     short = batch.prompt_ids.lengths_column() == 4
     return teacher.logprobs(batch.filter(~short)).concat(other.logprobs(batch.filter(short)))
 
 
 @flow.program
-def teach(steps: int = 300, rows: int = 128, lr: float = 1e-3, one_digit: float = 0.8):
+def teach(steps: int = 300, rows: int = 128, lr: float = 1e-3, one_digit: float = 0.8) -> None:
     """Two teachers: ``short`` learns sums of two digits, ``long`` all sums."""
     for step, batch in flow.steps(arithmetic.examples(rows, one_digit=one_digit), steps):
         rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)

@@ -5,13 +5,15 @@
 the weights before the step.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flowrl as fl
 from flowrl import rl
 from tasks import arithmetic
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "dpo": {},
     "ipo": {"loss": rl.ipo},
     "cdpo": {"loss": partial(rl.dpo, label_smoothing=0.1)},
@@ -43,8 +45,8 @@ def dpo(
     reference: bool = True,
     reference_point: bool = False,
     one_digit: float | None = None,
-    loss=rl.dpo,
-):
+    loss: Callable[..., rl.Loss] = rl.dpo,
+) -> None:
     for step, batch in flow.steps(arithmetic.preferences(pairs, one_digit=one_digit), steps):
         if reference:
             batch = ref.logprobs(batch)

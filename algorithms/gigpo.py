@@ -15,7 +15,7 @@ game = flow.worker(guessing.Guess)
 
 
 @flow.program
-def gigpo(steps: int = 300, games: int = 16, episodes: int = 8, weight: float = 1.0, gamma: float = 0.95):
+def gigpo(steps: int = 300, games: int = 16, episodes: int = 8, weight: float = 1.0, gamma: float = 0.95) -> None:
     for step, batch in flow.steps(guessing.prompts(games), steps):
         batch = game.rollout(batch, policy=actor, n=episodes)
         batch = rl.gigpo(batch, weight=weight, gamma=gamma)
@@ -24,7 +24,7 @@ def gigpo(steps: int = 300, games: int = 16, episodes: int = 8, weight: float = 
 
 
 @flow.program
-def evaluate():
+def evaluate() -> None:
     """Greedy play of every game there is."""
     for step, batch in flow.steps(guessing.every_game()):
         batch = game.rollout(batch, policy=actor, greedy=True)

@@ -108,10 +108,10 @@ def grpo(
     minibatch: int | None = None,
     lr: float | None = None,
     one_digit: float | None = None,
-    advantages=rl.advantages,
-    select: Callable | None = None,
-    loss=rl.ppo_clip,
-):
+    advantages: Callable[[fl.Batch], fl.Batch] = rl.advantages,
+    select: Callable[[fl.Batch], fl.Batch] | None = None,
+    loss: Callable[..., rl.Loss] = rl.ppo_clip,
+) -> None:
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch, n=group_size)
         batch = reward.score(batch)

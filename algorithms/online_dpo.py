@@ -17,7 +17,7 @@ reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 @flow.program
 def online_dpo(
     steps: int = 300, prompts_per_step: int = 128, samples: int = 4, beta: float = 0.1, one_digit: float | None = None
-):
+) -> None:
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch, n=samples)
         batch = reward.score(batch)

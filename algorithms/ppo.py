@@ -33,7 +33,7 @@ def ppo(
     alpha: float | None = None,
     clip_high: float | None = None,
     one_digit: float | None = None,
-):
+) -> None:
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch)
         batch = reward.score(batch) | ref.logprobs(batch) | critic.values(batch)

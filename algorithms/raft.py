@@ -14,7 +14,7 @@ reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
 @flow.program
-def raft(steps: int = 300, prompts_per_step: int = 64, samples: int = 8, one_digit: float | None = None):
+def raft(steps: int = 300, prompts_per_step: int = 64, samples: int = 8, one_digit: float | None = None) -> None:
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch, n=samples)
         batch = reward.score(batch)

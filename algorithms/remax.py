@@ -16,7 +16,7 @@ reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
 @flow.program
-def remax(steps: int = 400, prompts_per_step: int = 256, kl: float = 1e-3, one_digit: float | None = None):
+def remax(steps: int = 400, prompts_per_step: int = 256, kl: float = 1e-3, one_digit: float | None = None) -> None:
     for step, prompts in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         greedy = reward.score(actor.generate(prompts, greedy=True), into={"rewards": "greedy_rewards"})
         batch = actor.generate(prompts)

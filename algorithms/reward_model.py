@@ -13,14 +13,14 @@ judge = flow.worker(fl.RewardModel, arithmetic.MODEL, lr=5e-4, betas=(0.9, 0.99)
 
 
 @flow.program
-def reward_model(steps: int = 400, pairs: int = 128, center: float = 0.0, one_digit: float | None = None):
+def reward_model(steps: int = 400, pairs: int = 128, center: float = 0.0, one_digit: float | None = None) -> None:
     for step, batch in flow.steps(arithmetic.preferences(pairs, one_digit=one_digit), steps):
         metrics = judge.update(batch, loss=rl.bradley_terry(center=center))
         flow.log(step, metrics)
 
 
 @flow.program
-def evaluate(one_digit: float | None = None):
+def evaluate(one_digit: float | None = None) -> None:
     """How the judge scores answers to sums that it was not trained on: right ones, and wrong ones."""
     for step, batch in flow.steps(arithmetic.preferences(256, one_digit=one_digit, seed=9), 1):
         batch = judge.score(batch)

@@ -21,7 +21,7 @@ exact = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
 @flow.program
-def sft(steps: int = 120, rows: int = 128, lr: float = 1e-3):
+def sft(steps: int = 120, rows: int = 128, lr: float = 1e-3) -> None:
     """Stage 1: the actor learns the form of an answer, and some of the sums."""
     for step, batch in flow.steps(arithmetic.examples(rows, one_digit=0.5), steps):
         rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)
@@ -29,7 +29,7 @@ def sft(steps: int = 120, rows: int = 128, lr: float = 1e-3):
 
 
 @flow.program
-def preferences(steps: int = 200, pairs: int = 128, one_digit: float | None = None):
+def preferences(steps: int = 200, pairs: int = 128, one_digit: float | None = None) -> None:
     """Stage 2: a reward model learns which of two answers is the right one."""
     for step, batch in flow.steps(arithmetic.preferences(pairs, one_digit=one_digit), steps):
         flow.log(step, judge.update(batch, loss=rl.bradley_terry(center=0.01)))
@@ -38,7 +38,7 @@ def preferences(steps: int = 200, pairs: int = 128, one_digit: float | None = No
 @flow.program
 def rlhf(
     steps: int = 150, prompts_per_step: int = 128, kl: float = 0.02, decay: float = 0.95, one_digit: float | None = None
-):
+) -> None:
     """Stage 3: PPO against the reward model; ``average`` follows the actor."""
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch)
@@ -53,7 +53,7 @@ def rlhf(
 
 
 @flow.program
-def evaluate(one_digit: float | None = None):
+def evaluate(one_digit: float | None = None) -> None:
     """Greedy answers of the policy and of its average."""
     for step, prompts in flow.steps(arithmetic.prompts(256, one_digit=one_digit, seed=9), 1):
         mine = exact.score(actor.generate(prompts, greedy=True))

@@ -29,7 +29,7 @@ def safe_rlhf(
     rate: float = 0.5,
     ptx: float = 0.05,
     one_digit: float | None = None,
-):
+) -> None:
     multiplier = 1.0
     pretraining = arithmetic.examples(32)
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):

@@ -9,7 +9,7 @@ actor = flow.worker(fl.Actor, model=arithmetic.MODEL, lr=1e-3, max_tokens=8)
 
 
 @flow.program
-def sft(steps: int = 300, rows: int = 128):
+def sft(steps: int = 300, rows: int = 128) -> None:
     for step, batch in flow.steps(arithmetic.examples(rows), steps):
         metrics = actor.update(batch, loss=rl.sft())
         flow.log(step, metrics)

@@ -233,20 +233,16 @@ class Batch:
             start = stop
         return parts
 
-    @staticmethod
-    def concat(batches: Iterable[Batch]) -> Batch:
-        """The rows of all, one after the other. They have the same fields and different keys."""
-        batches = list(batches)
-        if not batches:
-            raise RowsError("Nothing to put together.")
-        first = batches[0]
-        for other in batches[1:]:
-            different = sorted(set(first.fields) ^ set(other.fields))
+    def concat(self, *others: Batch) -> Batch:
+        """The rows of this batch and of ``others``, one after the other. They have the same fields and other keys."""
+        batches = [self, *others]
+        for other in others:
+            different = sorted(set(self.fields) ^ set(other.fields))
             if different:
-                raise FieldError(f"'{different[0]}' is a field of some of the batches only.", have=first.fields)
+                raise FieldError(f"'{different[0]}' is a field of some of the batches only.", have=self.fields)
         known: dict[tuple[int, ...], Any] = {}
-        columns = {n: _concat(n, [b[n] for b in batches], known) for n in first._columns}
-        return Batch([key for b in batches for key in b.keys], columns, first.call)
+        columns = {n: _concat(n, [b[n] for b in batches], known) for n in self._columns}
+        return Batch([key for b in batches for key in b.keys], columns, self.call)
 
     def groups(self) -> list[list[int]]:
         """Row numbers by prompt (the first number of the key), prompts in the order of their first row."""

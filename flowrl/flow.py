@@ -230,7 +230,11 @@ class Flow:
 
     # -- the language -------------------------------------------------------------------------------------------
 
-    def worker(self, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> W:
+    @overload
+    def worker(self, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> W: ...
+    @overload
+    def worker(self, cls: Callable[..., W], /, *args: Any, name: str, **kwargs: Any) -> W: ...
+    def worker(self, cls: Callable[..., W], /, *args: Any, **kwargs: Any) -> W:
         """Declare a worker: its class and constructor arguments. Nothing is loaded.
 
         The handle is typed as the worker, so editors complete and check its ops. ``name=`` overrides its name, which

@@ -341,15 +341,14 @@ def test_of():
         (lambda b: b.split_sizes([1]), RowsError, "cannot be split"),
         (lambda b: b.split_sizes([3, -1]), RowsError, "cannot be split"),
         (lambda b: b.expand(-1), RowsError, "-1 times"),
-        (lambda b: Batch.concat([]), RowsError, "Nothing"),
-        (lambda b: Batch.concat([b, b]), RowsError, "two rows"),
+        (lambda b: b.concat(b), RowsError, "two rows"),
         (
-            lambda b: Batch.concat([b, Batch.of([7], rewards=[1.0])]),
+            lambda b: b.concat(Batch.of([7], rewards=[1.0])),
             FieldError,
             "'prompt' is a field of some",
         ),
         (
-            lambda b: Batch.concat([b, Batch.of([7], rewards=[1], prompt=["c"])]),
+            lambda b: b.concat(Batch.of([7], rewards=[1], prompt=["c"])),
             FieldError,
             r"f32\[\], i64\[\]",
         ),
@@ -444,7 +443,7 @@ def test_split_and_concat(batch, n):
     parts = batch.split(n)
     sizes = [len(part) for part in parts]
     assert len(parts) == n and sum(sizes) == len(batch) and max(sizes) - min(sizes) <= 1
-    back = Batch.concat(parts)
+    back = Batch.concat(*parts)
     assert same(back, batch) and back.digest() == batch.digest()
     assert [c.type for c in back.columns.values()] == [c.type for c in batch.columns.values()]
     assert back.logprobs.lengths is back.mask.lengths  # what shared its lengths shares them again
@@ -613,7 +612,7 @@ def test_operations_on_a_device_give_the_same_bits():
         lambda b: b.expand(2),
         lambda b: b.filter(b.rewards > 0),
         lambda b: b.take_keys([(3, 1, 7), (0, 2)]),
-        lambda b: Batch.concat(b.split(5)),
+        lambda b: Batch.concat(*b.split(5)),
         lambda b: b.select("rewards") | b.drop("rewards").take(order),
         lambda b: Batch.from_record(b.to_record()),
         lambda b: b.drop("logprobs").with_columns({"logprobs": b.logprobs * b.rewards + 1}),

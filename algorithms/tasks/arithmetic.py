@@ -101,14 +101,14 @@ def stages(flow: fl.Flow, actor: fl.Actor, reward: fl.FunctionReward) -> None:
     """Declare two more programs of a flow: ``warmup``, and ``evaluate`` on held-out sums."""
 
     @flow.program
-    def warmup(steps: int = 400, rows: int = 128, lr: float = 1e-3):
+    def warmup(steps: int = 400, rows: int = 128, lr: float = 1e-3) -> None:
         """A supervised warm-up: the actor learns the form of an answer, and some of the sums."""
         for step, batch in flow.steps(examples(rows, one_digit=0.5), steps):
             rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)
             flow.log(step, actor.update(batch, loss=rl.sft(), lr=rate))
 
     @flow.program
-    def evaluate():
+    def evaluate() -> None:
         """Greedy answers to held-out sums of two-digit numbers."""
         for step, batch in flow.steps(heldout()):
             batch = actor.generate(batch, greedy=True)

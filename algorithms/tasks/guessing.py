@@ -7,6 +7,7 @@ An episode reads ``?5>8<7=``: the prompt ``?``, guesses 5, 8 and 7, and what the
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,7 +83,7 @@ class Guess(fl.Env):
     def __init__(self, turns: int = 5) -> None:
         self.turns = turns
 
-    def reset(self, row: dict[str, Any], seed: int) -> tuple[State, str]:
+    def reset(self, row: Mapping[str, Any], seed: int) -> tuple[State, str]:
         """A game for the row's ``secret``; where it has none, the seed chooses one."""
         secret = row["secret"] if "secret" in row else seed % 10
         return State(int(secret)), ""

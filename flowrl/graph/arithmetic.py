@@ -54,7 +54,7 @@ def _filter(batch: Batch, mask: Any) -> Batch:
 
 
 def _concat(batch: Batch, *others: Batch) -> Batch:
-    return Batch.concat([batch, *others])
+    return batch.concat(*others)
 
 
 def _with_columns(batch: Batch, columns: dict[str, Any]) -> Batch:

@@ -18,6 +18,7 @@ from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, find
 
 if TYPE_CHECKING:
     from ..batch import CallInfo
+    from .calls import Declare  # pyright: ignore[reportMissingModuleSource]  # it is for type checkers alone
 
 ROWS = ("same", "expand", "filter", "regroup")
 COSTS = ("none", "local", "forward", "generate", "train", "external")
@@ -380,7 +381,7 @@ def op(
     external: bool = False,
     pieces: Pieces = False,
     owner: str = "",
-) -> Callable[[F], F]: ...
+) -> Declare: ...
 def op(
     fn: Any = None,
     *,

@@ -82,7 +82,7 @@ def together(parts: list[Any]) -> Any:
     if len(made) == 1:
         return made[0]
     if all(isinstance(p, Batch) for p in made):
-        return Batch.concat(made)
+        return Batch.concat(*made)
     if all(isinstance(p, Remote) for p in made):
         return Remote.concat(made)
     if all(isinstance(p, RemoteColumn) for p in made):

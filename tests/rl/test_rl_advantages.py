@@ -280,7 +280,7 @@ def test_the_order_of_rows_means_nothing(of, center, leave_one_out, scale):
 
 def test_what_crosses_no_prompt_may_be_run_prompt_by_prompt():
     batch = ragged(4)
-    parts = Batch.concat([rl_advantages(batch.take(rows), of="returns") for rows in batch.groups()])
+    parts = Batch.concat(*(rl_advantages(batch.take(rows), of="returns") for rows in batch.groups()))
     whole = rl_advantages(batch, of="returns")
     torch.testing.assert_close(parts.sort().advantages.values, whole.sort().advantages.values)
 

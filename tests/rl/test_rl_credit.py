@@ -97,7 +97,7 @@ def test_a_batch_without_tokens_has_no_advantages(call):
 @pytest.mark.parametrize(("call", "said"), [(optimal_token_baseline, {}), (gigpo, {}), (pass_at_k, {"k": 2})])
 def test_prompts_are_apart(call, said):
     batch = random_rows(1)
-    parts = Batch.concat([call(batch.take(rows), **said) for rows in batch.groups()])
+    parts = Batch.concat(*(call(batch.take(rows), **said) for rows in batch.groups()))
     torch.testing.assert_close(parts.sort().advantages.values, call(batch, **said).sort().advantages.values)
     assert call.in_pieces({}, call.bind(None, (batch,), said))
 

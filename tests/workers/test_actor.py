@@ -211,7 +211,7 @@ def test_another_order_of_rows_changes_nothing(actor):
 def test_split_rows_give_the_same(actor):
     whole = actor.generate(prompts(9), **HOT)
     for parts in (2, 4, 9):
-        same_rows(fl.Batch.concat([actor.generate(b, **HOT) for b in prompts(9).split(parts)]), whole)
+        same_rows(fl.Batch.concat(*(actor.generate(b, **HOT) for b in prompts(9).split(parts))), whole)
 
 
 def test_other_rows_beside_change_nothing(actor):

@@ -206,7 +206,7 @@ def test_an_episode_belongs_to_its_row(actor):
     env = fl.open(Echo())
     whole = env.rollout(prompts(6), policy=actor, n=3)
     turned = env.rollout(prompts(6).take([5, 2, 0, 4, 1, 3]), policy=actor, n=3).take_keys(whole.keys)
-    alone = fl.Batch.concat([env.rollout(b, policy=actor, n=3) for b in prompts(6).split(6)])
+    alone = fl.Batch.concat(*(env.rollout(b, policy=actor, n=3) for b in prompts(6).split(6)))
     for other in (turned, alone):
         assert other.response_ids.equal(whole.response_ids) and other.rewards.equal(whole.rewards)
         torch.testing.assert_close(other.rollout_logprobs.values, whole.rollout_logprobs.values, atol=1e-4, rtol=0)
@@ -337,7 +337,7 @@ def test_turns_are_counted_after_the_action_was_taken_and_states_before(actor):
 
 def test_batches_of_episodes_are_put_together_and_taken_apart(actor):
     played = fl.open(Echo()).rollout(prompts(4), policy=actor, n=2)
-    again = fl.Batch.concat(played.split(3)).take(range(7, -1, -1)).sort()
+    again = fl.Batch.concat(*played.split(3)).take(range(7, -1, -1)).sort()
     for name in ("turn_rewards", "turn_states", "turn_ids"):
         assert again[name].equal(played[name])
     assert fl.Batch.from_record(played.to_record()).turn_states.equal(played.turn_states)
