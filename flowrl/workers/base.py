@@ -91,7 +91,7 @@ class Worker:
     name: str = ""
     init_arguments: Mapping[str, Any] = {}
     keeps: ClassVar[tuple[str, ...]] = ()
-    rate: ClassVar[float | None] = None  # the learning rate where none is given
+    _default_lr: ClassVar[float | None] = None  # what lr=None means; None: frozen
     version: int = 0  # publishes so far
     dirty: bool = False  # updated since the last publish
     stamp: int = 0  # grows whenever the state changes
@@ -103,7 +103,7 @@ class Worker:
     @classmethod
     def is_trained(cls, arguments: Mapping[str, Any]) -> bool:
         """Whether a worker of these arguments is trained; ``lr=None`` freezes one that could be."""
-        frozen = "lr" in arguments and arguments["lr"] is None and cls.rate is None
+        frozen = "lr" in arguments and arguments["lr"] is None and cls._default_lr is None
         return hasattr(cls, "update") and not frozen
 
     def open(self, opening: Opening) -> None:

@@ -40,7 +40,7 @@ class _Scalar(ModelWorker):
         seed: int = 0,
     ) -> None:
         self.model = Model.of(model)
-        lr = self.rate if lr is None else lr
+        lr = self._default_lr if lr is None else lr
         self.trains = lr is not None
         self.freeze = read_freeze(freeze, lr=lr, lora=lora)
         self.optim = Optim(lr or 0.0, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
@@ -67,7 +67,7 @@ class _Scalar(ModelWorker):
 class Critic(_Scalar):
     """A value model: what the rest of a response is worth, before each of its tokens. Arguments as :class:`Actor`."""
 
-    rate = 1e-5
+    _default_lr = 1e-5
 
     @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward", pieces=True)
     def values(self, batch: Batch) -> Mapping[str, Any]:
