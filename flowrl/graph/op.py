@@ -18,7 +18,7 @@ from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, find
 
 if TYPE_CHECKING:
     from ..batch import CallInfo
-    from .calls import Declare  # pyright: ignore[reportMissingModuleSource]  # it is for type checkers alone
+    from .calls import Declare
 
 ROWS = ("same", "expand", "filter", "regroup")
 COSTS = ("none", "local", "forward", "generate", "train", "external")

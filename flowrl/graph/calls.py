@@ -16,6 +16,7 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R", covariant=True)
 
+
 class RowsCall(Protocol[P]):
     """A call that gives a batch, with the parameters of the function; ``into`` renames the fields that it adds."""
 
@@ -24,6 +25,7 @@ class RowsCall(Protocol[P]):
     @overload
     def __call__(self, batch: Batch, /, *, into: Mapping[str, str], **kwargs: Any) -> Batch: ...
 
+
 class RowsOp(Op, Generic[P]):
     """An op whose calls give a batch: of a library as it is, of a worker when it is looked up on its handle."""
 
@@ -31,21 +33,32 @@ class RowsOp(Op, Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Batch: ...
     @overload
     def __call__(self, batch: Batch, /, *, into: Mapping[str, str], **kwargs: Any) -> Batch: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
     def __get__(self: RowsOp[Concatenate[Any, Q]], instance: object, owner: type | None = None) -> RowsCall[Q]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return super().__get__(instance, owner)
+
 
 class ValueOp(Op, Generic[P, R]):
     """An op whose calls give what its function returns: metrics, a number, or nothing."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return super().__call__(*args, **kwargs)
+
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
     def __get__(
         self: ValueOp[Concatenate[Any, Q], R], instance: object, owner: type | None = None
     ) -> Callable[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return super().__get__(instance, owner)
+
 
 class Declare(Protocol):
     """What ``@op(...)`` makes of a function, by what the function returns."""
