@@ -31,7 +31,7 @@ def tiny(steps: int = 1, n: int = 4, kl: float = 0.0, loss=rl.ppo_clip):
         if kl:
             batch = ref.logprobs(batch)
         batch = rl.advantages(batch)
-        flow.log(step, actor.update(batch, loss=loss(kl=kl)), rows=batch.count())
+        flow.log(step, actor.update(batch, loss=loss(kl=kl)), counted=batch.count())
 
 
 @flow.program
@@ -120,7 +120,7 @@ def test_a_run_records_it_and_goes_on_with_it(script, tmp_path, capsys):
     words = [str(script), "--out", str(out), "--quiet", "--no-save"]
     assert main(["run", *words, "--preset", "short"]) == 0
     record = json.loads((out / "run.json").read_text())
-    assert record["parameters"] == [{"steps": 1, "n": 2, "kl": 0.0, "loss": "reinforce(aggregate='token-sum')"}]
+    assert record["parameters"] == [{"steps": 1, "n": 2, "kl": 0.0, "loss": "reinforce(aggregate=token-sum)"}]
     assert main(["run", *words, "--resume"]) == 0
     assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["rows"] == 2
 
@@ -163,7 +163,7 @@ def test_optional_parameters_have_flags(tmp_path):
 
 def test_a_metric_that_a_loss_does_not_report_is_found_by_check(script, capsys):
     text = script.read_text().replace(
-        "flow.log(step, actor.update(batch, loss=loss(kl=kl)), rows=batch.count())",
+        "flow.log(step, actor.update(batch, loss=loss(kl=kl)), counted=batch.count())",
         "metrics = actor.update(batch, loss=loss(kl=kl))\n        flow.log(step, seen=metrics.entropy)",
     )
     script.write_text(text)
