@@ -22,7 +22,8 @@ class Table:
 
     Numbers of rows are places in it, the same on every rank. By row: ``lengths`` i64, response tokens; ``counts`` i64,
     trained ones; ``silent`` bool, those that add nothing to the gradient; ``place`` i64, whose it is. ``mine``
-    i64[local rows] are the numbers of this rank's rows, in the order of its batch.
+    i64[local rows] are the numbers of this rank's rows, in the order of its batch. ``truncated`` is the share of rows
+    that are not ``finished``, None where the rows do not say.
     """
 
     keys: tuple[Key, ...]
@@ -33,6 +34,7 @@ class Table:
     mine: Tensor
     loss: Loss
     call: CallInfo | None = None
+    truncated: float | None = None
 
     @staticmethod
     def of(team: Team, batch: Batch, loss: Loss) -> Table:
@@ -42,7 +44,8 @@ class Table:
         """
         lengths, counts, silent = _measured(batch, loss)
         call = None if batch.call is None else list(vars(batch.call).values())
-        said = team.gather([list(map(list, batch.keys)), lengths.tolist(), counts.tolist(), silent.tolist(), call])
+        cut = None if "finished" not in batch else int((~batch["finished"].values).sum())
+        said = team.gather([list(map(list, batch.keys)), lengths.tolist(), counts.tolist(), silent.tolist(), call, cut])
         keys = [tuple(key) for part in said for key in part[0]]
         order = sorted(range(len(keys)), key=keys.__getitem__)
         column = [torch.tensor([x for part in said for x in part[i]], dtype=torch.int64)[order] for i in (1, 2, 3)]
@@ -60,6 +63,7 @@ class Table:
             number[int(sizes[: team.place].sum()) :][: len(batch)],
             loss,
             next((CallInfo(*c) for c in calls if c is not None), None),
+            _share([part[5] for part in said], len(keys)),
         )
         found._check()
         return found
@@ -131,6 +135,12 @@ class Table:
                     f"ranks {int(self.place[i - 1])} and {int(self.place[i])}.",
                     fix="Give all rows of a prompt to one rank.",
                 )
+
+
+def _share(counts: Sequence[int | None], rows: int) -> float | None:
+    """Of all rows the share that ranks have counted; None where none has."""
+    known = [count for count in counts if count is not None]
+    return sum(known) / rows if known and rows else None
 
 
 def _measured(batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:

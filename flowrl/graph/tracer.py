@@ -34,7 +34,7 @@ from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, fi
 
 #: Metrics that every update has, and those that it has or may have.
 ALWAYS_REPORTED = ("loss", "grad_norm", "lr", "tokens", "rows", "steps")
-UPDATES = (*ALWAYS_REPORTED, "pretraining_loss")
+UPDATES = (*ALWAYS_REPORTED, "truncated", "pretraining_loss")
 
 
 class Tracer:

@@ -31,7 +31,7 @@ from .presets import (
 )
 from .rewards import clipped_rewards, kl_penalty, length_penalty, overlong_penalty, whitened_rewards
 from .selection import first_groups, select_by_covariance, select_by_entropy, select_by_second_moment
-from .spec import Loss, LossInputs, loss
+from .spec import Loss, LossInputs, loss, where
 from .supervised import sft, value_clip
 
 __all__ = [
@@ -96,5 +96,6 @@ __all__ = [
     "topr",
     "value_clip",
     "vespo",
+    "where",
     "whitened_rewards",
 ]

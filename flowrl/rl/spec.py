@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -79,7 +79,8 @@ class Loss(Spec):
     into different mini-batches. ``corrects_stale``: it weighs rows by the ratio to the policy that sampled them, or
     does not ask who did, so rows may be older than the weights. ``zero_advantage_is_zero``: a row whose advantages
     are all zero adds nothing to its gradient. ``reports``: the names of what it reports, where they are known; they
-    are metrics of the update, also of one that trains no row.
+    are metrics of the update, also of one that trains no row. ``where``: a field bool[]; rows where it is false count
+    as rows without a sampled token (:func:`where`).
     """
 
     math: str | Callable[..., Any] = ""
@@ -93,6 +94,7 @@ class Loss(Spec):
     corrects_stale: bool = False
     zero_advantage_is_zero: bool = False
     reports: tuple[str, ...] = ()
+    where: str = ""
 
     def __post_init__(self) -> None:
         self._known("on", PREDICTIONS)
@@ -112,6 +114,7 @@ class Loss(Spec):
             [word for word in said if word]
             + ([] if usual else [self.aggregate])
             + ([f"norm={self.norm:g}"] if self.norm else [])
+            + ([f"where {self.where}"] if self.where else [])
         )
         return f"{self.name}({', '.join(words)})"
 
@@ -210,4 +213,17 @@ def loss(
     return make
 
 
-__all__ = ["AGGREGATES", "Loss", "LossInputs", "loss"]
+def where(field: str, loss: Loss) -> Loss:
+    """The same loss of those rows where a bool field is true: ``rl.where("finished", rl.ppo_clip())``.
+
+    The others count as rows without a sampled token, in the denominator too. With ``finished`` it is the overlong
+    filtering of DAPO (arXiv:2503.14476, section 3.4): a response that was cut off is neither rewarded nor punished.
+
+    Args:
+        field: a field bool[] of the batch.
+        loss: any loss of tokens or rows. One that compares the rows of a pair raises for a pair that loses one.
+    """
+    return replace(loss, where=field, reads=f"{loss.reads}, {field}: bool[]" if loss.reads else f"{field}: bool[]")
+
+
+__all__ = ["AGGREGATES", "Loss", "LossInputs", "loss", "where"]

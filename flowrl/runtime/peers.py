@@ -80,4 +80,5 @@ class Policy:
             parts = [getattr(a, name) for a in answers]
             columns.append(_concat(name, parts, {}))
         finished = torch.cat([a.finished for a in answers])[order]
-        return Sampled(columns[0].take(order), columns[1].take(order), columns[2].take(order), finished)
+        ids, rollout, sampling = (column.take(order) for column in columns)
+        return Sampled(ids, rollout, sampling, finished, answers[0].temperature)

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..batch import Column
 from ..errors import ModelError, ProgramError
-from ..graph.op import Metrics, Spec, op
+from ..graph.op import CallShape, Metrics, Spec, op
 from .base import ModelWorker, Opening, trains
 from .freeze import read_freeze
 from .records import Build, Lora, Model, Optim, Sampled, Sampling
-from .tokens import append, constant
+from .tokens import append, at_temperature, constant, masked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import Batch, Column
+    from ..batch import Batch
 
 GENERATED = (
     "response_ids: i32[*response], tokens: i32[*token], response_mask: bool[*response], "
-    "rollout_logprobs: f32[*response], sampling_logprobs: f32[*response], versions: i32[*response]"
+    "rollout_logprobs: f32[*response], sampling_logprobs: f32[*response], versions: i32[*response], "
+    "temperature: f32[], finished: bool[], finish_reason: any"
 )
+
+
+def _tempered(reads: str) -> Callable[[CallShape], str]:
+    """``reads=`` of an op that looks at rows at their own temperature, unless the call says another one."""
+
+    def declared(shape: CallShape) -> str:
+        own = shape.call.get("temperature") is None and "temperature" in shape.have
+        return f"{reads}, temperature" if own else reads
+
+    return declared
+
+
+def _update_reads(shape: CallShape) -> str | Mapping[str, str]:
+    reads = _tempered("tokens, response_mask")(shape)
+    return trains("logprobs", f"{reads}, finished" if "finished" in shape.have else reads, what="actor")(shape)
 
 
 class Actor(ModelWorker):
@@ -112,9 +129,10 @@ class Actor(ModelWorker):
         """Sample ``n`` responses per row. Each row becomes ``n`` rows; their keys append 0 to n-1.
 
         Adds ``response_ids`` (with the stop token), ``tokens`` (prompt and response), ``response_mask`` (all true),
-        ``rollout_logprobs`` (at temperature 1), ``sampling_logprobs`` (of the distribution sampled from), ``versions``.
-        That distribution is made in the order of Hugging Face: repetition penalty, temperature, top-k, top-p, min-p;
-        a greedy token knows of the penalty alone.
+        ``rollout_logprobs`` (at the temperature of the row), ``sampling_logprobs`` (of the distribution sampled from),
+        ``versions``; per row ``temperature`` (1 for a greedy one), ``finished`` (a stop token ended it) and
+        ``finish_reason`` (``stop`` or ``length``). The distribution sampled from is made in the order of Hugging Face:
+        repetition penalty, temperature, top-k, top-p, min-p; a greedy token knows of the penalty alone.
         A token depends on its row's seed and its place alone, never on other rows (docs/workers.md).
         """
         if n < 1:
@@ -138,6 +156,9 @@ class Actor(ModelWorker):
             "rollout_logprobs": sampled.rollout_logprobs,
             "sampling_logprobs": sampled.sampling_logprobs,
             "versions": constant(sampled.ids, self.read_version(), "i32"),
+            "temperature": Column.of([sampled.temperature] * len(children), dtype="f32"),
+            "finished": Column(sampled.finished),
+            "finish_reason": Column(["stop" if stopped else "length" for stopped in sampled.finished.tolist()]),
         }
 
     @property
@@ -175,17 +196,28 @@ class Actor(ModelWorker):
             )
         return int(ids[0])
 
-    @op(reads="tokens, response_mask", adds="old_logprobs: f32[*response]", cost="forward", pieces=True)
-    def logprobs(self, batch: Batch) -> Mapping[str, Any]:
-        """Adds ``old_logprobs``: of each response token under the weights as they are now, at temperature 1."""
-        return {"old_logprobs": self.engine.logprobs(batch)}
+    @op(
+        reads=_tempered("tokens, response_mask"),
+        adds="old_logprobs: f32[*response]",
+        cost="forward",
+        pieces=True,
+    )
+    def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
+        """Adds ``old_logprobs``: of each response token under the weights as they are now.
 
-    @op(reads="tokens, response_mask", adds="entropies: f32[*response]", cost="forward", pieces=True)
-    def entropies(self, batch: Batch) -> Mapping[str, Any]:
-        """Adds ``entropies``: of the distribution before each response token, in nats, under the weights of now."""
-        return {"entropies": self.engine.logprobs(batch, entropy=True)[1]}
+        ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
+        """
+        return {"old_logprobs": self.engine.logprobs(at_temperature(batch, temperature))}
 
-    @op(reads=trains("logprobs", "tokens, response_mask", what="actor"), updates="weights", cost="train")
+    @op(reads=_tempered("tokens, response_mask"), adds="entropies: f32[*response]", cost="forward", pieces=True)
+    def entropies(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
+        """Adds ``entropies``: of the distribution before each response token, in nats, under the weights of now.
+
+        ``temperature`` is as in :meth:`logprobs`.
+        """
+        return {"entropies": self.engine.logprobs(at_temperature(batch, temperature), entropy=True)[1]}
+
+    @op(reads=_update_reads, updates="weights", cost="train")
     def update(
         self,
         batch: Batch,
@@ -196,6 +228,7 @@ class Actor(ModelWorker):
         epochs: int = 1,
         micro_tokens: int | None = None,
         lr: float | None = None,
+        temperature: float | None = None,
         pretraining: Batch | None = None,
         pretraining_weight: float = 1.0,
         allow_stale: bool = False,
@@ -209,19 +242,21 @@ class Actor(ModelWorker):
             epochs: how often the rows are gone through, in an order of their own each time.
             micro_tokens: tokens at most in one forward pass. Changes memory and speed, never the result.
             lr: the learning rate of this call, in place of the schedule's.
+            temperature: what logits are divided by, in the loss, its entropy and its gradient; None is the temperature
+                at which each row was sampled, and 1 for rows that nobody sampled.
             pretraining, pretraining_weight: rows of a data source whose cross entropy is added to the loss, so that
                 the policy forgets less (PPO-ptx, arXiv:2203.02155, eq. 2); reported as ``pretraining_loss``.
             allow_stale: do not refuse a loss that does not correct for rows older than the weights.
 
         Returns: ``loss``, ``grad_norm``, ``lr``, ``tokens``, and what the loss reports, each a mean over the
-        response tokens of the call.
+        response tokens of the call; ``truncated``, the share of rows that are not ``finished``.
         """
         del allow_stale  # read by the check
         version = self.version_now
         self.updated()
         return Metrics(
             self.engine.update(
-                batch,
+                at_temperature(masked(batch, loss), temperature),
                 loss,
                 version=version,
                 minibatch=minibatch,
@@ -278,20 +313,29 @@ class Reference(ModelWorker):
             self.engine.copy_weights_from(self._source.engine)
             self.touched()
 
-    @op(reads="tokens, response_mask", adds="ref_logprobs: f32[*response]", cost="forward", pieces=True)
-    def logprobs(self, batch: Batch) -> Mapping[str, Any]:
-        """Adds ``ref_logprobs``: of each response token under this model, at temperature 1."""
-        return {"ref_logprobs": self.engine.logprobs(batch)}
+    @op(
+        reads=_tempered("tokens, response_mask"),
+        adds="ref_logprobs: f32[*response]",
+        cost="forward",
+        pieces=True,
+    )
+    def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
+        """Adds ``ref_logprobs``: of each response token under this model.
+
+        ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
+        """
+        return {"ref_logprobs": self.engine.logprobs(at_temperature(batch, temperature))}
 
     @op(
-        reads="tokens, response_mask",
+        reads=_tempered("tokens, response_mask"),
         adds="ref_distribution: f32[*response, vocab]",
         cost="forward",
         pieces=True,
     )
-    def distribution(self, batch: Batch) -> Mapping[str, Any]:
+    def distribution(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
         """Adds ``ref_distribution``: log-probabilities of the whole vocabulary before each response token.
 
-        It is as large as tokens times vocabulary: for small vocabularies, and losses with ``kl_kind="full"``.
+        ``temperature`` is as in :meth:`logprobs`. It is as large as tokens times vocabulary: for small vocabularies,
+        and losses with ``kl_kind="full"``.
         """
-        return {"ref_distribution": self.engine.distribution(batch)}
+        return {"ref_distribution": self.engine.distribution(at_temperature(batch, temperature))}

@@ -10,6 +10,7 @@ from ..rl import value_clip
 from .base import ModelWorker, trains
 from .freeze import read_freeze
 from .records import Build, Lora, Model, Optim
+from .tokens import masked
 
 if TYPE_CHECKING:
     from ..batch import Batch
@@ -90,7 +91,7 @@ class Critic(_Scalar):
         self.updated()
         return Metrics(
             self.engine.update(
-                batch,
+                masked(batch, loss),
                 loss,
                 minibatch=minibatch,
                 minibatch_tokens=minibatch_tokens,
@@ -128,7 +129,7 @@ class RewardModel(_Scalar):
         self.updated()
         return Metrics(
             self.engine.update(
-                batch,
+                masked(batch, loss),
                 loss,
                 minibatch=minibatch,
                 minibatch_tokens=minibatch_tokens,

@@ -45,12 +45,20 @@ class Episode:
     versions: list[int] = field(default_factory=list[int])
     turn_states: list[int] = field(default_factory=list[int])
     turn_rewards: list[float] = field(default_factory=list[float])
-    done: bool = False
+    temperature: float = 1.0
+    outcome: str = ""  # what the environment called its end
+    cut: bool = False  # the latest action was cut off at the most tokens of a turn
+    full: bool = False  # no room was left for what the environment said and an answer
 
     @property
     def over(self) -> bool:
         """Whether nothing more is sampled: the environment said so, or there is no room for another token."""
-        return self.done or not self._fits(1)
+        return bool(self.outcome) or self.full or not self._fits(1)
+
+    @property
+    def reason(self) -> str:
+        """How it ended: the environment's outcome; ``length`` where tokens ran out; ``turns`` where turns did."""
+        return self.outcome or ("length" if self.over or self.cut else "turns")
 
     def _fits(self, count: int) -> bool:
         return self.room is None or len(self.prompt) + len(self.tokens) + count <= self.room
@@ -58,7 +66,7 @@ class Episode:
     def observe(self, ids: list[int]) -> None:
         """Append what the environment says: no loss, no log-probability. Where no answer fits behind it, it is over."""
         if not self._fits(len(ids) + 1):
-            self.done = True
+            self.full = True
             return
         self._append(ids, -1, [0.0] * len(ids), [0.0] * len(ids), 0)
 
@@ -81,14 +89,14 @@ def _begun(returned: Any) -> tuple[Any, str]:
     return returned[0], _text(returned[1])
 
 
-def _stepped(returned: Any) -> tuple[Any, str, float, bool]:
-    """What a step returned. Raises ValueError and TypeError for another thing."""
+def _stepped(returned: Any) -> tuple[Any, str, float, str]:
+    """What a step returned, with the outcome as a text: ``done``, or its name. Raises ValueError and TypeError."""
     if not isinstance(returned, (tuple, list)) or len(returned) != 4:
         raise TypeError(f"it returned {returned!r}, not (state, observation, reward, done)")
     state, observation, reward, done = returned
     if not math.isfinite(number := float(reward)):
         raise ValueError(f"it returned the reward {number}")
-    return state, _text(observation), number, bool(done)
+    return state, _text(observation), number, done if isinstance(done, str) else "done" if done else ""
 
 
 def _text(observation: Any) -> str:
@@ -118,9 +126,10 @@ class Env(Worker):
 
         class Guess(fl.Env):
             def reset(self, row: dict, seed: int) -> tuple[state, str]: ...          # state, first observation
-            def step(self, state, action: str) -> tuple[state, str, float, bool]: ...  # and reward, done
+            def step(self, state, action: str) -> tuple[state, str, float, bool | str]: ...  # and reward, done
 
-    ``row`` holds the columns of the batch. An observation is text; an empty one adds nothing. Rewards add up.
+    ``row`` holds the columns of the batch. An observation is text; an empty one adds nothing. Rewards add up. ``done``
+    is true where the episode is over, or the name of its outcome: ``"won"``.
     ``turns`` is the most turns of an episode (32 unless a subclass or a call says otherwise). A third function,
     ``anchor``, says which states are the same.
     """
@@ -134,8 +143,11 @@ class Env(Worker):
             f"{type(self).__name__} has no reset.", fix="Define reset(self, row, seed) -> (state, observation)."
         )
 
-    def step(self, state: Any, action: str) -> tuple[Any, str, float, bool]:
-        """Take an action (the policy's text): the next state, the observation, the reward, whether it is over."""
+    def step(self, state: Any, action: str) -> tuple[Any, str, float, bool | str]:
+        """Take an action (the policy's text): the next state, the observation, the reward, whether it is over.
+
+        A text in place of true is the name of the outcome, an empty one is false.
+        """
         raise WorkerError(
             f"{type(self).__name__} has no step.",
             fix="Define step(self, state, action) -> (state, observation, reward, done).",
@@ -174,7 +186,9 @@ class Env(Worker):
 
         ``turn_rewards`` and ``turn_states`` have one value per turn: its reward, and the number of the anchor
         before it, equal where anchors are. ``turn_ids`` is the turn, from 0, of a sampled token; -1 for observations.
-        ``rewards`` is the sum of a row's ``turn_rewards``, ``turns`` their count.
+        ``rewards`` is the sum of a row's ``turn_rewards``, ``turns`` their count. ``finished`` is true where the
+        environment ended the episode, and ``finish_reason`` says how: the outcome that ``step`` named, or ``done``;
+        ``length`` where the tokens of the model or of the last turn ran out, ``turns`` where the turns did.
         """
         children = batch.expand(n)
         episodes = self._begin(children, policy)
@@ -217,15 +231,17 @@ class Env(Worker):
         version = policy.read_version()
         ids = sampled.ids.to_list()
         rollout, sampling = sampled.rollout_logprobs.to_list(), sampled.sampling_logprobs.to_list()
+        stopped = sampled.finished.tolist()
         texts = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)
         for place, i in enumerate(active):
             episode = episodes[i]
             episode.act(ids[place], rollout[place], sampling[place], version)
-            episode.state, episode.observation, reward, episode.done = self._user(
+            episode.temperature, episode.cut = sampled.temperature, not stopped[place]
+            episode.state, episode.observation, reward, episode.outcome = self._user(
                 "step", _stepped, rows.keys[i], episode.state, texts[place]
             )
             episode.turn_rewards.append(reward)
-            if episode.observation and not episode.done:
+            if episode.observation and not episode.outcome:
                 episode.observe(policy.tokenizer.encode(episode.observation, add_special_tokens=False))
 
     def _user(self, name: str, take: Callable[[Any], Any], key: tuple[int, ...], *args: Any) -> Any:
@@ -247,6 +263,9 @@ class Env(Worker):
             "rollout_logprobs": pack([e.rollout_logprobs for e in episodes], "response", "f32"),
             "sampling_logprobs": pack([e.sampling_logprobs for e in episodes], "response", "f32"),
             "versions": pack([e.versions for e in episodes], "response", "i32"),
+            "temperature": [e.temperature for e in episodes],
+            "finished": [bool(e.outcome) for e in episodes],
+            "finish_reason": [e.reason for e in episodes],
             "rewards": [sum(e.turn_rewards) for e in episodes],
             "turns": [len(e.turn_rewards) for e in episodes],
             "turn_rewards": pack([e.turn_rewards for e in episodes], "turn", "f32"),

@@ -111,7 +111,7 @@ class Sampling:
     ``top_k=0`` takes all. ``min_p`` leaves out tokens less likely than that share of the likeliest one
     (arXiv:2407.01082). ``repetition_penalty`` divides the logits of tokens that the row already has, its prompt
     included, where they are above 0, and multiplies them below (CTRL, arXiv:1909.05858). ``stop`` are token ids that
-    end a response, besides the tokenizer's end-of-sequence.
+    end a response, besides the tokenizer's end-of-sequence. ``row_temperature`` is that of the rows: 1 for greedy ones.
     """
 
     max_tokens: int = 256
@@ -143,6 +143,10 @@ class Sampling:
                 f"repetition_penalty={self.repetition_penalty} is no penalty.",
                 fix="Give a number above 0: 1 for none, 1.1 for a weak one.",
             )
+
+    @property
+    def row_temperature(self) -> float:
+        return 1.0 if self.greedy else float(self.temperature)
 
 
 @dataclass(frozen=True)
@@ -177,12 +181,13 @@ class Build:
 class Sampled:
     """What an engine sampled, a row per response. Log-probabilities have the shape of ``ids``.
 
-    ``rollout_logprobs`` are the policy's own, at temperature 1; ``sampling_logprobs`` are those of the distribution
-    that was sampled from: after the repetition penalty, temperature, top-k, top-p and min-p. ``finished`` says whether
-    a stop token ended the row.
+    ``rollout_logprobs`` are the policy's at ``temperature``, over the whole vocabulary; ``sampling_logprobs`` are those
+    of the distribution that was sampled from: after the repetition penalty, temperature, top-k, top-p and min-p.
+    ``finished`` bool[rows]: whether a stop token ended the row; the others are cut off.
     """
 
     ids: Column
     rollout_logprobs: Column
     sampling_logprobs: Column
     finished: Tensor
+    temperature: float = 1.0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Column
+from ..errors import ModelError
 
 if TYPE_CHECKING:
     import torch
+
+    from ..batch import Batch
 
 
 def append(first: Column, second: Column, *, dim: str) -> Column:
@@ -32,6 +36,29 @@ def constant(like: Column, value: Any, dtype: str) -> Column:
     return Column.packed(
         torch.full_like(like.values, value, dtype=kinds[dtype]), _lengths(like), like.dim or "response"
     )
+
+
+def at_temperature(batch: Batch, temperature: float | None) -> Batch:
+    """The rows with ``temperature`` f32[] in place of their own; None leaves them as they are."""
+    if temperature is None:
+        return batch
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ModelError(f"temperature={temperature} is no temperature.", fix="Give a number above 0.")
+    rest = batch.drop("temperature") if "temperature" in batch else batch
+    return rest.with_columns({"temperature": Column.of([float(temperature)] * len(batch), dtype="f32")})
+
+
+def masked(batch: Batch, loss: Any) -> Batch:
+    """The rows as ``loss`` trains them: those that its ``where`` leaves out have no sampled token."""
+    import torch
+
+    where: str = getattr(loss, "where", "")
+    if not where:
+        return batch
+    mask = batch["response_mask"]
+    kept = batch[where].values.to(mask.values.device)
+    inside = mask.values & torch.repeat_interleave(kept, _lengths(mask).to(kept.device))
+    return batch.drop("response_mask").with_columns({"response_mask": mask.with_values(inside)})
 
 
 def pack(rows: Sequence[Sequence[Any]], dim: str, dtype: str) -> Column:

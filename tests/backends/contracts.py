@@ -15,6 +15,7 @@ from tiny import CONFIGS, PROMPTS, engine, prompts, rollouts
 
 from flowrl import rl
 from flowrl.backends import open_engine
+from flowrl.batch import Column
 from flowrl.errors import FlowError
 from flowrl.workers.records import Build, Lora, Model, Optim, Sampling
 
@@ -35,7 +36,7 @@ class Pair:
         self.it = open_engine(backend, Build(model, axes=dict(axes), **how))
         if "lora" not in how:
             self.same(self.it)
-        self.rows = rollouts(engine(kind))
+        self.rows = hot(rollouts(engine(kind)))
         self.mine = self.part(self.rows)
 
     def same(self, opened: Any) -> None:
@@ -62,6 +63,11 @@ class Pair:
         whole = self.rows if rows is None else rows
         close(self.it.update(self.part(whole), loss, **how), self.one.update(whole, loss, **how))
         self.reads(lambda e, b: e.logprobs(b) if e.build.head == "lm" else e.values(b))
+
+
+def hot(rows: Any) -> Any:
+    """The rows at temperatures that differ from row to row."""
+    return rows.with_columns({"temperature": Column.of([(1.0, 0.6, 1.7)[i % 3] for i in range(len(rows))])})
 
 
 def at(shard: Any) -> tuple[slice, ...]:

@@ -34,7 +34,8 @@ def oracle(opened, prompt, seed, sampling, start=0, stops=(T.EOS,)):
             u = uniforms(torch.tensor([seed]), torch.tensor([start + t]))
             token = int(torch.searchsorted(shares.cumsum(0), u, right=True))
         ids.append(token)
-        logprobs.append(float(logits.log_softmax(-1)[token]))
+        heat = 1.0 if sampling.greedy else sampling.temperature
+        logprobs.append(float((logits / heat).log_softmax(-1)[token]))
         if token in stops:
             return ids, logprobs, True
     return ids, logprobs, False

@@ -11,7 +11,7 @@ from flowrl.backends.hf.logits import Head, token_logprobs
 torch.set_num_threads(1)
 
 
-def dense(hidden, head, targets):
+def dense(hidden, head, targets, temperature=None):
     """All logits at once, by autograd."""
     raw = hidden @ head.weight.T
     if head.bias is not None:
@@ -19,7 +19,7 @@ def dense(hidden, head, targets):
     logits = raw * head.scale
     if head.softcap is not None:
         logits = head.softcap * torch.tanh(logits / head.softcap)
-    every = logits.log_softmax(-1)
+    every = (logits if temperature is None else logits / temperature[:, None]).log_softmax(-1)
     return every.gather(-1, targets[:, None]).squeeze(-1), -(every.exp() * every).sum(-1)
 
 
@@ -35,15 +35,22 @@ def case(tokens=37, width=16, vocab=50, dtype=torch.float32, bias=False, scale=1
 SHAPES = [{}, {"bias": True}, {"scale": 0.25}, {"softcap": 5.0}, {"bias": True, "scale": 0.5, "softcap": 3.0}]
 
 
+def temperatures(tokens, dtype):
+    """From 0.3 to 2, another one for each token."""
+    return torch.linspace(0.3, 2.0, tokens, dtype=dtype)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_numbers_and_gradients_are_the_dense_ones(shape, chunk):
+@pytest.mark.parametrize("hot", [False, True])
+def test_numbers_and_gradients_are_the_dense_ones(shape, chunk, hot):
     hidden, head, targets = case(**shape)
+    temperature = temperatures(len(targets), torch.float32) if hot else None
     leaves = [t for t in (hidden, head.weight, head.bias) if t is not None]
     upstream = torch.randn(2, len(targets))
-    wanted = dense(hidden, head, targets)
+    wanted = dense(hidden, head, targets, temperature)
     slopes = torch.autograd.grad((torch.stack(wanted) * upstream).sum(), leaves)
-    found = token_logprobs(hidden, head, targets, entropy=True, budget=chunk * 50 * 4)
+    found = token_logprobs(hidden, head, targets, temperature=temperature, entropy=True, budget=chunk * 50 * 4)
     given = torch.autograd.grad((torch.stack(found) * upstream).sum(), leaves)
     for a, b in zip((*found, *given), (*wanted, *slopes), strict=True):
         a, b = a.detach(), b.detach()
@@ -52,12 +59,14 @@ def test_numbers_and_gradients_are_the_dense_ones(shape, chunk):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("entropy", [False, True])
-def test_gradients_are_those_of_the_numbers(shape, entropy):
+@pytest.mark.parametrize("hot", [False, True])
+def test_gradients_are_those_of_the_numbers(shape, entropy, hot):
     hidden, head, targets = case(tokens=5, width=4, vocab=7, dtype=torch.float64, **shape)
+    temperature = temperatures(5, torch.float64) if hot else None
 
     def run(h, w, *b):
         layer = Head(w, b[0] if b else None, head.scale, head.softcap, torch.float64)
-        found = token_logprobs(h, layer, targets, entropy=entropy, budget=3 * 7 * 8)
+        found = token_logprobs(h, layer, targets, temperature=temperature, entropy=entropy, budget=3 * 7 * 8)
         return found if entropy else found[0]
 
     assert torch.autograd.gradcheck(run, [t for t in (hidden, head.weight, head.bias) if t is not None])

@@ -62,7 +62,8 @@ def plain_gradient(opened, batch, loss):
         row = batch.take([i])
         ids, mask = row.tokens.to_list()[0], row.response_mask.values
         first = len(ids) - len(mask)
-        every = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, first - 1 : -1].log_softmax(-1)
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, first - 1 : -1]
+        every = (logits / row.temperature.values if "temperature" in row else logits).log_softmax(-1)
         predicted = every.gather(-1, torch.tensor(ids[first:])[:, None]).squeeze(-1)
         inputs = rl.LossInputs(
             predicted=predicted,
@@ -87,9 +88,13 @@ FULL = rl.ppo_clip(kl=0.05, entropy=0.02)
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2", "phi", "mistral-window"])
 @pytest.mark.parametrize("micro_tokens", [1, 40, 10**6])
-def test_the_gradient_is_that_of_plain_autograd_in_float64(kind, micro_tokens):
+@pytest.mark.parametrize("hot", [False, True])
+def test_the_gradient_is_that_of_plain_autograd_in_float64(kind, micro_tokens, hot):
     opened = trained(kind, dtype="fp64")
     batch = some_batch(opened)
+    if hot:  # every row at a temperature of its own
+        heats = [0.5 + 0.1 * i for i in range(len(batch))]
+        batch = batch.with_columns({"temperature": Column.of(heats, dtype="f32")})
     value, found, _ = gradient(opened, batch, FULL, micro_tokens)
     wanted_value, wanted = plain_gradient(opened, batch, FULL)
     assert value == pytest.approx(wanted_value, abs=1e-7)

@@ -36,7 +36,7 @@ reward = flow.worker(fl.FunctionReward, exact)
 centre = flow.worker(Centre)
 game = flow.worker(Game)
 
-SAMPLED = "tokens, response_mask, rollout_logprobs"
+SAMPLED = "tokens, response_mask, temperature, finished, rollout_logprobs"
 
 
 def graph_of(program, **parameters):
@@ -84,7 +84,7 @@ def test_grpo():
         "data.prompts -> actor.generate: prompt_ids, prompt, answer",
         "actor.update -> actor.generate [weights 0]",
         "actor.generate -> reward.score: response_ids, prompt, answer",
-        "actor.generate -> ref.logprobs: tokens, response_mask",
+        "actor.generate -> ref.logprobs: tokens, response_mask, temperature",
         "reward.score -> rl.group_advantages: rewards",
         "actor.generate -> rl.group_advantages: response_mask",
         f"actor.generate -> actor.update: {SAMPLED}",
@@ -123,7 +123,7 @@ def test_ppo():
         "actor.update -> actor.generate [weights 0]",
         "critic.update -> critic.values [weights 0]",
         "actor.generate -> reward.score: response_ids, prompt, answer",
-        "actor.generate -> ref.logprobs: tokens, response_mask",
+        "actor.generate -> ref.logprobs: tokens, response_mask, temperature",
         "actor.generate -> critic.values: tokens, response_mask",
         "actor.generate -> rl.kl_penalty: rollout_logprobs, response_mask",
         "ref.logprobs -> rl.kl_penalty: ref_logprobs",
@@ -230,7 +230,7 @@ def test_rows_of_the_step_before_are_carried():
             flow.log(step, actor.update(rl.group_advantages(both), loss=rl.ppo_clip()))
 
     assert edges(graph_of(replay), "carried") == {
-        "actor.generate -> batch.concat: response_mask, tokens, rollout_logprobs [carried]",
+        "actor.generate -> batch.concat: response_mask, tokens, temperature, finished, rollout_logprobs [carried]",
         "reward.score -> batch.concat: rewards [carried]",
     }
 
@@ -316,7 +316,7 @@ def test_a_refill_loop_ends_and_is_drawn_twice_at_most():
     once, twice = "len(batch) < 16", "len(batch) < 16 again"
     assert branches(graph)["actor.generate#2"] == once and branches(graph)["actor.generate#3"] == twice
     assert "actor.generate#4" not in {n.id for n in graph.nodes}
-    fields = "rewards, response_mask, tokens, rollout_logprobs"
+    fields = "rewards, response_mask, tokens, temperature, finished, rollout_logprobs"
     assert {
         f"batch.filter -> batch.concat: {fields} if {once}",
         f"batch.filter#2 -> batch.concat: {fields} if {once}",
@@ -341,7 +341,7 @@ def test_fields_travel_through_what_makes_rows_anew_where_somebody_reads_them():
     into = {e for e in edges(graph) if "-> batch.filter" in e}
     assert into == {
         "batch.gt -> batch.filter: value",
-        "actor.generate -> batch.filter: tokens, response_mask",
+        "actor.generate -> batch.filter: tokens, response_mask, temperature, finished",
         "ref.logprobs -> batch.filter: ref_logprobs",
     }
     assert "batch.filter -> batch.mean: ref_logprobs" in edges(graph)

@@ -171,7 +171,7 @@ def test_the_placed_graph_has_pools_bytes_and_versions(grpo):
     assert (arrives["lag"], arrives["version"]) == (1, "v(k-1)")
     rows = edges[("actor.generate", "ref.logprobs")]
     tokens = 64 * 8 * (512 + 8)
-    assert rows["bytes"] == tokens * 4 + 64 * 8 * 8 and rows["transport"] == "network"
+    assert rows["bytes"] == tokens * 4 + 64 * 8 * (8 + 4) and rows["transport"] == "network"
     assert ("actor.update", "actor.generate") not in edges
 
 

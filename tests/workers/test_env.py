@@ -158,8 +158,8 @@ def test_logprobs_of_sampled_tokens_are_those_of_a_forward_pass(actor):
         played = fl.open(Echo()).rollout(prompts(), policy=actor, n=6, **how)
         found, mask = actor.logprobs(played).old_logprobs.values, played.response_mask.values
         torch.testing.assert_close(found[mask], played.rollout_logprobs.values[mask], atol=1e-4, rtol=0)
-        same = torch.equal(played.rollout_logprobs.values, played.sampling_logprobs.values)
-        assert same == ("temperature" not in how)
+        assert torch.equal(played.rollout_logprobs.values, played.sampling_logprobs.values)
+        assert played.temperature.to_list() == pytest.approx([how.get("temperature", 1.0)] * len(played))
 
 
 def test_an_actor_that_serves_samples_its_own_way_with_the_whole_episode_before_it(actor):
@@ -627,3 +627,33 @@ def test_a_failure_in_a_run_has_the_drivers_line(guessing, tmp_path):
     with pytest.raises(RewardError, match="game.step failed for row 7, sample 0") as caught:
         flow.run(out=tmp_path / "run", quiet=True)
     assert caught.value.at.text == "batch = game.rollout(batch, policy=actor, turn_tokens=1)"
+
+
+# -- how episodes end ----------------------------------------------------------------------------------------------
+
+
+class Ends(Echo):
+    """Over as ``how`` says, after one action."""
+
+    def __init__(self, how, begins="cd"):
+        super().__init__(begins=begins)
+        self.how = how
+
+    def step(self, state, action):
+        return state, "ab", 1.0, self.how
+
+
+@pytest.mark.parametrize(("how", "reason"), [(True, "done"), ("won", "won"), ("out of fuel", "out of fuel")])
+def test_an_episode_says_which_outcome_ended_it(actor, how, reason):
+    played = fl.open(Ends(how)).rollout(prompts(), policy=actor, n=2)
+    assert played.finish_reason.to_list() == [reason] * len(played)
+    assert played.finished.values.all() and set(played.turns.to_list()) == {1}
+
+
+def test_an_episode_that_nothing_ended_is_not_finished(actor):
+    short = fl.open(Ends("")).rollout(prompts(), policy=actor, turns=2, turn_tokens=1)
+    stopped = [row[-1] == 1 for row in short.response_ids.to_list()]
+    assert short.finish_reason.to_list() == ["turns" if s else "length" for s in stopped]
+    assert not short.finished.values.any() and set(short.turns.to_list()) == {2}
+    full = fl.open(Ends("", begins="cd" * 9)).rollout(prompts(), policy=actor, turns=60)
+    assert set(full.finish_reason.to_list()) == {"length"} and not full.finished.values.any()

@@ -1,6 +1,6 @@
 """FieldError: the batch has no field 'reward' here.
   at   tests/wrong/02_field_typo.py:27   flow.log(step, metrics, reward=batch.reward.mean())
-  have advantages, prompt, prompt_ids, response_ids, response_mask, rewards, rollout_logprobs, sampling_logprobs, tokens, versions
+  have advantages, finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rewards, rollout_logprobs, sampling_logprobs, temperature, tokens, versions
   fix  Did you mean 'rewards'?
 
 grpo: 1 error, 0 lints

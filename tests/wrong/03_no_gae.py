@@ -1,6 +1,6 @@
 """FieldError: critic.update with loss value_clip reads 'returns', which no op before it adds.
   at   tests/wrong/03_no_gae.py:26   critic_metrics = critic.update(batch)
-  have prompt, prompt_ids, response_ids, response_mask, rewards, rollout_logprobs, sampling_logprobs, tokens, values, versions
+  have finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rewards, rollout_logprobs, sampling_logprobs, temperature, tokens, values, versions
   fix  Add batch = rl.gae(batch) before this line.
 
 ppo: 1 error, 0 lints

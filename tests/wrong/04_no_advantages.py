@@ -1,6 +1,6 @@
 """FieldError: actor.update with loss ppo_clip reads 'advantages', which no op before it adds.
   at   tests/wrong/04_no_advantages.py:25   flow.log(step, actor.update(batch, loss=rl.ppo_clip()))
-  have prompt, prompt_ids, response_ids, response_mask, rewards, rollout_logprobs, sampling_logprobs, tokens, versions
+  have finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rewards, rollout_logprobs, sampling_logprobs, temperature, tokens, versions
   fix  Add batch = rl.advantages(batch) or batch = rl.group_advantages(batch) before this line.
 
 grpo: 1 error, 0 lints

@@ -1,6 +1,6 @@
 """FieldError: actor.update with loss ppo_clip reads 'ref_logprobs', which no op before it adds.
   at   tests/wrong/05_kl_without_reference.py:26   flow.log(step, actor.update(batch, loss=rl.ppo_clip(kl=kl)))
-  have advantages, prompt, prompt_ids, response_ids, response_mask, rewards, rollout_logprobs, sampling_logprobs, tokens, versions
+  have advantages, finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rewards, rollout_logprobs, sampling_logprobs, temperature, tokens, versions
   fix  Add ref = flow.worker(fl.Reference, of=actor) and batch = ref.logprobs(batch) before this line.
 
 grpo: 1 error, 0 lints

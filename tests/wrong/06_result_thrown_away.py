@@ -1,6 +1,6 @@
 """FieldError: rl.group_advantages reads 'rewards', which no op before it adds.
   at   tests/wrong/06_result_thrown_away.py:25   batch = rl.group_advantages(batch)
-  have prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, tokens, versions
+  have finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, temperature, tokens, versions
   fix  Line 24 adds it to the batch that it returns: write batch = reward.score(batch) there, or join the two.
 
 grpo: 1 error, 0 lints

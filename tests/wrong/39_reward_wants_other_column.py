@@ -1,6 +1,6 @@
 """FieldError: reward.score reads 'answers', which no op before it adds.
   at   tests/wrong/39_reward_wants_other_column.py:28   batch = reward.score(actor.generate(batch, n=8))
-  have answer, prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, tokens, versions
+  have answer, finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, temperature, tokens, versions
   fix  Did you mean 'answer'?
 
 grpo: 1 error, 0 lints

@@ -1,6 +1,6 @@
 """FieldError: the batch has no field 'rewards' here.
   at   tests/wrong/48_rare_path.py:29   flow.log(step, heldout=test.rewards.mean())
-  have prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, tokens, versions
+  have finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, temperature, tokens, versions
   fix  Add batch = reward.score(batch) before this line.
 
 grpo: 1 error, 0 lints

@@ -5,12 +5,12 @@
 
 FieldError: rl.gae reads 'rewards', which no op before it adds.
   at   tests/wrong/49_several_mistakes.py:39   batch = rl.gae(critic.values(batch))
-  have prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, tokens, values, versions
+  have finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, temperature, tokens, values, versions
   fix  Add reward = flow.worker(fl.FunctionReward, fn) and batch = reward.score(batch) before this line.
 
 FieldError: actor.update with loss ppo_clip reads 'ref_logprobs', which no op before it adds.
   at   tests/wrong/49_several_mistakes.py:40   flow.log(step, critic.update(batch), actor.update(batch, loss=rl.ppo_clip(kl=0.1)))
-  have advantages, prompt, prompt_ids, response_ids, response_mask, returns, rollout_logprobs, sampling_logprobs, tokens, values, versions
+  have advantages, finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, returns, rollout_logprobs, sampling_logprobs, temperature, tokens, values, versions
   fix  Add batch = ref.logprobs(batch) before this line.
 
 WorkerError: worker 'ref' (Reference) is never used by a program of this flow.

@@ -37,6 +37,7 @@ class Data:
         names = [n for n in names if n in self.by_row or batch[n].dim == mask.dim]
         self.fields = {n: batch[n].values.to(net.device) for n in names}
         self.targets = self.rows.targets.to(net.device) if self.rows is not None else None
+        self.temperature = self.rows.temperature_at(net.device) if self.rows is not None else None
         self.mask_there = self.mask.to(net.device)
 
     def weights(self, chosen: Tensor) -> Tensor:
@@ -82,22 +83,27 @@ class Data:
         found = self._heads(hidden, micro.at)
         return sum((f.sum() for f in found if f is not None), start=hidden.sum())
 
-    def _heads(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Of hidden states what the loss is on, and entropy and distribution where it asks for them."""
+    def _heads(self, hidden: Tensor, at: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Of hidden states what the loss is on, and entropy and distribution where it asks for them.
+
+        ``at``: the numbers of the response tokens that they predict.
+        """
         if self.loss.on != "logprobs":
             return self.net.values(hidden), None, None
-        head = self.net.head
-        distribution = distributions(hidden, head) if self.loss.needs_distribution else None
-        predicted, entropy = token_logprobs(hidden, head, targets, entropy=self.loss.needs_entropy)
+        assert self.targets is not None and self.temperature is not None, "log-probabilities are of tokens"
+        head, targets, temperature = self.net.head, self.targets[at], self.temperature(at)
+        distribution = distributions(hidden, head, temperature) if self.loss.needs_distribution else None
+        predicted, entropy = token_logprobs(
+            hidden, head, targets, temperature=temperature, entropy=self.loss.needs_entropy
+        )
         return predicted, entropy, distribution
 
     def _predicted(self, micro: Micro, at: Tensor) -> tuple[LossInputs, Tensor]:
         """What the loss is handed for one micro-batch, and its rows; ``at`` is ``micro.at`` on the CPU."""
-        assert self.targets is not None, "log-probabilities are of tokens"
         with self.net.recomputing():
             hidden = micro.hidden(self.net)
         here, row = torch.unique_consecutive(self.row[at], return_inverse=True)
-        predicted, entropy, distribution = self._heads(hidden, self.targets[micro.at])
+        predicted, entropy, distribution = self._heads(hidden, micro.at)
         return self._inputs(predicted, here, row, micro.at, entropy, distribution), here
 
     def _scored(self, part: Tensor) -> LossInputs:

@@ -89,8 +89,8 @@ class _Run:
         self.starts = None if starts is None else starts.to(device)
         self.stops = torch.tensor(sorted(set(stops)), dtype=torch.int64, device=device)
         self.head = net.head.cast()
-        #: Whether the distribution that is sampled from is the policy's own.
-        self.own = not sampling.greedy and sampling == Sampling(max_tokens=sampling.max_tokens, stop=sampling.stop)
+        #: Whether the distribution that is sampled from is the policy's own, at the temperature.
+        self.own = sampling == Sampling(sampling.max_tokens, sampling.temperature, stop=sampling.stop)
 
     def buckets(self, cache_bytes: int) -> Iterator[Tensor]:
         """Rows by falling prompt length, as many at a time as the memory for keys and values allows."""
@@ -201,7 +201,8 @@ class _Run:
         if not parts:
             none = Column.packed(torch.zeros(0), [0] * (len(self.lengths) * self.n), "response")
             finished = torch.zeros(len(none), dtype=torch.bool)
-            return Sampled(none.with_values(torch.zeros(0, dtype=torch.int32)), none, none, finished)
+            nothing = none.with_values(torch.zeros(0, dtype=torch.int32))
+            return Sampled(nothing, none, none, finished, self.sampling.row_temperature)
         rows, ended, stopped, ids, plain, sampled = (torch.cat(p).cpu() for p in zip(*parts, strict=True))
         order = torch.argsort(rows)
         lengths = ended[order]
@@ -209,7 +210,7 @@ class _Run:
         made = Column.packed(ids[source].int(), lengths, "response")
         logprobs = made.with_values(plain[source].float())
         same = logprobs if self.own else made.with_values(sampled[source].float())
-        return Sampled(made, logprobs, same, stopped[order])
+        return Sampled(made, logprobs, same, stopped[order], self.sampling.row_temperature)
 
 
 def _cut(

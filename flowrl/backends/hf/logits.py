@@ -102,14 +102,21 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def token_logprobs(
-    hidden: Tensor, head: Head, targets: Tensor, *, entropy: bool = False, budget: int = LOGITS_BYTES
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    *,
+    temperature: Tensor | None = None,
+    entropy: bool = False,
+    budget: int = LOGITS_BYTES,
 ) -> tuple[Tensor, Tensor | None]:
-    """``log softmax(logits)[target]`` and, if asked, the entropy of each token's distribution, in nats.
+    """``log softmax(logits / temperature)[target]`` and, if asked, the entropy of that distribution, in nats.
 
     Args:
         hidden: [tokens, hidden], with or without gradient.
         head: the output layer. Gradients reach its weight and bias where they ask for them.
         targets: i64[tokens].
+        temperature: [tokens], above 0, without gradient; None is 1 for all.
         entropy: also give the entropy.
         budget: bytes of logits held at a time. They are computed again in the backward pass.
 
@@ -117,12 +124,20 @@ def token_logprobs(
     """
     rows = torch.tensor([head.weight.shape[0]], device=hidden.device)  # ranks of a vocabulary may differ by one
     chunk = max(1, budget // (head.wide.itemsize * int(head.together(rows, most=True))))
-    found = _Chunked.apply(hidden, head.weight, head.bias, targets, head, chunk, entropy)
+    found = _Chunked.apply(hidden, head.weight, head.bias, targets, _wide(temperature, head), head, chunk, entropy)
     return found if entropy else (found, None)
 
 
-def distributions(hidden: Tensor, head: Head) -> Tensor:
-    """``log softmax(logits)`` of all tokens of the vocabulary, [tokens, vocab], with gradient; held as a whole."""
+def _wide(temperature: Tensor | None, head: Head) -> Tensor | None:
+    """Temperatures [tokens, 1] in the dtype of the logits."""
+    return None if temperature is None else temperature.to(head.wide)[:, None]
+
+
+def distributions(hidden: Tensor, head: Head, temperature: Tensor | None = None) -> Tensor:
+    """``log softmax(logits / temperature)`` of the whole vocabulary, [tokens, vocab], with gradient; held as a whole.
+
+    ``temperature`` [tokens] is as :func:`token_logprobs` takes it.
+    """
     if head.group is not None:
         hidden = _Copied.apply(hidden, head.group)
     logits = product(hidden.to(head.compute), head.weight.to(head.compute))
@@ -133,7 +148,8 @@ def distributions(hidden: Tensor, head: Head) -> Tensor:
         logits = head.softcap * (logits / head.softcap).tanh()
     if head.group is not None:
         logits = _Joined.apply(logits, head.group)
-    return logits.log_softmax(-1)
+    wide = _wide(temperature, head)
+    return (logits if wide is None else logits / wide).log_softmax(-1)
 
 
 class _Chunked(torch.autograd.Function):
@@ -146,6 +162,7 @@ class _Chunked(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        temperature: Tensor | None,
         head: Head,
         chunk: int,
         entropy: bool,
@@ -157,19 +174,21 @@ class _Chunked(torch.autograd.Function):
         spread = torch.empty_like(logprobs) if entropy else None
         for a in range(0, tokens, chunk):
             logits = head.shape(product(low[a : a + chunk], table))
+            if temperature is not None:
+                logits /= temperature[a : a + chunk]
             total[a : a + chunk] = head.normalizer(logits)
             logprobs[a : a + chunk] = head.pick(logits, targets[a : a + chunk]) - total[a : a + chunk]
             if spread is not None:
                 logits -= total[a : a + chunk, None]
                 spread[a : a + chunk] = head.together(-logits.exp().mul_(logits).sum(-1))
-        ctx.save_for_backward(hidden, weight, bias, targets, total, spread)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, total, spread)
         ctx.head, ctx.chunk = head, chunk
         return logprobs if spread is None else (logprobs, spread)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        hidden, weight, bias, targets, total, spread = ctx.saved_tensors
+        hidden, weight, bias, targets, temperature, total, spread = ctx.saved_tensors
         head, chunk = ctx.head, ctx.chunk
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         low, table = hidden.to(head.compute), weight.to(head.compute)
@@ -179,6 +198,8 @@ class _Chunked(torch.autograd.Function):
         for a in range(0, hidden.shape[0], chunk):
             part = slice(a, a + chunk)
             logits = head.shape(product(low[part], table))
+            if temperature is not None:
+                logits /= temperature[part]
             grad = (logits - total[part, None]).exp_()  # the probabilities, to begin with
             weighed = grads[0][part, None]
             if spread is not None:
@@ -188,6 +209,9 @@ class _Chunked(torch.autograd.Function):
             hit = grads[0][part, None]
             if grad.shape[1]:
                 grad.scatter_add_(-1, at, hit if inside is None else torch.where(inside, hit, 0))
+            if temperature is not None:  # of the logits as the head gives them
+                grad /= temperature[part]
+                logits *= temperature[part]
             grad = head.unshape(grad, logits)
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
@@ -202,10 +226,7 @@ class _Chunked(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-            None,
+            *[None] * 5,
         )
 
 

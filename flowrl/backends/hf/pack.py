@@ -8,7 +8,7 @@ The last token of a response predicts nothing and is not fed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ class Rows:
     """Prompts with responses, packed, on the CPU: ``ids`` i64[total]; the others i64[rows].
 
     ``starts``: where a row begins; ``prompts`` and ``responses``: how many tokens each has. Rows with the same
-    ``group`` have the same prompt.
+    ``group`` have the same prompt. ``temperature`` f32[rows]: what logits are divided by; None is 1 for all.
     """
 
     ids: Tensor
@@ -39,10 +39,14 @@ class Rows:
     prompts: Tensor
     responses: Tensor
     group: Tensor
+    temperature: Tensor | None = None
 
     @staticmethod
     def of(batch: Batch) -> Rows:
-        """From ``tokens`` and ``response_mask``. DataError where a row has no token before its response."""
+        """From ``tokens`` and ``response_mask``, and ``temperature`` where it is there.
+
+        DataError where a row has no token before its response, or a temperature that is not above 0.
+        """
         tokens, responses = batch.tokens, batch.response_mask.lengths
         prompts = tokens.lengths - responses
         if len(prompts) and int(prompts.min()) < 1:
@@ -53,7 +57,8 @@ class Rows:
                 fix="Give every row a prompt of at least one token.",
             )
         ids, starts = tokens.values.cpu().long(), tokens.offsets[:-1]
-        return Rows(ids, starts, prompts, responses, _same_prompt(batch.group_index()[0], ids, starts, prompts))
+        group = _same_prompt(batch.group_index()[0], ids, starts, prompts)
+        return Rows(ids, starts, prompts, responses, group, _temperature(batch))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -62,6 +67,32 @@ class Rows:
     def targets(self) -> Tensor:
         """The ids of all response tokens, packed: i64[response tokens]."""
         return self.ids[ragged_index(self.starts + self.prompts, self.responses)]
+
+    def temperature_at(self, device: torch.device) -> Callable[[Tensor], Tensor | None]:
+        """A function of numbers of response tokens that gives their temperatures, on the device; None is 1 for all."""
+        if self.temperature is None:
+            return lambda at: None
+        every = self.temperature.repeat_interleave(self.responses).to(device)
+        return lambda at: every[at]
+
+
+def _temperature(batch: Batch) -> Tensor | None:
+    """The temperatures of rows, where one is not 1."""
+    if "temperature" not in batch:
+        return None
+    column = batch["temperature"]
+    if column.type != "f32[]":
+        raise DataError(
+            f"'temperature' is {column.type} here, and the model reads one f32 per row.",
+            fix="Give a column of the data another name.",
+        )
+    values = column.values.cpu()
+    if len(values) and not bool(((values > 0) & values.isfinite()).all()):
+        row = int((~((values > 0) & values.isfinite())).nonzero()[0])
+        raise DataError(
+            f"Row {batch.keys[row]} has the temperature {float(values[row]):g}.", fix="Give every row one above 0."
+        )
+    return values if bool((values != 1).any()) else None
 
 
 def _same_prompt(group: Tensor, ids: Tensor, starts: Tensor, prompts: Tensor) -> Tensor:

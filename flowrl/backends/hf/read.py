@@ -31,12 +31,15 @@ class Reader:
     def logprobs(self, batch: Batch, micro_tokens: int | None = None, *, entropy: bool = False) -> Any:
         """As :meth:`flowrl.backends.hf.engine.HFEngine.logprobs`."""
         net, rows = self.net, Rows.of(batch)
-        targets = rows.targets.to(net.device)
+        targets, temperature = rows.targets.to(net.device), rows.temperature_at(net.device)
         found = torch.zeros(len(targets), dtype=torch.float32, device=net.device)
         spread = torch.zeros_like(found)
 
         def compute(micro: Micro) -> tuple[Tensor, Tensor | None]:
-            return token_logprobs(micro.hidden(net), net.head, targets[micro.at], entropy=entropy)
+            at = micro.at
+            return token_logprobs(
+                micro.hidden(net), net.head, targets[at], temperature=temperature(at), entropy=entropy
+            )
 
         with net.reading():
             for micro, (part, uncertain) in self._each(rows, micro_tokens, compute):
@@ -50,9 +53,13 @@ class Reader:
         """As :meth:`flowrl.backends.hf.engine.HFEngine.distribution`."""
         net, rows = self.net, Rows.of(batch)
         vocab = net.model.get_input_embeddings().weight.shape[0]
-        found = torch.zeros(int(rows.responses.sum()), vocab, dtype=torch.float32)
+        found, temperature = torch.zeros(int(rows.responses.sum()), vocab), rows.temperature_at(net.device)
+
+        def compute(micro: Micro) -> Tensor:
+            return distributions(micro.hidden(net), net.head, temperature(micro.at))
+
         with net.reading():
-            for micro, part in self._each(rows, micro_tokens, lambda m: distributions(m.hidden(net), net.head)):
+            for micro, part in self._each(rows, micro_tokens, compute):
                 found[micro.at.cpu()] = part.float().cpu()
         return batch.response_mask.with_values(found)
 

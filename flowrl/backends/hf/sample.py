@@ -38,9 +38,10 @@ def draw(
 
     ``seen`` bool[rows, vocab] says which tokens a row has, for the repetition penalty; None where there is none.
 
-    Gives tokens i64[rows], their log-probability under the policy itself, and under the distribution that was sampled
-    from: after the repetition penalty and temperature, then top-k, then top-p among what top-k left, then min-p among
-    what that left (the order of transformers). For a greedy token, the likeliest after the penalty, the latter is 0.
+    Gives tokens i64[rows], their log-probability under the policy at the temperature (1 for a greedy token), and under
+    the distribution that was sampled from: after the repetition penalty and temperature, then top-k, then top-p among
+    what top-k left, then min-p among what that left (the order of transformers). For a greedy token, the likeliest
+    after the penalty, the latter is 0.
     """
     rows = max(1, DRAW_BYTES // (8 * head.weight.shape[0]))
     if len(hidden) <= rows:
@@ -60,7 +61,8 @@ def _rows(tensor: Tensor | None, part: slice) -> Tensor | None:
 def _draw(
     logits: Tensor, uniform: Tensor | None, sampling: Sampling, seen: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    logprobs = torch.log_softmax(logits, -1)
+    temperature = sampling.row_temperature
+    logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
     if seen is not None:
         logits = penalised(logits, seen, sampling.repetition_penalty)
     if sampling.greedy or uniform is None:
@@ -68,8 +70,8 @@ def _draw(
         plain = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
         return tokens, plain, torch.zeros_like(plain)
     shaped = logprobs
-    if sampling.temperature != 1.0 or seen is not None:
-        shaped = torch.log_softmax(logits / sampling.temperature, -1)
+    if seen is not None:
+        shaped = torch.log_softmax(logits / temperature, -1)
     if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
         shaped = _truncated(shaped, sampling.top_k, sampling.top_p)
     if sampling.min_p > 0:

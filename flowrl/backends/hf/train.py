@@ -92,7 +92,8 @@ class Trainer:
             for number, chosen in enumerate(steps):
                 extra = [] if more is None else [(more, more.table.share(number, len(steps)), pretraining_weight)]
                 reports.append(self.step([(data, chosen, 1.0), *extra], micro_tokens, lr))
-        return summary(reports, loss.reports, self.team)
+        found = summary(reports, loss.reports, self.team)
+        return found if data.table.truncated is None else {**found, "truncated": data.table.truncated}
 
     def restart(self) -> None:
         """Forget the moments, and start the schedule again."""
