@@ -61,11 +61,17 @@ Declared = str | Mapping[str, str] | Callable[["CallShape"], "str | Mapping[str,
 
 @dataclass(frozen=True)
 class CallShape:
-    """What a ``reads=`` or ``adds=`` function may look at: arguments of the worker and the call, fields at hand."""
+    """What a ``reads=`` or ``adds=`` function may look at: arguments of the worker and the call, fields at hand.
+
+    ``rows_each``: how many rows a prompt has at most, where a trace knows it, of rows that a call sampled;
+    ``sampled_by`` is that call, ``actor.generate (line 12)``.
+    """
 
     init: Mapping[str, Any]
     call: Mapping[str, Any]
     have: frozenset[str]
+    rows_each: int | None = None
+    sampled_by: str = ""
 
 
 #: Whether an op may be run prompt by prompt: its rows do not depend on those of other prompts.
@@ -143,9 +149,17 @@ class Op:
             found.pop("self")
         return found
 
-    def signature(self, init: Mapping[str, Any], arguments: Mapping[str, Any], have: frozenset[str]) -> Signature:
+    def signature(
+        self,
+        init: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        have: frozenset[str],
+        *,
+        rows_each: int | None = None,
+        sampled_by: str = "",
+    ) -> Signature:
         """What this call reads and adds. ``reads`` of argument specs (a loss) count as the op's own."""
-        shape = CallShape(init, arguments, have)
+        shape = CallShape(init, arguments, have, rows_each, sampled_by)
         reads = self.reads(shape) if callable(self.reads) else self.reads
         adds = self.adds(shape) if callable(self.adds) else self.adds
         by_param = {self.batch_parameter: reads} if isinstance(reads, str) else dict(reads or {})

@@ -15,6 +15,22 @@ from .values import ScalarValue, Value
 Rows = tuple[Any, ...]  # a term that is equal for two batches exactly when their rows have the same keys
 
 
+def rows_each(rows: Rows) -> int | None:
+    """How many rows each prompt has at most; None where the term does not say.
+
+    >>> rows_each(("filter", ("expand", ("draw", 1), 8), 3)), rows_each(("concat", ("draw", 1), ("draw", 2)))
+    (8, None)
+    """
+    if rows[0] == "draw":
+        return 1
+    if rows[0] == "filter":
+        return rows_each(rows[1])
+    if rows[0] == "expand" and isinstance(rows[2], int):
+        before = rows_each(rows[1])
+        return None if before is None else before * rows[2]
+    return None
+
+
 class SourceLike(Protocol):
     """What the trace needs of a data source."""
 

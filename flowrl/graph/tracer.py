@@ -28,6 +28,7 @@ from .terms import (
     TNumber,
     Trail,
     Use,
+    rows_each,
 )
 from .types import FieldType, parse_fields
 from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, find, is_handle
@@ -223,7 +224,8 @@ class Tracer:
         have = frozenset(batch.fields) if batch else frozenset[str]()
         title = f"{worker.name if worker else op.owner}.{op.name}"
         try:
-            signature = op.signature(worker.arguments if worker else {}, arguments, have)
+            each, by = (None, "") if batch is None else self._rows_each(batch)
+            signature = op.signature(worker.arguments if worker else {}, arguments, have, rows_each=each, sampled_by=by)
         except FlowError as error:
             error.at = error.at or at
             self.wrong(error)
@@ -314,7 +316,16 @@ class Tracer:
         n = arguments.get("n")
         if call.op.rows == "expand" and isinstance(n, int):
             return ("expand", batch.rows, n), call.index
-        return (call.op.rows, batch.rows, call.index), call.index
+        made: Any = (call.index,) if call.op.rows == "expand" else call.index  # no number, as nobody knows how many
+        return (call.op.rows, batch.rows, made), call.index
+
+    def _rows_each(self, batch: TBatch) -> tuple[int | None, str]:
+        """How many rows each prompt has at most, and the call that sampled them; None where either is not known."""
+        if batch.rows_call is None or "preferred" in batch.fields:  # a source of pairs has two rows of each prompt
+            return None, ""
+        made = self.trail.calls[: batch.rows_call + 1]
+        sampled = next((call for call in reversed(made) if call.op.rows == "expand"), None)
+        return (None, "") if sampled is None else (rows_each(batch.rows), f"{sampled.title} (line {sampled.at.line})")
 
     def _check_arguments(self, op: Op, title: str, arguments: Mapping[str, Any], signature: Signature, at: At) -> None:
         """A batch where fields are read, a loss where one is declared."""

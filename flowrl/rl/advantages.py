@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import Parameter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError
 from ..graph import session as sessions
 from ..graph.op import CallShape, op
-from .said import ANCHORS, one_of
+from .said import ANCHORS, one_of, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,7 @@ SCALES = ("group", "batch", "mean", "none")
 #: The lambda of ``rl.gae`` where nothing is said.
 LAM = 0.95
 _ADDS = "advantages: f32[*response]"
+_ALL_0 = "every advantage would be 0"
 
 
 def _paid_by_token(call: CallShape) -> str:
@@ -31,8 +32,10 @@ def _token_rewards(batch: Batch) -> Tensor | None:
     return batch.token_rewards.values if "token_rewards" in batch.fields else None
 
 
-def _groups(batch: Batch) -> tuple[Tensor, int]:
-    """The prompt of each row, where the rewards lie."""
+def _groups(batch: Batch, title: str = "") -> tuple[Tensor, int]:
+    """The prompt of each row, where the rewards lie; warns in the name of ``title`` where none has a second row."""
+    if title:
+        warn_of_lone_rows(title, batch, _ALL_0)
     group, count = batch.group_index()
     return group.to(batch.response_mask.values.device), count
 
@@ -54,9 +57,16 @@ def _factored_reads(call: CallShape) -> str:
             at=sessions.caller(),
             fix='Write of="returns", or leave out gamma.',
         )
+    if _compares(center, said.get("scale")):
+        refuse_lone_rows(title, call, _ALL_0, instead=', or compare over the batch: center="batch", scale="batch"')
     given = "" if of == "rewards" else _paid_by_token(call)
     baseline = f", {said['baseline']}: f32[]" if said.get("baseline") else ""
     return "rewards, response_mask" + given + baseline
+
+
+def _compares(center: Any, scale: Any) -> bool:
+    """Whether a prompt with one row has advantage 0."""
+    return center in ("group", "optimal") or scale == "group"
 
 
 def _within_prompts(call: CallShape) -> bool:
@@ -110,7 +120,7 @@ def advantages(
         batch.rewards.values,
         mask.values,
         mask.lengths,
-        *_groups(batch),
+        *_groups(batch, "rl.advantages" if _compares(center, scale) else ""),
         of=of,
         token_rewards=None if of == "rewards" else _token_rewards(batch),
         baseline=batch[baseline].values if baseline else None,
@@ -126,6 +136,7 @@ def advantages(
 
 def _group_reads(call: CallShape) -> str:
     one_of("rl.group_advantages", "scale", call.call.get("scale"), ("std", "none"))
+    refuse_lone_rows("rl.group_advantages", call, _ALL_0)
     return "rewards, response_mask"
 
 
@@ -241,6 +252,7 @@ def _gdpo_reads(call: CallShape) -> str:
             at=sessions.caller(),
             fix=f"Give one weight for each of {', '.join(names)}.",
         )
+    refuse_lone_rows("rl.gdpo", call, _ALL_0)
     return ", ".join([*(f"{name}: f32[]" for name in names), "response_mask"])
 
 
@@ -264,7 +276,7 @@ def gdpo(
 
     mask = batch.response_mask
     shares = [float(w) for w in weights] if weights is not None else [1.0] * len(rewards)
-    by_row = decoupled([batch[name].values for name in rewards], shares, *_groups(batch), eps=float(eps))
+    by_row = decoupled([batch[name].values for name in rewards], shares, *_groups(batch, "rl.gdpo"), eps=float(eps))
     row = row_of(mask.lengths, len(mask.values), mask.values.device)
     return {"advantages": mask.with_values(by_row[row].float() * mask.values)}
 
@@ -277,6 +289,12 @@ def _best_of_reads(call: CallShape) -> str:
             f"rl.pass_at_k: k={k} is no number of answers.",
             at=sessions.caller(),
             fix="Write k=4, and sample more rows than that of each prompt.",
+        )
+    if isinstance(k, int) and call.rows_each is not None and call.rows_each <= k:
+        raise ProgramError(
+            f"rl.pass_at_k: k={k}, and each prompt has {call.rows_each} rows at most: {_ALL_0}.",
+            at=sessions.caller(),
+            fix=f"Write n={2 * k} in {call.sampled_by}, or a smaller k.",
         )
     return "rewards, response_mask"
 
@@ -301,13 +319,14 @@ def pass_at_k(batch: Batch, *, k: int, scale: str = "std", eps: float = 1e-4) ->
     from .math.credit import best_of_sets
 
     mask = batch.response_mask
-    by_row = best_of_sets(batch.rewards.values, *_groups(batch), k=int(k), scale=scale, eps=float(eps))
+    by_row = best_of_sets(batch.rewards.values, *_groups(batch, "rl.pass_at_k"), k=int(k), scale=scale, eps=float(eps))
     row = row_of(mask.lengths, len(mask.values), mask.values.device)
     return {"advantages": mask.with_values(by_row[row].float() * mask.values)}
 
 
 def _token_baseline_reads(call: CallShape) -> str:
     anchor = one_of("rl.optimal_token_baseline", "anchor", call.call.get("anchor"), ANCHORS)
+    refuse_lone_rows("rl.optimal_token_baseline", call, _ALL_0)
     squares = call.call.get("sum_squares")
     return (
         f"rewards, response_mask, {anchor}_logprobs"
@@ -343,7 +362,7 @@ def optimal_token_baseline(
         batch[f"{anchor}_logprobs"].values,
         mask.values,
         mask.lengths,
-        *_groups(batch),
+        *_groups(batch, "rl.optimal_token_baseline"),
         token_rewards=_token_rewards(batch),
         sum_squares=batch[sum_squares].values if sum_squares else None,
     )

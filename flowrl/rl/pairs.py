@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 from ..errors import ProgramError
 from ..graph import session as sessions
 from ..graph.op import CallShape, op
+from .said import refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..batch import Batch
+
+
+_NO_PAIR = "no prompt would be left"
 
 
 def _of(call: CallShape) -> str:
@@ -20,6 +24,7 @@ def _of(call: CallShape) -> str:
 
 
 def _pairs_reads(call: CallShape) -> str:
+    refuse_lone_rows("rl.pairs", call, _NO_PAIR)
     return _of(call) + (", response_mask" if "response_mask" in call.have else "")
 
 
@@ -47,6 +52,7 @@ def pairs(batch: Batch, *, of: str = "rewards") -> Batch:
     from ..batch import Column
     from .math.pairs import extremes
 
+    warn_of_lone_rows("rl.pairs", batch, _NO_PAIR)
     numbers = batch[of].values.cpu().double()
     usable = numbers == numbers
     if "response_mask" in batch.fields:

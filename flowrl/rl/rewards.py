@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..errors import ProgramError
 from ..graph import session as sessions
 from ..graph.op import CallShape, op
-from .said import ANCHORS, KL_KINDS, one_of
+from .said import ANCHORS, KL_KINDS, one_of, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,15 @@ def overlong_penalty(batch: Batch, *, longest: int, buffer: int) -> dict[str, Co
     return {"overlong_penalty": _by_row(overlong(sampled(mask.values, mask.lengths), int(longest), int(buffer)))}
 
 
-@op(owner="rl", reads="rewards, response_mask", adds="length_penalty: f32[]", cost="local", pieces=True)
+_ALL_0 = "every penalty would be 0"
+
+
+def _length_reads(call: CallShape) -> str:
+    refuse_lone_rows("rl.length_penalty", call, _ALL_0)
+    return "rewards, response_mask"
+
+
+@op(owner="rl", reads=_length_reads, adds="length_penalty: f32[]", cost="local", pieces=True)
 def length_penalty(batch: Batch, *, correct: float = 0.5) -> dict[str, Column]:
     """``1/2 - (n - n_min) / (n_max - n_min)``, at most 0 for wrong answers (Kimi k1.5, arXiv:2501.12599).
 
@@ -83,6 +91,7 @@ def length_penalty(batch: Batch, *, correct: float = 0.5) -> dict[str, Column]:
     """
     from .math.rewards import by_length, sampled
 
+    warn_of_lone_rows("rl.length_penalty", batch, _ALL_0)
     mask, rewards = batch.response_mask, batch.rewards.values
     group, count = batch.group_index()
     length = sampled(mask.values, mask.lengths)

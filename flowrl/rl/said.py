@@ -1,12 +1,17 @@
-"""What a user wrote, checked: words out of a list, weights that are 0."""
+"""What a user wrote, checked: words out of a list, weights that are 0, rows that have nothing to be compared with."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError, near
 from ..graph import session as sessions
+from ..graph.op import CallShape
+
+if TYPE_CHECKING:
+    from ..batch import Batch
 
 KL_KINDS = ("k1", "k2", "k3")
 ANCHORS = ("rollout", "old")
@@ -27,3 +32,27 @@ def one_of(title: str, name: str, said: Any, words: Sequence[str]) -> str:
             fix=f'Write {name}="{meant}".',
         )
     return said
+
+
+def refuse_lone_rows(title: str, call: CallShape, outcome: str, *, instead: str = "") -> None:
+    """Refuse an op that compares the rows of a prompt, where each has one and a trace knows it.
+
+    ``outcome`` is what it would come to: ``every advantage would be 0``. Raises ProgramError.
+    """
+    if call.rows_each == 1:
+        raise ProgramError(
+            f"{title} compares the rows of a prompt, and each has one here: {outcome}.",
+            at=sessions.caller(),
+            fix=f"Write n=8 in {call.sampled_by}{instead}.",
+        )
+
+
+def warn_of_lone_rows(title: str, batch: Batch, outcome: str) -> None:
+    """Warn where no prompt of a real call has a second row, which no trace could know; ``outcome`` as above."""
+    prompts = len({key[0] for key in batch.keys})
+    if prompts == len(batch) > 1:
+        warnings.warn(
+            f"{title} compares the rows of a prompt, and each of these {prompts} prompts has one: {outcome}. "
+            "Sample several rows of each, or compare over the batch.",
+            stacklevel=3,
+        )
