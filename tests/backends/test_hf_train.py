@@ -314,3 +314,20 @@ def test_what_cannot_be_trained_says_so(opened):
         T.engine().update(batch, rl.ppo_clip())
     with pytest.raises(ProgramError, match="has the head 'lm'; update with value_clip needs 'scalar'"):
         opened.update(batch, rl.value_clip())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "phi"])
+def test_float64_trains_with_shared_prompts_as_with_rows_alone(kind):
+    """Models whose norms are computed in the dtype of the model; transformers takes others in float32."""
+    found = []
+    for shared in (True, False):
+        opened = trained(kind, dtype="fp64")
+        assert opened.net.grouped
+        opened.net.grouped = shared
+        batch = T.rollouts(T.engine(kind, dtype="fp64"), n=4)
+        for _ in range(2):
+            metrics = opened.update(batch, rl.ppo_clip(entropy=0.01))
+        found.append((metrics, opened.plain_weights()))
+    (metrics, weights), (others, wanted) = found
+    assert metrics == pytest.approx(others, rel=1e-9, abs=1e-9)
+    assert max(float((weights[name] - wanted[name]).abs().max()) for name in wanted) < 1e-9

@@ -303,6 +303,7 @@ def trains_as_one(folder, axes):
         for name, a in (("hf", {}), ("fsdp2", axes))
     )
     F = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("test_fsdp2.py"))))
+    F.one_layout("qwen2", one, engine)
     batch = F.rollouts()
     for _ in range(2):
         wanted = one.update(batch, F.rl.ppo_clip(), minibatch=8)

@@ -3,7 +3,8 @@
 ``rows``: each row is a sequence, padded at its end; attention is causal, so no mask is needed.
 ``shared``: rows of one prompt lie in one sequence behind a single copy of it, and a mask keeps them apart; what is
 left of a sequence is filled with the rows of other prompts.
-The last token of a response predicts nothing and is not fed.
+The last token of a response predicts nothing and is not fed. Both layouts round differently: in float64 too where
+transformers computes a model's norms in float32.
 """
 
 from __future__ import annotations
