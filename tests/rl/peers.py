@@ -54,7 +54,15 @@ OPENRLHF = Peer(
         "openrlhf.trainer.ppo_utils.kl_controller",
     ),
 )
-AREAL = Peer("areal==1.0.4", ("areal.utils.functional.functional", "areal.utils.data", "areal.trainer.ppo.actor"))
+AREAL = Peer(
+    "areal==1.0.4",
+    (
+        "areal.utils.constants",
+        "areal.utils.functional.functional",
+        "areal.utils.data",
+        "areal.trainer.ppo.actor",
+    ),
+)
 SKYRL = Peer(
     "skyrl==0.3.0",
     (

@@ -8,6 +8,9 @@ from padded import LONGEST, Rows, ours, same
 from peers import AREAL, load
 
 from flowrl import rl
+from flowrl.rl.math.corrections import kept as kept_by
+from flowrl.rl.math.ratio import anchored
+from flowrl.rl.math.selection import selected_by_second_moment
 
 pytestmark = pytest.mark.nightly
 torch.set_num_threads(1)
@@ -27,9 +30,9 @@ def spread(rows):
 def theirs(areal, rows, **settings):
     """Loss, gradient [total] and the share of sampled tokens that were clipped."""
     logps = rows.p.clone().requires_grad_()
-    given = {"proximal_logprobs": rows.old, "old_logprobs": rows.rollout, "eps_clip_higher": HIGH}
+    given = {"proximal_logprobs": rows.old, "old_logprobs": rows.rollout, "eps_clip": CLIP, "eps_clip_higher": HIGH}
     loss, told = areal.ppo_actor_loss_fn(
-        logps, advantages=spread(rows), eps_clip=CLIP, loss_mask=rows.sampled, **{**given, **settings}
+        logps, advantages=spread(rows), loss_mask=rows.sampled, **{**given, **settings}
     )
     loss.backward()
     share = float(told["clip_mask"].sum() / rows.sampled.sum())
@@ -153,3 +156,68 @@ def test_preferences(areal, kind, seed):
     found.backward()
     assert float(found) == pytest.approx(float(wanted), rel=1e-5)
     assert torch.allclose(mine.grad, its.grad.double(), rtol=1e-5, atol=1e-6)
+
+
+# -- what it does before the loss --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def actor():
+    return load(AREAL, "areal.trainer.ppo.actor")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("limit", (0.01, 0.04, 0.1))
+def test_the_tokens_that_m2po_keeps(actor, limit, seed):
+    rows = Rows(seed, rows=12)
+    wanted = actor._apply_m2po_masking(rows.rollout, rows.old, rows.sampled, limit)
+    found = selected_by_second_moment(rows.old - rows.rollout, rows.sampled, rows.sampled, limit)
+    assert torch.equal(found, wanted) and wanted.sum() < rows.sampled.sum()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_m2po_but_for_its_denominator(areal, actor, seed):
+    """AReaL takes what is left out of the mask out of the denominator too, and clips besides unless its bounds are wide."""
+    rows = Rows(seed, rows=12)
+    count = int(rows.sampled.sum())
+    selected = actor._apply_m2po_masking(rows.rollout, rows.old, rows.sampled, 0.04)
+    loss, gradient, _ = ours(rl.m2po(anchor="old"), rows, {"selected": selected})
+    rows.sampled = selected
+    wanted = theirs(areal, rows, old_logprobs=rows.old, eps_clip=1e9, eps_clip_higher=1e9)
+    share = int(selected.sum()) / count
+    same((loss / share, gradient / share), wanted)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_log_linear_anchor_is_that_of_one_version_less(actor, seed):
+    """AReaL's anchor is the policy one version before the weights of the update, ours is that of those weights."""
+    rows, version = Rows(seed), 7
+    age = torch.randint(0, 5, rows.p.shape, generator=torch.Generator().manual_seed(seed))
+    wanted = actor.compute_prox_logp_approximations(rows.rollout, rows.p, version - age - 1, version, "loglinear")
+    x = rows.inputs()
+    x.fields |= {"versions": rows.packed(version - age)}
+    x.version = version
+    assert torch.allclose(anchored(x, "loglinear"), rows.packed(wanted["loglinear"]), rtol=1e-6, atol=1e-7)
+
+
+AGGREGATED = {"token": None, "sequence": "sum", "mean": "mean", "max": "max"}
+
+
+@pytest.mark.parametrize("level", AGGREGATED)
+@pytest.mark.parametrize("divergence", ("k2", "k3"))
+def test_rejections_by_a_divergence(areal, divergence, level):
+    """Its k3 is that of the other direction: ``exp(-d) - 1 + d``. What is rejected leaves its denominator."""
+    limit, shares = {"token": 0.05, "sequence": 0.2, "mean": 0.06, "max": 0.2}[level], []
+    for seed in range(4):
+        rows = Rows(seed)
+        near, far = (rows.rollout, rows.old) if divergence == "k3" else (rows.old, rows.rollout)
+        settings = bounds(
+            "token" if level == "token" else "sequence", "mask", None, limit, AGGREGATED[level], f"kl_{divergence}"
+        )
+        told = areal.apply_rejection_sampling(near, far, rows.sampled.double(), None, settings)
+        part = rl.reject(divergence, level, limit=limit)
+        x = rows.inputs()
+        found = kept_by(x, part, "old") & x.mask
+        assert torch.equal(found, rows.packed(told.loss_mask).bool())
+        shares.append(float(found.sum() / x.mask.sum()))
+    assert 0.05 < sum(shares) / len(shares) < 0.95

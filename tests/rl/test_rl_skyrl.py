@@ -11,6 +11,7 @@ from padded import ALONE, LONGEST, Rewarded, Rows, ours, same, select
 from peers import SKYRL, load
 
 from flowrl import rl
+from flowrl.rl.math.losses import token_weights
 
 pytestmark = pytest.mark.nightly
 torch.set_num_threads(1)
@@ -242,3 +243,22 @@ def test_estimates_of_the_kl(skyrl, kind, seed):
     found.sum().backward()
     wanted.sum().backward()
     assert torch.allclose(mine.grad, its.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_mean_over_prompts(skyrl, seed):
+    """Its weights are in the advantages. A prompt without a sampled token counts there and not here."""
+    rows = Rewarded(seed)
+    bounds, start = [], 0
+    for prompt in dict.fromkeys(rows.prompt.tolist()):
+        end = start + int((rows.prompt == prompt).sum())
+        bounds.append((start, end))
+        start = end
+    ones = torch.ones_like(rows.p)
+    wanted = skyrl.apply_loss_reduction_to_advantages_minibatch(
+        ones, rows.sampled.double(), "prompt_mean", 1, LONGEST, bounds
+    )
+    row = torch.arange(len(rows.keys))[:, None].expand_as(rows.p)[rows.there]
+    group = torch.tensor([list(dict.fromkeys(rows.prompt.tolist())).index(p) for p in rows.prompt.tolist()])
+    found = token_weights(rows.packed(rows.sampled), row, len(rows.keys), "prompt-mean", group=group)
+    assert torch.allclose(found, rows.packed(wanted * rows.sampled), rtol=1e-12)

@@ -6,6 +6,7 @@ A trainer's loss is called on a stand-in that has what it looks at; the model's 
 import math
 import warnings
 from collections import defaultdict
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from padded import LONGEST, Rows, ours, same
 
 from flowrl import rl
+from flowrl.rl.math.selection import selected_by_entropy
 
 pytest.importorskip("trl")
 with warnings.catch_warnings():
@@ -39,14 +41,23 @@ def trainer(rows, logps, **settings):
         "sapo_temperature_pos": 1.0,
         "sapo_temperature_neg": 1.25,
         "steps_per_generation": 1,
+        "vespo_k_pos": 2.0,
+        "vespo_lambda_pos": 3.0,
+        "vespo_k_neg": 3.0,
+        "vespo_lambda_neg": 2.0,
     }
     me = {
         "model": SimpleNamespace(training=True),
         "accelerator": SimpleNamespace(
-            num_processes=1, sync_gradients=True, gather=lambda tensor: tensor, reduce=lambda tensor, reduction: tensor
+            num_processes=1,
+            sync_gradients=True,
+            gather=lambda tensor: tensor,
+            reduce=lambda tensor, reduction: tensor,
+            pad_across_processes=lambda tensor, **_: tensor,
         ),
         "_get_per_token_logps_and_entropies": lambda *_, **__: (logps, rows.entropy, None),
         "get_off_policy_mask": trainers.GRPOTrainer.get_off_policy_mask,
+        "get_gamma_weights": trainers.GRPOTrainer.get_gamma_weights,
         "aux_loss_enabled": False,
         "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None,
@@ -65,7 +76,9 @@ def trainer(rows, logps, **settings):
         "_metrics": {"train": defaultdict(list)},
     }
     args |= {name: settings.pop(name) for name in list(settings) if name in args}
-    return SimpleNamespace(**me | settings, args=SimpleNamespace(**args))
+    made = SimpleNamespace(**me | settings, args=SimpleNamespace(**args))
+    made.get_high_entropy_mask = partial(trainers.GRPOTrainer.get_high_entropy_mask, made)
+    return made
 
 
 def batch(rows, **more):
@@ -212,18 +225,65 @@ def test_a_token_that_the_engine_has_no_number_for_weighs_as_one():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_its_off_policy_mask_is_a_rejection_where_advantages_are_negative(seed):
-    """trl keeps rows with an advantage of 0 or more however far they moved; our correction looks at the ratio alone."""
+@pytest.mark.parametrize("anchor", ("old", "rollout"))
+def test_its_off_policy_mask(anchor, seed):
+    """Both measure from the policy of the pass to the one that sampled, whatever the ratio is to."""
     rows = Rows(seed)
-    rows.rollout = rows.rollout + 0.3
-    rejected = rl.correct("geometric", "reject", low=math.exp(-0.2), high=math.inf)
-    rows.old = rows.p.clone()  # trl measures from the policy, our correction from the anchor: here they are the same
-    rows.advantages = -rows.advantages.abs()
-    found = ours(TRL["bnpo"](anchor="old", correction=rejected), rows)
-    same(found, theirs(rows, loss_type="bnpo", off_policy_mask_threshold=0.2))
+    rows.rollout = rows.rollout + 0.2
+    loss = TRL["bnpo"](anchor=anchor, correction=rl.off_policy_mask(0.2))
+    found = ours(loss, rows)
+    sampled = rows.old if anchor == "old" else rows.rollout
+    more = {"old_per_token_logps": sampled, "sampling_per_token_logps": rows.rollout}
+    logps = rows.p.clone().requires_grad_()
+    me = trainer(rows, logps, loss_type="bnpo", off_policy_mask_threshold=0.2)
+    wanted = trainers.GRPOTrainer._compute_loss(me, None, batch(rows, **more))
+    wanted.backward()
+    same(found, (float(wanted.detach()), rows.packed(logps.grad)))
     assert 0 < found[2]["weight"] < 1
-    rows.advantages = -rows.advantages
-    same(ours(TRL["bnpo"](anchor="old"), rows), theirs(rows, loss_type="bnpo", off_policy_mask_threshold=0.2))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_token_that_the_engine_has_no_number_for_is_no_evidence_against_a_row(seed):
+    rows = Rows(seed)
+    rows.rollout[:, 0] = math.nan
+    wanted = theirs(rows, loss_type="bnpo", off_policy_mask_threshold=0.1)
+    same(ours(TRL["bnpo"](anchor="old", correction=rl.off_policy_mask(0.1)), rows), wanted)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("own", (False, True))
+def test_vespo(own, seed):
+    """TRL bounds the ratio of a row below by 1e-8, ours by exp(-20): both weights are nothing there."""
+    rows = Rows(seed)
+    settings, parts = {}, {}
+    if own:
+        settings = {"vespo_k_pos": 1.0, "vespo_lambda_pos": 0.5, "vespo_k_neg": 0.7, "vespo_lambda_neg": 1.5}
+        parts = {"positive": (1.0, 0.5), "negative": (0.7, 1.5)}
+    same(ours(rl.vespo(anchor="old", **parts), rows), theirs(rows, loss_type="vespo", **settings))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_vespo_to_the_engine_is_trls_with_its_weights(seed):
+    """Its weights of the trainer to the engine make of the ratio that to the engine, which is ours from the start."""
+    rows = Rows(seed, spread=0.15)
+    weights = importance(rows, "token", "truncate", None, math.inf).masked_fill(~rows.sampled, 1.0)
+    same(ours(rl.vespo(), rows), theirs(rows, loss_type="vespo", importance=weights))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("share", (0.2, 0.5))
+@pytest.mark.parametrize("loss_type", ("grpo", "dapo", "cispo"))
+def test_tokens_of_high_entropy(loss_type, share, seed):
+    rows = Rows(seed)
+    rows.entropy = rows.entropy.float().double()  # trl's quantile is of float32
+    wanted = theirs(rows, loss_type=loss_type, beta=0.1, top_entropy_quantile=share)
+    chosen = torch.zeros_like(rows.sampled)
+    packed = selected_by_entropy(rows.packed(rows.entropy), rows.packed(rows.sampled), share)
+    chosen[rows.there] = packed
+    loss = TRL[loss_type](anchor="old", kl=0.1, only="selected")
+    found = ours(loss, rows, {"selected": chosen})
+    same(found, wanted)
+    assert 0 < found[2]["selected_fraction"] < 1
 
 
 # -- where trl means something else ------------------------------------------------------------------------------------

@@ -174,19 +174,31 @@ def test_the_loss_of_values(core, mode, clip, seed):
     assert found[2]["value_clip_fraction"] == pytest.approx(float(share))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", ("k1", "k2", "k3"))
-def test_estimates_of_the_kl(core, kind, seed):
-    """verl holds k3 inside [-10, 10]; so far no number here is beyond."""
-    from flowrl.rl.math.kl import estimate
+KINDS = {
+    # verl's name: what our loss is told
+    "k1": {"kl_kind": "k1"},
+    "mse": {"kl_kind": "k2"},
+    "low_var_kl": {"kl_kind": "k3", "kl_bound": 10.0},
+    "k1+": {"kl_kind": "k1", "kl_gradient": "k2"},
+    "k3+": {"kl_kind": "k3", "kl_bound": 10.0, "kl_gradient": "k2"},
+}
 
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("spread", (0.4, 6.0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kl_with_its_bound_and_the_gradient_of_another(core, kind, spread, seed):
+    """Log-ratios stay inside 20, beyond which ours counts as 20 for every kind and verl's for k3 alone."""
     rows = Rows(seed)
-    mine, its = rows.p.clone().requires_grad_(), rows.p.clone().requires_grad_()
-    found, wanted = estimate(mine, rows.ref, kind), core.kl_penalty(its, rows.ref, kind)
-    assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-12)
-    found.sum().backward()
-    wanted.sum().backward()
-    assert torch.allclose(mine.grad, its.grad, rtol=1e-9, atol=1e-12)
+    rows.ref = rows.p + spread * (rows.ref - rows.p) / 0.4
+    its = rows.p.clone().requires_grad_()
+    kl = core.kl_penalty(its, rows.ref, kind)
+    wanted = (kl * rows.sampled).sum() / rows.sampled.sum()
+    wanted.backward()
+    rows.advantages = torch.zeros_like(rows.advantages)
+    same(ours(rl.reinforce(kl=1.0, **KINDS[kind]), rows), (float(wanted.detach()), rows.packed(its.grad)))
+    if "k3" in kind and spread > 1:
+        assert (kl == 10).any()
 
 
 # -- weights for what the engine sampled -------------------------------------------------------------------------------
@@ -226,6 +238,59 @@ def test_rejections_by_the_ratio(core, corrections, option):
         rows.sampled = kept.bool()
         same(found, theirs(core, "vanilla", rows, mode="token-sum", clip_ratio_c=1e9))
     assert 0.1 < sum(shares) / len(shares) < 0.9  # some are rejected, some are kept
+
+
+DIVERGED = {
+    # verl's option: ours
+    "token_k2": ("k2", "token", 0.02),
+    "token_k3": ("k3", "token", 0.02),
+    "seq_sum_k2": ("k2", "sequence", 0.05),
+    "seq_sum_k3": ("k3", "sequence", 0.05),
+    "seq_mean_k2": ("k2", "mean", 0.015),
+    "seq_mean_k3": ("k3", "mean", 0.015),
+    "seq_max_k2": ("k2", "max", 0.05),
+    "seq_max_k3": ("k3", "max", 0.05),
+}
+
+
+@pytest.mark.parametrize("option", DIVERGED)
+def test_rejections_by_a_divergence(core, corrections, option):
+    """verl takes what is rejected out of the mask, ours keeps it in the denominator."""
+    divergence, level, limit = DIVERGED[option]
+    shares = []
+    for seed in range(6):
+        rows = Rows(seed, spread=0.15)
+        kept, _ = corrections.compute_rollout_rejection_mask(
+            (rows.old - rows.rollout) * rows.sampled, rows.sampled.double(), option, limit
+        )
+        shares.append(float(kept.sum() / rows.sampled.sum()))
+        rejected = rl.reject(divergence, level, limit=limit)
+        found = ours(
+            rl.ppo_clip(clip=CLIP, clip_high=HIGH, anchor="old", correction=rejected, aggregate="token-sum"), rows
+        )
+        rows.sampled = kept.bool()
+        same(found, theirs(core, "vanilla", rows, mode="token-sum", clip_ratio_c=1e9))
+    assert 0.1 < sum(shares) / len(shares) < 0.9  # some are rejected, some are kept
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("bounds", ("1.3", "0.6_1.4"))
+@pytest.mark.parametrize("level", ("token", "sequence"))
+def test_weights_divided_by_their_mean(corrections, level, bounds, seed):
+    rows = Rewarded(seed)
+    rows.old_logprobs, rows.rollout_logprobs = rows.old.float().double(), rows.rollout.float().double()
+    moved = (rows.old_logprobs - rows.rollout_logprobs) * rows.sampled
+    wanted, _ = corrections.compute_rollout_correction_weights(
+        moved, rows.sampled.double(), level, bounds, rollout_is_batch_normalize=True
+    )
+    low, _, high = bounds.rpartition("_")
+    how = {"how": "mask", "low": float(low)} if low else {"how": "truncate"}
+    found = rl.importance_weights(
+        rows.batch("old_logprobs", "rollout_logprobs"),
+        correction=rl.correct(level, **how, high=float(high)),
+        normalize="tokens" if level == "token" else "rows",
+    )
+    rows.agree(found.importance_weights, wanted)
 
 
 # -- advantages --------------------------------------------------------------------------------------------------------
