@@ -1,14 +1,19 @@
 """The command line: a script's parameters as flags, near misses, formats, exit statuses."""
 
 import json
+import re
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import flowrl
-from flowrl.cli import main
+from flowrl.cli import OF_SCRIPTS, main
+from flowrl.cli.help import COMMANDS, new_parser
 
 SCRIPT = """
 import flowrl as fl
@@ -157,7 +162,7 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
     [
         (
             ["chek", "SCRIPT"],
-            "'chek' is no command; the commands are run, check, graph, plan, simulate, calibrate, reshard.\n  fix  Did you mean flowrl check?",
+            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, run, calibrate.\n  fix  Did you mean flowrl check?",
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),
@@ -180,11 +185,74 @@ def test_wrong_use_ends_with_status_2(run, script, words, said):
 
 def test_help_and_version(run, script):
     assert run()[0] == 2
-    assert run("--help")[0] == 0 and "flowrl graph SCRIPT" in run("-h")[1]
+    assert run("--help")[0] == 0
+    overview = run("-h")[1]
+    for name, about in COMMANDS.items():
+        assert f"\n  {f'{name} {about.takes}':<18}{about.does}\n" in overview
     assert run("--version") == (0, f"flowrl {flowrl.__version__}\n", "")
     with pytest.raises(SystemExit) as ended:
         run("check", script, "--help")
     assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("command", OF_SCRIPTS)
+def test_each_command_has_its_own_help_without_a_script(run, command, capsys, script):
+    status, said, _ = run(command, "--help")
+    assert status == 0 and said.startswith(f"usage: flowrl {command} SCRIPT [options]\n")
+    assert f"flowrl {command} " in said.partition("\nexamples:\n")[2]
+    with pytest.raises(SystemExit):
+        run(command, script, "--help")
+    of_the_script = capsys.readouterr().out
+    assert "parameters of train:" in of_the_script
+    options = set(re.findall(r"^  (-.*?)(?:  |$)", said, re.M)) - {"--steps STEPS"}  # the program's own, there
+    assert len(options) > 6
+    assert options <= set(re.findall(r"^  (-.*?)(?:  |$)", of_the_script, re.M))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_the_help_are_commands(command, monkeypatch, tmp_path):
+    """Each is read as the command that it is of; files that it names are made up."""
+    from flowrl.cli.words import add_common
+
+    for example in COMMANDS[command].examples:
+        program, said, *words = example.split()
+        assert (program, said) == ("flowrl", command)
+        if words[0] == "--show":
+            continue  # a plan alone, without a script
+        parser = new_parser(command)
+        add_common(parser)
+        OF_SCRIPTS[command][1](parser)
+        _, unknown = parser.parse_known_args(words[1:])
+        assert [w for w in unknown if w.startswith("-")] in ([], ["--steps"]), example
+
+
+@pytest.mark.parametrize(("signals", "how"), [(1, "after a checkpoint"), (2, "at once")])
+def test_after_ctrl_c_the_hint_is_a_command_that_runs(tmp_path, signals, how):
+    """In a folder whose name has a blank, in a process of its own."""
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    driver = folder / "small.py"
+    driver.write_text((Path(__file__).parent / "runtime" / "small_flow.py").read_text())
+    words = ["--program", "train", "--steps", "100000", "--checkpoint-every", "1", "--out", str(folder / "a")]
+    command = [sys.executable, "-m", "flowrl", "run", str(driver), *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not list((folder / "a" / "checkpoints").glob("*/manifest.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for _ in range(signals):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    said = process.communicate(timeout=120)[1].splitlines()[-1]
+    assert process.returncode == 130
+    assert said.startswith("stopped ") and "; go on with: flowrl run " in said
+    if said.startswith("stopped at once"):
+        assert how == "at once"  # a first signal always lets the step end
+    again = shlex.split(said.partition("go on with: ")[2])
+    count = len((folder / "a" / "metrics.jsonl").read_text().splitlines())
+    more = [sys.executable, "-m", *again, "--steps", str(count + 2)]
+    done = subprocess.run(more, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len((folder / "a" / "metrics.jsonl").read_text().splitlines()) == count + 2
 
 
 def test_findings_end_with_status_1(run, script, tmp_path):

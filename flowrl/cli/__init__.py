@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, near
+from ..flow import Flow
 from ..graph.site import own_frames
 from .calibrate import calibrate_command
+from .check import add_options as check_options
 from .check import check_command
+from .graph import add_options as graph_options
 from .graph import graph_command
+from .help import COMMANDS, new_parser, overview
+from .plan import add_options as plan_options
 from .plan import plan_command, show_command
 from .reshard import reshard_command
+from .run import add_options as run_options
 from .run import run_command
 from .script import load_script
+from .simulate import add_options as simulate_options
 from .simulate import simulate_command
+from .words import add_common
 
-COMMANDS = ("run", "check", "graph", "plan", "simulate", "calibrate", "reshard")
-OF_SCRIPTS = ("run", "check", "graph", "plan", "simulate")
+#: Commands of a script: what runs them, and what adds their options to a parser.
+OF_SCRIPTS: Mapping[str, tuple[Callable[[Flow, Sequence[str]], int], Callable[[argparse.ArgumentParser], None]]] = {
+    "run": (run_command, run_options),
+    "check": (check_command, check_options),
+    "graph": (graph_command, graph_options),
+    "plan": (plan_command, plan_options),
+    "simulate": (simulate_command, simulate_options),
+}
 
 
 def main(argv: Sequence[str] | None = None, module: str | None = None) -> int:
@@ -44,10 +59,7 @@ def main(argv: Sequence[str] | None = None, module: str | None = None) -> int:
         _show_cause(error)
         return 1
     except KeyboardInterrupt:
-        print(
-            "stopped" + (" at once; --resume goes on from the last checkpoint" if words[0] == "run" else ""),
-            file=sys.stderr,
-        )
+        print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,7 +72,7 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 def _command(words: list[str], module: str | None) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(_HELP)
+        print(overview())
         return 0 if words else 2
     if words[0] == "--version":
         from .. import __version__
@@ -80,33 +92,21 @@ def _command(words: list[str], module: str | None) -> int:
         return calibrate_command(rest)
     if not rest or rest[0].startswith("-"):
         if rest and rest[0] in ("-h", "--help"):
-            print(_HELP)
+            print(_help(command))
             return 0
-        if command == "plan" and rest[0] == "--show":
+        if command == "plan" and rest and rest[0] == "--show":
             return show_command(rest[1:])
         raise UsageError(f"flowrl {command} needs a script.", fix=f"Write flowrl {command} SCRIPT.")
-    flow = load_script(rest[0], module)
-    commands = {
-        "run": run_command,
-        "check": check_command,
-        "graph": graph_command,
-        "plan": plan_command,
-        "simulate": simulate_command,
-    }
-    return commands[command](flow, rest[1:])
+    run, _ = OF_SCRIPTS[command]
+    return run(load_script(rest[0], module), rest[1:])
 
 
-_HELP = """\
-flowrl run   SCRIPT [options]   check a script's program, then run it
-flowrl check SCRIPT [options]   find its mistakes; nothing is loaded
-flowrl graph SCRIPT [options]   show its dataflow graph
-flowrl plan SCRIPT [options]    who sits where, or a search for the best placement on a cluster
-flowrl simulate SCRIPT [options]    its schedule on a virtual clock, under a plan
-flowrl calibrate RUN            costs of a run's ops, with the error of their prediction
-flowrl reshard --src .. --dst .. --model ..     bytes that a change of layout moves
-flowrl COMMAND SCRIPT --help    all options, with the program's own parameters
-
-python SCRIPT is flowrl run SCRIPT."""
+def _help(command: str) -> str:
+    """The help of a command of a script, without one."""
+    parser = new_parser(command)
+    add_common(parser)
+    OF_SCRIPTS[command][1](parser)
+    return parser.format_help() + "\nThe parameters of a script's program are options, too: add the script to see them."
 
 
 def _show_cause(error: BaseException) -> None:

@@ -16,14 +16,15 @@ from .studied import add_study_options, load_plan, study_of
 from .words import parse
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    add_study_options(parser)
+    parser.add_argument("--format", default="text", choices=("text", "json"), help="text or json")
+
+
 def check_command(flow: Flow, words: Sequence[str]) -> int:
     """Print the findings on a script's programs. Returns the exit status."""
-
-    def extra(parser: argparse.ArgumentParser) -> None:
-        add_study_options(parser)
-        parser.add_argument("--format", default="text", choices=("text", "json"), help="text or json")
-
-    said = parse(flow, "check", words, extra)
+    said = parse(flow, "check", words, add_options)
     reports = [flow.check(name, **said.parameters[name]) for name in dict.fromkeys(said.programs)]
     if said.options.plan:
         plan = load_plan(flow, said.options)

@@ -14,21 +14,22 @@ from .studied import add_study_options, load_plan, study_of
 from .words import parse, put, whole_number
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    add_study_options(parser)
+    parser.add_argument(
+        "--simulate",
+        metavar="STEPS",
+        type=whole_number,
+        help="with --plan: times and utilisation of so many steps",
+    )
+    parser.add_argument("--format", default="text", help=", ".join(FORMATS))
+    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
+
+
 def graph_command(flow: Flow, words: Sequence[str]) -> int:
     """Print or write the graph of a program. Returns the exit status."""
-
-    def extra(parser: argparse.ArgumentParser) -> None:
-        add_study_options(parser)
-        parser.add_argument(
-            "--simulate",
-            metavar="STEPS",
-            type=whole_number,
-            help="with --plan: times and utilisation of so many steps",
-        )
-        parser.add_argument("--format", default="text", help=", ".join(FORMATS))
-        parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
-
-    said = parse(flow, "graph", words, extra)
+    said = parse(flow, "graph", words, add_options)
     if said.options.format not in FORMATS:
         meant = near(said.options.format, FORMATS)
         raise UsageError(

@@ -23,20 +23,21 @@ from .words import parse, put, whole_number
 FORMATS = ("text", "json", "svg")
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    add_study_options(parser)
+    parser.add_argument("--show", action="store_true", help="who sits where in the plan of --plan")
+    parser.add_argument("--cluster", metavar="KIND:NxM", help="search on this cluster: h100-80:4x8, or auto")
+    parser.add_argument(
+        "--staleness", metavar="S,...", help="bounds to choose from (0, and 1 if every loss corrects for it)"
+    )
+    parser.add_argument("--format", default="text", help=", ".join(FORMATS))
+    parser.add_argument("--out", "-o", metavar="FILE", help="write the plan (YAML), or with --show the picture")
+
+
 def plan_command(flow: Flow, words: Sequence[str]) -> int:
     """Show a plan, or search for one and explain it. Returns the exit status."""
-
-    def extra(parser: argparse.ArgumentParser) -> None:
-        add_study_options(parser)
-        parser.add_argument("--show", action="store_true", help="who sits where in the plan of --plan")
-        parser.add_argument("--cluster", metavar="KIND:NxM", help="search on this cluster: h100-80:4x8, or auto")
-        parser.add_argument(
-            "--staleness", metavar="S,...", help="bounds to choose from (0, and 1 if every loss corrects for it)"
-        )
-        parser.add_argument("--format", default="text", help=", ".join(FORMATS))
-        parser.add_argument("--out", "-o", metavar="FILE", help="write the plan (YAML), or with --show the picture")
-
-    said = parse(flow, "plan", words, extra)
+    said = parse(flow, "plan", words, add_options)
     options, name = said.options, said.programs[0]
     if len(said.programs) > 1:
         raise UsageError("flowrl plan is for one program.", fix=f"Write --program {name}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,33 +20,48 @@ if TYPE_CHECKING:
     from ..runtime.run import Outcome
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument(
+        "--runtime",
+        default="local",
+        choices=("eager", "local", "ray"),
+        help="eager: one op at a time; local: pools overlap; ray: a process for each device of the plan",
+    )
+    parser.add_argument("--address", metavar="ADDRESS", help="running Ray cluster to join (one is started here)")
+    parser.add_argument("--out", metavar="DIR", help="folder of the run (runs/NAME-TIME)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    parser.add_argument("--overwrite", action="store_true", help="start anew in a folder that holds a run")
+    parser.add_argument(
+        "--checkpoint-every", type=whole_number, default=50, metavar="STEPS", help="steps between checkpoints (50)"
+    )
+    parser.add_argument("--no-save", action="store_true", help="do not save the trained models at the end")
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+
 def run_command(flow: Flow, words: Sequence[str]) -> int:
     """Run programs. Returns the exit status."""
-
-    def extra(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--runtime",
-            default="local",
-            choices=("eager", "local", "ray"),
-            help="eager: one op at a time; local: pools overlap; ray: a process for each device of the plan",
-        )
-        parser.add_argument("--address", metavar="ADDRESS", help="running Ray cluster to join (one is started here)")
-        parser.add_argument("--out", metavar="DIR", help="folder of the run (runs/NAME-TIME)")
-        parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
-        parser.add_argument("--overwrite", action="store_true", help="start anew in a folder that holds a run")
-        parser.add_argument(
-            "--checkpoint-every", type=whole_number, default=50, metavar="STEPS", help="steps between checkpoints (50)"
-        )
-        parser.add_argument("--no-save", action="store_true", help="do not save the trained models at the end")
-        parser.add_argument("--quiet", action="store_true", help="no progress display")
-
     begun = _recorded(words) if "--resume" in words else []
-    said = parse(flow, "run", [*begun, *words], extra)
+    said = parse(flow, "run", [*begun, *words], add_options)
     options = said.options
     if options.checkpoint_every < 1:
         raise UsageError(f"--checkpoint-every {options.checkpoint_every}: give 1 or more.")
     out = Path(options.out) if options.out else flow.new_folder()
-    outcome = flow.run(
+    try:
+        outcome = _run(flow, said, out, arguments=[*begun, *_lasting(words, begun)])
+    except KeyboardInterrupt:
+        print(f"stopped at once; {_how_to_go_on(flow, out)}", file=sys.stderr)
+        return 130
+    if outcome.status == "interrupted":
+        print(f"stopped after a checkpoint; {_how_to_go_on(flow, out)}", file=sys.stderr)
+        return 130
+    _summary(outcome, flow, said)
+    return 0
+
+
+def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Outcome:
+    options = said.options
+    return flow.run(
         *said.programs,
         out=out,
         plan=options.plan,
@@ -57,14 +73,17 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
         save_models=not options.no_save,
         quiet=options.quiet,
         parameters=said.parameters,
-        arguments=[*begun, *_lasting(words, begun)],
+        arguments=arguments,
         address=options.address,
     )
-    if outcome.status == "interrupted":
-        print(f"stopped after a checkpoint; go on with: {shown(flow.script)} --out {out} --resume", file=sys.stderr)
-        return 130
-    _summary(outcome, flow, said)
-    return 0
+
+
+def _how_to_go_on(flow: Flow, out: Path) -> str:
+    """The command that goes on with a run that was stopped."""
+    if not any((out / "checkpoints").glob("*")):
+        return "it has no checkpoint yet, so there is nothing to go on from"
+    command = shlex.join(["flowrl", "run", shown(flow.script), "--out", str(out), "--resume"])
+    return f"go on with: {command}"
 
 
 def _lasting(words: Sequence[str], begun: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..errors import CheckError, UsageError
 from ..flow import Flow
@@ -14,19 +15,20 @@ from .studied import add_study_options, load_plan, study_of
 from .words import chosen, parse, put, whole_number
 
 
+def add_options(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
+    """Add the options of this command; ``steps`` unless the program has a parameter of that name."""
+    add_study_options(parser)
+    if steps:
+        parser.add_argument("--steps", type=whole_number, default=20, help="of each loop, at most (20)")
+    parser.add_argument("--format", default="table", help=", ".join(FORMATS))
+    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
+
+
 def simulate_command(flow: Flow, words: Sequence[str]) -> int:
     """Print or write what a simulated run did. Returns the exit status."""
-
     asks = "steps" in flow.find_program(chosen(flow, words)[0]).parameters  # then it is the program's own
 
-    def extra(parser: argparse.ArgumentParser) -> None:
-        add_study_options(parser)
-        if not asks:
-            parser.add_argument("--steps", type=whole_number, default=20, help="of each loop, at most (20)")
-        parser.add_argument("--format", default="table", help=", ".join(FORMATS))
-        parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
-
-    said = parse(flow, "simulate", words, extra)
+    said = parse(flow, "simulate", words, partial(add_options, steps=not asks))
     name, options = said.programs[0], said.options
     if len(said.programs) > 1:
         raise UsageError("flowrl simulate flies one program.", fix=f"Write --program {name}.")

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import UsageError, near, shown
 from ..flow import Flow
+from .help import new_parser
 
 
 @dataclass(frozen=True)
@@ -26,20 +27,11 @@ class Words:
 
 def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argparse.ArgumentParser], None]) -> Words:
     """Read a command's words; ``extra`` adds the options of that command. Raises UsageError with the near miss."""
-    parser = argparse.ArgumentParser(
-        prog=f"flowrl {command} {shown(flow.script)}", allow_abbrev=False, exit_on_error=False
-    )
-    parser.add_argument("--program", help="which program, several with commas; default: the one named like the flow")
-    parser.add_argument(
-        "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
-    )
-    parser.add_argument("--plan", metavar="FILE", help="where workers run (YAML)")
-    parser.add_argument("--seed", type=int, help="seed of the run (0)")
-    extra(parser)
+    parser = new_parser(command, shown(flow.script))
     programs = chosen(flow, words)
     found = {name: flow.find_program(name) for name in programs}
-    presets = ", ".join(dict.fromkeys(preset for program in found.values() for preset in program.presets)) or "none"
-    parser.add_argument("--preset", metavar="NAME", help=f"values of the program's parameters, by name: {presets}")
+    add_common(parser, tuple(dict.fromkeys(preset for program in found.values() for preset in program.presets)))
+    extra(parser)
     known = {a for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
     shared = Counter(p for program in found.values() for p in program.parameters)
     flags: dict[str, tuple[str, str]] = {}
@@ -89,6 +81,21 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
             raise UsageError(f"--model {said}: write --model WORKER=NAME.")
         flow.use_model(worker, name)
     return Words(options, programs, parameters)
+
+
+def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> None:
+    """Add the options that every command of a script has."""
+    program = parser.add_argument_group("program")
+    program.add_argument(
+        "--program", metavar="NAME,...", help="which programs (default: the one that is named like the flow)"
+    )
+    named = f": {', '.join(presets)}" if presets else ""
+    program.add_argument("--preset", metavar="NAME", help=f"values of the program's parameters{named}")
+    program.add_argument(
+        "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
+    )
+    program.add_argument("--plan", metavar="FILE", help="where workers run (YAML)")
+    program.add_argument("--seed", type=int, metavar="N", help="seed of the run (0)")
 
 
 def _presets(flow: Flow, programs: Sequence[str], preset: str | None) -> dict[str, dict[str, Any]]:

@@ -14,9 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..schedule.report.figures import duration
 from .records import Timing
 
 EVERY = 10.0  # seconds between lines where there is no terminal
+#: What is shown first, by the last part of its name: ``loss`` is also ``actor/loss``.
 SHOWN = ("reward", "response_length", "tokens_per_second", "loss", "grad_norm", "kl")
 
 
@@ -28,6 +30,7 @@ class Progress:
         self.console = Console(file=sys.stderr, soft_wrap=True)
         self._live: Live | None = None
         self._program, self._steps, self._step = "", None, 0
+        self._opening, self._opened = "", set[str]()
         self._recent: deque[dict[str, Any]] = deque(maxlen=20)
         self._spent: dict[str, float] = defaultdict(float)
         self._calls: dict[str, int] = defaultdict(int)
@@ -47,8 +50,19 @@ class Progress:
         if self._recent and not self.quiet:
             self._say()
 
+    def opening(self, program: str, workers: Mapping[str, str], folder: str) -> None:
+        """Workers of a program are about to open: what they are, by name. Those of a program before are open."""
+        new = {name: what for name, what in workers.items() if name not in self._opened}
+        self._opened |= set(new)
+        if not new or self.quiet:
+            return
+        self._opening = f"{program}: opening {', '.join(f'{name} ({what})' for name, what in new.items())}"
+        if self._live is None:
+            self.note(f"{self._opening}; folder {folder}")
+
     def start(self, program: str, steps: int | None, done: int) -> None:
         """A program begins, or goes on after ``done`` steps."""
+        self._opening = ""
         if self._recent and not self.quiet:
             self._say()
         self._program, self._steps, self._step = program, steps, done
@@ -78,16 +92,18 @@ class Progress:
         return sum(values) / len(values) if values else None
 
     def _headline(self) -> str:
+        if self._opening:
+            return self._opening
         of = f"/{self._steps}" if self._steps else ""
         seconds = self._mean("seconds") or 0.0
-        left = (
-            f"  {(self._steps - self._step) * seconds:.0f} s left" if self._steps and self._step < self._steps else ""
-        )
-        return f"{self._program} {self._step}{of}  {seconds:.2f} s/step{left}"
+        left = ""
+        if self._steps and self._step < self._steps and self._recent:
+            left = f"  {duration((self._steps - self._step) * seconds, most=99.5)} left"
+        return f"{self._program} {self._step}{of}  {duration(seconds)}/step{left}"
 
     def _figures(self) -> list[tuple[str, str]]:
         named = [n for h in list(self._recent)[-1:] for n in h if n not in ("program", "step", "seconds")]
-        order = [n for n in SHOWN if n in named] + [n for n in named if n not in SHOWN]
+        order = sorted(named, key=_rank)
         return [(n, f"{m:.4g}") for n in order if (m := self._mean(n)) is not None]
 
     def _say(self) -> None:
@@ -120,3 +136,9 @@ class Progress:
         both = Table.grid(padding=(0, 4))
         both.add_row(figures, ops)
         return Group(Text(self._headline(), style="bold"), both)
+
+
+def _rank(name: str) -> int:
+    """Where a figure stands among those that are shown; the others keep their order, after them."""
+    last = name.rpartition("/")[2]
+    return SHOWN.index(last) if last in SHOWN else len(SHOWN)

@@ -136,6 +136,8 @@ class Runner:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _run_stage(self, stage: Stage, cut: Cut | None) -> None:
+        kinds = {w["name"]: w["kind"] for w in stage.graph["workers"]}
+        self.progress.opening(stage.program, {name: kinds[name] for name in stage.workers}, str(self.settings.out))
         workers = {name: self.place.open(name) for name in stage.workers}
         followers = stage.scheme.setup.followers
         servers = {name: self.place.open_server(name) for name in self._serving(stage)}

@@ -141,11 +141,14 @@ def _luminance(colour: Sequence[int]) -> float:
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def duration(seconds: float) -> str:
-    """Seconds as they are read: ``350 ms``, ``6.5 s``, ``16 min 40 s``, ``2 h 46 min``, ``11 d 13 h``."""
+def duration(seconds: float, *, most: float = 999.5) -> str:
+    """Seconds as they are read: ``350 ms``, ``6.5 s``, ``16 min 40 s``, ``2 h 46 min``, ``11 d 13 h``.
+
+    From ``most`` seconds on they are minutes.
+    """
     if seconds < 0:
-        return f"-{duration(-seconds)}"
-    for limit, factor, unit in ((0.9995e-6, 1e9, "ns"), (0.9995e-3, 1e6, "µs"), (0.9995, 1e3, "ms"), (999.5, 1, "s")):
+        return f"-{duration(-seconds, most=most)}"
+    for limit, factor, unit in ((0.9995e-6, 1e9, "ns"), (0.9995e-3, 1e6, "µs"), (0.9995, 1e3, "ms"), (most, 1, "s")):
         if 0 < seconds < limit:
             return f"{seconds * factor:.3g} {unit}"
     for step, big, small in ((1, "min", "s"), (60, "h", "min"), (3600, "d", "h")):

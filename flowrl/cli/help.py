@@ -1,0 +1,94 @@
+"""What the commands are for: the overview that ``flowrl`` prints, and the help of each command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class About:
+    """A command: ``About("SCRIPT", "find its mistakes; nothing is loaded", ("flowrl check grpo.py",))``."""
+
+    takes: str
+    does: str
+    examples: Sequence[str] = ()
+
+
+#: By group and command, as the overview lists them.
+GROUPS: dict[str, dict[str, About]] = {
+    "before anything is loaded": {
+        "check": About(
+            "SCRIPT",
+            "find the mistakes of its programs, and of a plan",
+            ("flowrl check grpo.py", "flowrl check grpo.py --plan cluster.yaml --model actor=llama-7b"),
+        ),
+        "graph": About(
+            "SCRIPT",
+            "show the dataflow graph of a program",
+            ("flowrl graph grpo.py", "flowrl graph grpo.py --plan cluster.yaml --format html --out grpo.html"),
+        ),
+        "plan": About(
+            "SCRIPT",
+            "show who sits where, or search for the best placement on a cluster",
+            ("flowrl plan --show cluster.yaml", "flowrl plan grpo.py --cluster h100-80:4x8 --out cluster.yaml"),
+        ),
+        "simulate": About(
+            "SCRIPT",
+            "fly a program with the real schedule on a virtual clock",
+            (
+                "flowrl simulate grpo.py --plan cluster.yaml --steps 10",
+                "flowrl simulate grpo.py --plan cluster.yaml --costs costs.yaml --format html --out gantt.html",
+            ),
+        ),
+        "reshard": About("", "plan the movement of weights between two layouts"),
+    },
+    "run": {
+        "run": About(
+            "SCRIPT",
+            "check the programs of a script, then run them",
+            (
+                "flowrl run grpo.py --steps 200 --out runs/grpo",
+                "flowrl run grpo.py --program warmup,grpo --plan split.yaml",
+                "flowrl run grpo.py --out runs/grpo --resume",
+            ),
+        ),
+    },
+    "after a run": {
+        "calibrate": About("RUN", "fit costs to its timeline, with the error of their prediction"),
+    },
+}
+COMMANDS: dict[str, About] = {name: about for group in GROUPS.values() for name, about in group.items()}
+
+
+def overview() -> str:
+    """What ``flowrl --help`` prints."""
+    lines = ["usage: flowrl COMMAND [SCRIPT] [options]", "", "RL algorithms as programs over typed workers."]
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  {f'{name} {about.takes}':<18}{about.does}" for name, about in commands.items()]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "flowrl COMMAND --help          its options, with examples",
+            "flowrl COMMAND SCRIPT --help   with the parameters of the script's program, too",
+            "python SCRIPT                  is flowrl run SCRIPT",
+        ]
+    )
+
+
+def new_parser(command: str, script: str = "SCRIPT") -> argparse.ArgumentParser:
+    """A parser for a command of a script, with a short usage line and examples."""
+    about = COMMANDS[command]
+    examples = "".join(f"\n  {line}" for line in about.examples)
+    return argparse.ArgumentParser(
+        prog=f"flowrl {command} {script}",
+        usage=f"flowrl {command} {script} [options]",
+        description=about.does[0].upper() + about.does[1:] + ".",
+        epilog=f"examples:{examples}" if examples else None,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=100),
+        allow_abbrev=False,
+        exit_on_error=False,
+    )

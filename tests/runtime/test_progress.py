@@ -1,0 +1,65 @@
+"""What a person sees of a run: what is opened, how far it is, and which figures come first."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flowrl.runtime.progress import Progress
+
+
+@pytest.fixture
+def shown():
+    """A display that writes into a text, and a line for every step."""
+    progress = Progress()
+    progress.console = Console(file=io.StringIO(), soft_wrap=True)
+    return progress
+
+
+def text(progress):
+    return progress.console.file.getvalue()
+
+
+def test_it_begins_with_the_program_and_what_is_opened(shown):
+    shown.opening("warmup", {"actor": "Actor"}, "runs/a")
+    shown.opening("grpo", {"actor": "Actor", "ref": "Reference", "reward": "FunctionReward"}, "runs/a")
+    shown.opening("evaluate", {"actor": "Actor"}, "runs/a")
+    assert text(shown).splitlines() == [
+        "warmup: opening actor (Actor); folder runs/a",
+        "grpo: opening ref (Reference), reward (FunctionReward); folder runs/a",
+    ]
+
+
+def test_quiet_says_nothing_of_what_is_opened():
+    progress = Progress(quiet=True)
+    progress.console = Console(file=io.StringIO())
+    progress.opening("grpo", {"actor": "Actor"}, "runs/a")
+    assert text(progress) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "wanted"),
+    [
+        (0.25, 41, "grpo 1/41  250 ms/step  10 s left"),
+        (9.0, 101, "grpo 1/101  9 s/step  15 min 0 s left"),
+        (90.0, 801, "grpo 1/801  90 s/step  20 h 0 min left"),
+        (3.0, 1, "grpo 1/1  3 s/step"),
+        (3.0, None, "grpo 1  3 s/step"),
+    ],
+)
+def test_what_is_left_is_said_in_minutes_and_hours(shown, seconds, steps, wanted):
+    shown.start("grpo", steps, 0)
+    with shown:
+        shown.step({"program": "grpo", "step": 0, "seconds": seconds}, [])
+    assert text(shown).splitlines()[-1].partition("  [")[0].strip() == wanted
+
+
+def test_the_loss_of_each_worker_comes_before_its_approximate_kl(shown):
+    line = {"actor/approx_kl": 0.1, "actor/kl": 0.2, "actor/loss": 0.3, "critic/loss": 0.4, "grade": 1.0, "reward": 0.5}
+    shown.start("ppo", 1, 0)
+    with shown:
+        shown.step({"program": "ppo", "step": 0, "seconds": 1.0, **line}, [])
+    said = text(shown).splitlines()[-1]
+    names = ["reward", "actor/loss", "critic/loss", "actor/kl", "actor/approx_kl", "grade"]
+    places = [said.index(f"{name} ") for name in names]
+    assert places == sorted(places)
