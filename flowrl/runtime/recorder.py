@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..batch import Batch, Column
-from ..errors import At, UsageError
+from ..errors import At
 from ..graph.logged import Logged, Names
 from .call import outcome
 from .records import Step
@@ -28,11 +28,7 @@ class Recorder:
 
     def __init__(self, folder: Path, *, every: int = 10, rows: int = 4) -> None:
         self.folder, self.every, self.rows = folder, every, rows
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            what = f"{folder} cannot be the folder of a run: {error.strerror}."
-            raise UsageError(what, fix="Name another folder with --out.") from None
+        folder.mkdir(parents=True, exist_ok=True)
         self._files = {name: (folder / f"{name}.jsonl").open("a", encoding="utf-8") for name in STREAMS}
         self.history: list[dict[str, Any]] = []
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name

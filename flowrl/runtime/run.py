@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError, RankLost, UsageError
+from ..errors import ModelError, RankLost
 from ..graph import session as sessions
 from ..schedule.scheme import Scheme
 from . import checkpoint
+from .folder import take_folder
 from .journal import Journal
 from .progress import Progress
 from .recorder import Recorder, versions
@@ -76,7 +76,7 @@ class Runner:
 
     def __init__(self, stages: Sequence[Stage], place: Workplace | RanksPlace, settings: Settings) -> None:
         self.stages, self.place, self.settings = stages, place, settings
-        self._prepare_folder()
+        self._lock = take_folder(settings.out, resume=settings.resume, overwrite=settings.overwrite)
         self.recorder = Recorder(settings.out)
         self.journal = Journal(settings.out / "journal.jsonl", beside="journal.*.jsonl")
         self.progress = Progress(quiet=settings.quiet)
@@ -90,6 +90,14 @@ class Runner:
 
     def run(self) -> Outcome:
         """Run what is left of the stages. Raises what a program raised, after a line in the events."""
+        try:
+            return self._run()
+        finally:
+            self._lock.release()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> Outcome:
         settings = self.settings
         manifest = find_resume_point(settings.out, self.stages, settings.seed) if settings.resume else None
         self._record_start(manifest)
@@ -132,8 +140,6 @@ class Runner:
             self.place.close()
             raise
         return self._end(status, digest)
-
-    # -- inside ---------------------------------------------------------------------------------------------------
 
     def _run_stage(self, stage: Stage, cut: Cut | None) -> None:
         kinds = {w["name"]: w["kind"] for w in stage.graph["workers"]}
@@ -294,29 +300,6 @@ class Runner:
             draws=program["draws"],
             held=tuple(program.get("held", ())),
         )
-
-    def _prepare_folder(self) -> None:
-        out = self.settings.out
-        if out.exists() and not out.is_dir():
-            raise UsageError(f"{out} is a file; a run needs a folder.", fix="Name another folder with --out.")
-        there = out.exists() and any(out.iterdir())
-        if self.settings.resume:
-            if not (out / "run.json").exists():
-                raise UsageError(
-                    f"--resume: {out} holds no run.", fix="Name the folder of a run with --out, or leave out --resume."
-                )
-            return
-        if there and not self.settings.overwrite:
-            raise UsageError(
-                f"{out} is not empty.",
-                fix="Go on with --resume, start anew with --overwrite, or name another folder with --out.",
-            )
-        if there:
-            if not (out / "run.json").exists():
-                raise UsageError(
-                    f"{out} is not empty and holds no run; it is left as it is.", fix="Name another folder with --out."
-                )
-            shutil.rmtree(out)
 
     def _record_start(self, manifest: Mapping[str, Any] | None) -> None:
         settings = self.settings
