@@ -74,8 +74,8 @@ class CallShape:
     sampled_by: str = ""
 
 
-#: Whether an op may be run prompt by prompt: its rows do not depend on those of other prompts.
-Pieces = bool | Callable[[CallShape], bool]
+#: Whether an op may be run prompt by prompt, as its rows do not depend on those of other prompts; ``"row"``: on none.
+Pieces = bool | str | Callable[[CallShape], "bool | str"]
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,14 @@ class Op:
 
     def in_pieces(self, init: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
         """Whether this call may be run prompt by prompt."""
-        if callable(self.pieces):
-            return self.pieces(CallShape(init, arguments, frozenset()))
-        return self.pieces
+        return self.unit(init, arguments) != "call"
+
+    def unit(self, init: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+        """Within what rows of this call depend on each other: ``row``, ``prompt``, or the whole ``call``."""
+        said = self.pieces
+        if callable(said):
+            said = said(CallShape(init, arguments, frozenset()))
+        return said if isinstance(said, str) else "prompt" if said else "call"
 
     @property
     def batch_parameter(self) -> str:
@@ -419,7 +424,7 @@ def op(
         cost: its class for the cost model: ``none``, ``local``, ``forward``, ``generate``, ``train``, ``external``.
         external: it touches the world (a reward, an environment): its output is journalled, and never made twice.
         pieces: its rows do not depend on those of other prompts, so that a plan with ``chunks`` may run it in
-            pieces; or a function of :class:`CallShape` that says so.
+            pieces; ``"row"``: nor on others of their prompt; or a function of :class:`CallShape` that says so.
         owner: name of the library it belongs to, for functions outside a worker.
 
     The declaration is read at once: a wrong field type, row effect or cost raises WorkerError at the ``def``.

@@ -211,15 +211,10 @@ class Calls:
             asked.info,
             keep=self.fleet.number() if keeps else 0,
             weights=(group.version, group.dirty) if group is not None else (0, False),
-            journal=self._place_in_journal(asked, group, rank) if asked.op.external else None,
+            journal=(asked.program, asked.index) if asked.op.external else None,
             frees=self.fleet.dropped(rank),
             policies=policies,
         )
-
-    @staticmethod
-    def _place_in_journal(asked: Asked, group: Group | None, rank: int) -> tuple[int, int, int]:
-        ranks = group.ranks if group is not None else (rank,)
-        return asked.program, asked.index, asked.piece * len(ranks) + ranks.index(rank)
 
     def _home(self, arguments: Mapping[str, Any]) -> int:
         """The rank where a call of a library runs: one that has some of its rows, in turns where the driver has."""

@@ -9,6 +9,7 @@ from ..batch import Batch
 from ..schedule.events import Command, Memory, Start
 from ..schedule.scheme import Scheme
 from .call import Call
+from .external import once
 from .journal import Journal
 
 
@@ -42,32 +43,10 @@ class Here:
         self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], Any]:
         """What runs a call: nothing is done before."""
-        return lambda: self.apply(call, piece, worker, args, kwargs)
+        return lambda: self.apply(call, worker, args, kwargs)
 
-    def apply(self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def apply(self, call: Call, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call. One that touches the world is answered from the journal where it was made before."""
-        main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-        if not call.op.external or main is None:
+        if not call.op.external:
             return call.op.apply(worker, args, kwargs, call.info)
-        inputs = _read(call, worker, args, kwargs, main).digest()
-        added = self.journal.kept(
-            self.number,
-            call.index,
-            piece,
-            inputs,
-            lambda: self.warn(f"{call.title}: its rows differ from those journalled; run again"),
-        )
-        if added is None:
-            result = call.op.apply(worker, args, kwargs, call.info)
-            fresh = [n for n in result.fields if n not in main.fields]
-            self.journal.keep(self.number, call.index, piece, inputs, result.select(*fresh).with_call(None))
-            return result
-        return main.take_keys(added.keys).with_columns(dict(added.columns))
-
-
-def _read(call: Call, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any], main: Batch) -> Batch:
-    """The rows with the fields that the call reads: what its answer depends on, and what a rank would have of them."""
-    arguments = call.op.bind(worker, args, {k: v for k, v in kwargs.items() if k != "into"})
-    signature = call.op.signature(getattr(worker, "init_arguments", {}), arguments, frozenset(main.fields))
-    fields = signature.reads.get(call.op.batch_parameter)
-    return main if fields is None else main.select(*(n for n in fields if n in main))
+        return once(self.journal, (self.number, call.index), call.op, worker, args, kwargs, call.info, self.warn)

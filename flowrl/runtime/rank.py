@@ -16,6 +16,7 @@ from ..graph.op import Op
 from ..workers.base import Engine, ModelWorker, Opening, Worker
 from ..workers.records import Build, Sampled
 from ..workers.tokenizer import find_tokenizer
+from .external import once
 from .journal import Journal
 from .moves.plan import holdings
 from .peers import Elsewhere, Peers, Policy
@@ -243,7 +244,8 @@ class Rank(Weights):
         first = next((f for f in found((task.args, dict(task.kwargs)), (Fetch,))), None)
         op = inspect.getattr_static(type(worker), task.op) if isinstance(task.op, str) else task.op
         if task.journal is not None:
-            result = self._external(task, op, worker, args, kwargs)
+            warn = self._now.warnings.append
+            result = once(self.journal(), task.journal, op, worker, args, kwargs, task.info, warn)
         else:
             result = op.apply(worker, args, kwargs, task.info)
         reply = self._kept(task, op, result, args, kwargs, first)
@@ -296,25 +298,6 @@ class Rank(Weights):
         keys = None if alike else result.keys
         sizes, size, oldest = sizes_of(result), column_bytes(result), oldest_of(result) or ()
         return Reply(None, keys, alike, kinds, sizes, size, oldest, column=column, check=check)
-
-    def _external(self, task: Task, op: Op, worker: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Answer from the journals, or run and journal here: the world is touched once."""
-        main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-        if main is None:
-            return op.apply(worker, tuple(args), kwargs, task.info)
-        assert task.journal is not None, "a call that touches the world has a place in the journal"
-        inputs, journal = main.digest(), self.journal()
-        added = journal.kept(
-            *task.journal,
-            inputs,
-            lambda: self._now.warnings.append(f"{task.title}: its rows differ from those journalled; run again"),
-        )
-        if added is None:
-            result = op.apply(worker, tuple(args), kwargs, task.info)
-            fresh = [n for n in result.fields if n not in main.fields]
-            journal.keep(*task.journal, inputs, result.select(*fresh).with_call(None))
-            return result
-        return main.take_keys(added.keys).with_columns(dict(added.columns))
 
     def journal(self) -> Journal:
         """The journal of this rank; it knows what all ranks of the run have written."""

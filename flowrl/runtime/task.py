@@ -82,7 +82,7 @@ class Task:
     """One call, or the part of it that falls to this rank. ``op`` is the name of a worker's op, or one of a library.
 
     ``weights``: version of the worker's weights, and whether they were updated since. ``keep``: the number under which
-    the result is kept; 0 for a rank whose result is that of another one. ``journal``: (program, call, piece) of one
+    the result is kept; 0 for a rank whose result is that of another one. ``journal``: (program, call) of one
     that touches the world. ``frees``: objects that nobody needs any more.
     """
 
@@ -94,7 +94,7 @@ class Task:
     info: CallInfo
     keep: int = 0
     weights: tuple[int, bool] = (0, False)
-    journal: tuple[int, int, int] | None = None
+    journal: tuple[int, int] | None = None
     frees: tuple[int, ...] = ()
     policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _GIVEN = ("prompt", "response")
 
 
-def _row_by_row(shape: CallShape) -> bool:
-    return not shape.init.get("batched", False)
+def _row_by_row(shape: CallShape) -> bool | str:
+    return False if shape.init.get("batched", False) else "row"
 
 
 def _columns(shape: CallShape) -> str:

@@ -20,6 +20,7 @@ from flowrl.placement.mesh import Mesh
 from flowrl.placement.model import ModelShape
 from flowrl.placement.plan import Pipeline, Place, Plan, Pool
 from flowrl.placement.work import Role, Workload
+from flowrl.runtime.recorder import Recorder
 from flowrl.schedule.events import Memory
 
 ONE = Plan({"a": "cpu"})
@@ -411,6 +412,43 @@ def test_a_run_that_broke_off_on_ranks_asks_the_world_nothing_again_in_one_proce
     small.flow.run("train", out=tmp_path / "ranks", quiet=True, resume=True, checkpoint_every=3)
     asked = [tuple(key) for key in small.CALLS]
     assert len(asked) == len(set(asked)) > 0
+
+
+TWO = Plan({"b": Pool("b", processes=2)}, {"asked": Place("b")})
+THREE = Plan({"b": Pool("b", processes=3)}, {"asked": Place("b")})
+IN_CHUNKS = Plan({"a": "cpu", "b": "cpu"}, {"asked": Place("b")}, pipeline=Pipeline(chunks=2))
+
+
+@pytest.mark.parametrize(("before", "after"), [(THREE, TWO), (TWO, THREE), (THREE, IN_CHUNKS), (IN_CHUNKS, THREE)])
+def test_on_another_plan_the_world_is_asked_nothing_again(tmp_path, monkeypatch, before, after):
+    """The run breaks off when its last step is to be recorded: all four were judged, and none is in a checkpoint."""
+    module, out = module_of("ranks_flow"), tmp_path / "run"
+    module.flow.run("judged", out=tmp_path / "whole", quiet=True, parameters={"judged": {"steps": 4}})
+    module.ASKED.clear()
+
+    def go(plan, **how):
+        if plan is IN_CHUNKS:
+            how["parameters"] = {"judged": {"steps": 4}}
+            return module.flow.run("judged", out=out, plan=plan, quiet=True, **how)
+        return run_direct(module.flow, plan, out, "judged", parameters={"judged": {"steps": 4}}, **how)
+
+    with monkeypatch.context() as patched:
+        real = Recorder.commit
+
+        def commit(self, program, step, tokenizer):
+            if step.number == 3:
+                raise OSError("the disk is full")
+            return real(self, program, step, tokenizer)
+
+        patched.setattr(Recorder, "commit", commit)
+        with pytest.raises(OSError, match="full"):
+            go(before)
+    asked = [tuple(key) for key in module.ASKED]
+    assert len(asked) == len(set(asked)) == 24
+    go(after, resume=True)
+    assert len(module.ASKED) == 24, "nothing was asked again"
+    assert [json.loads(e)["kind"] for e in (out / "events.jsonl").read_text().splitlines()] == ["failed", "resumed"]
+    assert metrics(out) == metrics(tmp_path / "whole")
 
 
 def test_what_one_program_has_trained_the_next_one_samples(tmp_path):
