@@ -429,6 +429,8 @@ class Flow:
         overwrite: bool = False,
         checkpoint_every: int = 50,
         save_models: bool = True,
+        trajectories: int = 2,
+        trajectories_every: int = 10,
         quiet: bool = False,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         arguments: Sequence[str] = (),
@@ -439,7 +441,8 @@ class Flow:
 
         ``flow.run(steps=3)``: other keywords are parameters of the program. Of several programs the one that has it is
         meant; ``parameters={"warmup": {"steps": 3}}`` says of which, and gives those that have the name of an option
-        here. ``out`` is ``runs/NAME-TIME`` unless it is said. ``address`` is that of a running Ray cluster, for
+        here. ``out`` is ``runs/NAME-TIME`` unless it is said. All rows of the first ``trajectories`` prompts of every
+        ``trajectories_every``-th step are written down. ``address`` is that of a running Ray cluster, for
         ``runtime="ray"``. Raises UsageError for an unknown keyword, CheckError with every finding before anything is
         loaded.
         """
@@ -490,6 +493,8 @@ class Flow:
             overwrite=overwrite,
             checkpoint_every=checkpoint_every,
             save_models=save_models,
+            trajectories=trajectories,
+            trajectories_every=trajectories_every,
             quiet=quiet,
             script=self.script,
             plan=placed.to_json(),

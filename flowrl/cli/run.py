@@ -36,6 +36,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every", type=whole_number, default=50, metavar="STEPS", help="steps between checkpoints (50)"
     )
     parser.add_argument("--no-save", action="store_true", help="do not save the trained models at the end")
+    parser.add_argument(
+        "--trajectories",
+        type=whole_number,
+        default=2,
+        metavar="GROUPS",
+        help="prompts of a step whose rows are kept (2)",
+    )
+    parser.add_argument(
+        "--trajectories-every",
+        type=whole_number,
+        default=10,
+        metavar="STEPS",
+        help="steps from one kept to the next (10)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress display")
 
 
@@ -46,6 +60,10 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     options = said.options
     if options.checkpoint_every < 1:
         raise UsageError(f"--checkpoint-every {options.checkpoint_every}: give 1 or more.")
+    if options.trajectories < 0:
+        raise UsageError(f"--trajectories {options.trajectories}: give 0 or more.")
+    if options.trajectories_every < 1:
+        raise UsageError(f"--trajectories-every {options.trajectories_every}: give 1 or more.")
     out = Path(options.out) if options.out else flow.new_folder()
     try:
         outcome = _run(flow, said, out, arguments=[*begun, *_lasting(words, begun)])
@@ -71,6 +89,8 @@ def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Out
         overwrite=options.overwrite,
         checkpoint_every=options.checkpoint_every,
         save_models=not options.no_save,
+        trajectories=options.trajectories,
+        trajectories_every=options.trajectories_every,
         quiet=options.quiet,
         parameters=said.parameters,
         arguments=arguments,

@@ -19,7 +19,7 @@ from ..schedule.scheme import Scheme
 from .call import Call, NotKept, maker, outcome
 from .executors import Everywhere, Pools
 from .pieces import NOTHING, Cutter, can_cut, piece_of, together
-from .recorder import first_rows
+from .recorder import first_groups
 from .records import Book, Timing
 from .remote import Remote
 from .traffic import bytes_made, bytes_read, lags
@@ -257,7 +257,7 @@ class Crew:
             step.rows, step.last = result, call.index
         if call.op.updates and isinstance(step.rows, Remote) and (count := self.sampled(step.number)):
             # Once this is published, those that lie on a rank that is lost cannot be made again.
-            step.rows = self.hands.readable(first_rows(step.rows, count))
+            step.rows = self.hands.readable(first_groups(step.rows, count))
         call.finish(result)
         self._issued.pop(call.index, None)
 

@@ -26,8 +26,8 @@ PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "num
 class Recorder:
     """The files of one run folder. Lines are written when a step commits, so they can be cut back to a checkpoint."""
 
-    def __init__(self, folder: Path, *, every: int = 10, rows: int = 4) -> None:
-        self.folder, self.every, self.rows = folder, every, rows
+    def __init__(self, folder: Path, *, groups: int, every: int) -> None:
+        self.folder, self.groups, self.every = folder, groups, every
         folder.mkdir(parents=True, exist_ok=True)
         self._files = {name: (folder / f"{name}.jsonl").open("a", encoding="utf-8") for name in STREAMS}
         self.history: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ class Recorder:
             self.write("timeline", {**where, **said, "call": timing.call, "piece": timing.piece})
         self.write("traffic", {"program": program, "step": step.number, **asdict(step.traffic)})
         if step.rows is not None and (count := self.sampled(step.number)):
-            self._trajectories(program, step.number, step.readable(first_rows(step.rows, count)), tokenizer)
+            self._trajectories(program, step.number, step.readable(first_groups(step.rows, count)), tokenizer)
         return lines[-1]
 
     def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
@@ -86,8 +86,8 @@ class Recorder:
         return list(lines.values()) or [{"program": program, "step": step.number}]
 
     def sampled(self, step: int) -> int:
-        """How many rows of a step are written down as trajectories."""
-        return self.rows if step % self.every == 0 else 0
+        """How many prompt groups of a step are written down as trajectories."""
+        return self.groups if step % self.every == 0 else 0
 
     def event(self, kind: str, text: str) -> None:
         """Something that a reader of the run should know of."""
@@ -166,9 +166,9 @@ class Recorder:
         return path
 
 
-def first_rows(rows: Any, count: int) -> Any:
-    """The first ``count`` rows of a batch, or all of them."""
-    return rows.take(list(range(min(count, len(rows)))))
+def first_groups(rows: Any, count: int) -> Any:
+    """All rows of the first ``count`` prompts of a batch, in its order."""
+    return rows.take(sorted(i for group in rows.groups()[:count] for i in group))
 
 
 def versions() -> dict[str, str]:

@@ -118,7 +118,7 @@ class Hooks:
     stop: Callable[[], bool]
     warn: Callable[[str], None]
     tokenizer: Callable[[Any], Any]
-    sampled: Callable[[int], int] = lambda step: 0  # how many rows of a step are written down
+    sampled: Callable[[int], int] = lambda step: 0  # how many groups of a step are written down
 
 
 class Book:

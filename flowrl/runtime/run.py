@@ -18,6 +18,7 @@ from ..schedule.scheme import Scheme
 from . import checkpoint
 from .folder import take_folder
 from .journal import Journal
+from .origin import origin
 from .progress import Progress
 from .recorder import Recorder, versions
 from .records import Cut, Hooks, Interrupted, Point, Step
@@ -55,6 +56,8 @@ class Settings:
     overwrite: bool = False
     checkpoint_every: int = 50
     save_models: bool = True
+    trajectories: int = 2  # prompt groups of a step that are written down
+    trajectories_every: int = 10  # steps
     quiet: bool = False
     script: str = ""
     plan: Mapping[str, Any] | None = None
@@ -77,7 +80,7 @@ class Runner:
     def __init__(self, stages: Sequence[Stage], place: Workplace | RanksPlace, settings: Settings) -> None:
         self.stages, self.place, self.settings = stages, place, settings
         self._lock = take_folder(settings.out, resume=settings.resume, overwrite=settings.overwrite)
-        self.recorder = Recorder(settings.out)
+        self.recorder = Recorder(settings.out, groups=settings.trajectories, every=settings.trajectories_every)
         self.journal = Journal(settings.out / "journal.jsonl", beside="journal.*.jsonl")
         self.progress = Progress(quiet=settings.quiet)
         self.place.warn = self._warn
@@ -302,7 +305,7 @@ class Runner:
         )
 
     def _record_start(self, manifest: Mapping[str, Any] | None) -> None:
-        settings = self.settings
+        settings, here = self.settings, origin(self.settings.script)
         asked: dict[str, Any] = {
             "script": settings.script,
             "arguments": list(settings.arguments),
@@ -315,13 +318,14 @@ class Runner:
             "graphs": {s.program: s.graph for s in self.stages},
         }
         if settings.resume:
-            before = json.loads((settings.out / "run.json").read_text())["parameters"]
-            others = "".join(f"; {change}" for change in parameter_changes(before, self.stages))
-            self.recorder.event("resumed", self._place(manifest) + others)
+            before = json.loads((settings.out / "run.json").read_text())
+            others = parameter_changes(before["parameters"], self.stages)
+            others += [f"on {what} {here[what]}" for what in ("host", "commit") if before.get(what) != here[what]]
+            self.recorder.event("resumed", "; ".join([self._place(manifest), *others]))
             self.recorder.run_record(status="running")
             self._asked = asked
         else:
-            self.recorder.run_record(**asked, versions=versions(), started=time.time(), status="running")
+            self.recorder.run_record(**asked, **here, versions=versions(), started=time.time(), status="running")
 
     def _place(self, manifest: Mapping[str, Any] | None) -> str:
         """Where a run goes on, in words."""
