@@ -180,7 +180,7 @@ def _is_whole(found: Mapping[Key, Mapping[str, Any]], keys: Sequence[Key]) -> bo
 
 def _in_order(answers: Sequence[Batch], keys: Sequence[Key]) -> Batch:
     """Answers put together, in the order of the rows that they are for."""
-    made = Batch.concat(answers)
+    made = answers[0].concat(*answers[1:])
     place = {key: i for i, key in enumerate(keys)}
     order = {key: (place[_parent(key, place) or key], key) for key in made.keys}
     return made.take(sorted(range(len(made)), key=lambda i: order[made.keys[i]]))
