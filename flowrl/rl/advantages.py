@@ -32,10 +32,10 @@ def _token_rewards(batch: Batch) -> Tensor | None:
     return batch.token_rewards.values if "token_rewards" in batch.fields else None
 
 
-def _groups(batch: Batch, title: str = "") -> tuple[Tensor, int]:
-    """The prompt of each row, where the rewards lie; warns in the name of ``title`` where none has a second row."""
+def _groups(batch: Batch, title: str = "", *, least: int = 2) -> tuple[Tensor, int]:
+    """The prompt of each row, where the rewards lie; warns in the name of ``title`` where none has ``least`` rows."""
     if title:
-        warn_of_lone_rows(title, batch, _ALL_0)
+        warn_of_lone_rows(title, batch, _ALL_0, least=least)
     group, count = batch.group_index()
     return group.to(batch.response_mask.values.device), count
 
@@ -318,8 +318,8 @@ def pass_at_k(batch: Batch, *, k: int, scale: str = "std", eps: float = 1e-4) ->
     from .math.advantages import row_of
     from .math.credit import best_of_sets
 
-    mask = batch.response_mask
-    by_row = best_of_sets(batch.rewards.values, *_groups(batch, "rl.pass_at_k"), k=int(k), scale=scale, eps=float(eps))
+    mask, groups = batch.response_mask, _groups(batch, "rl.pass_at_k", least=int(k) + 1)
+    by_row = best_of_sets(batch.rewards.values, *groups, k=int(k), scale=scale, eps=float(eps))
     row = row_of(mask.lengths, len(mask.values), mask.values.device)
     return {"advantages": mask.with_values(by_row[row].float() * mask.values)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +48,16 @@ def refuse_lone_rows(title: str, call: CallShape, outcome: str, *, instead: str 
         )
 
 
-def warn_of_lone_rows(title: str, batch: Batch, outcome: str) -> None:
-    """Warn where no prompt of a real call has a second row, which no trace could know; ``outcome`` as above."""
-    prompts = len({key[0] for key in batch.keys})
-    if prompts == len(batch) > 1:
+def warn_of_lone_rows(title: str, batch: Batch, outcome: str, *, least: int = 2) -> None:
+    """Warn where several prompts of a real call have less than ``least`` rows each, which no trace could know.
+
+    ``outcome`` is as in :func:`refuse_lone_rows`.
+    """
+    sizes = Counter(key[0] for key in batch.keys).values()
+    if len(sizes) > 1 and max(sizes) < least:
+        has = "one" if max(sizes) == 1 else f"{max(sizes)} at most"
         warnings.warn(
-            f"{title} compares the rows of a prompt, and each of these {prompts} prompts has one: {outcome}. "
-            "Sample several rows of each, or compare over the batch.",
+            f"{title} compares the rows of a prompt, and each of these {len(sizes)} prompts has {has}: {outcome}. "
+            f"Sample at least {least} rows of each.",
             stacklevel=3,
         )

@@ -147,7 +147,16 @@ def test_a_real_call_with_lone_rows_alone_says_so(title):
         make(rows([(0, 0), (1, 0), (2, 0)]))
     assert str(found[0].message) == (
         f"{title} compares the rows of a prompt, and each of these 3 prompts has one: {outcome}. "
-        "Sample several rows of each, or compare over the batch."
+        "Sample at least 2 rows of each."
+    )
+
+
+def test_a_real_call_without_more_than_k_rows_of_any_prompt_says_so():
+    with pytest.warns(UserWarning) as found:
+        rl.pass_at_k(rows([(0, 0), (0, 1), (1, 0)]), k=2)
+    assert str(found[0].message) == (
+        "rl.pass_at_k compares the rows of a prompt, and each of these 2 prompts has 2 at most: "
+        "every advantage would be 0. Sample at least 3 rows of each."
     )
 
 
