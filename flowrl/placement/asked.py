@@ -10,6 +10,7 @@ from .branch import Choice, Question, Set, Stock
 from .cluster import Nodes
 from .colocate import Colocated, publish_title
 from .cost import Costs
+from .mesh import Mesh
 from .parallel import Parallelism
 from .partitions import all_counts, node_counts
 from .placed import Op, Placed, PoolUse, Sent
@@ -78,12 +79,13 @@ class Asked:
         return Stock(f"{number}:{group.kind}", total, tuple(sorted(counts)))
 
     def _hosted(self) -> list[Op]:
-        """What runs on processes of the host, wherever the rest is."""
+        """What runs on processes of the host, wherever the rest is: all of them are in one pool."""
+        processes = max((m.processes for m in self.problem.hosted), default=1)
         return [
             Op(
                 work.title,
                 self.problem.stage_of[work.node],
-                self.costs.seconds(replace(work, processes=m.processes, pool="cpu")),
+                self.costs.seconds(replace(work, mesh=Mesh(), devices=(), processes=processes, pool="cpu")),
             )
             for m in self.problem.hosted
             for work in m.works
@@ -109,8 +111,10 @@ class Asked:
             pools.append(PoolUse(names[i], kind, devices, members, settled.ops, settled.moved))
         listed = [Pool(p.name, devices=p.devices) for p in pools]
         if self.problem.hosted:
-            listed.append(Pool("cpu", processes=max(m.processes for m in self.problem.hosted)))
-            pools.append(PoolUse("cpu", "", (), {m.name: "" for m in self.problem.hosted}, tuple(self._hosted())))
+            processes = max(m.processes for m in self.problem.hosted)
+            listed.append(Pool("cpu", processes=processes))
+            members = {m.name: "" for m in self.problem.hosted}
+            pools.append(PoolUse("cpu", "", (), members, tuple(self._hosted()), processes=processes))
             for member in self.problem.hosted:
                 place.setdefault(member.role.name, {})[member.use] = Place("cpu")
         plan = Plan(

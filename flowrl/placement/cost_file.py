@@ -11,6 +11,9 @@ from typing import Any, cast
 from ..errors import At, PlanError, near, shown
 from .work import Work
 
+#: Seconds of a call at most, about 30 years: sums of them stay numbers.
+MOST_SECONDS = 1e9
+
 
 @dataclass(frozen=True)
 class GivenCosts:
@@ -67,12 +70,11 @@ class Entry:
             number = float(self.text)
         except ValueError:
             number = math.nan
+        fix = f"Write the seconds that {what} takes, 0 or more, as in {self.name}: 6.0."
         if not 0 <= number < math.inf:
-            raise PlanError(
-                f"'{self.name}': '{self.text}' is no number of seconds.",
-                at=self.at,
-                fix=f"Write the seconds that {what} takes, 0 or more, as in {self.name}: 6.0.",
-            )
+            raise PlanError(f"'{self.name}': '{self.text}' is no number of seconds.", at=self.at, fix=fix)
+        if number > MOST_SECONDS:
+            raise PlanError(f"'{self.name}': {self.text} seconds are more than 30 years.", at=self.at, fix=fix)
         return number
 
     def entries(self) -> list[Entry]:

@@ -55,7 +55,9 @@ def _pools(placed: Placed) -> list[str]:
     lines: list[str] = []
     for pool in placed.pools:
         where = (
-            f"{len(pool.devices)} x {pool.device}, {_range(pool.devices)}" if pool.device else "processes of the host"
+            f"{len(pool.devices)} x {pool.device}, {_range(pool.devices)}"
+            if pool.device
+            else f"{pool.processes} process{'' if pool.processes == 1 else 'es'} of the host"
         )
         busy = placed.busy[pool.name] / placed.step_seconds if placed.step_seconds else 0.0
         lines.append(f"  pool {pool.name} ({where}), busy {busy:.0%} of a step:")

@@ -117,7 +117,7 @@ def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = "hf", mic
         working={
             "gradients": trained * model.dtype_bytes,
             "activations": activations(
-                model, mesh, tokens, backend=backend, recompute=role.checkpointing, in_flight=in_flight
+                model, mesh, tokens, backend=backend, recompute=role.recomputes(backend), in_flight=in_flight
             ),
             "logits": 2 * _logits(role, mesh, tokens * _answered(load), backend),
             "gathered weights": _gathered(role, mesh),

@@ -26,7 +26,7 @@ class PoolUse:
     """A pool with what it does in a step; ``device`` is empty for processes of the host.
 
     ``PoolUse("actor", "h100-80", devices=(0, 1, 2, 3), members={"actor.train": "fsdp=4"}, ops=(Op(...),))``.
-    ``moved``: members that leave the device between their turns, as not all fit.
+    ``moved``: members that leave the device between their turns, as not all fit. ``processes`` of a pool of the host.
     """
 
     name: str
@@ -35,6 +35,7 @@ class PoolUse:
     members: Mapping[str, str]
     ops: tuple[Op, ...]
     moved: tuple[str, ...] = ()
+    processes: int = 0
 
     def by_stage(self, stages: int, factors: Mapping[str, float]) -> tuple[float, ...]:
         """Seconds by stage, and of all behind them; costs multiplied by ``factors`` by title."""

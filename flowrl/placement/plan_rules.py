@@ -15,6 +15,8 @@ TRAIN_ONLY = ("fsdp2", "megatron")  # backends that do not generate
 ENGINES = ("hf", "vllm", "sglang")
 ORDERS = ("fifo", "window")
 PUBLISH = ("drain", "interrupt", "continue")
+MOST_STALENESS, MOST_CHUNKS = 1000, 10_000
+_COST = {"staleness": "each step in flight keeps its rows", "chunks": "each chunk is a call of its own"}
 _DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
 
 
@@ -165,8 +167,8 @@ def refuse_mesh(
 
 def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default: float) -> None:
     """The values of a pipeline, each alone, and the window only with its order."""
-    _whole("staleness", said["staleness"], 0, at)
-    _whole("chunks", said["chunks"], 1, at)
+    _whole("staleness", said["staleness"], 0, MOST_STALENESS, at)
+    _whole("chunks", said["chunks"], 1, MOST_CHUNKS, at)
     _one_of("order", said["order"], ORDERS, at)
     _one_of("publish", said["publish"], PUBLISH, at)
     deadline = said.get("deadline", 0)
@@ -191,12 +193,18 @@ def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default
         )
 
 
-def _whole(key: str, value: object, least: int, at: Mapping[str, At]) -> None:
+def _whole(key: str, value: object, least: int, most: int, at: Mapping[str, At]) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise PlanError(
             f"pipeline: {key} is a whole number from {least} up, not {value}.",
             at=at.get(key),
             fix=f"Write {key}: {least}.",
+        )
+    if value > most:
+        raise PlanError(
+            f"pipeline: {key} is {value}, and {_COST[key]}: {most} at most.",
+            at=at.get(key),
+            fix=f"Write {key}: {max(least, 1)}, and simulate what more of it gains.",
         )
 
 

@@ -174,7 +174,7 @@ class Roofline:
         role, hardware = work.role, self._hardware(work)
         load = replace(work.load, rows=ceil(work.load.rows / work.minibatches))
         rows = rows_of_replica(load, work.mesh, work.processes)
-        again = 1 if role.checkpointing else 0
+        again = 1 if role.recomputes(work.backend) else 0
         operations = (2 if role.lora else 3 - role.frozen) + again
         terms = self._passes(work, rows, operations, 2 + again, self.efficiency.train)
         tokens = rows * (load.prompt + load.response)

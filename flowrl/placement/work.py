@@ -44,12 +44,16 @@ class Role:
     head: str = "lm"
     lora: int = 0
     frozen: float = 0.0
-    checkpointing: bool = True  # activations are recomputed in the backward pass
+    checkpointing: bool = True  # whether its driver asks for activations to be recomputed in the backward pass
 
     @property
     def optimized(self) -> bool:
         """Whether it has an optimizer: a frozen worker that follows another one has none."""
         return self.trains and self.frozen < 1
+
+    def recomputes(self, backend: str) -> bool:
+        """Whether its backward pass recomputes activations: on backends that shard a model it is taken to."""
+        return self.checkpointing or backend != "hf"
 
 
 @dataclass(frozen=True)

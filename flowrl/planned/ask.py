@@ -24,7 +24,7 @@ def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence
             use = "generate" if work.kind == "generate" else "train"
             members.setdefault((work.role.name, use), []).append(work)
     found = tuple(
-        Member(study.roles[worker], use, tuple(works), processes=max(1, *(w.processes for w in works)))
+        Member(study.roles[worker], use, tuple(works), processes=_processes(works, cluster))
         for (worker, use), works in members.items()
     )
     names = {m.name for m in found}
@@ -35,6 +35,11 @@ def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence
     )
     nodes = [w.node for m in found for w in m.works]
     return Problem(cluster, found, _stages(graph, nodes), pairs, tuple(staleness))
+
+
+def _processes(works: Sequence[Work], cluster: Cluster) -> int:
+    """Processes of the host for rows of user code: as many as there are devices, and no more than rows."""
+    return max(1, min(cluster.size, *(work.load.rows for work in works)))
 
 
 def _stages(graph: Graph, nodes: Sequence[str]) -> tuple[tuple[str, ...], ...]:

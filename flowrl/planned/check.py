@@ -13,17 +13,10 @@ from ..placement.layout import check_layout
 from ..placement.memory import RESERVE_BYTES
 from ..placement.plan import Place
 from ..placement.work import Role
+from .engines import AXES_OF, refusals
 from .study import Study
 
 Finding = FlowError | Lint
-
-#: Axes that a backend can split a model along. One that is not here, ``hf``, holds whole models.
-AXES_OF = {
-    "fsdp2": ("pp", "dp", "fsdp", "tp"),
-    "megatron": ("pp", "dp", "cp", "ep", "tp"),
-    "vllm": ("pp", "dp", "ep", "tp"),
-    "sglang": ("pp", "dp", "ep", "tp"),
-}
 
 
 def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
@@ -83,9 +76,9 @@ def _models(study: Study) -> Iterator[Finding]:
 
 def _backends(study: Study) -> Iterator[Finding]:
     trained = {work.role.name for work in study.works.values() if work.kind == "train"}
-    for worker, use, place, _ in _places(study):
-        title, axes = _title(study, worker, use), AXES_OF.get(place.backend)
-        if axes is None:
+    for worker, use, place, role in _places(study):
+        title = _title(study, worker, use)
+        if place.backend not in AXES_OF:
             split = [f"{axis}={n}" for axis, n in place.mesh.axes.items() if axis != "dp"]
             alone = use == "train" and worker in trained
             if place.mesh.size > 1 and (split or alone):
@@ -95,14 +88,14 @@ def _backends(study: Study) -> Iterator[Finding]:
                 what = f"{title}: {place.backend} {does}, and the mesh {has}; name {better}."
                 yield Lint("backend", what, place.at or _file(study))
             continue
-        wrong = [axis for axis in place.mesh.axes if axis not in axes]
-        if wrong:
-            yield PlanError(
-                f"{title}: {place.backend} does not split a model along {' and '.join(wrong)}.",
-                at=place.at,
-                have=", ".join(axes),
-                fix=f"Use its axes, or another {'engine' if use == 'generate' else 'backend'}.",
-            )
+        for refusal in refusals(place, role, _device(study, place), use=use):
+            yield PlanError(f"{title}: {refusal.what}", at=place.at, have=refusal.have, fix=refusal.fix)
+
+
+def _device(study: Study, place: Place) -> str:
+    """The kind of the devices of a place."""
+    cluster, devices = study.plan.cluster, study.plan.pools[place.pool].devices
+    return cluster.kind(devices[0]).name if cluster is not None and devices else "cpu"
 
 
 def _nodes(study: Study) -> Iterator[Finding]:
@@ -166,6 +159,10 @@ def _pipeline(study: Study) -> Iterator[Finding]:
             if value != plain:
                 yield Lint("pipeline", f"{key}: {value} does nothing with staleness: 0.", at.get(key, here))
         return
+    whole = study.parameters.get("steps")
+    if isinstance(whole, int) and 0 < whole <= steps.staleness:
+        what = f"staleness: {steps.staleness} lets all {whole} steps of the program sample from its first weights."
+        yield Lint("pipeline", what, at.get("staleness", here))
     sampled = {p.update.worker for p in trained_on(study.traced)}
     if not sampled:
         what = f"staleness: {steps.staleness} does nothing: no update is trained on rows that its worker has sampled."

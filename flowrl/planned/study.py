@@ -63,12 +63,8 @@ class Study:
 
     @cached_property
     def roles(self) -> Mapping[str, Role]:
-        """Workers by name, with the sizes of their models. Backends that shard recompute activations."""
-        found = roles_of(self.handles, self.traced)
-        for name, role in found.items():
-            if self.plan.backend(name) != "hf":
-                found[name] = replace(role, checkpointing=True)
-        return found
+        """Workers by name, with the sizes of their models."""
+        return roles_of(self.handles, self.traced)
 
     @cached_property
     def cost_model(self) -> Costs:
