@@ -14,10 +14,10 @@ from ..placement.cluster import Cluster
 from ..placement.explain import explain
 from ..placement.plan import Plan
 from ..placement.roofline import Roofline
-from ..placement.search import Found, search
+from ..placement.search import Found, resimulated, search
 from ..placement.show import render
 from ..planned.ask import corrects, problem_of
-from .studied import add_study_options, load_plan, study_of
+from .studied import add_study_options, load_plan, steps_flown, study_of
 from .words import parse, put, whole_number
 
 FORMATS = ("text", "json", "svg")
@@ -88,7 +88,13 @@ def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argpa
     study = study_of(flow, name, parameters, options, plan)
     bounds = _bounds(options.staleness) if options.staleness else (0, 1) if corrects(study) else (0,)
     problem = problem_of(study, flow.graph(name, **parameters), cluster, bounds)
-    return search(problem, study.costs or Roofline(cluster))
+    found = search(problem, study.costs or Roofline(cluster))
+
+    def step_seconds(plan: Plan) -> float:
+        """The steady step that flowrl simulate prints."""
+        return study_of(flow, name, parameters, options, plan).simulate(steps_flown(flow, name)).step_seconds
+
+    return resimulated(found, step_seconds)
 
 
 def _bounds(text: str) -> tuple[int, ...]:

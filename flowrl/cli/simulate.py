@@ -11,7 +11,7 @@ from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..planned.see import edge_records, placed_graph
 from ..schedule.report import FORMATS, render
-from .studied import add_study_options, load_plan, study_of
+from .studied import STEPS, add_study_options, load_plan, study_of
 from .words import chosen, parse, put, whole_number
 
 
@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
     """Add the options of this command; ``steps`` unless the program has a parameter of that name."""
     add_study_options(parser)
     if steps:
-        parser.add_argument("--steps", type=whole_number, default=20, help="of each loop, at most (20)")
+        parser.add_argument("--steps", type=whole_number, default=STEPS, help=f"of each loop, at most ({STEPS})")
     parser.add_argument("--format", default="table", help=", ".join(FORMATS))
     parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
 

@@ -17,6 +17,9 @@ from ..planned.study import Study, Tokens
 from .words import whole_number
 
 
+STEPS = 20  # of each loop of a program that does not say how many it makes
+
+
 def add_study_options(parser: argparse.ArgumentParser) -> None:
     """Options of costs and lengths."""
     parser.add_argument("--costs", metavar="FILE", help="seconds per call (YAML), or what flowrl calibrate has saved")
@@ -49,6 +52,11 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
         listed = costs.given if isinstance(costs, GivenCosts) else costs.fits
         costs.check_names([*study.names(), *(name for name in listed if _elsewhere(name, flow))])
     return study
+
+
+def steps_flown(flow: Flow, program: str, asked: int = STEPS) -> int | None:
+    """Steps that a program is simulated for: ``asked`` of each loop, unless it has a parameter of its own for them."""
+    return None if "steps" in flow.find_program(program).parameters else asked
 
 
 def _elsewhere(name: str, flow: Flow) -> bool:

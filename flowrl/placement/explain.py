@@ -15,6 +15,7 @@ _BINDING = {
     "divisibility": "divisibility: if heads, layers and rows could be split by any number the same pools would take"
     " {gain} less",
     "none": "none: only more or faster devices would help these pools",
+    "unknown": "not looked for: the simulator puts these pools before those that the search had found",
 }
 
 

@@ -11,6 +11,7 @@ from .branch import Choice, cheapest
 from .cluster import Cluster, Nodes
 from .cost import Costs, Roofline
 from .problem import Problem
+from .traffic import publish_bytes
 
 _MATTERS = 0.005  # a constraint binds when a step without it is shorter by more than this part
 
@@ -21,7 +22,7 @@ def binding(asked: Asked, best: Choice) -> tuple[str, float]:
     without = {
         "memory": Asked(problem, costs, frozenset({"memory"}), like=asked),
         "node size": Asked(problem, costs, anywhere=True, like=asked),
-        "divisibility": Asked(problem, costs, frozenset({"divisibility"}), like=asked),
+        "divisibility": Asked(problem, _of_any_mesh(costs), frozenset({"divisibility"}), like=asked),
     }
     gains: dict[str, float] = {}
     for name, freer in without.items():
@@ -62,6 +63,11 @@ def _enough(problem: Problem, costs: Costs, names: tuple[str, ...], group: Nodes
                 return f"{count} {group.kind}"
         nodes *= 2
     return ""
+
+
+def _of_any_mesh(costs: Costs) -> Costs:
+    """The same costs for meshes that do not divide a model: nothing can be planned to move, so bytes are reckoned."""
+    return replace(costs, received=publish_bytes) if isinstance(costs, Roofline) else costs
 
 
 def _of_cluster(costs: Costs, cluster: Cluster) -> Costs:

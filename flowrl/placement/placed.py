@@ -66,9 +66,10 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Placed:
-    """A placement with its costs. ``step_seconds`` is what :func:`seconds` gives without factors.
+    """A placement with its costs.
 
-    ``sets``: the members of each pool, by which placements are told apart.
+    ``step_seconds`` is what the search reckons, :meth:`seconds` without factors, or what a simulation of the plan has
+    put in its place. ``sets``: the members of each pool, by which placements are told apart.
     """
 
     plan: Plan
@@ -83,8 +84,14 @@ class Placed:
         """The members of the pools that have devices."""
         return tuple(tuple(p.members) for p in self.pools if p.device)
 
+    @property
+    def slower(self) -> float:
+        """How much longer a step is than the search reckons: 1 before a simulation."""
+        reckoned = self.seconds()
+        return self.step_seconds / reckoned if reckoned else 1.0
+
     def seconds(self, factors: Mapping[str, float] | None = None) -> float:
-        """Seconds per step when costs are multiplied by ``factors``, by title."""
+        """Seconds per step, as the search reckons, when costs are multiplied by ``factors``, by title."""
         given = factors or {}
         tops = [p.by_stage(self.stages, given) for p in self.pools]
         latency = sum(max(c) for c in zip(*(t[:-1] for t in tops), strict=True))
@@ -110,7 +117,7 @@ class Placed:
         """The largest op of the pool that sets the pace: of each stage, or of the step where steps overlap."""
         busy = self.busy
         slowest = max(busy, key=lambda name: busy[name], default="")
-        if self.staleness and self.step_seconds <= busy[slowest] * (1 + 1e-9):
+        if self.staleness and self.seconds() <= busy[slowest] * (1 + 1e-9):
             waited = {(op.title, p.name): 0.0 for p in self.pools if p.name == slowest for op in p.ops}
             for pool in self.pools:
                 for op in pool.ops if pool.name == slowest else ():
@@ -150,21 +157,23 @@ class Change:
 def changes(best: Placed, runner_up: Placed) -> tuple[Change, ...]:
     """The change of a single op's cost that would put the two level, the smallest first.
 
-    Both stay as they are placed; a factor above 32 or below 1/32 is left out.
+    Both stay as they are placed, and as much slower than reckoned as they are; a factor above 32 or below 1/32 is left
+    out.
     """
     found: list[Change] = []
+    longer = runner_up.slower / best.slower
     for title in dict.fromkeys((*best.titles, *runner_up.titles)):
-        factors = [f for f in (_level(best, runner_up, title, up) for up in (True, False)) if f is not None]
+        factors = [f for f in (_level(best, runner_up, title, longer, up) for up in (True, False)) if f is not None]
         if factors:
             found.append(Change(title, min(factors, key=lambda f: abs(log(f)))))
     return tuple(sorted(found, key=lambda c: abs(log(c.factor))))
 
 
-def _level(best: Placed, runner_up: Placed, title: str, up: bool) -> float | None:
+def _level(best: Placed, runner_up: Placed, title: str, longer: float, up: bool) -> float | None:
     """The factor nearest to 1, above or below, from which on the runner-up is not slower."""
 
     def behind(factor: float) -> bool:
-        return runner_up.seconds({title: factor}) > best.seconds({title: factor}) * (1 + 1e-12)
+        return longer * runner_up.seconds({title: factor}) > best.seconds({title: factor}) * (1 + 1e-12)
 
     inside, step = 1.0, 2**0.25 if up else 2**-0.25
     if not behind(inside):

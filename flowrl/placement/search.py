@@ -8,12 +8,13 @@ HybridFlow's algorithm 1 (arXiv 2409.19256, section 6), exact over partitions an
 - devices may be of several kinds, each pool being of one kind and of nodes of one size;
 - pools are parts of a node, or whole nodes, so that no pool shares a node in part; some devices may stay unused.
 
-Stages are barriers here: a stage ends with its slowest pool. A schedule may do better, the simulator says by how much.
+Stages are barriers here: a stage ends with its slowest pool. A schedule may differ: :func:`resimulated` puts the step
+that the simulator finds in the place of the one reckoned here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from .asked import Asked
@@ -32,7 +33,7 @@ ROOFLINE_ERROR = 0.30  # assumed; a roofline has no measurement to compare with
 class Found:
     """A placement, the best of another shape, and why.
 
-    ``binding``: ``memory``, ``node size``, ``divisibility`` or ``none``: the constraint without which the same sets
+    ``binding``: ``memory``, ``node size``, ``divisibility``, ``none`` or ``unknown``: the constraint without which the same sets
     would take the shortest step, ``gain`` the part of the step that this would save. ``margin``: by what part the step
     of the runner-up is longer; ``error`` of the costs. ``evaluated`` allocations, ``pruned`` branches.
     """
@@ -103,6 +104,23 @@ def search(problem: Problem, costs: Costs, *, why: bool = True) -> Found:
         level,
         answer.evaluated,
         answer.pruned,
+    )
+
+
+def resimulated(found: Found, step_seconds: Callable[[Plan], float]) -> Found:
+    """The same with the steps that a simulation of both plans finds; the faster of the two is then the best."""
+    if found.runner_up is None:
+        return replace(found, best=replace(found.best, step_seconds=step_seconds(found.plan)))
+    both = [replace(p, step_seconds=step_seconds(p.plan)) for p in (found.best, found.runner_up)]
+    best, runner_up = sorted(both, key=lambda p: p.step_seconds)  # of equal ones the first stays first
+    swapped = best.sets != found.best.sets
+    return replace(
+        found,
+        best=best,
+        runner_up=runner_up,
+        binding="unknown" if swapped else found.binding,
+        gain=0.0 if swapped else found.gain,
+        changes=changes(best, runner_up),
     )
 
 

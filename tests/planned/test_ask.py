@@ -1,0 +1,62 @@
+"""The search as ``flowrl plan`` asks it: the step that it prints is the step that the plan takes when it is simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowrl.cli import main
+
+ROOT = Path(__file__).parents[2]
+DRIVERS = {
+    "grpo": (),
+    "ppo": ("--model", "critic=llama-7b"),
+    "safe_rlhf": ("--model", "critic=llama-7b", "--model", "cost_critic=llama-7b"),
+    "remax": (),
+    "dapo": (),
+}
+SAID = ("--model", "actor=llama-7b", "--lengths", "fixed:1024", "--prompt-tokens", "512", "--steps", "12")
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def asked(capsys, *words: str) -> str:
+    status = main(list(words))
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    return out
+
+
+@pytest.mark.parametrize("cluster", ["h100-80:2x8", "a100-80:1x4", "h100-80:4x5"])
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_step_that_is_printed_is_the_step_that_is_simulated(capsys, tmp_path, driver, cluster):
+    script, plan = f"algorithms/{driver}.py", str(tmp_path / "found.yaml")
+    words = (*SAID, *DRIVERS[driver])
+    record = json.loads(
+        asked(capsys, "plan", script, "--cluster", cluster, *words, "--format", "json", "-o", plan).rpartition("\n\n")[
+            0
+        ]
+    )
+    flown = json.loads(asked(capsys, "simulate", script, "--plan", plan, *words, "--format", "json"))
+    assert record["step_s"] == pytest.approx(flown["step_s"], rel=1e-9)
+    assert record["margin"] is None or record["margin"] >= 0
+
+
+@pytest.mark.parametrize("cluster", ["b200:9x72", "h100-80:2x3", "h100-80:4x5", "a100-80:3x7", "l40s:1x6", "h200:5x8"])
+def test_clusters_of_any_shape_are_searched(capsys, cluster):
+    words = ("--model", "actor=llama-7b", "--model", "critic=llama-7b", "--lengths", "fixed:256", "--steps", "3")
+    record = json.loads(asked(capsys, "plan", "algorithms/ppo.py", "--cluster", cluster, *words, "--format", "json"))
+    assert record["step_s"] > 0 and record["binding"] in ("memory", "node size", "divisibility", "none", "unknown")
+
+
+def test_rewards_have_a_process_for_each_device_and_no_more_than_rows(capsys):
+    words = ("--model", "actor=llama-7b", "--lengths", "fixed:256", "--steps", "3", "--format", "json")
+    for prompts, processes in (("64", 16), ("1", 8)):
+        more = ("--cluster", "h100-80:2x8", "--prompts-per-step", prompts)
+        record = json.loads(asked(capsys, "plan", "algorithms/grpo.py", *more, *words))
+        assert record["plan"]["pools"]["cpu"] == {"processes": processes}
