@@ -59,6 +59,7 @@ def test_a_publish_costs_where_it_crosses_pools(load):
         ("actor.update: fast\n", 1, "'actor.update': 'fast' is no number of seconds.", "as in actor.update: 6.0."),
         ("actor.update: .nan\n", 1, "'actor.update': '.nan' is no number of seconds.", "0 or more"),
         ("actor.update: 1e999\n", 1, "'actor.update': '1e999' is no number of seconds.", "0 or more"),
+        ("actor.update: 1e308\n", 1, "'actor.update': 1e308 seconds are more than 30 years.", "0 or more"),
         ("actor.update:\n", 1, "'actor.update': '' is no number of seconds.", "0 or more"),
         ("actor.update: [1]\n", 1, "'actor.update' takes a single value.", "Write a number, as in 6.0."),
         ("a.b: 1\na.b: 2\n", 2, "a file of costs has 'a.b' twice.", "Take one out."),
