@@ -16,7 +16,6 @@ from ..placement.plan import Plan
 from ..planned.study import Study, Tokens
 from .words import whole_number
 
-
 STEPS = 20  # of each loop of a program that does not say how many it makes
 
 

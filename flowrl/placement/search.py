@@ -33,9 +33,9 @@ ROOFLINE_ERROR = 0.30  # assumed; a roofline has no measurement to compare with
 class Found:
     """A placement, the best of another shape, and why.
 
-    ``binding``: ``memory``, ``node size``, ``divisibility``, ``none`` or ``unknown``: the constraint without which the same sets
-    would take the shortest step, ``gain`` the part of the step that this would save. ``margin``: by what part the step
-    of the runner-up is longer; ``error`` of the costs. ``evaluated`` allocations, ``pruned`` branches.
+    ``binding``: ``memory``, ``node size``, ``divisibility``, ``none`` or ``unknown``: the constraint without which
+    the same sets would take the shortest step, ``gain`` the part of the step that this would save. ``margin``: by what
+    part the step of the runner-up is longer; ``error`` of the costs. ``evaluated`` allocations, ``pruned`` branches.
     """
 
     problem: Problem

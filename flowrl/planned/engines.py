@@ -1,4 +1,4 @@
-"""What a backend or an engine cannot do with a worker on a mesh: told by check, before a rank finds it on its devices."""
+"""What a backend or an engine cannot do with a worker on a mesh: told by check, before a rank finds it."""
 
 from __future__ import annotations
 
