@@ -10,6 +10,8 @@ from .batch import Batch, Column
 from .errors import FlowError
 from .flow import Flow
 from .flow import open_worker as open
+from .graph import allowed
+from .graph.allowed import takes
 from .graph.op import Metrics, op
 from .placement.cluster import Cluster
 from .placement.mesh import Mesh
@@ -44,8 +46,10 @@ __all__ = [
     "Reference",
     "RewardModel",
     "Worker",
+    "allowed",
     "data",
     "op",
     "open",
     "rl",
+    "takes",
 ]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 from . import rl
 from .errors import At, CheckError, FlowError, ModelError, ProgramError, UsageError, WorkerError, near, shown
 from .graph import session as sessions
+from .graph.allowed import wrong_value
 from .graph.check import Report, check, unused
 from .graph.compile import compile_graph
 from .graph.logged import logged
@@ -80,6 +81,7 @@ class Handle:
         self._scope = frame.f_globals if frame is not None else {}
         self.arguments = self._bind()
         try:
+            self._check_values()
             cls.check_declaration(self.arguments)
         except FlowError as error:
             error.at = error.at or self.at
@@ -100,6 +102,11 @@ class Handle:
             raise WorkerError(f"{self.cls.__name__}: {error}.", at=self.at, have=known, fix=fix) from None
         bound.apply_defaults()
         return dict(bound.arguments)
+
+    def _check_values(self) -> None:
+        for name, value in self.arguments.items():
+            if (error := wrong_value(self.cls.__init__, name, value, self.cls.__name__)) is not None:
+                raise error
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

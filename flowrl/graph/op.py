@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from ..batch import Batch, Column
-from ..errors import FieldError, RowsError, WorkerError, near
+from ..errors import FieldError, FlowError, ProgramError, RowsError, WorkerError, near
 from . import session as sessions
+from .allowed import Allowed, problem, unchecked, wrong_value
 from .types import Fields, FieldType, TypeTextError, parse_fields
 from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, find
 
@@ -126,7 +127,7 @@ class Op:
         value = next(iter(find((args, kwargs))), None)
         if value is not None:
             return value.session.call(self, None, args, kwargs)
-        return self.apply(None, args, kwargs)
+        return self._by_hand(None, args, kwargs)
 
     def _plain(self, worker: Any, *args: Any, **kwargs: Any) -> Any:
         session = sessions.current()
@@ -137,7 +138,15 @@ class Op:
                 at=sessions.caller(),
                 fix=f"Declare it with flow.worker({type(worker).__name__}, ...).",
             )
-        return self.apply(worker, args, kwargs)
+        return self._by_hand(worker, args, kwargs)
+
+    def _by_hand(self, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run it on plain values where the user calls it: that is the line of an error that knows no other."""
+        try:
+            return self.apply(worker, args, kwargs)
+        except FlowError as error:
+            error.at = error.at or sessions.caller()
+            raise
 
     def bind(self, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by parameter name, defaults filled in, without ``self``. Raises TypeError like Python."""
@@ -170,6 +179,14 @@ class Op:
         added = {n: t or FieldType("any") for n, t in parse_fields(adds if isinstance(adds, str) else "").items()}
         return Signature(parsed, added, self.rows)
 
+    def wrong_values(self, arguments: Mapping[str, Any], title: str) -> list[FlowError]:
+        """What is wrong with the values of a call, as far as they are known."""
+        found: list[FlowError] = []
+        for name, value in arguments.items():
+            if (error := wrong_value(self.fn, name, value, title)) is not None:
+                found.append(error)
+        return found
+
     def in_pieces(self, init: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
         """Whether this call may be run prompt by prompt."""
         return self.unit(init, arguments) != "call"
@@ -196,6 +213,8 @@ class Op:
         kwargs = dict(kwargs)
         into: Mapping[str, str] = kwargs.pop("into", None) or {}
         arguments = self.bind(worker, args, kwargs)
+        for error in self.wrong_values(arguments, self.title(worker)):
+            raise error
         main = arguments.get(self.batch_parameter)
         have = frozenset(main.fields) if isinstance(main, Batch) else frozenset[str]()
         signature = self.signature(getattr(worker, "init_arguments", {}), arguments, have)
@@ -378,6 +397,13 @@ class Spec:
     reads: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     remarks: tuple[str, ...] = ()
+    allowed: Mapping[str, Allowed] = field(default_factory=dict[str, Allowed], kw_only=True)  # of the parameters
+
+    def __post_init__(self) -> None:
+        """Parameters that the program computes are looked at where they have come, in ``with_parameters``."""
+        for name, rule in self.allowed.items():
+            if name in self.parameters and not rule.accepts(value := self.parameters[name]):
+                raise ProgramError(f"{self.name}: {problem(name, value, rule)}", fix=rule.mend(name, value))
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> Spec:
         return replace(self, parameters=dict(parameters))
@@ -430,8 +456,9 @@ def op(
     The declaration is read at once: a wrong field type, row effect or cost raises WorkerError at the ``def``.
     """
 
-    def make(function: Callable[..., Any]) -> Op:
+    def make(declared_function: Callable[..., Any]) -> Op:
         at = sessions.caller()
+        function = unchecked(declared_function)  # the op holds the rules of @takes against every call itself
         title = getattr(function, "__qualname__", str(function))
         for word, allowed, what in ((rows, ROWS, "rows"), (cost, COSTS, "cost")):
             if word not in allowed:

@@ -328,7 +328,10 @@ class Tracer:
         return (None, "") if sampled is None else (rows_each(batch.rows), f"{sampled.title} (line {sampled.at.line})")
 
     def _check_arguments(self, op: Op, title: str, arguments: Mapping[str, Any], signature: Signature, at: At) -> None:
-        """A batch where fields are read, a loss where one is declared."""
+        """Values that are allowed, a batch where fields are read, a loss where one is declared."""
+        for error in op.wrong_values(arguments, title):
+            error.at = at
+            self.wrong(error)
         for param, value in arguments.items():
             if signature.reads.get(param) and not isinstance(value, BatchValue):
                 given = described(value)

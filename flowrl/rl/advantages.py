@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError
 from ..graph import session as sessions
+from ..graph.allowed import number, takes, whole
 from ..graph.op import CallShape, op
 from .said import ANCHORS, one_of, refuse_lone_rows, warn_of_lone_rows
 
@@ -22,6 +23,8 @@ SCALES = ("group", "batch", "mean", "none")
 LAM = 0.95
 _ADDS = "advantages: f32[*response]"
 _ALL_0 = "every advantage would be 0"
+_SHARE = number(least=0, most=1)
+_LAM = number(least=0, most=1, fix="Give 1 for whole returns, 0 for one step.")
 
 
 def _paid_by_token(call: CallShape) -> str:
@@ -75,6 +78,7 @@ def _within_prompts(call: CallShape) -> bool:
 
 
 @op(owner="rl", reads=_factored_reads, adds=_ADDS, cost="local", pieces=_within_prompts)
+@takes(eps=number(least=0), gamma=_SHARE)
 def advantages(
     batch: Batch,
     *,
@@ -141,6 +145,7 @@ def _group_reads(call: CallShape) -> str:
 
 
 @op(owner="rl", reads=_group_reads, adds=_ADDS, cost="local", pieces=True)
+@takes(eps=number(least=0))
 def group_advantages(
     batch: Batch, *, scale: str = "std", eps: float = 1e-4, leave_one_out: bool = False
 ) -> dict[str, Column]:
@@ -168,18 +173,6 @@ def _gae_reads(call: CallShape) -> str:
             at=sessions.caller(),
             fix="Leave out one of them; lam_returns= is of the returns.",
         )
-    for name in ("lam", "lam_returns"):
-        said = call.call.get(name)
-        if isinstance(said, (int, float)) and not 0 <= said <= 1:
-            raise ProgramError(
-                f"rl.gae: {name}={said} is not between 0 and 1.",
-                at=sessions.caller(),
-                fix=f"Write {name}=1 for whole returns, {name}=0 for one step.",
-            )
-    if isinstance(alpha, (int, float)) and not alpha > 0:
-        raise ProgramError(
-            f"rl.gae: alpha={alpha} is not above 0.", at=sessions.caller(), fix="Write alpha=0.05, as in VAPO."
-        )
     return "rewards, values, response_mask" + _paid_by_token(call)
 
 
@@ -190,6 +183,7 @@ def _gae_reads(call: CallShape) -> str:
     cost="local",
     pieces=lambda call: not call.call.get("whiten"),
 )
+@takes(gamma=_SHARE, lam=_LAM, lam_returns=_LAM, alpha=number(above=0, fix="Write alpha=0.05, as in VAPO."))
 def gae(
     batch: Batch,
     *,
@@ -257,6 +251,7 @@ def _gdpo_reads(call: CallShape) -> str:
 
 
 @op(owner="rl", reads=_gdpo_reads, adds=_ADDS, cost="local")
+@takes(eps=number(least=0))
 def gdpo(
     batch: Batch, *, rewards: Sequence[str], weights: Sequence[float] | None = None, eps: float = 1e-4
 ) -> dict[str, Column]:
@@ -284,12 +279,6 @@ def gdpo(
 def _best_of_reads(call: CallShape) -> str:
     k = call.call.get("k")
     one_of("rl.pass_at_k", "scale", call.call.get("scale"), ("std", "none"))
-    if isinstance(k, (int, float)) and (k < 1 or k != int(k)):
-        raise ProgramError(
-            f"rl.pass_at_k: k={k} is no number of answers.",
-            at=sessions.caller(),
-            fix="Write k=4, and sample more rows than that of each prompt.",
-        )
     if isinstance(k, int) and call.rows_each is not None and call.rows_each <= k:
         raise ProgramError(
             f"rl.pass_at_k: k={k}, and each prompt has {call.rows_each} rows at most: {_ALL_0}.",
@@ -300,6 +289,7 @@ def _best_of_reads(call: CallShape) -> str:
 
 
 @op(owner="rl", reads=_best_of_reads, adds=_ADDS, cost="local", pieces=True)
+@takes(k=whole(least=1, fix="Write k=4, and sample more rows than that of each prompt."), eps=number(least=0))
 def pass_at_k(batch: Batch, *, k: int, scale: str = "std", eps: float = 1e-4) -> dict[str, Column]:
     """``A_i = (E[max r_S | i in S] - E[max r_S]) / (std(max r_S) + eps)``, S any ``k`` rows of the prompt.
 
@@ -376,6 +366,7 @@ def _gigpo_reads(call: CallShape) -> str:
 
 
 @op(owner="rl", reads=_gigpo_reads, adds=_ADDS, cost="local", pieces=True)
+@takes(weight=number(least=0), gamma=_SHARE, eps=number(least=0))
 def gigpo(
     batch: Batch, *, weight: float = 1.0, gamma: float = 0.95, scale: str = "std", eps: float = 1e-6
 ) -> dict[str, Column]:

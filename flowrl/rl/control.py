@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ..errors import ProgramError
+from ..graph.allowed import number, takes
 from ..graph.op import op
 
 
@@ -53,6 +54,7 @@ def adaptive_entropy(
 
 
 @op(owner="rl", cost="local")
+@takes(rate=number(least=0), high=number(above=0))
 def lagrange(multiplier: float, cost: float, *, limit: float = 0.0, rate: float = 0.1, high: float = 10.0) -> float:
     """``m exp(rate m (cost - limit))``, at most ``high``: the multiplier of a constraint ``cost <= limit``.
 

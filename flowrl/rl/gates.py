@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from ..errors import ProgramError
 from ..graph import session as sessions
+from ..graph.allowed import number, takes
 from .policy import Gate
 from .said import one_of
 
+_CLIP = number(least=0, fix="Give how far the ratio may go, such as 0.2.")
+_HIGH = number(least=0, finite=False)
 
+
+@takes(clip=_CLIP, high=_HIGH, dual=number(above=1))
 def ppo(clip: float = 0.2, *, high: float | None = None, dual: float | None = None) -> Gate:
     """``-min(w A, clamp(w, 1-clip, 1+high) A)``, at most ``-dual A`` where A < 0.
 
@@ -19,6 +24,7 @@ def ppo(clip: float = 0.2, *, high: float | None = None, dual: float | None = No
     return Gate("ppo", {"low": clip, "high": clip if high is None else high, "dual": dual})
 
 
+@takes(high=number(above=0, finite=False), low=number(least=0))
 def cispo(high: float = 5.0, *, low: float = 0.0) -> Gate:
     """``-sg(clamp(w, low, high)) A log p``: every token keeps a gradient (MiniMax-M1, arXiv:2506.13585, eq. 4).
 
@@ -27,11 +33,13 @@ def cispo(high: float = 5.0, *, low: float = 0.0) -> Gate:
     return Gate("cispo", {"low": low, "high": high})
 
 
+@takes(positive=number(above=0), negative=number(above=0))
 def sapo(positive: float = 1.0, negative: float = 1.05) -> Gate:
     """``-(4 / t) sigmoid(t (w - 1)) A``, t being ``positive`` for A > 0, else ``negative`` (arXiv:2511.20347)."""
     return Gate("sapo", {"positive": positive, "negative": negative}, clips=False)
 
 
+@takes(clip=_CLIP, high=_HIGH)
 def gmpo(clip: float = 0.4, *, high: float | None = None) -> Gate:
     """``-A exp(mean_t log w_t)``, each ``log w_t`` clipped to ``[-clip, high]`` where that lowers the objective.
 
@@ -40,6 +48,7 @@ def gmpo(clip: float = 0.4, *, high: float | None = None) -> Gate:
     return Gate("gmpo", {"low": clip, "high": clip if high is None else high}, by_token=True)
 
 
+@takes(low=_CLIP, high=_HIGH, cap=number(above=0, finite=False))
 def dppo(kind: str = "tv", *, low: float = 0.15, high: float | None = None, cap: float = 20.0) -> Gate:
     """``-sg(min(w, cap)) A log p``, 0 for tokens that moved too far in the direction of A (arXiv:2602.04879).
 
@@ -76,11 +85,13 @@ def reinforce() -> Gate:
     return Gate("reinforce", follows=False, clips=False)
 
 
+@takes(temperature=number(least=0))
 def quadratic(temperature: float = 0.1) -> Gate:
     """``-A log p + (temperature / 2) (log w)^2``: DRO (arXiv:2405.19107), Kimi k1.5 (arXiv:2501.12599, eq. 3)."""
     return Gate("quadratic", {"temperature": temperature}, silent=False, clips=False)
 
 
+@takes(low=number(least=0), high=number(above=0, finite=False))
 def topr(low: float = 0.0, high: float = 1.0) -> Gate:
     """``-A log p`` where A > 0, ``-sg(clamp(w, low, high)) A log p`` elsewhere (TOPR, arXiv:2503.14286, eq. 8).
 
@@ -89,11 +100,13 @@ def topr(low: float = 0.0, high: float = 1.0) -> Gate:
     return Gate("topr", {"low": low, "high": high})
 
 
+@takes(clip=_CLIP)
 def clip_cov(clip: float = 1.0) -> Gate:
     """``ppo(clip)``, 0 for the tokens that ``rl.select_by_covariance`` selected (arXiv:2505.22617, section 4.2)."""
     return Gate("clip_cov", {"low": clip, "high": clip}, reads="selected: bool[*response]")
 
 
+@takes(weight=number(least=0))
 def kl_cov(weight: float = 1.0) -> Gate:
     """``-w A``, plus ``weight |log w|`` for the tokens that ``rl.select_by_covariance`` selected (arXiv:2505.22617)."""
     return Gate("kl_cov", {"weight": weight}, silent=False, reads="selected: bool[*response]")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ProgramError
 from ..graph import session as sessions
+from ..graph.allowed import takes, whole
 from ..graph.op import CallShape, op
 from .said import refuse_lone_rows, warn_of_lone_rows
 
@@ -62,18 +63,8 @@ def pairs(batch: Batch, *, of: str = "rewards") -> Batch:
     return batch.filter(kept).with_columns({"preferred": Column(better[kept])})
 
 
-def _best_reads(call: CallShape) -> str:
-    k = call.call.get("k")
-    if isinstance(k, (int, float)) and (k < 1 or k != int(k)):
-        raise ProgramError(
-            f"rl.best_of: k={k} is no number of rows to keep.",
-            at=sessions.caller(),
-            fix="Write k=1 for the best row of each prompt.",
-        )
-    return _of(call)
-
-
-@op(owner="rl", reads=_best_reads, rows="filter", cost="local", pieces=True)
+@op(owner="rl", reads=_of, rows="filter", cost="local", pieces=True)
+@takes(k=whole(least=1, fix="Write k=1 for the best row of each prompt."))
 def best_of(batch: Batch, *, k: int = 1, of: str = "rewards") -> Batch:
     """The ``k`` rows of each prompt with the largest ``of`` (RAFT, arXiv:2304.06767, with ``rl.sft`` on them).
 

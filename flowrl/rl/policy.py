@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ProgramError
 from ..graph import session as sessions
+from ..graph.allowed import number
 from .corrections import Part, fields_read, parts_of
 from .kl import check_kl, kl_remarks
 from .said import is_zero, one_of
@@ -45,6 +46,10 @@ class Gate:
     def __str__(self) -> str:
         said = [f"{name}={value}" for name, value in self.parameters.items() if value is not None]
         return f"{self.name}({', '.join(said)})"
+
+
+_ENTROPY = number(fix="Give entropy= the weight of the bonus, such as 0.001.")
+_KL = number(least=0, fix="Give kl= the weight of the KL, such as 0.001.")
 
 
 def policy_loss(
@@ -132,6 +137,7 @@ def policy_loss(
             "kl_weighted": kl_weighted and not is_zero(kl),
             "entropy": entropy,
         },
+        allowed={"kl": _KL, "entropy": _ENTROPY},
         math="flowrl.rl.math.policy:policy_loss",
         aggregate=aggregate,
         norm=norm,

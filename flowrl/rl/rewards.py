@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ProgramError
 from ..graph import session as sessions
+from ..graph.allowed import number, takes
 from ..graph.op import CallShape, op
 from .said import ANCHORS, KL_KINDS, one_of, refuse_lone_rows, warn_of_lone_rows
 
@@ -22,6 +23,7 @@ def _kl_reads(call: CallShape) -> str:
 
 
 @op(owner="rl", reads=_kl_reads, adds="token_rewards: f32[*response]", cost="local", pieces=True)
+@takes(coef=number(least=0, fix="Give coef= the weight of the penalty, such as 0.001."))
 def kl_penalty(batch: Batch, *, coef: float, kind: str = "k1", anchor: str = "rollout") -> dict[str, Column]:
     """``token_rewards = -coef * KL(policy, reference)`` of each sampled token, 0 elsewhere (arXiv:1909.08593, eq. 2).
 

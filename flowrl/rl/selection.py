@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import ProgramError
-from ..graph import session as sessions
+from ..graph.allowed import number, takes, whole
 from ..graph.op import CallShape, op
 from .said import ANCHORS, one_of
 
@@ -20,6 +19,7 @@ def _reads(call: CallShape) -> str:
 
 
 @op(owner="rl", reads=_reads, adds="selected: bool[*response]", cost="local")
+@takes(share=number(least=0, most=1), low=number(finite=False), high=number(finite=False))
 def select_by_covariance(
     batch: Batch,
     *,
@@ -61,18 +61,8 @@ def select_by_covariance(
     return {"selected": mask.with_values(found)}
 
 
-def _share_of_tokens(call: CallShape) -> str:
-    share = call.call.get("share")
-    if isinstance(share, (int, float)) and not 0 < share <= 1:
-        raise ProgramError(
-            f"rl.select_by_entropy: share={share} is no share of the tokens.",
-            at=sessions.caller(),
-            fix="Give a number above 0 and at most 1, such as 0.2.",
-        )
-    return "entropies, response_mask"
-
-
-@op(owner="rl", reads=_share_of_tokens, adds="selected: bool[*response]", cost="local")
+@op(owner="rl", reads="entropies, response_mask", adds="selected: bool[*response]", cost="local")
+@takes(share=number(above=0, most=1, fix="Give a number above 0 and at most 1, such as 0.2."))
 def select_by_entropy(batch: Batch, *, share: float = 0.2) -> dict[str, Column]:
     """Adds ``selected``: the ``share`` of all sampled tokens before which the policy was least sure.
 
@@ -121,9 +111,8 @@ def select_by_second_moment(batch: Batch, *, limit: float = 0.04, among: str = "
 
 
 @op(owner="rl", reads="", rows="filter", cost="local")
+@takes(n=whole(least=0))
 def first_groups(batch: Batch, n: int) -> Batch:
     """The rows of the first ``n`` prompts, in the order in which they were drawn; all of them where there are fewer."""
-    if n < 0:
-        raise ProgramError(f"rl.first_groups: n={n}.", fix="Give 0 or more.")
     kept = set(sorted({key[0] for key in batch.keys})[:n])
     return batch.take([i for i, key in enumerate(batch.keys) if key[0] in kept])

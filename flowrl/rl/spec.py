@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ProgramError, near
+from ..graph.allowed import number, problem, rule_of
 from ..graph.op import Spec
 from ..graph.values import Value
 
@@ -25,6 +26,7 @@ AGGREGATES = (
 )
 #: Of losses per row: a mean over the rows that have one, or their sum.
 ROW_AGGREGATES = ("row-mean", "row-sum")
+_NORM = number(above=0, fix="Give norm= the longest response that may be sampled, in tokens.")
 PREDICTIONS = ("logprobs", "values", "scores")
 
 
@@ -97,10 +99,13 @@ class Loss(Spec):
     where: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._known("on", PREDICTIONS)
         self._known("per", ("token", "row"))
         self._known("aggregate", AGGREGATES if self.per == "token" else ROW_AGGREGATES)
-        if self.aggregate == "seq-mean-token-sum-norm" and not self.norm:
+        if self.norm is not None and not _NORM.accepts(self.norm):
+            raise ProgramError(f"{self.name}: {problem('norm', self.norm, _NORM)}", fix=_NORM.mend("norm", self.norm))
+        if self.aggregate == "seq-mean-token-sum-norm" and self.norm is None:
             raise ProgramError(
                 f"{self.name}: aggregate='{self.aggregate}' divides by a number of tokens, and there is none.",
                 fix="Give norm=, the longest response that may be sampled.",
@@ -190,8 +195,10 @@ def loss(
             bound = parameters.bind(None, **given)
             bound.apply_defaults()
             values = dict(list(bound.arguments.items())[1:])
+            rules = {n: rule for n in values if (rule := rule_of(fn, n)) is not None and values[n] is not None}
             return Loss(
                 name=fn.__name__,
+                allowed=rules,
                 reads=reads,
                 parameters=values,
                 math=fn,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ..graph.allowed import number, takes
 from .spec import Loss
 
 
+@takes(clip=number(above=0, fix="Give clip= a number above 0, or None for the plain square.") | None)
 def value_clip(*, clip: float | None = 0.2, aggregate: str = "token-mean") -> Loss:
     """``max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2) / 2`` per token, of a critic.
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Column
-from ..errors import ModelError, ProgramError
+from ..errors import ModelError
+from ..graph.allowed import number, takes, whole, worker
 from ..graph.op import CallShape, Metrics, Spec, op
 from .base import ModelWorker, Opening, trains
 from .freeze import read_freeze
-from .records import Build, Lora, Model, Optim, Sampled, Sampling
+from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Optim, Sampled, Sampling
 from .tokens import append, at_temperature, constant, masked
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Actor(ModelWorker):
         gradient_checkpointing: recompute activations in the backward pass.
     """
 
+    @takes(**OPTIM, **SAMPLING, **MODEL)
     def __init__(
         self,
         model: str | Mapping[str, Any] | Model,
@@ -112,6 +114,7 @@ class Actor(ModelWorker):
         )
 
     @op(reads="prompt_ids", adds=GENERATED, rows="expand", cost="generate", pieces=True)
+    @takes(n=whole(least=1, fix="Give n= 1 or more."), **SAMPLING)
     def generate(
         self,
         batch: Batch,
@@ -135,8 +138,6 @@ class Actor(ModelWorker):
         repetition penalty, temperature, top-k, top-p, min-p; a greedy token knows of the penalty alone.
         A token depends on its row's seed and its place alone, never on other rows (docs/workers.md).
         """
-        if n < 1:
-            raise ProgramError(f"{self.name or 'actor'}.generate: n={n}.", fix="Give 1 or more.")
         children = batch.expand(n)
         sampling = self._sampling(
             stop,
@@ -202,6 +203,7 @@ class Actor(ModelWorker):
         cost="forward",
         pieces=True,
     )
+    @takes(temperature=number(above=0))
     def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
         """Adds ``old_logprobs``: of each response token under the weights as they are now.
 
@@ -210,6 +212,7 @@ class Actor(ModelWorker):
         return {"old_logprobs": self.engine.logprobs(at_temperature(batch, temperature))}
 
     @op(reads=_tempered("tokens, response_mask"), adds="entropies: f32[*response]", cost="forward", pieces=True)
+    @takes(temperature=number(above=0))
     def entropies(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
         """Adds ``entropies``: of the distribution before each response token, in nats, under the weights of now.
 
@@ -218,6 +221,7 @@ class Actor(ModelWorker):
         return {"entropies": self.engine.logprobs(at_temperature(batch, temperature), entropy=True)[1]}
 
     @op(reads=_update_reads, updates="weights", cost="train")
+    @takes(pretraining_weight=number(least=0), temperature=number(above=0), **UPDATE)
     def update(
         self,
         batch: Batch,
@@ -283,6 +287,7 @@ def _several(stop: int | str | tuple[int | str, ...]) -> tuple[int | str, ...]:
 class Reference(ModelWorker):
     """A frozen language model: another model, or ``of=actor``, the actor as it is when the program starts."""
 
+    @takes(of=worker("engine", form="the handle of a worker with a model"), dtype=MODEL["dtype"])
     def __init__(
         self, model: str | Mapping[str, Any] | Model | None = None, *, of: Any = None, dtype: str = "auto"
     ) -> None:
@@ -319,6 +324,7 @@ class Reference(ModelWorker):
         cost="forward",
         pieces=True,
     )
+    @takes(temperature=number(above=0))
     def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
         """Adds ``ref_logprobs``: of each response token under this model.
 
@@ -332,6 +338,7 @@ class Reference(ModelWorker):
         cost="forward",
         pieces=True,
     )
+    @takes(temperature=number(above=0))
     def distribution(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
         """Adds ``ref_distribution``: log-probabilities of the whole vocabulary before each response token.
 

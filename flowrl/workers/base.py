@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..errors import ProgramError, WorkerError
+from ..graph.allowed import number, takes, worker
 from ..graph.op import CallShape, Metrics, op
 from .records import Build, Sampled, Sampling
 from .weights import Shard
@@ -259,6 +260,10 @@ class ModelWorker(Worker):
         self._engine = None
 
     @op(updates="weights", cost="local")
+    @takes(
+        policy=worker("engine", form="the handle of a worker with a model", fix="Give an actor or a critic."),
+        decay=number(least=0, most=1),
+    )
     def follow(self, policy: Any, *, decay: float = 0.0) -> Metrics:
         """``w = decay w + (1 - decay) w_policy``: the weights of a worker of the same model, averaged over its updates.
 

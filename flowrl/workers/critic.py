@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..graph.allowed import takes
 from ..graph.op import Metrics, Spec, op
 from ..rl import value_clip
 from .base import ModelWorker, trains
 from .freeze import read_freeze
-from .records import Build, Lora, Model, Optim
+from .records import MODEL, OPTIM, UPDATE, Build, Lora, Model, Optim
 from .tokens import masked
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ VALUE_LOSS: Spec = value_clip()
 class _Scalar(ModelWorker):
     """A model with a scalar head. Without ``lr`` the class's ``rate`` is taken; with None it is not trained."""
 
+    @takes(**OPTIM, **MODEL)
     def __init__(
         self,
         model: str | Mapping[str, Any] | Model,
@@ -76,6 +78,7 @@ class Critic(_Scalar):
         return {"values": self.engine.values(batch)}
 
     @op(reads=trains("values", "tokens, response_mask"), updates="weights", cost="train")
+    @takes(**UPDATE)
     def update(
         self,
         batch: Batch,
@@ -114,6 +117,7 @@ class RewardModel(_Scalar):
         return {"rewards": self.engine.scores(batch)}
 
     @op(reads=trains("scores", "tokens, response_mask", what="reward model"), updates="weights", cost="train")
+    @takes(**UPDATE)
     def update(
         self,
         batch: Batch,

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..column import Column
 from ..errors import RewardError, WorkerError
+from ..graph.allowed import takes, whole, worker
 from ..graph.op import CallShape, op
 from ..graph.types import STANDARD
 from .actor import GENERATED
 from .base import Opening, Worker
+from .records import SAMPLING
 from .reward import named_row
 from .tokens import append, pack
 
@@ -165,6 +167,13 @@ class Env(Worker):
         self._opening = opening
 
     @op(reads=_columns, adds=PLAYED, rows="expand", cost="external", pieces=True)
+    @takes(
+        policy=worker("respond", form="the handle of a worker that samples", fix="Write policy=actor."),
+        n=whole(least=1, fix="Give n= 1 or more."),
+        turns=whole(least=1),
+        turn_tokens=whole(least=1),
+        temperature=SAMPLING["temperature"],
+    )
     def rollout(
         self,
         batch: Batch,

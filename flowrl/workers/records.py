@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError, near
+from ..errors import ModelError
+from ..graph.allowed import Allowed, check_record, instance, number, numbers, one_of, whole
+from ..graph.values import is_handle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +17,43 @@ if TYPE_CHECKING:
     from ..batch import Column
 
 SCHEDULES = ("constant", "linear", "cosine")
+
+#: What the settings of an optimizer may be, of a worker and of :class:`Optim` alike.
+OPTIM: Mapping[str, Allowed] = {
+    "lr": number(least=0) | None,
+    "betas": numbers(2, least=0, below=1, fix="Write betas=(0.9, 0.999)."),
+    "eps": number(above=0),
+    "weight_decay": number(least=0),
+    "grad_clip": number(above=0, fixes={0: "Write grad_clip=None."}) | None,
+    "schedule": one_of(*SCHEDULES),
+    "warmup": whole(least=0, fix="Give warmup= the number of optimizer steps, not a share of them."),
+    "total": whole(least=1, fix="Give total= the number of optimizer steps.") | None,
+    "min_lr": number(least=0, most=1, fix="Give min_lr= a fraction of lr, from 0 to 1."),
+}
+_LIKELIEST = "Write generate(batch, greedy=True) for the likeliest tokens."
+#: What the settings of sampling may be.
+SAMPLING: Mapping[str, Allowed] = {
+    "max_tokens": whole(least=1, fix="Give max_tokens= the most tokens that a response may have, 1 or more."),
+    "temperature": number(above=0, fixes={0: _LIKELIEST}),
+    "top_p": number(above=0, most=1, fix="Give top_p= a number above 0 and at most 1, which takes all tokens."),
+    "top_k": whole(least=0, fixes={-1: "Write top_k=0, which takes all tokens."}),
+    "min_p": number(least=0, most=1, fix="Give min_p= a number from 0, which takes all tokens, to 1."),
+    "repetition_penalty": number(above=0, fix="Give repetition_penalty= 1 for none, 1.1 for a weak one."),
+}
+_ADAPTERS = "Write lora=fl.Lora(r=16), or another rank."
+#: What the settings of a model may be.
+MODEL: Mapping[str, Allowed] = {
+    "lora": instance("Lora", form="a record fl.Lora(r=...)", fix=_ADAPTERS) | None,
+    "dtype": one_of("auto", "fp32", "bf16", "fp64"),
+}
+#: What an update may be told.
+UPDATE: Mapping[str, Allowed] = {
+    "minibatch": whole(least=1, fix="Give minibatch= the rows of one optimizer step, or leave it out for all rows."),
+    "minibatch_tokens": whole(least=1, fix="Give minibatch_tokens= a number of tokens, or leave it out for all rows."),
+    "epochs": whole(least=1, fix="Give epochs= 1 or more."),
+    "micro_tokens": whole(least=1, fix="Give micro_tokens= a number of tokens, or leave it out."),
+    "lr": number(least=0),
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +92,13 @@ class Model:
             return said
         if isinstance(said, Mapping):
             return Model(config=said)
-        return Model(name=str(said))
+        if isinstance(said, (str, Path)):
+            return Model(name=str(said))
+        handle = f"Write of={getattr(said, 'name', 'actor')}, to a worker that takes of=." if is_handle(said) else None
+        raise ModelError(
+            f"model={said!r} is no model.",
+            fix=handle or 'Give a name, a folder, or fl.Model(config={"model_type": ...}).',
+        )
 
     @property
     def title(self) -> str:
@@ -81,18 +125,12 @@ class Optim:
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            meant = near(self.schedule, SCHEDULES) or "constant"
-            raise ModelError(
-                f"schedule='{self.schedule}' is none of {', '.join(SCHEDULES)}.", fix=f"Write schedule='{meant}'."
-            )
+        check_record(self, OPTIM)
         if self.schedule != "constant" and not self.total:
             raise ModelError(
                 f"schedule='{self.schedule}' needs to know where it ends.",
                 fix="Give total=, the number of optimizer steps.",
             )
-        if not self.lr >= 0:
-            raise ModelError(f"lr={self.lr} is no learning rate.", fix="Give a number of at least 0.")
 
 
 @dataclass(frozen=True)
@@ -102,6 +140,9 @@ class Lora:
     r: int = 8
     alpha: int = 16
     targets: tuple[str, ...] | str = "all-linear"
+
+    def __post_init__(self) -> None:
+        check_record(self, {"r": whole(least=1), "alpha": number(above=0)})
 
 
 @dataclass(frozen=True)
@@ -124,25 +165,7 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ModelError(
-                f"max_tokens={self.max_tokens}: a response needs room for one token.", fix="Give 1 or more."
-            )
-        if not self.temperature > 0:
-            raise ModelError(
-                f"temperature={self.temperature} is no temperature.", fix="Give a number above 0, or greedy=True."
-            )
-        if not 0 < self.top_p <= 1:
-            raise ModelError(f"top_p={self.top_p} is no share.", fix="Give a number above 0 and at most 1.")
-        if self.top_k < 0:
-            raise ModelError(f"top_k={self.top_k} is no count.", fix="Give 0 for all tokens, or a count.")
-        if not 0 <= self.min_p <= 1:
-            raise ModelError(f"min_p={self.min_p} is no share.", fix="Give a number from 0, which takes all, to 1.")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ModelError(
-                f"repetition_penalty={self.repetition_penalty} is no penalty.",
-                fix="Give a number above 0: 1 for none, 1.1 for a weak one.",
-            )
+        check_record(self, SAMPLING)
 
     @property
     def row_temperature(self) -> float:

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RewardError, WorkerError
+from ..graph.allowed import number, takes, whole
 from ..graph.op import CallShape, op
 from ..graph.types import STANDARD
 from .base import Opening, Worker
@@ -56,6 +57,7 @@ class FunctionReward(Worker):
         tokenizer: what decodes ``response_ids``; None takes that of the flow's actor.
     """
 
+    @takes(concurrency=whole(least=1), timeout=number(above=0, fix="Give seconds, or None to wait for ever.") | None)
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -79,8 +81,6 @@ class FunctionReward(Worker):
             raise WorkerError(
                 f"on_error={on_error!r} is neither 'raise' nor a number.", fix="Write on_error='raise' or on_error=0.0."
             )
-        if concurrency < 1:
-            raise WorkerError(f"concurrency={concurrency}.", fix="Give 1 or more.")
         self.init_arguments = {"fn": fn}  # the op's reads depend on it, also where no flow made this worker
         self.fn, self.batched, self.concurrency = fn, batched, concurrency
         self.timeout, self.on_error, self.said_tokenizer = timeout, on_error, tokenizer

@@ -116,9 +116,9 @@ def test_the_two_lambdas_of_vapo(lam_returns, alpha, gamma):
     ("said", "what"),
     [
         ({"lam": 0.9, "alpha": 0.05}, "lam=0.9 and alpha=0.05 both say how far the advantages look"),
-        ({"lam": 1.5}, "lam=1.5 is not between 0 and 1"),
-        ({"lam_returns": -0.1}, "lam_returns=-0.1 is not between 0 and 1"),
-        ({"alpha": 0}, "alpha=0 is not above 0"),
+        ({"lam": 1.5}, "lam=1.5 is not a number from 0 to 1"),
+        ({"lam_returns": -0.1}, "lam_returns=-0.1 is not a number from 0 to 1"),
+        ({"alpha": 0}, "alpha=0 is not a number above 0"),
     ],
 )
 def test_lambdas_that_make_no_sense_are_refused_before_it_runs(said, what):

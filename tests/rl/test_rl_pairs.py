@@ -96,7 +96,7 @@ def test_what_is_not_a_number_is_never_the_best():
 
 @pytest.mark.parametrize("k", [0, -1, 1.5])
 def test_a_number_of_rows_is_1_or_more(k):
-    with pytest.raises(ProgramError, match=r"rl\.best_of: k=.* is no number of rows to keep") as error:
+    with pytest.raises(ProgramError, match=r"rl\.best_of: k=.* is not a whole number") as error:
         best_of(Batch.of([(0, 0)], rewards=[1.0]), k=k)
     assert error.value.fix
 

@@ -69,7 +69,7 @@ def test_equal_entropies_are_selected_together():
 
 @pytest.mark.parametrize("share", (0.0, -0.1, 1.5))
 def test_a_share_that_is_none(share):
-    with pytest.raises(FlowError, match=f"share={share} is no share of the tokens") as told:
+    with pytest.raises(FlowError, match=rf"share={share} is not a number above 0 and at most 1") as told:
         rl.select_by_entropy(some_rows(0)[0], share=share)
     assert told.value.fix == "Give a number above 0 and at most 1, such as 0.2."
 

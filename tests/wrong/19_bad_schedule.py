@@ -1,6 +1,6 @@
-"""ModelError: schedule='cosin' is none of constant, linear, cosine.
+"""WorkerError: Actor: schedule='cosin' is none of constant, linear, cosine.
   at   tests/wrong/19_bad_schedule.py:13   actor = flow.worker(fl.Actor, model="Qwen/Qwen3-0.6B", schedule="cosin", total=100)
-  fix  Write schedule='cosine'.
+  fix  Write schedule="cosine".
 """
 
 # A schedule that there is not.
