@@ -78,7 +78,7 @@ def policy_loss(
         anchor: whose policy the ratio is to. ``rollout``: the engine that sampled, so rows may be older than the
             weights. ``old``: the trainer before the update (``old_logprobs``). ``loglinear``: a policy between the
             two, without computing it: ``log p_rollout + a (log p - log p_rollout)``, ``a = (v - v_rollout) / (v + 1 -
-            v_rollout)`` for weights of version v (AReaL).
+            v_rollout)`` for weights of version v (AReaL, whose code takes v - 1 for v).
         correction: factors of w, one or several: what :func:`correct` and :func:`reject` give, or the name of a field
             of weights (:func:`importance_weights`). With the anchor ``rollout`` a gate that follows the ratio corrects
             already, and takes factors that reject only.

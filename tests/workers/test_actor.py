@@ -356,6 +356,15 @@ def test_logprobs_of_own_generations_are_those_of_the_rollout(actor):
     torch.testing.assert_close(found.values, made.rollout_logprobs.values, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("temperature", (1.0, 0.7))
+def test_entropies_are_those_of_the_whole_distribution(actor, temperature):
+    made = actor.generate(prompts(5), n=2, temperature=temperature)
+    found = actor.entropies(made).entropies
+    assert found.type == "f32[*response]"
+    every = fl.open(fl.Reference(of=actor)).distribution(made).ref_distribution.values
+    torch.testing.assert_close(found.values, -(every.exp() * every).sum(-1), atol=1e-5, rtol=0)
+
+
 def test_versions_count_publishes():
     actor = fresh()
     assert set(actor.generate(prompts()).versions.values.tolist()) == {0}
