@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import flowrl as fl
@@ -18,13 +18,16 @@ HELD_OUT = 512
 MAX_TOKENS = 8  # of an answer, its end included: room for mistakes
 
 
-def build_tokenizer() -> Any:
-    """One token per character; ``;`` ends a sequence. 16 tokens with padding and two that no text needs."""
+def build_tokenizer(more: str = "") -> Any:
+    """One token per character; ``;`` ends a sequence. 16 tokens with padding and two that no text needs.
+
+    ``more`` are further characters, whose tokens come first, so that ids of the two tokenizers differ.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     # "?" and "_" are ordinary tokens: sampled ones stay visible in the text, so an answer with one is wrong.
-    vocabulary = {token: i for i, token in enumerate(["<pad>", *CHARS, "?", "_"])}
+    vocabulary = {token: i for i, token in enumerate(["<pad>", *more, *CHARS, "?", "_"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -50,6 +53,13 @@ MODEL = fl.Model(
     tokenizer=build_tokenizer,
 )
 
+#: What a judge is asked about an answer, and a Qwen2 that says ``y`` or ``n``, with more letters than the actor has.
+QUESTION = "{prompt}{response}?"
+JUDGE = fl.Model(
+    config={**(MODEL.config or {}), "vocab_size": 18, "eos_token_id": 3 + CHARS.index(";")},
+    tokenizer=partial(build_tokenizer, "yn"),
+)
+
 
 def prompts(batch: int, *, one_digit: float | None = None, seed: int = 0) -> fl.data.Source:
     """``batch`` sums a step, with the columns ``prompt`` ("12+7=") and ``answer`` ("19").
@@ -69,15 +79,22 @@ def preferences(batch: int, *, one_digit: float | None = None, seed: int = 2) ->
     """``batch`` prompts, each with a right answer, which is preferred, and a wrong one."""
 
     def draw(index: int) -> dict[str, str]:
-        chance = random.Random(f"wrong {seed} {index}")
         row = _drawn(one_digit, seed, index)
-        answer = row["answer"]
-        near = [str(n) for n in range(max(0, int(answer) - 12), int(answer) + 13)]
-        odd = [answer + answer[-1], answer[:-1] + "+", answer[0] * 3, str(chance.randrange(200)), "=" + answer]
-        wrong = chance.choice([text for text in (near if chance.random() < 0.6 else odd) if text != answer])
-        return {**row, "wrong": wrong}
+        return {**row, "wrong": _wrong(row["answer"], random.Random(f"wrong {seed} {index}"))}
 
     return fl.data.generated(draw, batch=batch, response="answer", rejected="wrong")
+
+
+def verdicts(batch: int, *, one_digit: float | None = None, seed: int = 3) -> fl.data.Source:
+    """What the judge learns from: questions about answers, half of them wrong, with ``y`` or ``n``."""
+
+    def draw(index: int) -> dict[str, str]:
+        row, chance = _drawn(one_digit, seed, index), random.Random(f"verdict {seed} {index}")
+        right = chance.random() < 0.5
+        answer = row["answer"] if right else _wrong(row["answer"], chance)
+        return {"prompt": QUESTION.format(prompt=row["prompt"], response=answer), "verdict": "y" if right else "n"}
+
+    return fl.data.generated(draw, batch=batch, response="verdict", tokenizer=JUDGE.tokenizer)
 
 
 def heldout(n: int = HELD_OUT, *, repeat: bool = False) -> fl.data.Source:
@@ -95,6 +112,11 @@ def exact_match(prompt: str, response: str) -> float:
 def says_one(response: str) -> float:
     """A cost: 1 where the digit 1 is said, otherwise 0. About half of the right answers have one."""
     return float("1" in response)
+
+
+def says_yes(response: str) -> float:
+    """The verdict of a judge: 1 where it says yes, otherwise 0."""
+    return float(response == "y")
 
 
 def stages(flow: fl.Flow, actor: fl.Actor, reward: fl.FunctionReward) -> None:
@@ -133,6 +155,13 @@ def _drawn(one_digit: float | None, seed: int, index: int) -> dict[str, str]:
             a, b = (chance.randrange(10) if chance.random() < one_digit else chance.randrange(10, 100) for _ in "ab")
         if (a, b) not in _held_out_pairs():
             return _row(a, b)
+
+
+def _wrong(answer: str, chance: random.Random) -> str:
+    """A wrong answer: a number near the right one, or something odd."""
+    near = [str(n) for n in range(max(0, int(answer) - 12), int(answer) + 13)]
+    odd = [answer + answer[-1], answer[:-1] + "+", answer[0] * 3, str(chance.randrange(200)), "=" + answer]
+    return chance.choice([text for text in (near if chance.random() < 0.6 else odd) if text != answer])
 
 
 def _answer(prompt: str) -> str:

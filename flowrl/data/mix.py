@@ -105,7 +105,7 @@ class Mixture:
                 keys = [(uids[first], *rest) for first, *rest in batch.keys]
                 said = Column.of([name] * len(keys), dtype="any")
                 read.append(Batch(keys, {**batch.columns, self.column: said}))
-        return Batch.concat(read).sort() if read else Batch([], {})
+        return read[0].concat(*read[1:]).sort() if read else Batch([], {})
 
     def pick(self, draw: int) -> str:
         """The part that gives the row of that draw."""

@@ -74,7 +74,7 @@ class Prompts:
             texts = [templated(c, tokenizer, at(row.index), answer=True) for c, row in zip(chats, rows, strict=True)]
         else:
             chats, texts = [], [self._value(row, at, str) for row in rows]
-        ids = _encode(texts, tokenizer, special=not self.chat)
+        ids = encode(texts, tokenizer, special=not self.chat)
         kept = self._fitting(rows, ids, at)
         rows, ids = [rows[i] for i in kept], [ids[i] for i in kept]
         values = [row[self.reading.prompt] for row in rows]
@@ -186,7 +186,7 @@ def _supervised(texts: list[str], prompts: list[list[int]], tokenizer: Any) -> d
     end = tokenizer.eos_token_id
     if end is None:
         raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
-    encoded = _encode(texts, tokenizer, special=False)
+    encoded = encode(texts, tokenizer, special=False)
     responses = [tokens if tokens[-1:] == [end] else [*tokens, end] for tokens in encoded]
     return _learned(responses, prompts, [[True] * len(r) for r in responses])
 
@@ -207,7 +207,8 @@ def _present(name: str | None, columns: Mapping[str, bool], what: str, option: s
         raise DataError(what.format(name), have=columns, fix=fix)
 
 
-def _encode(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
+def encode(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
+    """The token ids of texts; ``special`` adds what the tokenizer puts around a text, such as a begin token."""
     return tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []
 
 
@@ -230,4 +231,4 @@ def _plain(value: Any, name: str, row: Row, at: Callable[[int], At]) -> Any:
     )
 
 
-__all__ = ["Prompts"]
+__all__ = ["Prompts", "encode"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..batch import CallInfo
     from .calls import Declare
 
-ROWS = ("same", "expand", "filter", "regroup")
+ROWS = ("same", "expand", "filter", "apart", "regroup")
 COSTS = ("none", "local", "forward", "generate", "train", "external")
 _ARITHMETIC = "flowrl.graph.arithmetic"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,6 +94,7 @@ class Op:
     external: bool = False
     returns: str = "batch"  # batch | metrics | scalar | none; raw: whatever the function returns
     pieces: Pieces = False
+    children: str = ""  # the parameter of a batch whose rows were made of those of the first one
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -117,6 +118,11 @@ class Op:
     @property
     def parameters(self) -> inspect.Signature:
         return _signature(self.fn)
+
+    @property
+    def inherits(self) -> bool:
+        """Whether the fields of its batch are there in what it returns."""
+        return self.rows not in ("apart", "regroup")
 
     @property
     def is_method(self) -> bool:
@@ -170,14 +176,17 @@ class Op:
         """What this call reads and adds. ``reads`` of argument specs (a loss) count as the op's own."""
         shape = CallShape(init, arguments, have, rows_each, sampled_by)
         reads = self.reads(shape) if callable(self.reads) else self.reads
-        adds = self.adds(shape) if callable(self.adds) else self.adds
         by_param = {self.batch_parameter: reads} if isinstance(reads, str) else dict(reads or {})
         parsed: dict[str, dict[str, FieldType | None]] = {p: parse_fields(t) for p, t in by_param.items()}
         for value in arguments.values():
             if isinstance(value, Spec):
                 parsed.setdefault(self.batch_parameter, {}).update(parse_fields(value.reads))
-        added = {n: t or FieldType("any") for n, t in parse_fields(adds if isinstance(adds, str) else "").items()}
-        return Signature(parsed, added, self.rows)
+        return Signature(parsed, self.added(shape), self.rows)
+
+    def added(self, shape: CallShape) -> dict[str, FieldType]:
+        """The fields that a call adds, with their types."""
+        adds = self.adds(shape) if callable(self.adds) else self.adds
+        return {n: t or FieldType("any") for n, t in parse_fields(adds if isinstance(adds, str) else "").items()}
 
     def wrong_values(self, arguments: Mapping[str, Any], title: str) -> list[FlowError]:
         """What is wrong with the values of a call, as far as they are known."""
@@ -218,7 +227,7 @@ class Op:
         main = arguments.get(self.batch_parameter)
         have = frozenset(main.fields) if isinstance(main, Batch) else frozenset[str]()
         signature = self.signature(getattr(worker, "init_arguments", {}), arguments, have)
-        if isinstance(main, Batch) and self.returns == "batch" and self.rows != "regroup":
+        if isinstance(main, Batch) and self.returns == "batch" and self.inherits:
             twice = [n for n in (into.get(n, n) for n in signature.adds) if n in have]
             if twice:
                 raise written_twice(self.title(worker), twice, None)
@@ -253,12 +262,13 @@ class Op:
         if self.rows == "regroup":
             made = _expect_batch(self.title(worker), result)
             rows, columns = made.select(), dict(made.columns)
-        elif self.rows == "same":
+        elif self.rows in ("same", "apart"):
             if not isinstance(result, Mapping):
                 raise WorkerError(
                     f"{self.title(worker)} returned {type(result).__name__}, not a dict of the fields it adds."
                 )
-            rows, columns = main, dict(cast("Mapping[str, Any]", result))
+            rows = main if self.inherits else main.select()
+            columns = dict(cast("Mapping[str, Any]", result))
         elif isinstance(result, Mapping):
             if self.rows != "expand":
                 raise WorkerError(
@@ -426,6 +436,7 @@ def op(
     external: bool = False,
     pieces: Pieces = False,
     owner: str = "",
+    children: str = "",
 ) -> Declare: ...
 def op(
     fn: Any = None,
@@ -438,6 +449,7 @@ def op(
     external: bool = False,
     pieces: Pieces = False,
     owner: str = "",
+    children: str = "",
 ) -> Any:
     """Declare a method of a worker, or a function, as an op.
 
@@ -446,12 +458,14 @@ def op(
             function of :class:`CallShape`, where that depends on the call; None hands it every field.
         adds: fields it returns, each with its type.
         updates: ``"weights"`` when it changes the worker's weights.
-        rows: what it does to the rows: ``same``, ``expand`` (each row becomes some), ``filter``, ``regroup``.
+        rows: what it does to the rows: ``same``, ``expand`` (each row becomes some), ``filter``, ``apart`` (the same
+            rows with the added fields alone), ``regroup``.
         cost: its class for the cost model: ``none``, ``local``, ``forward``, ``generate``, ``train``, ``external``.
         external: it touches the world (a reward, an environment): its output is journalled, and never made twice.
         pieces: its rows do not depend on those of other prompts, so that a plan with ``chunks`` may run it in
             pieces; ``"row"``: nor on others of their prompt; or a function of :class:`CallShape` that says so.
         owner: name of the library it belongs to, for functions outside a worker.
+        children: a parameter that takes a batch whose rows were made of those of the first one.
 
     The declaration is read at once: a wrong field type, row effect or cost raises WorkerError at the ``def``.
     """
@@ -494,6 +508,7 @@ def op(
             external=external or cost == "external",
             returns=_returns(function, adds, rows, updates),
             pieces=pieces,
+            children=children,
         )
         object.__setattr__(made, "__doc__", function.__doc__)
         object.__setattr__(made, "__wrapped__", function)

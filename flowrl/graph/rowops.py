@@ -242,6 +242,15 @@ class RowOps:
             fix=fix,
         )
 
+    def not_made_of(self, title: str, parents: Rows, children: Rows, at: At) -> RowsError:
+        """The error of an op whose second batch is not made of the rows of the first."""
+        return RowsError(
+            f"{title} takes rows that were made of those of the batch, which are {self._rows_text(parents)}; "
+            f"it was given {self._rows_text(children)}.",
+            at=at,
+            fix="Give it what was made of this batch, by judge.ask(batch, ...) and judge.generate(...), say.",
+        )
+
     def _rows_text(self, rows: Rows) -> str:
         kind = rows[0]
         if kind == "draw":
@@ -271,6 +280,19 @@ def _rows_of(batch: TBatch) -> list[Use]:
     if batch.rows_call is not None:
         return [Use(batch.rows_call, "keys")]
     return [Use(None, "keys", draw=int(batch.rows[1]))] if batch.rows[0] == "draw" and batch.rows[1] else []
+
+
+def made_of(children: Rows, parents: Rows) -> bool:
+    """Whether rows were made of others, which may have lost some since; so it is taken of rows that are made anew.
+
+    >>> made_of(("expand", ("draw", 1), 4), ("filter", ("draw", 1), 7)), made_of(("draw", 2), ("draw", 1))
+    (True, False)
+    """
+    if children == parents or children[0] == "regroup" or parents[0] == "regroup":
+        return True
+    if parents[0] == "filter":
+        return made_of(children, parents[1])
+    return children[0] in ("expand", "filter") and made_of(children[1], parents)
 
 
 def passed_on(fields: Mapping[str, TField], call: int, rows: Rows) -> dict[str, TField]:

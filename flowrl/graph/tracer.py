@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
 from ..errors import At, FieldError, FlowError, ProgramError, near
 from .logged import Logged, Names
-from .op import Op, Signature, Spec, bad_call, described, missing_field, written_twice
+from .op import CallShape, Op, Signature, Spec, bad_call, described, missing_field, written_twice
 from .oracle import Path
-from .rowops import RowOps, passed_on
+from .rowops import RowOps, made_of, passed_on
 from .site import call_path, caller
 from .sources import Key, named
 from .sources import described as described_source
@@ -30,7 +31,7 @@ from .terms import (
     Use,
     rows_each,
 )
-from .types import FieldType, parse_fields
+from .types import FieldType
 from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, find, is_handle
 
 #: Metrics that every update has, and those that it has or may have.
@@ -229,9 +230,13 @@ class Tracer:
         except FlowError as error:
             error.at = error.at or at
             self.wrong(error)
-            added = parse_fields(op.adds) if isinstance(op.adds, str) else {}
-            signature = Signature({}, {n: t or FieldType("any") for n, t in added.items()}, op.rows)
+            added: dict[str, FieldType] = {}
+            with suppress(FlowError):
+                added = op.added(CallShape(worker.arguments if worker else {}, arguments, have))
+            signature = Signature({}, added, op.rows)
         self._check_arguments(op, title, arguments, signature, at)
+        if op.children:
+            self._check_children(title, batch, arguments.get(op.children), at)
         uses = self._read_fields(title, arguments, signature, at)
         uses += [
             u for v in arguments.values() if not isinstance(v, BatchValue) for x in find([v]) for u in self.uses(x)
@@ -297,7 +302,7 @@ class Tracer:
             )
             if meant:
                 into = {meant: into[word], **into}
-        inherited = dict(batch.fields) if batch and op.rows != "regroup" else {}
+        inherited = dict(batch.fields) if batch and op.inherits else {}
         rows, rows_call = self._rows_after(call, batch, arguments)
         if op.rows in ("expand", "filter"):  # rows were made anew: what is read later comes from here
             inherited = passed_on(inherited, call.index, rows)
@@ -311,7 +316,7 @@ class Tracer:
     def _rows_after(self, call: TCall, batch: TBatch | None, arguments: Mapping[str, Any]) -> tuple[Rows, int | None]:
         if batch is None or call.op.rows == "regroup":
             return ("regroup", call.index), call.index
-        if call.op.rows == "same":
+        if call.op.rows in ("same", "apart"):
             return batch.rows, batch.rows_call
         n = arguments.get("n")
         if call.op.rows == "expand" and isinstance(n, int):
@@ -352,6 +357,13 @@ class Tracer:
                 self.wrong(
                     ProgramError(f"{title}: {param}= takes a loss, and was given {described(value)}.", at=at, fix=fix)
                 )
+
+    def _check_children(self, title: str, batch: TBatch | None, children: Any, at: At) -> None:
+        """The rows of the second batch were made of those of the first, which may have been filtered since."""
+        if not isinstance(children, BatchValue):
+            self.wrong(ProgramError(f"{title} takes a batch, and was given {described(children)}.", at=at))
+        elif batch is not None and not made_of(children.ref.rows, batch.rows):
+            self.wrong(self.row_ops.not_made_of(title, batch.rows, children.ref.rows, at))
 
     def _read_fields(self, title: str, arguments: Mapping[str, Any], signature: Signature, at: At) -> list[Use]:
         uses: list[Use] = []

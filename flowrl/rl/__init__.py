@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from . import gates
 from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_token_baseline, pass_at_k
+from .children import collect
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
 from .corrections import Correction, Rejection, correct, importance_weights, off_policy_mask, reject
 from .distillation import divergence, full_kl, teacher_advantages
@@ -49,6 +50,7 @@ __all__ = [
     "clamp",
     "clip_cov",
     "clipped_rewards",
+    "collect",
     "correct",
     "cpo",
     "decoupled_ppo",

@@ -153,7 +153,7 @@ class Calls:
         have = frozenset(main.fields) if isinstance(main, Remote) else frozenset[str]()
         init = group.blueprint.arguments if group else {}
         signature = op.signature(init, arguments, have)
-        if isinstance(main, Remote) and op.returns == "batch" and op.rows != "regroup":
+        if isinstance(main, Remote) and op.returns == "batch" and op.inherits:
             twice = [n for n in (into.get(n, n) for n in signature.adds) if n in have]
             if twice:
                 raise written_twice(asked.title, twice, asked.at)
@@ -274,6 +274,8 @@ class Calls:
         columns = {n: Source(tuple(stored), (n,) * len(stored)) for n in first.kinds}
         if main is None or asked.op.rows == "regroup":
             return Remote(_in_order(stored, main), columns)
+        if asked.op.rows == "apart":
+            return Remote(main.keys, columns)
         keys = main.keys if asked.op.rows == "same" else _children(main.keys, stored)
         return main.with_sources(columns, keys)
 

@@ -40,7 +40,7 @@ def fields_after(op: Op, args: tuple[Any, ...], added: frozenset[str] | None) ->
     """The fields of a call's batch, as far as they are known before it is run."""
     first = args[0].ref.fields if args and isinstance(args[0], BatchValue) and isinstance(args[0].ref, Call) else None
     if op.owner != "batch":
-        return None if first is None or added is None else added if op.rows == "regroup" else first | added
+        return None if first is None or added is None else first | added if op.inherits else added
     if first is None:
         return None
     if op.name == "filter":

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch, Column
 from ..column import _bytes_of
-from ..errors import ModelError, RunError
+from ..errors import RunError
 from ..graph.op import Op
 from ..workers.base import Engine, ModelWorker, Opening, Worker
 from ..workers.records import Build, Sampled
-from ..workers.tokenizer import find_tokenizer
+from ..workers.tokenizer import actor_of, find_tokenizer
 from .external import once
 from .journal import Journal
 from .moves.plan import holdings
@@ -139,17 +139,10 @@ class Rank(Weights):
         return Elsewhere(made, lambda: self.tokenizer(handle))
 
     def tokenizer(self, said: Any) -> Any:
-        """The tokenizer that ``said`` names; None is that of the flow's first model."""
+        """The tokenizer that ``said`` names; None is that of the flow's actor."""
         blueprints = self.setting.blueprints
         if said is None:
-            models = [n for n, b in blueprints.items() if hasattr(b.cls, "generate")]
-            models += [n for n, b in blueprints.items() if hasattr(b.cls, "build")]
-            if not models:
-                raise ModelError(
-                    "No worker of this flow has a tokenizer.",
-                    fix="Give tokenizer=, a hub name, a folder or a function that builds one.",
-                )
-            said = Named(models[0])
+            said = Named(actor_of({n: (b.cls, b.arguments) for n, b in blueprints.items()}))
         if not getattr(type(said), "is_handle", False):
             return find_tokenizer(said)
         if said.name not in self._tokenizers:
@@ -286,7 +279,7 @@ class Rank(Weights):
         elif isinstance(result, Batch):
             column = False
             main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-            if op.rows != "regroup" and main is not None:
+            if op.inherits and main is not None:
                 result = result.select(*(n for n in result.fields if n not in main.fields))
         else:
             return Reply(value=result)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..batch import Batch
-from ..errors import FlowError, ModelError, RankLost, WorkerError
+from ..errors import FlowError, RankLost, WorkerError
 from ..graph.values import is_handle
 from ..schedule.events import Command, Memory, Start
 from ..schedule.scheme import Scheme
 from ..workers.base import Engine
 from ..workers.records import Build, Model
-from ..workers.tokenizer import find_tokenizer
+from ..workers.tokenizer import actor_of, find_tokenizer
 from . import checkpoint
 from .call import Call
 from .calls import Asked, Calls
@@ -180,16 +180,9 @@ class RanksPlace:
         self._joined.add(pool)
 
     def tokenizer(self, said: Any) -> Any:
-        """The tokenizer that ``said`` names, in the driver; None is that of the flow's first model."""
+        """The tokenizer that ``said`` names, in the driver; None is that of the flow's actor."""
         if said is None:
-            models = [n for n, d in self.declared.items() if hasattr(d.cls, "generate")]
-            models += [n for n, d in self.declared.items() if hasattr(d.cls, "build")]
-            if not models:
-                raise ModelError(
-                    "No worker of this flow has a tokenizer.",
-                    fix="Give tokenizer=, a hub name, a folder or a function that builds one.",
-                )
-            said = self.declared[models[0]]
+            said = self.declared[actor_of({n: (d.cls, d.arguments) for n, d in self.declared.items()})]
         if id(said) not in self._tokenizers:
             if is_handle(said):
                 model = self.blueprints[said.name].make().build().model  # type: ignore[attr-defined]

@@ -183,7 +183,7 @@ class Running:
         added = frozenset(into.get(n, n) for n in signature.adds)
         whole: Call = main.ref
         short = whole
-        if op.rows == "same" and op.batch_parameter in signature.reads:
+        if op.rows in ("same", "apart") and op.batch_parameter in signature.reads:
             short = shortest(whole, frozenset(signature.reads[op.batch_parameter]))
         if short is not whole:
             narrow = BatchValue(self, short)
@@ -195,7 +195,7 @@ class Running:
                 call.base, call.adds = short, added
             else:
                 call.fields = fields_after(op, (main,), added)
-            if short is not whole:
+            if short is not whole and op.inherits:
                 made = self._make(MERGE, None, (main, BatchValue(self, call), tuple(sorted(added))), {})
                 made.base, made.adds = whole, added
                 made.fields = whole.fields | added if whole.fields is not None else None

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ..errors import FlowError, ModelError, RankLost, WorkerError
+from ..errors import FlowError, RankLost, WorkerError
 from ..graph.values import is_handle
 from ..workers.base import Engine, Opening, Worker
 from ..workers.records import Build
-from ..workers.tokenizer import find_tokenizer
+from ..workers.tokenizer import actor_of, find_tokenizer
 from .crew import Hands
 from .here import Here
 from .journal import Journal
@@ -137,15 +137,9 @@ class Workplace:
         return worker
 
     def tokenizer(self, said: Any) -> Any:
-        """The tokenizer that ``said`` names: a handle, a function, a name or folder; None: the flow's first model's."""
+        """The tokenizer that ``said`` names: a handle, a function, a name or folder; None: the actor's."""
         if said is None:
-            owner = next((n for n, d in self.declared.items() if hasattr(d.cls, "generate")), None)
-            owner = owner or next((n for n, d in self.declared.items() if hasattr(d.cls, "build")), None)
-            if owner is None:
-                raise ModelError(
-                    "No worker of this flow has a tokenizer.",
-                    fix="Give tokenizer=, a hub name, a folder or a function that builds one.",
-                )
+            owner = actor_of({n: (d.cls, d.arguments) for n, d in self.declared.items()})
             return cast("Any", self.open(owner)).tokenizer
         if is_handle(said):
             return cast("Any", self.open(said.name)).tokenizer

@@ -10,6 +10,7 @@ from ..batch import Column
 from ..errors import ModelError
 from ..graph.allowed import number, takes, whole, worker
 from ..graph.op import CallShape, Metrics, Spec, op
+from .ask import asked_columns, written
 from .base import ModelWorker, Opening, trains
 from .freeze import read_freeze
 from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Optim, Sampled, Sampling
@@ -161,6 +162,24 @@ class Actor(ModelWorker):
             "finished": Column(sampled.finished),
             "finish_reason": Column(["stop" if stopped else "length" for stopped in sampled.finished.tolist()]),
         }
+
+    @op(reads=asked_columns, adds="prompt: any, prompt_ids: i32[*prompt]", rows="apart", cost="local")
+    def ask(
+        self, batch: Batch, template: str, *, chat: bool = False, system: str | None = None, tokenizer: Any = None
+    ) -> Mapping[str, Any]:
+        """Prompts for this worker about rows of another one: the same rows, with ``prompt`` and ``prompt_ids`` alone.
+
+        ``{prompt}``, ``{response}`` and names of columns in ``template`` are filled in for every row. Text goes from
+        one model to the other: it is encoded with this worker's tokenizer, whatever made the rows.
+
+        Args:
+            template: the text, such as ``"Question: {prompt} Answer: {response} Is it right?"``.
+            chat: put the text through the chat template, as the message of a user.
+            system: the system message of such a chat.
+            tokenizer: what the rows' own tokens are of; None is that of the flow's actor.
+        """
+        writer = self._tokenizers(tokenizer)
+        return written(batch, template, chat=chat, system=system, reader=self.tokenizer, writer=writer)
 
     @property
     def positions(self) -> int | None:

@@ -223,6 +223,7 @@ class ModelWorker(Worker):
     """A worker around an engine: shared by actors, critics, references and reward models."""
 
     _engine: Engine | None = None
+    _tokenizers: Callable[[Any], Any]  # of whatever names one; None: that of the flow's actor
 
     @property
     def engine(self) -> Engine:
@@ -244,6 +245,7 @@ class ModelWorker(Worker):
     def open(self, opening: Opening) -> None:
         from dataclasses import replace
 
+        self._tokenizers = opening.tokenizer
         build = self.build()
         if opening.serving:
             build = replace(build, optim=None, lora=None)

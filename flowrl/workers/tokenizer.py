@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from ..errors import ModelError
 
 #: Classes of a tokenizer that is all in its ``tokenizer.json``.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -15,6 +18,27 @@ def find_tokenizer(said: Any, revision: str | None = None) -> Any:
     if isinstance(said, (str, Path)):
         return _read(Path(said).expanduser(), str(said), revision)
     return said() if callable(said) and not hasattr(said, "encode") else said
+
+
+def actor_of(workers: Mapping[str, tuple[type, Mapping[str, Any]]]) -> str:
+    """The worker whose tokenizer is the flow's: the first actor that is trained, else one that is not, else any model.
+
+    ``workers`` are classes and arguments by name, in the order of their declaration. ModelError where there is none.
+    """
+    actors = [name for name, (cls, _) in workers.items() if hasattr(cls, "generate")]
+    trained = [name for name in actors if _is_trained(*workers[name])]
+    models = [name for name, (cls, _) in workers.items() if hasattr(cls, "build")]
+    found = next(iter([*trained, *actors, *models]), None)
+    if found is None:
+        raise ModelError(
+            "No worker of this flow has a tokenizer.",
+            fix="Give tokenizer=, a hub name, a folder or a function that builds one.",
+        )
+    return found
+
+
+def _is_trained(cls: Any, arguments: Mapping[str, Any]) -> bool:
+    return cls.is_trained(arguments)
 
 
 def _read(folder: Path, name: str, revision: str | None) -> Any:

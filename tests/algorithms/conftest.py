@@ -44,14 +44,15 @@ def small_model(drivers_path, tmp_path_factory):
 
 @pytest.fixture
 def load_driver(small_model):
-    """A driver's flow, fresh, on the small model; a game has a model of its own, teachers have other weights."""
+    """A driver's flow, fresh, on the small model; a game and a judge have models of their own, teachers other weights."""
 
     def load(name: str):
         flow = load_script(str(ALGORITHMS / f"{name}.py"))
+        own = {"judge"} if name == "judge" else set()
         for handle in flow.handles:
             said = handle.arguments.get("model")
             teaches = name == "distillation" and handle.name in ("short", "long")
-            if said is not None and name != "gigpo" and not teaches:
+            if said is not None and name != "gigpo" and not teaches and handle.name not in own:
                 flow.use_model(handle.name, small_model)
         return flow
 

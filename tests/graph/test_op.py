@@ -196,7 +196,7 @@ def test_what_a_loss_reads_counts_as_read_by_the_op():
         ({"reads": "tokens: int32[]"}, "'int32' is no dtype"),
         ({"reads": {"batch": "tokens: i32[", "other": "x"}}, "no field type"),
         ({"adds": "mine"}, "adds 'mine' without a type"),
-        ({"rows": "same_rows"}, "rows='same_rows' is none of same, expand, filter, regroup"),
+        ({"rows": "same_rows"}, "rows='same_rows' is none of same, expand, filter, apart, regroup"),
         ({"cost": "gpu"}, "cost='gpu' is none of"),
     ],
 )

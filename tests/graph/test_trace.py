@@ -234,7 +234,7 @@ def test_a_mistake_on_a_rare_path_is_found():
 
     assert whats(traced(program)) == [
         "the batch has no field 'rewards' here.",
-        "actor.genrate is not there; the ops of Actor are follow, generate, logprobs, save, update.",
+        "actor.genrate is not there; the ops of Actor are ask, entropies, follow, generate, logprobs, save, update.",
     ]
 
 

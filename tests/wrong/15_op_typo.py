@@ -1,4 +1,4 @@
-"""ProgramError: actor.genrate is not there; the ops of Actor are entropies, follow, generate, logprobs, save, update.
+"""ProgramError: actor.genrate is not there; the ops of Actor are ask, entropies, follow, generate, logprobs, save, update.
   at   tests/wrong/15_op_typo.py:20   batch = actor.genrate(batch)
   fix  Did you mean actor.generate?
 

@@ -1,4 +1,4 @@
-"""WorkerError: Taste.keep: rows='filtered' is none of same, expand, filter, regroup.
+"""WorkerError: Taste.keep: rows='filtered' is none of same, expand, filter, apart, regroup.
   at   tests/wrong/25_bad_rows.py:13   @fl.op(reads="response_ids", rows="filtered", cost="local")
   fix  Write rows='filter'.
 """
