@@ -24,7 +24,7 @@ def asked_columns(shape: CallShape) -> str:
     """What a call of ``ask`` reads, by the names in its text. Raises ProgramError for a text that cannot be filled."""
     if shape.call.get("system") is not None and not shape.call.get("chat"):
         raise ProgramError("system= is for chats, and this is plain text.", fix="Add chat=True.")
-    wanted = [_field(name, shape.have) for name in _names(shape.call.get("template"))]
+    wanted = [_field(name, shape.have) for name in _names(shape.call["template"])]
     return ", ".join(dict.fromkeys(wanted))
 
 
@@ -73,10 +73,8 @@ def _field(name: str, have: frozenset[str]) -> str:
     return name if name in have else DECODED.get(name, name)
 
 
-def _names(template: Any) -> list[str]:
+def _names(template: str) -> list[str]:
     """The names in braces, each once."""
-    if not isinstance(template, str):
-        raise ProgramError(f"ask takes a text, and was given {template!r}.", fix=_FORM)
     try:
         names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:

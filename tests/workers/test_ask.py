@@ -88,7 +88,7 @@ def test_no_rows_are_asked_nothing(actor, judge, rows):
         ("{answer.real}", {}, ProgramError, "ask: '{answer.real}' in the text names no column."),
         ("{answer", {}, ProgramError, "ask: the text cannot be read: expected '}' before end of string."),
         ("Right?", {}, ProgramError, "ask: the text names no column, so every row would be asked the same."),
-        (3, {}, ProgramError, "ask takes a text, and was given 3."),
+        (3, {}, ProgramError, "ask: template=3 is not text."),
         ("{answer}", {"system": "x"}, ProgramError, "system= is for chats, and this is plain text."),
         ("{anwser}", {}, FieldError, "reads 'anwser', which no op before it adds."),
         ("{tokens}", {}, FieldError, "ask: 'tokens' is i32[*token], which is no text."),
