@@ -146,7 +146,8 @@ class Runner:
 
     def _run_stage(self, stage: Stage, cut: Cut | None) -> None:
         kinds = {w["name"]: w["kind"] for w in stage.graph["workers"]}
-        self.progress.opening(stage.program, {name: kinds[name] for name in stage.workers}, str(self.settings.out))
+        opening = {name: kinds.get(name, "to be copied") for name in stage.workers}  # of=NAME opens what is not called
+        self.progress.opening(stage.program, opening, str(self.settings.out))
         workers = {name: self.place.open(name) for name in stage.workers}
         followers = stage.scheme.setup.followers
         servers = {name: self.place.open_server(name) for name in self._serving(stage)}
