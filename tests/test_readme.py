@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from flowrl.cli import load_script, main
+from flowrl.graph.draw import render
 from flowrl.placement.plan import Plan
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +43,19 @@ def test_the_picture_is_that_of_the_program():
         assert node.op in svg
         for field in node.adds:
             assert field in svg
+
+
+def test_the_pictures_for_a_phone_and_for_the_night_are_there():
+    flow = load_script(str(ROOT / "algorithms" / "grpo.py"))
+    narrow = (ROOT / "docs" / "images" / "grpo_graph_narrow.svg").read_text()
+    made = render(flow.graph("grpo"), "svg", narrow=True)
+    words = [re.findall(r">([^<>]+)</text>", svg) for svg in (narrow, made)]
+    assert words[0] == words[1], (
+        "flowrl graph algorithms/grpo.py --format svg --narrow -o docs/images/grpo_graph_narrow.svg"
+    )
+    assert "prefers-color-scheme: dark" in (ROOT / "docs" / "images" / "grpo_graph.svg").read_text()
+    for name in re.findall(r'(?:src|srcset)="([^"]+)"', README):
+        assert (ROOT / name).exists(), name
 
 
 def test_files_that_it_names_are_there():

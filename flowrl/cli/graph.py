@@ -24,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="with --plan: times and utilisation of so many steps",
     )
     parser.add_argument("--format", default="text", help=", ".join(FORMATS))
+    parser.add_argument("--narrow", action="store_true", help="with --format svg: one column, for a narrow screen")
     parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
 
 
@@ -47,7 +48,7 @@ def graph_command(flow: Flow, words: Sequence[str]) -> int:
         graph = placed_graph(study, graph, flown)
     elif said.options.simulate:
         raise UsageError("--simulate needs a plan.", fix="Write --plan FILE.")
-    put(render(graph, said.options.format), said.options.out)
+    put(render(graph, said.options.format, narrow=said.options.narrow), said.options.out)
     for error in report.errors:
         print(error.report(), file=sys.stderr)
     return 1 if report.errors else 0

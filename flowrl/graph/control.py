@@ -24,8 +24,8 @@ def add_control(
     """Add an edge from what the program's conditions look at to each call and source that hangs on them.
 
     One hangs on a condition if it happens, reads other things, or is given other arguments with another outcome:
-    ``if float(kl) > target: coef *= 1.5`` makes ``coef`` of the next step depend on ``kl``. A call that reads what
-    hangs on the same condition has no edge of its own.
+    ``if float(kl) > target: coef *= 1.5`` makes ``coef`` of the next step depend on ``kl``. A call that reads, or
+    hangs on, what hangs on the same condition has no edge of its own.
     """
     asked: dict[Place, list[Test]] = {place: list(tests(found)) for place, found in when.items()}
     for (_, dst, _), found in which.items():
@@ -47,8 +47,9 @@ def add_control(
         if kind == "data":
             feeds[dst].add(src)
     for place, mine in control.items():
+        before = (feeds[place] | {src for src, _, _ in mine}) - {place}
         for src, kind, text in mine:
-            if any((src, kind, text) in control.get(before, {}) for before in feeds[place] if before != place):
+            if any((src, kind, text) in control.get(other, {}) for other in before):
                 continue
             found = edges[(src, place, kind)]
             found.trails |= there[place]

@@ -27,7 +27,7 @@ def placed_graph(study: Study, graph: Graph, simulation: Simulation | None = Non
     Between an update and what generates from its weights stands the publish that takes them there (a reshard, where
     both are in one pool). With a simulation, nodes have the seconds of a call and pools how busy they were.
     """
-    nodes = [_node(node, study) for node in graph.nodes]
+    nodes = _beside_their_rows([_node(node, study) for node in graph.nodes], graph)
     moved = {w: _publish(w, study) for w in sorted(_followers(graph, study))}
     last = {w: max((i for i, n in enumerate(nodes) if n.worker == w and n.updates), default=-1) for w in moved}
     for worker, place in sorted(last.items(), key=lambda item: -item[1]):
@@ -60,6 +60,15 @@ def overlaid(graph: Graph, simulation: Simulation) -> Graph:
     )
     said = f"{graph.plan} Times: {simulation.cost_source}, a step takes {simulation.step_seconds:.3g} s."
     return replace(graph, nodes=tuple(nodes), pools=pools, plan=said)
+
+
+def _beside_their_rows(nodes: Sequence[Node], graph: Graph) -> list[Node]:
+    """Calls of a library in the pool where their rows are, as they run there; numbers stay in the driver."""
+    found = {node.id: node for node in nodes}
+    for node in nodes:  # in the order of the program: what is read has its place already
+        if node.pool is None and (node.reads or node.rows != "same"):
+            found[node.id] = replace(node, pool=_origin(node.id, found, graph))
+    return list(found.values())
 
 
 def _serving(worker: WorkerInfo, graph: Graph, study: Study) -> WorkerInfo:
@@ -181,7 +190,9 @@ def _origin(id: str, nodes: Mapping[str, Node], graph: Graph) -> str | None:
     node, seen = nodes.get(id), set[str]()
     while node is not None and node.pool is None and node.id not in seen:
         seen.add(node.id)
-        node = next((nodes[e.src] for e in graph.edges if e.dst == node.id and e.src in nodes), None)
+        brings = (e for e in graph.edges if e.dst == id and e.kind in ("data", "carried") and e.src in nodes)
+        first = next(brings, None)
+        id, node = (first.src, nodes[first.src]) if first is not None else (id, None)
     return node.pool if node is not None else None
 
 

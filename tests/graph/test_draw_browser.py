@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from flowrl.cli.script import load_script
 from flowrl.graph.draw import render
 from flowrl.graph.draw.picture import draw
 from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
+from flowrl.planned.see import placed_graph
 
 _MADE = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))
 SAMPLES: dict[str, Graph] = _MADE["SAMPLES"]
@@ -38,14 +40,14 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--enable-logging=stderr",
-    "--window-size=1280,1000",
+    "--window-size=1440,1000",
 ]
 
 _TRY = """
-const node = (id) => [...document.querySelectorAll(".node")].find((g) => g.dataset.id === id);
+const node = (id) => [...document.querySelectorAll(".taken .node")].find((g) => g.dataset.id === id);
 const typed = (key) => new KeyboardEvent("keydown", { key, bubbles: true });
 const press = (key) => document.activeElement.dispatchEvent(typed(key));
-const card = document.getElementById("card"), svg = document.querySelector(".view svg");
+const card = document.getElementById("card"), svg = document.querySelector(".view svg.taken");
 const lit = () => [...document.querySelectorAll(".edge.on")].map((g) => `${g.dataset.src} ${g.dataset.dst}`);
 const found = {};
 node("rl.gae").dispatchEvent(new PointerEvent("pointerenter"));
@@ -70,7 +72,7 @@ document.body.dataset.found = JSON.stringify(found);
 """
 
 _TRY_PLACED = """
-const all = (selector) => [...document.querySelectorAll(selector)];
+const all = (selector) => [...document.querySelectorAll(selector)].filter((found) => !found.closest("[hidden]"));
 const node = (id) => all(".node").find((g) => g.dataset.id === id);
 const card = document.getElementById("card");
 const inside = (id) => {
@@ -163,3 +165,55 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         body, text = opened(render(drawn, "html"), folder, script)
         assert 'data-ready="1"' in body and f'data-nodes="{len(draw(drawn).boxes)}"' in body
         assert "<img" not in text.replace("&lt;img", "") and "<title>pwned" not in text
+
+
+_FRAMES = """
+const pages = JSON.parse(document.getElementById("pages").textContent), found = [];
+const measure = (frame, name, width) => {
+  const page = frame.contentDocument, taken = page.querySelector(".view svg.taken");
+  const scale = taken.getScreenCTM().a;
+  const sizes = [...taken.querySelectorAll("text")].map((t) => parseFloat(getComputedStyle(t).fontSize) * scale);
+  const texts = [...page.querySelectorAll("h1, header p, .legend li, td, th, .help")];
+  return {
+    name, width, least: Math.min(...sizes), column: taken.classList.contains("column"),
+    shown: [...page.querySelectorAll(".view svg")].filter((s) => s.getBoundingClientRect().width).length,
+    inside: taken.getBoundingClientRect().right <= width && page.documentElement.scrollWidth <= width,
+    page: Math.min(...texts.map((t) => parseFloat(page.defaultView.getComputedStyle(t).fontSize))),
+  };
+};
+for (const [name, html] of pages) {
+  for (const width of [1440, 390]) {
+    const frame = document.createElement("iframe");
+    Object.assign(frame.style, { width: `${width}px`, height: "800px", border: 0 });
+    frame.addEventListener("load", () => {
+      found.push(measure(frame, name, width));
+      if (found.length === 2 * pages.length) document.body.dataset.found = JSON.stringify(found);
+    });
+    frame.srcdoc = html;
+    document.body.append(frame);
+  }
+}
+"""
+
+
+def test_words_can_be_read_on_a_desk_and_on_a_phone(tmp_path: Path) -> None:
+    """Every shipped driver, and PPO under plans: the smallest word on the screen, measured where it is rendered."""
+    root = Path(__file__).parents[2]
+    pages: list[tuple[str, str]] = []
+    for driver in sorted((root / "algorithms").glob("*.py")):
+        pages.append((driver.stem, render(load_script(str(driver)).graph(), "html")))
+    for plan in ("ppo_disaggregated_16", "ppo_colocated_8"):
+        flow = load_script(str(root / "algorithms" / "ppo.py"))
+        study = flow.study(root / "algorithms" / "plans" / f"{plan}.yaml")
+        pages.append((plan, render(placed_graph(study, flow.graph(), study.simulate(2)), "html")))
+    listed = json.dumps(pages).replace("<", "\\u003c")
+    outer = f'<!doctype html><body style="margin:0"><script type="application/json" id="pages">{listed}</script></body>'
+    body, _ = opened(outer, tmp_path, _FRAMES)
+    said = re.search(r'data-found="([^"]*)"', body)
+    assert said, body[:300]
+    found: list[dict[str, Any]] = json.loads(unescape(said[1]))
+    assert len(found) == 2 * len(pages)
+    for seen in found:
+        assert seen["least"] >= 11 and seen["page"] >= 11, seen
+        assert seen["shown"] == 1 and seen["inside"], seen
+    assert {s["name"] for s in found if s["width"] == 1440 and s["column"]} == set(), "all fit on a desk"

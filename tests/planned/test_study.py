@@ -162,7 +162,7 @@ def test_the_placed_graph_has_pools_bytes_and_versions(grpo):
     nodes = {n["id"]: n for n in record["nodes"]}
     assert nodes["actor.generate"]["pool"] == "rollout" and nodes["actor.generate"]["mesh"] == "dp=4,tp=2"
     assert nodes["actor.update"]["layout"] == "rows over fsdp, weights over fsdp, fsdp2"
-    assert nodes["rl.advantages"]["pool"] is None
+    assert nodes["rl.advantages"]["pool"] == "rollout"  # it runs where its rows are
     assert [n["id"] for n in record["nodes"] if n["kind"] != "op"] == ["actor.publish"]
     edges = {(e["src"], e["dst"]): e for e in record["edges"]}
     publish = edges[("actor.update", "actor.publish")]

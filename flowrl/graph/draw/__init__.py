@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 FORMATS = ("text", "mermaid", "dot", "json", "svg", "html")
 
 
-def render(graph: Graph, format: str) -> str:
-    """The graph in one of :data:`FORMATS`.
+def render(graph: Graph, format: str, *, narrow: bool = False) -> str:
+    """The graph in one of :data:`FORMATS`. ``narrow`` draws the svg as one column, for the screen of a phone.
 
     Raises UsageError for another one, and FlowError where pygraphviz is missing, which svg and html need.
     """
@@ -25,4 +25,7 @@ def render(graph: Graph, format: str) -> str:
             have=", ".join(FORMATS),
             fix=f"Use --format {meant or 'text'}.",
         )
+    if narrow and format == "svg":
+        module = import_module(".column", __name__)
+        return module.column_svg(module.column(graph))
     return import_module(f".{format}", __name__).render(graph)

@@ -12,6 +12,7 @@ from .picture import Picture
 
 Bounds = tuple[float, float, float, float]
 Piece = tuple[Point, Point]
+_WIDE = 1340.0  # points that a screen has across
 _STEPS = 6  # straight pieces per Bezier curve
 
 
@@ -29,6 +30,7 @@ def clutter(layout: Layout, picture: Picture, sizes: Mapping[str, Size]) -> floa
         + 0.004 * sum(map(_length, bends.values()))
         + 0.00001 * layout.width * layout.height
         + 0.02 * max(0.0, layout.width - 1.4 * layout.height)
+        + 0.2 * max(0.0, layout.width - _WIDE)
     )
 
 

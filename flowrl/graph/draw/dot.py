@@ -53,7 +53,7 @@ def _rows(picture: Picture, sizes: Mapping[str, Size] | None, weights: int) -> I
     called = {id: quoted(name) for id, name in names(picture, plain=sizes is not None).items()}
     boxes = {box.id: f"{called[box.id]} [{_box(box, picture, sizes)}]" for box in picture.boxes}
     yield f"digraph {quoted(picture.program if sizes is None else '')} {{"
-    yield f"  graph [compound=true newrank=true nodesep=0.3 ranksep=0.42 {_FONT} fontsize=12 labeljust=l]"
+    yield f"  graph [compound=true newrank=true nodesep=0.12 ranksep=0.42 {_FONT} fontsize=12 labeljust=l]"
     yield f'  node [shape=box style="rounded,filled" {_FONT} fontsize=11 margin="0.14,0.07"]'
     yield f"  edge [{_FONT} fontsize=9 arrowsize=0.7]"
     yield from (f"  {boxes[box.id]}" for box in picture.boxes if box.group is None)

@@ -10,10 +10,11 @@ from string import Template
 from ...errors import shown
 from ..record import Graph, Node
 from . import legend, placed
+from .column import column, column_svg
 from .fold import folded
 from .picture import MOVES, Picture, draw, place_of
 from .strokes import text
-from .svg import picture_svg
+from .svg import COLUMN, picture_svg
 
 
 def render(graph: Graph) -> str:
@@ -27,13 +28,20 @@ def render(graph: Graph) -> str:
         summary=text(picture.summary),
         style=_file("page.css"),
         script=_file("page.js"),
-        picture=picture_svg(picture, with_legend=False),
+        pictures="".join(_pictures(graph, picture)),
         legend="\n".join(_legend(picture)),
         pools=_pools(graph),
         columns="".join(f'<th scope="col">{name}</th>' for name in _columns(picture)),
         rows="\n".join(_row(node, picture) for node in graph.nodes),
         cards=_embedded(_cards(graph, picture)),
     )
+
+
+def _pictures(graph: Graph, picture: Picture) -> Iterator[str]:
+    """The picture as wide as it is, if a screen is as wide, and as a column; the page shows the one that fits."""
+    narrow = column(graph)
+    yield picture_svg(picture, with_legend=False) or column_svg(narrow, with_legend=False, wide=COLUMN)
+    yield column_svg(narrow, with_legend=False)
 
 
 def _file(name: str) -> str:
@@ -43,7 +51,7 @@ def _file(name: str) -> str:
 def _legend(picture: Picture) -> Iterator[str]:
     for kind, meaning in legend.entries(picture):
         drawn = legend.sample(kind, 0.5, 7)
-        yield f'<li><svg viewBox="0 0 28 14" aria-hidden="true">{drawn}</svg> {text(meaning)}</li>'
+        yield f'<li><svg class="flowrl" viewBox="0 0 28 14" aria-hidden="true">{drawn}</svg> {text(meaning)}</li>'
 
 
 def _pools(graph: Graph) -> str:

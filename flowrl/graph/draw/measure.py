@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .fonts import width
 from .picture import Box, Line, Picture, wrapped
 
-TITLE, NOTE, LABEL, HEAD = 12.5, 9.5, 9.5, 12.0  # font sizes in points
+TITLE, NOTE, LABEL, HEAD = 14.0, 11.5, 11.5, 13.5  # font sizes in points
 BAR = 7.0  # room for the bar of a call's time, or of a pool's
 LEADING = 1.25  # line height in font sizes
 METER = 54.0  # length of the bar in the title of a pool
@@ -34,7 +34,7 @@ class Words:
 def box_words(box: Box) -> tuple[Words, ...]:
     """The lines of text in a box: its name, what is special about it, under which condition it happens."""
     small = box.role in ("library", "none")
-    rows = [Words(box.title, NOTE + 1 if small else TITLE, bold=not small)]
+    rows = [Words(row, NOTE + 1 if small else TITLE, bold=not small) for row in box.title.split("\n")]
     rows += [Words(row, NOTE, bold=row == box.time) for row in box.rows]
     if box.condition:
         rows += [Words(row, NOTE, italic=True) for row in wrapped(f"if {box.condition}")]

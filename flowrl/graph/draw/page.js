@@ -3,30 +3,44 @@
 (() => {
   const { cards, order } = JSON.parse(document.getElementById("cards").textContent);
   const view = document.getElementById("view");
-  const svg = view.querySelector("svg");
+  const SHRUNK = 1.04; // how much larger than its room a picture may be: words of 11.5 points stay above 11 pixels
+  const pictures = [...view.querySelectorAll("svg")]; // a wide one and a narrow one
   const card = document.getElementById("card");
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const nodes = new Map(all(".node", svg).map((g) => [g.dataset.id, g]));
-  const groups = new Map(all(".group", svg).map((g) => [g.dataset.id, g]));
-  const edges = all(".edge", svg);
-  const labels = all(".label", svg);
   const rows = new Map(all("[data-row]").map((row) => [row.dataset.row, row]));
   let kept = null;
 
-  // -- pan and zoom: the view box is what is seen ---------------------------------------------------------------
-  const whole = svg.viewBox.baseVal;
-  const full = { x: whole.x, y: whole.y, width: whole.width, height: whole.height };
-  const large = Math.min(view.clientWidth / full.width, view.clientHeight / full.height) / 1.35;
-  if (large > 1) { // a small graph is not blown up
-    full.x -= (full.width * (large - 1)) / 2;
-    full.y -= (full.height * (large - 1)) / 2;
-    full.width *= large;
-    full.height *= large;
+  // -- the picture: the wide one where it fits in its own size, so that its words can be read, else the column -------
+  const sizes = new Map(pictures.map((svg) => [svg, { ...rect(svg.viewBox.baseVal) }]));
+  let svg, nodes, groups, edges, labels, full, seen;
+
+  function rect({ width, height }) {
+    return { width, height };
   }
-  let seen = { ...full };
-  svg.removeAttribute("width");
-  svg.removeAttribute("height");
-  look(seen);
+
+  function take() {
+    const room = view.clientWidth;
+    const fits = pictures.find((picture) => sizes.get(picture).width <= SHRUNK * room) || pictures[pictures.length - 1];
+    if (fits !== svg) {
+      svg = fits;
+      for (const picture of pictures) {
+        picture.toggleAttribute("hidden", picture !== svg);
+        picture.classList.toggle("taken", picture === svg);
+      }
+      nodes = new Map(all(".node", svg).map((g) => [g.dataset.id, g]));
+      groups = new Map(all(".group", svg).map((g) => [g.dataset.id, g]));
+      edges = all(".edge", svg);
+      labels = all(".label", svg);
+    }
+    const { width, height } = sizes.get(svg);
+    const wide = Math.max(width, room || width); // what is smaller than its room is not blown up
+    full = { x: (width - wide) / 2, y: 0, width: wide, height };
+    view.style.height = `${(height * (room || wide)) / wide}px`;
+    view.classList.add("fitted");
+    look({ ...full });
+  }
+
+  // -- pan and zoom: the view box is what is seen ---------------------------------------------------------------
 
   function look(box) {
     seen = box;
@@ -183,21 +197,23 @@
   }
 
   // -- what is hovered, focused, typed ------------------------------------------------------------------------------
-  for (const g of [...nodes.values(), ...groups.values(), ...edges]) {
+  take();
+  addEventListener("resize", () => { hide(); take(); });
+  for (const g of all(".node, .group, .edge", view)) {
     const title = g.querySelector("title"); // the card says it better
     g.setAttribute("aria-label", title ? title.textContent : g.dataset.id);
     if (title) title.remove();
   }
-  const caption = svg.querySelector("title"); // its text is the label of the picture already
-  if (caption) caption.remove();
-  for (const [id, g] of nodes) {
+  for (const caption of all("svg > title", view)) caption.remove(); // its text is the label of the picture already
+  for (const g of all(".node", view)) {
+    const { id } = g.dataset;
     g.setAttribute("tabindex", "0");
     g.setAttribute("role", "button");
     g.addEventListener("pointerenter", () => { if (!kept && !drag) showNode(id); });
     g.addEventListener("pointerleave", () => { if (!kept) hide(); });
     g.addEventListener("focus", () => { if (g.matches(":focus-visible")) keep(id); });
   }
-  for (const edge of edges) {
+  for (const edge of all(".edge", view)) {
     edge.addEventListener("pointermove", (event) => {
       if (kept || drag) return;
       lightEdge(edge);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from .picture import Box, Group, Line, Picture
 
@@ -30,9 +30,40 @@ POOL = Hue("#f8f9fb", "#9aa5b1", "#39424d")
 NEUTRAL = Hue("#f3f5f7", "#b3bcc6", "#4b5561")
 CARRIED = "#b4239a"
 INK = "#1f2328"
-FAINT = "#656d76"
+FAINT = "#5f6770"
 PAPER = "#ffffff"
 FRAME = "#d0d7de"
+
+#: What stands for these colours on a dark screen.
+_NIGHT = (
+    Hue("#14263a", "#3f6d9e", "#9cc7f5"),
+    Hue("#33240f", "#8f6427", "#f0bd7a"),
+    Hue("#12291c", "#3c7d58", "#8fd6ad"),
+    Hue("#251b38", "#6f579b", "#c9b3ee"),
+    Hue("#0f2a2d", "#35777d", "#86d3d9"),
+    Hue("#351b19", "#99544d", "#f0aaa3"),
+    Hue("#2a2a10", "#75742f", "#d5d488"),
+    Hue("#2b2019", "#7d6048", "#dcbfa6"),
+    Hue("#1a2027", "#5c6874", "#c3ccd6"),
+    Hue("#20262d", "#56606b", "#b6c0cb"),
+)
+
+
+def _dark() -> dict[str, str]:
+    """Every colour of a drawing with the one that stands for it on a dark screen."""
+    pairs = zip((*HUES, POOL, NEUTRAL), _NIGHT, strict=True)
+    found = {a: b for day, night in pairs for a, b in zip(astuple(day), astuple(night), strict=True)}
+    return found | {CARRIED: "#ee82dc", INK: "#e6edf3", FAINT: "#a5afba", PAPER: "#1c2128", FRAME: "#3a424c"}
+
+
+def _style() -> str:
+    """A style that darkens a drawing where the screen is dark, also inside an ``<img>``; paper stays light."""
+    rules = [f'.flowrl [{part}="{a}"]{{{part}:{b}}}' for a, b in _dark().items() for part in ("fill", "stroke")]
+    return f"<style>@media screen and (prefers-color-scheme: dark){{{''.join(rules)}}}</style>"
+
+
+#: The style of every drawing.
+STYLE = _style()
 
 
 def hue_of_group(group: Group) -> Hue:

@@ -38,7 +38,8 @@ class Box:
 
     ``role`` is ``op``, ``update``, ``library``, ``source``, ``worker`` (a worker that has no call of its own), ``move``
     (weights on their way) or ``none`` (stands in for the calls of a pool that has none). ``hue`` numbers the colour of
-    its worker. ``place`` are mesh and layout, ``time`` and ``share`` those of a run, all empty without a plan.
+    its worker. A long ``title`` has line breaks. ``place`` are mesh and layout, ``time`` and ``share`` those of a run,
+    all empty without a plan.
     """
 
     id: str
@@ -229,10 +230,9 @@ def _idle(worker: WorkerInfo, graph: Graph, hue: int | None) -> Box:
 
 def _box(node: Node, kinds: dict[str, WorkerInfo], hue: int | None) -> Box:
     library = node.worker not in kinds
-    title, *more = wrapped(node.expression) or (title_of(node),)
+    title = "\n".join(wrapped(node.expression)) or title_of(node)
     title = f"{node.worker}.{title_of(node)}" if library and node.worker != "batch" else title
     marks = [
-        *more,
         "once for each that is carried" if node.repeats else None,
         _ROWS.get(node.rows),
         f"updates {node.updates}" if node.updates else None,

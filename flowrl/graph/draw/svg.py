@@ -9,23 +9,28 @@ from __future__ import annotations
 from ..record import Graph
 from . import legend, palette
 from .arrange import arrange
+from .column import column, column_svg
 from .fonts import STACK
 from .layout import Layout, Point, Rect, Route
 from .measure import BAR, HEAD, LABEL, LEADING, METER, NOTE, Words, box_words, line_words, sizes
 from .picture import NEXT_STEP, NEXT_STEPS, Box, Group, Line, Picture, draw
 from .strokes import bar, curve, head, number, pointed, stroke, text, turn, words
 
+WIDEST = 1420.0  # points: what a screen of 1440 can show with words of 11 pixels
 _PAD = 14.0
+COLUMN = 620.0  # of a graph that is too wide
 
 
 def render(graph: Graph) -> str:
-    """The SVG of the graph, with a legend. Raises FlowError where pygraphviz is missing."""
-    return picture_svg(draw(graph))
+    """The SVG of the graph, with a legend; a column where it would be too wide. Raises FlowError without pygraphviz."""
+    return picture_svg(draw(graph)) or column_svg(column(graph), wide=COLUMN)
 
 
-def picture_svg(picture: Picture, *, with_legend: bool = True) -> str:
-    """The SVG of a picture."""
+def picture_svg(picture: Picture, *, with_legend: bool = True) -> str | None:
+    """The SVG of a picture; None where no screen is wide enough for it to be read."""
     layout = arrange(picture, sizes(picture))
+    if layout.width + 2 * _PAD > WIDEST:
+        return None
     room = max(layout.width, 240.0)
     rows = legend.rows(picture, room) if with_legend else []
     wide, high = room + 2 * _PAD, layout.height + 2 * _PAD + (len(rows) * legend.ROW + 8 if rows else 0)
@@ -34,7 +39,7 @@ def picture_svg(picture: Picture, *, with_legend: bool = True) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="flowrl" role="img" aria-label="{summary}" '
         f'viewBox="0 0 {number(wide)} {number(high)}" {box} font-family="{text(STACK)}">',
-        f"<title>{text(picture.program)}</title>\n<desc>{summary}</desc>",
+        f"<title>{text(picture.program)}</title>\n<desc>{summary}</desc>\n{palette.STYLE}",
         f'<rect class="paper" x="0.5" y="0.5" width="{number(wide - 1)}" height="{number(high - 1)}" rx="10" '
         f'fill="{palette.PAPER}" stroke="{palette.FRAME}"/>',
         f'<g transform="translate({number(_PAD + (room - layout.width) / 2)} {number(_PAD)})">',
@@ -91,11 +96,11 @@ def _box(box: Box, picture: Picture, at: Rect) -> str:
     look += f' stroke-width="{2 if update else 1.2}"'
     look += ' stroke-dasharray="4 3"' if box.condition or box.role in ("worker", "none") else ""
     round = 12 if box.role in ("library", "source") else 5
-    rows, drawn = box_words(box), ""
+    rows, drawn, breaks = box_words(box), "", box.title.count("\n")
     room = at.height - (BAR if box.share is not None else 0)
     y = at.y + (room - sum(row.size * LEADING for row in rows)) / 2
     for place, row in enumerate(rows):
-        drawn += words(row, at.center[0], y + row.size, fill=palette.FAINT if place else palette.INK)
+        drawn += words(row, at.center[0], y + row.size, fill=palette.FAINT if place > breaks else palette.INK)
         y += row.size * LEADING
     if box.share is not None:
         inset = 22.0 if box.role == "move" else 10.0
