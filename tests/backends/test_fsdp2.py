@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ranks import run
+from safetensors.torch import load_file
 
 from flowrl import rl
 from flowrl.backends import open_engine
@@ -432,6 +433,9 @@ def adapted(folder):
     torch.distributed.barrier()
     kept = open_engine("hf", Build(Model(folder), dtype="fp64"))
     assert max(float((w - merged[n]).abs().max()) for n, w in kept.weights().items()) < EXACT
+    apart = load_file(f"{folder}/adapter/adapter_model.safetensors")
+    own = {f"base_model.model.{n.replace('.default', '')}": w for n, w in one.weights().items() if ".lora_" in n}
+    assert set(apart) == set(own) and max(float((apart[n] - own[n]).abs().max()) for n in own) < EXACT
     follower = open_engine("fsdp2", build({"fsdp": 2}, "llama", optim=None))
     follower.copy_weights_from(engine)
     assert from_whole(follower.shards(), merged) < EXACT

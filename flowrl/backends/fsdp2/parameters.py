@@ -116,7 +116,18 @@ class ShardedParameters(Parameters):
 
     def whole_state(self) -> dict[str, Tensor] | None:
         """All weights on the first rank, adapters merged, sent there one part at a time; nothing on the others."""
-        shards = [s for s in self.merged() if s.main and s.tensor.numel()]
+        found = self._gathered(self.merged())
+        if found is None:
+            return None
+        buffers = {n: b for n, b in self.model.named_buffers() if n in self.model.state_dict()}
+        return {**{n: b.cpu() for n, b in buffers.items()}, **found}
+
+    def whole_trained(self) -> dict[str, Tensor] | None:
+        return self._gathered([s for s in self.shards() if s.name in self.trained])
+
+    def _gathered(self, shards: list[Shard]) -> dict[str, Tensor] | None:
+        """Weights on the first rank, put together of the parts that all ranks have; nothing on the others."""
+        shards = [s for s in shards if s.main and s.tensor.numel()]
         lists = self.pool.gather([[s.name, s.shape, s.box, str(s.tensor.dtype)] for s in shards])
         if self.pool.place:
             for shard in shards:
@@ -127,8 +138,7 @@ class ShardedParameters(Parameters):
             if name not in found:
                 found[name] = torch.empty(shape, dtype=part.dtype)
             found[name][tuple(slice(a, b) for a, b in box)] = part
-        buffers = {n: b for n, b in self.model.named_buffers() if n in self.model.state_dict()}
-        return {**{n: b.cpu() for n, b in buffers.items()}, **found}
+        return found
 
 
 def _arriving(shards: list[Shard], lists: list[Any]) -> Iterator[tuple[str, list[int], Any, Tensor]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import ModelError
-from ...workers.records import Lora
+from ...workers.records import Build, Lora
 
 _NAME = "default"
 
@@ -83,6 +85,23 @@ def merged(model: Any) -> dict[str, Tensor]:
             weight = weight + layer.get_delta_weight(_NAME).detach().to(weight.dtype)
         found[outer] = weight
     return found
+
+
+def save(folder: str | Path, model: Any, build: Build, trained: Mapping[str, Tensor]) -> None:
+    """Save adapters as peft does: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    ``trained`` are the adapters' weights, and those of a scalar head, by their names in ``model``, on any device.
+    """
+    from safetensors.torch import save_file
+
+    settings = deepcopy(model.peft_config[_NAME])
+    settings.base_model_name_or_path = build.model.name
+    settings.task_type = "CAUSAL_LM" if build.head == "lm" else "SEQ_CLS"
+    settings.modules_to_save = None if build.head == "lm" else ["score"]
+    settings.inference_mode = True
+    settings.save_pretrained(str(folder))
+    named = {f"base_model.model.{n.replace(f'.{_NAME}.', '.')}": w.cpu().contiguous() for n, w in trained.items()}
+    save_file(named, Path(folder) / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def whole_state(model: Any) -> dict[str, Tensor] | None:

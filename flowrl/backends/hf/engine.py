@@ -331,9 +331,11 @@ class HFEngine:
     def save(self, folder: str | Path) -> None:
         """A Hugging Face folder: weights (adapters merged), configuration, generation settings, tokenizer.
 
-        Every rank has to call it, and the first one writes.
+        Adapters are saved as peft saves them too, in its folder ``adapter``. Every rank has to call it, and the first
+        one writes.
         """
         model, state = self.net.model, self.parameters.whole_state()
+        trained = None if self.build.lora is None else self.parameters.whole_trained()
         if self.parameters.pool.place:
             return
         if self.build.head == "scalar" and model.config.pad_token_id is None:
@@ -346,6 +348,8 @@ class HFEngine:
             model.config.use_cache = False
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(str(folder))
+        if trained is not None and self.build.optim is not None:
+            adapters.save(Path(folder) / "adapter", model, self.build, trained)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

@@ -65,6 +65,10 @@ class Parameters:
         mine = [Shard(s.name, s.shape, s.offset, s.tensor, True) for s in self.shards()]
         return boxes.digest([boxes.sums(mine)])
 
+    def whole_trained(self) -> dict[str, Tensor] | None:
+        """The trained weights by name, whole, on the first rank of the pool."""
+        return {name: weight.detach() for name, weight in self.trained.items()}
+
     def whole_state(self) -> dict[str, Tensor] | None:
         """What to save, adapters merged, on the first rank of the pool; None: the model's own state will do."""
         return adapters.whole_state(self.model)
