@@ -48,7 +48,8 @@ class Run:
 
 GRPO = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gspo", "cispo", "sapo"]
 GRPO += ["gmpo", "gpg", "opo", "pass_at_k", "dppo", "topr", "kimi", "clip_cov", "kl_cov", "decoupled_ppo"]
-PAIRS = ["simpo", "cpo", "robust", "hinge", "exo", "discopop", "sppo", "nca", "bco", "apo_zero", "apo_down"]
+#: Without discopop and apo_down, which do not make the better answer of this task likelier (docs/algorithms.md).
+PAIRS = ["simpo", "cpo", "robust", "hinge", "exo", "sppo", "nca", "bco", "apo_zero"]
 DISTILLED = ["one", "several", "sampled_jsd", "full", "forward", "jsd"]
 #: Learning rates of the presets whose gradient has another size than that of the others.
 RATES = {"dr_grpo": "3e-4", "topr": "1e-4", "rloo": "1e-4"}
