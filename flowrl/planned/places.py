@@ -28,6 +28,7 @@ def workplace(handles: Sequence[Any], plan: Plan, *, seed: int = 0) -> Workplace
         backends={n: plan.backend(n) for n in known},
         devices={n: plan.device(n, "train") for n in known},
         serving_devices={n: plan.device(n, "generate") for n in known},
+        pools={n: plan.place_of(n, "train").pool for n in known},
         seed=seed,
     )
 

@@ -43,6 +43,7 @@ class Workplace:
     open_engine: Callable[[str, Build], Engine]
     backends: Mapping[str, str] = field(default_factory=dict[str, str])
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
+    pools: Mapping[str, str] = field(default_factory=dict[str, str])  # of those that train, by worker
     seed: int = 0
     warn: Callable[[str], None] = lambda text: None
     workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
@@ -121,6 +122,7 @@ class Workplace:
             peer=lambda handle: self.open(handle.name) if is_handle(handle) else handle,
             tokenizer=self.tokenizer,
             warn=self.warn,
+            beside=lambda handle: is_handle(handle) and self.pools.get(handle.name) == self.pools.get(name),
             seed=self.seed,
             device=device,
             serving=serving,

@@ -11,7 +11,7 @@ from ..errors import ModelError
 from ..graph.allowed import number, takes, whole, worker
 from ..graph.op import CallShape, Metrics, Spec, op
 from .ask import asked_columns, written
-from .base import ModelWorker, Opening, trains
+from .base import Engine, ModelWorker, Opening, SharedWeights, Stored, trains
 from .freeze import read_freeze
 from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Optim, Sampled, Sampling
 from .tokens import append, at_temperature, constant, masked
@@ -304,7 +304,12 @@ def _several(stop: int | str | tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 class Reference(ModelWorker):
-    """A frozen language model: another model, or ``of=actor``, the actor as it is when the program starts."""
+    """A frozen language model: another model, or ``of=actor``, the actor as it is when the program starts.
+
+    Of an actor with adapters that are not trained yet it reads the actor's own model with the adapters off, bit for bit
+    as a copy would, where both are in one pool of this process and have the same dtype; else it has a copy,
+    and says so.
+    """
 
     @takes(of=worker("engine", form="the handle of a worker with a model"), dtype=MODEL["dtype"])
     def __init__(
@@ -315,6 +320,8 @@ class Reference(ModelWorker):
         self.model = None if model is None else Model.of(model)
         self.of, self.dtype = of, dtype
         self._source: Any = None
+        self._opening: Opening | None = None
+        self._shared = False  # it reads the model of an actor with adapters
 
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
@@ -328,14 +335,53 @@ class Reference(ModelWorker):
         return Build(source.model, dtype=dtype, seed=source.seed)
 
     def open(self, opening: Opening) -> None:
+        """Open an engine of its own, or read that of an actor with adapters, where both take turns and it can be."""
+        self._opening = opening
         if self.of is not None:
             self._source = opening.peer(self.of)
+            if self._source.build().lora is not None and self._share(opening):
+                return
         super().open(opening)
 
+    def _share(self, opening: Opening) -> bool:
+        """Read the actor's model with its adapters off. False, and a warning, where that cannot be."""
+        found: Any = "it is in another pool"
+        if isinstance(self._source, ModelWorker) and opening.beside(self.of):
+            found = self._source.engine.base_alone(self.build())
+        if isinstance(found, str):
+            opening.warn(f"'{self.name}' has a copy of the weights of '{getattr(self.of, 'name', '')}': {found}.")
+            return False
+        self._engine, self._shared = found, True
+        return True
+
+    def own_engine(self) -> Engine:
+        if self._shared and self._opening is not None:
+            self._shared = False
+            source = self._engine
+            super().open(self._opening)
+            self.engine.copy_weights_from(source)
+        return self.engine
+
     def program_starts(self) -> None:
-        if isinstance(self._source, ModelWorker):  # elsewhere its weights are moved by the runtime
-            self.engine.copy_weights_from(self._source.engine)
-            self.touched()
+        if not isinstance(self._source, ModelWorker):  # elsewhere its weights are moved by the runtime
+            return
+        if not (self._shared and self._opening is not None and self._share(self._opening)):
+            self.own_engine().copy_weights_from(self._source.engine)
+        self.touched()
+
+    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        try:
+            super().load_state(tensors, record)
+        except SharedWeights:
+            self.own_engine()
+            super().load_state(tensors, record)
+
+    def load_state_shards(self, files: Stored, record: Mapping[str, Any]) -> None:
+        try:
+            super().load_state_shards(files, record)
+        except SharedWeights:
+            self.own_engine()
+            super().load_state_shards(files, record)
 
     @op(
         reads=_tempered("tokens, response_mask"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ..errors import ProgramError, WorkerError
+from ..errors import ModelError, ProgramError, WorkerError
 from ..graph.allowed import number, takes, worker
 from ..graph.op import CallShape, Metrics, op
 from .records import Build, Sampled, Sampling
@@ -46,6 +46,7 @@ class Engine(Protocol):
     def restart_optimizer(self) -> None: ...
     def copy_weights_from(self, other: Any) -> None: ...
     def blend(self, other: Any, decay: float) -> float: ...
+    def base_alone(self, build: Build) -> Any: ...
     def plain_weights(self) -> Mapping[str, Tensor]: ...
     def take_weights(self, weights: Mapping[str, Tensor]) -> None: ...
     def state(self) -> State: ...
@@ -58,6 +59,10 @@ class Engine(Protocol):
     def save(self, folder: str) -> None: ...
 
 
+class SharedWeights(ModelError):
+    """Weights cannot be read into an engine whose weights are another worker's."""
+
+
 @dataclass(frozen=True)
 class Opening:
     """What a worker may ask for when it opens: an engine for a :class:`Build`, another worker, a tokenizer."""
@@ -68,6 +73,7 @@ class Opening:
     warn: Callable[[str], None]
     seed: int = 0
     device: str = "auto"
+    beside: Callable[[Any], bool] = lambda handle: False  # whether a worker is in this pool, so that both take turns
     serving: bool = False  # the copy that only generates: it has no optimizer, and adapters are merged into it
 
 
@@ -274,7 +280,11 @@ class ModelWorker(Worker):
         the same model, where this one has adapters, or holds weights in bf16 while ``decay`` is above 0.
         """
         self.updated()
-        return Metrics(distance=self.engine.blend(policy.engine, float(decay)))
+        return Metrics(distance=self.own_engine().blend(policy.engine, float(decay)))
+
+    def own_engine(self) -> Engine:
+        """The engine, whose weights are about to be written."""
+        return self.engine
 
     def stage(self) -> Any:
         """A copy of the weights, adapters merged."""
@@ -284,7 +294,7 @@ class ModelWorker(Worker):
         return self.engine.plain_weights()
 
     def install(self, staged: Any, version: int) -> int:
-        self.engine.take_weights(staged)
+        self.own_engine().take_weights(staged)
         self.published(version)
         return sum(weight.nbytes for weight in staged.values())
 

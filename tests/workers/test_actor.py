@@ -652,7 +652,8 @@ def test_a_model_with_adapters_is_saved_merged(adapted, rows, tmp_path):
 
 def test_a_reference_of_a_model_with_adapters(adapted, rows):
     adapted.update(rows, loss=rl.sft())
-    ref = fl.open(fl.Reference(of=adapted))
+    with pytest.warns(UserWarning, match="its adapters have been trained already"):
+        ref = fl.open(fl.Reference(of=adapted))
     start = adapted.logprobs(rows).old_logprobs
     torch.testing.assert_close(ref.logprobs(rows).ref_logprobs.values, start.values, atol=1e-5, rtol=0)
     adapted.update(rows, loss=rl.sft())

@@ -61,6 +61,24 @@ def _stand_ins(model: Any) -> Iterator[None]:
             module._parameters[name] = weight.requires_grad_(module._parameters[name].requires_grad)
 
 
+@contextmanager
+def off(model: Any) -> Iterator[None]:
+    """Inside, layers compute without their adapters, as the model did before it had any."""
+    layers = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def add_nothing(model: Any) -> bool:
+    """Whether all adapters are as they began: their second factor is zero."""
+    return not any(bool(weight.any()) for name, weight in model.named_parameters() if ".lora_B." in name)
+
+
 def base_name(name: str) -> str:
     """The name that a weight has without adapters."""
     return name.replace(".base_layer.", ".")

@@ -289,6 +289,12 @@ class HFEngine:
         """
         copy(self.parameters, self._given(other), self._titles(other))
 
+    def base_alone(self, build: Build) -> HFEngine | str:
+        """An engine that reads this one without its adapters, or why there is none; see ``shared.base_of``."""
+        from .shared import base_of
+
+        return base_of(self, build)
+
     def take_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take whole weights by name. Raises ModelError when one is missing or has another shape."""
         given = [Shard(n, tuple(w.shape), (0,) * w.dim(), w) for n, w in weights.items()]
