@@ -27,6 +27,16 @@ def test_the_program_is_that_of_the_driver(tmp_path, monkeypatch):
     assert sorted(ops[0]) == sorted(ops[1])
 
 
+def test_drivers_and_presets_are_as_many_as_it_says():
+    flows = {path.stem: load_script(str(path)) for path in (ROOT / "algorithms").glob("*.py")}
+    presets = {name: sum(len(p.presets) for p in flow.programs.values()) for name, flow in flows.items()}
+    assert re.search(r"(\d+) drivers with (\d+) presets", README).groups() == (
+        str(len(flows)),
+        str(sum(presets.values())),
+    )
+    assert int(re.search(r"`rloo` and (\d+) more", README)[1]) == presets["grpo"] - 2
+
+
 def test_the_plan_is_the_one_in_algorithms_and_fits_the_driver():
     path = ROOT / "algorithms" / "plans" / "split_cpu.yaml"
     assert block("yaml").strip() == path.read_text().strip()
