@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -456,6 +457,7 @@ class Flow:
         from .backends import names as engines
         from .planned.check import plan_findings
         from .planned.places import on_ranks, workplace
+        from .planned.see import placed_graph
         from .runtime.run import Runner, Settings, Stage
 
         self._drop_replaced()
@@ -485,8 +487,12 @@ class Flow:
             scheme = scheme_here(
                 scheme_of(traced, placed, known, in_one=runtime == "eager", memory=memory), ranks=runtime == "ray"
             )
-            record = self.graph(name, **mine).to_json()
-            stages.append(Stage(name, found.fn, found.arguments(mine), self.workers_of(traced), record, scheme))
+            graph = self.graph(name, **mine)
+            if plan:
+                with suppress(ModelError):  # of a model whose size is not known here: the graph without its places
+                    graph = placed_graph(study, graph)
+            workers = self.workers_of(traced)
+            stages.append(Stage(name, found.fn, found.arguments(mine), workers, graph.to_json(), scheme))
         if runtime == "ray":
             traces = [self.trace(name, **given.get(name, {})) for name in names]
             place = on_ranks(self.handles, placed, traces, out=folder, seed=seed, address=address, swapped=swapped)

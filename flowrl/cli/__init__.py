@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, near
 from ..flow import Flow
@@ -16,7 +17,7 @@ from .calibrate import calibrate_command
 from .check import add_options as check_options
 from .check import check_command
 from .graph import add_options as graph_options
-from .graph import graph_command
+from .graph import graph_command, graph_of_run
 from .help import COMMANDS, new_parser, overview
 from .plan import add_options as plan_options
 from .plan import plan_command, show_command
@@ -26,6 +27,7 @@ from .run import run_command
 from .script import load_script
 from .simulate import add_options as simulate_options
 from .simulate import simulate_command
+from .timeline import timeline_command
 from .words import add_common
 
 #: Commands of a script: what runs them, and what adds their options to a parser.
@@ -90,6 +92,10 @@ def _command(words: list[str], module: str | None) -> int:
         return reshard_command(rest)
     if command == "calibrate":
         return calibrate_command(rest)
+    if command == "timeline":
+        return timeline_command(rest)
+    if command == "graph" and rest and (Path(rest[0]) / "run.json").exists():
+        return graph_of_run(rest)
     if not rest or rest[0].startswith("-"):
         if rest and rest[0] in ("-h", "--help"):
             print(_help(command))

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
+from ..planned.pages import look_at
 from ..planned.see import placed_graph
 from .studied import add_study_options, load_plan, study_of
+from .timeline import read_run
 from .words import parse, put, whole_number
 
 
@@ -26,6 +28,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", help=", ".join(FORMATS))
     parser.add_argument("--narrow", action="store_true", help="with --format svg: one column, for a narrow screen")
     parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
+
+
+def graph_of_run(words: Sequence[str]) -> int:
+    """Print or write the graph of a run, with what was measured so far. Returns the exit status."""
+    options = read_run("graph", words, FORMATS, "text")
+    graph, _ = look_at(options.run, options.program)
+    put(render(graph, options.format, narrow=options.narrow), options.out)
+    return 0
 
 
 def graph_command(flow: Flow, words: Sequence[str]) -> int:

@@ -26,8 +26,12 @@ GROUPS: dict[str, dict[str, About]] = {
         ),
         "graph": About(
             "SCRIPT",
-            "show the dataflow graph of a program",
-            ("flowrl graph grpo.py", "flowrl graph grpo.py --plan cluster.yaml --format html --out grpo.html"),
+            "show the dataflow graph of a program, or of a run by its folder",
+            (
+                "flowrl graph grpo.py",
+                "flowrl graph grpo.py --plan cluster.yaml --format html --out grpo.html",
+                "flowrl graph runs/grpo --format html --out grpo.html",
+            ),
         ),
         "plan": About(
             "SCRIPT",
@@ -56,6 +60,14 @@ GROUPS: dict[str, dict[str, About]] = {
         ),
     },
     "after a run": {
+        "timeline": About(
+            "RUN",
+            "show what ran when, also of a run that failed or goes on",
+            (
+                "flowrl timeline runs/grpo",
+                "flowrl timeline runs/grpo --format trace --out trace.json",
+            ),
+        ),
         "calibrate": About("RUN", "fit costs to its timeline, with the error of their prediction"),
     },
 }

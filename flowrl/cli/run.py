@@ -7,13 +7,13 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError, shown
+from ..errors import CheckError, FlowError, UsageError, shown
 from ..flow import Flow
-from ..placement.plan import Plan
-from .pages import write_pages
+from ..planned.pages import write_pages
 from .words import Words, parse, whole_number
 
 if TYPE_CHECKING:
@@ -67,10 +67,17 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     out = Path(options.out) if options.out else flow.new_folder()
     try:
         outcome = _run(flow, said, out, arguments=[*begun, *_lasting(words, begun)])
+    except (CheckError, UsageError):
+        raise  # nothing has run
     except KeyboardInterrupt:
+        _show_what_there_is(out)
         print(f"stopped at once; {_how_to_go_on(flow, out)}", file=sys.stderr)
         return 130
+    except BaseException:
+        _show_what_there_is(out)
+        raise
     if outcome.status == "interrupted":
+        _show_what_there_is(out)
         print(f"stopped after a checkpoint; {_how_to_go_on(flow, out)}", file=sys.stderr)
         return 130
     _summary(outcome, flow, said)
@@ -96,6 +103,13 @@ def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Out
         arguments=arguments,
         address=options.address,
     )
+
+
+def _show_what_there_is(out: Path) -> None:
+    """The pages of a run that failed or was stopped. What keeps them from being drawn does not hide why it ended."""
+    with suppress(FlowError, OSError):
+        pages = write_pages(out)
+        print("   ".join(f"{what}: {page}" for what, page in pages.items()), file=sys.stderr)
 
 
 def _how_to_go_on(flow: Flow, out: Path) -> str:
@@ -135,8 +149,7 @@ def _recorded(words: Sequence[str]) -> list[str]:
 def _summary(outcome: Outcome, flow: Flow, said: Words) -> None:
     """Where things are, and what changed between two runs of the same program."""
     out, last, digest = outcome.out, outcome.last, outcome.weights_digest
-    plan = Plan.load(said.options.plan) if said.options.plan else None
-    pages = write_pages(out, flow, {name: said.parameters[name] for name in said.programs}, plan)
+    pages = write_pages(out)
     if (out / "reward.png").exists():
         print(f"reward curve: {out / 'reward.png'}")
     print("   ".join(f"{what}: {page}" for what, page in pages.items()))

@@ -135,11 +135,13 @@ class Runner:
         except KeyboardInterrupt:
             self.recorder.event("stopped", "at once; what came after the last checkpoint is done again")
             self.recorder.run_record(status="interrupted")
+            self.recorder.curve()
             self.place.close()
             raise
         except BaseException as error:
             self.recorder.event("failed", f"{type(error).__name__}: {error}")
             self.recorder.run_record(status="failed")
+            self.recorder.curve()
             self.place.close()
             raise
         return self._end(status, digest)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli.pages import write_pages
 from flowrl.placement.plan import Pipeline, Place, Plan
 from flowrl.planned.measured import measured, measured_graph
 from flowrl.planned.moved import moved, with_moved
+from flowrl.planned.pages import write_pages
 from flowrl.planned.see import placed_graph
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
@@ -105,7 +105,7 @@ def test_every_program_of_a_run_has_its_pages(stale, tmp_path):
         quiet=True,
         parameters={"stale": {"steps": 2}, "every_other": {"steps": 2}},
     )
-    pages = write_pages(tmp_path, stale.flow, {"stale": {"steps": 2}, "every_other": {"steps": 2}}, None)
+    pages = write_pages(tmp_path)
     assert {what: page.name for what, page in pages.items()} == {
         "graph": "graph.html",
         "timeline": "timeline.html",

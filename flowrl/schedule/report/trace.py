@@ -1,4 +1,4 @@
-"""The simulation in the trace event format, which chrome://tracing and https://ui.perfetto.dev open.
+"""A simulation, or a run, in the trace event format, which chrome://tracing and https://ui.perfetto.dev open.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds.
 """
@@ -54,7 +54,7 @@ def _threads(made: tuple[Lane, ...]) -> dict[int, tuple[str, tuple[int, ...]]]:
 
 
 def _names(simulation: Simulation, threads: Mapping[int, tuple[str, tuple[int, ...]]]) -> Iterator[dict[str, Any]]:
-    yield _about(0, "process_name", name=f"{simulation.program} (simulated)")
+    yield _about(0, "process_name", name=f"{simulation.program} ({'run' if simulation.real else 'simulated'})")
     for thread, (name, _) in threads.items():
         yield _about(thread, "thread_name", name=name)
         yield _about(thread, "thread_sort_index", sort_index=thread)
