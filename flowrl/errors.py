@@ -166,6 +166,9 @@ class CheckError(FlowError):
         count = len(self.errors)
         super().__init__(f"{count} {'error' if count == 1 else 'errors'} found before anything was loaded.")
 
+    def __str__(self) -> str:
+        return f"{self.what}\n\n{self.report()}"
+
     def report(self) -> str:
         return "\n\n".join(error.report() for error in self.errors)
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 from . import rl
 from .errors import At, CheckError, FlowError, ModelError, ProgramError, UsageError, WorkerError, near, shown
 from .graph import session as sessions
-from .graph.allowed import wrong_value
+from .graph.allowed import problem, whole, wrong_value
 from .graph.check import Report, check, unused
 from .graph.compile import compile_graph
+from .graph.habits import PLACE, is_place
 from .graph.logged import logged
 from .graph.op import CallShape, Op, bad_call, described
 from .graph.record import Graph, WorkerInfo
-from .graph.site import cell, defined_at, place, user_frame
+from .graph.site import cell, defined_at, place, raised_at, user_frame
 from .graph.terms import Adder, Traced
 from .graph.trace import trace
 from .graph.types import parse_fields
@@ -84,6 +85,7 @@ class Handle:
         try:
             self._check_values()
             cls.check_declaration(self.arguments)
+            self._make()
         except FlowError as error:
             error.at = error.at or self.at
             raise
@@ -109,6 +111,20 @@ class Handle:
             if (error := wrong_value(self.cls.__init__, name, value, self.cls.__name__)) is not None:
                 raise error
 
+    def _make(self) -> None:
+        """Make the worker once, and drop it: a constructor keeps its arguments, so that its errors show here."""
+        try:
+            self.cls(*self.args, **self.kwargs)
+        except FlowError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".rstrip(".")
+            raise WorkerError(
+                f"{self.cls.__name__} cannot be made with these arguments: {said}.",
+                at=raised_at(error),
+                fix=f"Mend {self.cls.__name__}.__init__, or what line {self.at.line} gives it.",
+            ) from None
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -122,7 +138,11 @@ class Handle:
         raise NoSuchName(
             f"{self.name}.{name} {what}; the ops of {self.cls.__name__} are {', '.join(ops)}.",
             at=place(frame) if frame else None,
-            fix=f"Did you mean {self.name}.{meant}?" if meant else None,
+            fix=f"Did you mean {self.name}.{meant}?"
+            if meant
+            else PLACE
+            if is_place(name)
+            else "Call one of them, or write an op of your own in a subclass.",
         )
 
     def __repr__(self) -> str:
@@ -135,6 +155,13 @@ class _BoundOp:
 
     handle: Handle
     op: Op
+
+    def __getattr__(self, name: str) -> Any:
+        """An op has no methods; Ray's and torch's are the ones that are looked for."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        title = f"{self.handle.name}.{self.op.name}"
+        raise NoSuchName(f"{title} is an op and has no '{name}'.", at=sessions.caller(), fix=f"Call it: {title}(...).")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session = sessions.current()
@@ -256,6 +283,12 @@ class Flow:
                 at=sessions.caller(),
                 fix=wrapped if inspect.isfunction(given) else "Subclass fl.Worker.",
             )
+        if sessions.current() is not None:
+            raise WorkerError(
+                f"a worker ({given.__name__}) is declared inside a program, which is run several times.",
+                at=sessions.caller(),
+                fix="Move the line to the module, above the program.",
+            )
         name = kwargs.pop("name", None) if "name" not in inspect.signature(cls).parameters else None
         self._new_cell()
         handle = Handle(cls, args, kwargs, cast("str | None", name))
@@ -286,13 +319,26 @@ class Flow:
                 at=at,
                 fix="Give one of them another name.",
             )
+        if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            waits = inspect.iscoroutinefunction(fn)
+            raise ProgramError(
+                f"program '{fn.__name__}' is {'async' if waits else 'a generator: it yields'}.",
+                at=at,
+                fix="Write def and call ops without await: they return at once, and steps overlap by the plan."
+                if waits
+                else "Record what it yields with flow.log(step, ...).",
+            )
         made = Program(self, fn, fn.__name__, at, presets, self._cell)
         self.programs[fn.__name__] = made
         return cast("Callable[P, R]", made)
 
     def steps(self, source: Any, steps: int | None = None) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) ``steps`` times, or until the source ends. Each round is one step of the program."""
-        return self._session("steps").steps(source, steps)
+        session = self._session("steps")
+        if hasattr(source, "schema") and not (value := whole(least=0) | None).accepts(steps):
+            fix = value.mend("steps", steps)
+            raise ProgramError(f"flow.steps: {problem('steps', steps, value)}", at=sessions.caller(), fix=fix)
+        return session.steps(source, steps)
 
     def more(self, count: int) -> Batch:
         """``count`` further prompts of this step's source: for loops that refill."""
@@ -302,7 +348,7 @@ class Flow:
         """The next ``count`` rows of another source (its own batch size by default), such as an evaluation set."""
         return self._session("take").take(source, count)
 
-    def log(self, step: Any, *metrics: Any, **values: Any) -> None:
+    def log(self, step: Any, /, *metrics: Any, **values: Any) -> None:
         """Record metrics and numbers with this step. Never waits: they are written when the step commits.
 
         Metrics of one update keep their names; those of several are told apart as ``actor/loss`` and ``critic/loss``,

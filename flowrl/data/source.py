@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..batch import Batch
-from ..errors import DataError, FlowError, near
+from ..errors import DataError, FlowError, ProgramError, near
 from ..graph.site import caller
 from ..graph.types import STANDARD, FieldType
 from .prompts import Prompts
+from .stores import Generated
 
 if TYPE_CHECKING:
     from .stores import Row, Store
@@ -111,6 +112,18 @@ class Source:
 
     def __repr__(self) -> str:
         return f"<{self._store.title}, {self.reading.batch} rows a step>"
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ProgramError(
+            "a source is not iterated over: rows are drawn by steps.",
+            at=caller(),
+            fix="Write for step, batch in flow.steps(source, steps).",
+        )
+
+    @property
+    def endless(self) -> bool:
+        """Whether it never ends: it begins again, or its function gives rows for all numbers."""
+        return self.reading.repeat or (isinstance(self._store, Generated) and self._store.size is None)
 
     @property
     def tokenizer(self) -> Any:

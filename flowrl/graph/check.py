@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import FlowError, WorkerError
+from ..errors import At, FlowError, ProgramError, WorkerError
 from .op import Spec
 from .record import Graph, WorkerInfo
 from .relaxed import stale_rows, trained_on
@@ -45,7 +45,7 @@ def check(traced: Traced, graph: Graph) -> Report:
     lints = [*traced.lints, *remarked(traced)]
     lints += [] if traced.errors else unread(traced)  # an error often leaves something unread
     del graph
-    errors = [*traced.errors, *([] if traced.errors else stale(traced))]
+    errors = [*traced.errors, *([] if traced.errors else [*stale(traced), *endless(traced)])]
     return Report(traced.program, tuple(errors), tuple(lints))
 
 
@@ -64,6 +64,23 @@ def stale(traced: Traced, staleness: int = 0) -> list[FlowError]:
             error = stale_rows(pair.update.title, loss, why, pair.update.at)
             found.setdefault(error.report(), error)
     return list(found.values())
+
+
+def endless(traced: Traced) -> list[FlowError]:
+    """Loops over a source that never ends, without a number of steps, which the program leaves on no path."""
+    left: dict[At, bool] = {}
+    for trail in traced.trails:
+        for at, leaves in trail.endless.items():
+            left[at] = left.get(at, False) or leaves
+    return [
+        ProgramError(
+            "this loop has no end: the source begins again when it has ended, and no number of steps is given.",
+            at=at,
+            fix="Give flow.steps(source, steps) a number, or the source repeat=False.",
+        )
+        for at, leaves in left.items()
+        if not (leaves or traced.capped)
+    ]
 
 
 def unused(workers: Sequence[WorkerInfo], used: Iterable[str], at: Mapping[str, Any]) -> list[FlowError]:

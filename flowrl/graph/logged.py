@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ..errors import At, ProgramError
 from .op import described
-from .values import BatchValue, MetricsValue
+from .values import BatchValue, FieldValue, MetricsValue
 
 #: Names that every line of ``metrics.jsonl`` has or may have.
 ALWAYS = ("program", "step", "seconds", "response_length", "tokens_per_second")
@@ -61,6 +61,12 @@ def logged(metrics: Sequence[Any], values: Mapping[str, Any], at: At) -> list[Lo
                 f"flow.log: '{name}' is a batch.",
                 at=at,
                 fix=f"Log a number of it: {name}=batch.rewards.mean().",
+            )
+        if isinstance(value, FieldValue):
+            raise ProgramError(
+                f"flow.log: '{name}' has a value for each row, and a record has one number.",
+                at=at,
+                fix=f"Log a number of it, such as its mean: {name}=....mean().",
             )
         of = str(getattr(value.ref, "title", "")) if isinstance(value, MetricsValue) else ""
         found.append(Logged(name, value, of, at))

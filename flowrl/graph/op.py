@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 from ..batch import Batch, Column
 from ..errors import FieldError, FlowError, ProgramError, RowsError, WorkerError, near
 from . import session as sessions
 from .allowed import Allowed, problem, unchecked, wrong_value
+from .habits import PLACE, is_place, meant_argument
+from .site import defined_at
 from .types import Fields, FieldType, TypeTextError, parse_fields
 from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, find
 
@@ -189,11 +191,13 @@ class Op:
         return {n: t or FieldType("any") for n, t in parse_fields(adds if isinstance(adds, str) else "").items()}
 
     def wrong_values(self, arguments: Mapping[str, Any], title: str) -> list[FlowError]:
-        """What is wrong with the values of a call, as far as they are known."""
+        """What is wrong with the values of a call, as far as they are known: those of specs (a loss) too."""
         found: list[FlowError] = []
         for name, value in arguments.items():
             if (error := wrong_value(self.fn, name, value, title)) is not None:
                 found.append(error)
+            if isinstance(value, Spec):
+                found += value.wrong_values()
         return found
 
     def in_pieces(self, init: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
@@ -265,7 +269,9 @@ class Op:
         elif self.rows in ("same", "apart"):
             if not isinstance(result, Mapping):
                 raise WorkerError(
-                    f"{self.title(worker)} returned {type(result).__name__}, not a dict of the fields it adds."
+                    f"{self.title(worker)} returned {type(result).__name__}, not a dict of the fields it adds.",
+                    at=defined_at(self.fn),
+                    fix=f"Return {{{', '.join(f'{n!r}: ...' for n in signature.adds)}}}; other fields flow through.",
                 )
             rows = main if self.inherits else main.select()
             columns = dict(cast("Mapping[str, Any]", result))
@@ -341,7 +347,8 @@ def bad_call(parameters: Mapping[str, Any], given: Iterable[str], error: TypeErr
     wrong = next((n for n in given if n not in known), None)
     meant = near(wrong, known) if wrong else None
     if wrong is not None:
-        return known, f"Write {meant}= for {wrong}=." if meant else f"Leave out {wrong}=."
+        meant = meant_argument(wrong, known) or meant
+        return known, f"Write {meant}= for {wrong}=." if meant else PLACE if is_place(wrong) else f"Leave out {wrong}=."
     lacking = re.search(r"missing a required (?:keyword-only )?argument: '(\w+)'", str(error))
     return known, f"Give {lacking[1]}=." if lacking else f"Its parameters are {', '.join(known)}."
 
@@ -409,14 +416,26 @@ class Spec:
     remarks: tuple[str, ...] = ()
     allowed: Mapping[str, Allowed] = field(default_factory=dict[str, Allowed], kw_only=True)  # of the parameters
 
-    def __post_init__(self) -> None:
-        """Parameters that the program computes are looked at where they have come, in ``with_parameters``."""
-        for name, rule in self.allowed.items():
-            if name in self.parameters and not rule.accepts(value := self.parameters[name]):
-                raise ProgramError(f"{self.name}: {problem(name, value, rule)}", fix=rule.mend(name, value))
+    def wrong_values(self) -> list[FlowError]:
+        """What is wrong with the parameters, as far as they are known."""
+        return [
+            ProgramError(f"{self.name}: {problem(n, self.parameters[n], rule)}", fix=rule.mend(n, self.parameters[n]))
+            for n, rule in self.allowed.items()
+            if n in self.parameters and not rule.accepts(self.parameters[n])
+        ]
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> Spec:
         return replace(self, parameters=dict(parameters))
+
+    def _no_arithmetic(self, other: Any) -> NoReturn:
+        raise ProgramError(
+            f"{self.name} is a loss, and losses are not added or multiplied.",
+            at=sessions.caller(),
+            fix="Give update one loss: weigh its parts (kl=, entropy=), train other rows along with pretraining=, or "
+            "write the sum with rl.loss.",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _no_arithmetic
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{k}={v!r}" for k, v in self.parameters.items())

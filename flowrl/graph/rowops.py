@@ -130,15 +130,8 @@ class RowOps:
         names = set(batches[0].fields)
         for other in batches[1:]:
             if set(other.fields) != names:
-                lacking = ", ".join(f"'{n}'" for n in sorted(names ^ set(other.fields)))
-                self.tracer.wrong(
-                    FieldError(
-                        f"concat takes batches with the same fields; {lacking} is only in one.",
-                        at=at,
-                        fix="Drop it, or add it to both.",
-                    )
-                )
-        shared = names.intersection(*(b.fields for b in batches))
+                self.tracer.wrong(_other_fields(names, set(other.fields), at))
+        everywhere = {n: f for b in reversed(batches) for n, f in b.fields.items()}  # what one lacks is told of once
         uses = [use for batch in batches for use in _rows_of(batch)]
         call = self.tracer.record(op, "batch", at, Signature({}, {}, "regroup"), uses)
         rows: Rows = ("concat", *(b.rows for b in batches))
@@ -149,11 +142,10 @@ class RowOps:
                 n,
                 rows,
                 (call.index, n),
-                tuple(replace(b.fields[n], name=n) for b in batches),
+                tuple(replace(b.fields[n], name=n) for b in batches if n in b.fields),
                 made=n,
             )
-            for n, f in batches[0].fields.items()
-            if n in shared
+            for n, f in everywhere.items()
         }
         return BatchValue(self.tracer, TBatch(fields, rows, call.index))
 
@@ -230,9 +222,14 @@ class RowOps:
 
     def _different_rows(self, what: str, left: Rows, right: Rows, at: At) -> RowsError:
         filtered = left[:2] == ("filter", right) or right[:2] == ("filter", left)
+        anew = left[0] == "expand" or right[0] == "expand"
+        parent = "left" if anew and made_of(right, left) else "right" if anew and made_of(left, right) else None
         fix = (
             "Put them together first, then filter."
             if filtered
+            else "The one was made of rows of the other: bring its fields back with "
+            f'rl.collect(<{parent}>, <{"right" if parent == "left" else "left"}>, rewards="mean").'
+            if parent
             else "Put together what was made from the same rows, with the same n and the same filters."
         )
         return RowsError(
@@ -293,6 +290,18 @@ def made_of(children: Rows, parents: Rows) -> bool:
     if parents[0] == "filter":
         return made_of(children, parents[1])
     return children[0] in ("expand", "filter") and made_of(children[1], parents)
+
+
+def _other_fields(left: set[str], right: set[str], at: At) -> FieldError:
+    """The error of batches with different fields, one below the other."""
+    sides = [("left", sorted(left - right)), ("right", sorted(right - left))]
+    said = [f"{', '.join(repr(n) for n in names)} only on the {side}" for side, names in sides if names]
+    drops = [f".drop({', '.join(repr(n) for n in names)}) on the {side}" for side, names in sides if names]
+    return FieldError(
+        f"concat takes batches with the same fields; there is {' and '.join(said)}.",
+        at=at,
+        fix=f"Write {' and '.join(drops)}, or give both the same fields.",
+    )
 
 
 def passed_on(fields: Mapping[str, TField], call: int, rows: Rows) -> dict[str, TField]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import ProgramError
 from .site import caller
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ class Session(Protocol):
     def read(self, value: Value, kind: type) -> Any:
         """The program uses a value: ``kind`` is float, int, bool or str."""
         ...
+
+
+def nested_steps() -> ProgramError:
+    """The error of ``flow.steps`` within the steps of another."""
+    return ProgramError(
+        "flow.steps was called within a step.",
+        at=caller(),
+        fix="Draw the rows with flow.take(source), or make a program of its own of it and name both with --program.",
+    )
 
 
 _CURRENT: ContextVar[Session | None] = ContextVar("flowrl_session", default=None)

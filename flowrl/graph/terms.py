@@ -217,6 +217,7 @@ class Trail:
     calls: list[TCall] = field(default_factory=list[TCall])
     path: Path = field(default_factory=Path)
     logged: set[Use] = field(default_factory=set[Use])
+    endless: dict[At, bool] = field(default_factory=dict[At, bool])  # loops without an end; whether they are left
     began: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # loop and iteration
     draws: dict[int, Draw] = field(default_factory=dict[int, Draw])
 

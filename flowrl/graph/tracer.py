@@ -12,6 +12,7 @@ from .logged import Logged, Names
 from .op import CallShape, Op, Signature, Spec, bad_call, described, missing_field, written_twice
 from .oracle import Path
 from .rowops import RowOps, made_of, passed_on
+from .session import nested_steps
 from .site import call_path, caller
 from .sources import Key, named
 from .sources import described as described_source
@@ -37,6 +38,12 @@ from .values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, fi
 #: Metrics that every update has, and those that it has or may have.
 ALWAYS_REPORTED = ("loss", "grad_norm", "lr", "tokens", "rows", "steps")
 UPDATES = (*ALWAYS_REPORTED, "truncated", "pretraining_loss")
+
+
+_RESPONSES = "Give the source response=, the column to learn from; or sample with actor.generate before this line."
+_PAIRS = "Give the source rejected=, the column of the worse response, beside response=."
+#: Fields that a loss reads and rows of data may have, with the option of the source that gives them.
+_OF_DATA = {"tokens": _RESPONSES, "response_mask": _RESPONSES, "response_ids": _RESPONSES, "preferred": _PAIRS}
 
 
 class Tracer:
@@ -67,10 +74,12 @@ class Tracer:
 
     def steps(self, source: SourceLike, steps: Any) -> Iterator[tuple[Any, Any]]:
         """Two iterations, or as many as there are rounds, with symbolic steps."""
-        del steps
         _expect_source("flow.steps(source, steps)", source)
+        if self.loop:
+            raise nested_steps()
         self._loops += 1
-        number = self._loops
+        number, left = self._loops, True
+        endless = caller() if steps is None and getattr(source, "endless", False) else None
         self._source = source
         try:
             for iteration in range(1, self.rounds + 1):
@@ -78,8 +87,11 @@ class Tracer:
                 self.trail.began.add((number, iteration))
                 step = Symbol(self, TNumber(frozenset(), "step", f"step{number}.{iteration}", "step"))
                 yield step, self.draw(source, form="steps")
+            left = False
         finally:  # also where the program leaves the loop by itself
             self.loop, self.iteration, self._source = 0, 0, None
+            if endless is not None:
+                self.trail.endless[endless] = self.trail.endless.get(endless, False) or left
 
     def draw(self, source: SourceLike, count: Any = None, *, form: str = "take") -> Any:
         """A batch of the source's next rows, which the program asks for with ``flow.<form>``."""
@@ -381,6 +393,9 @@ class Tracer:
                 if name not in batch.fields:
                     if (name, batch.rows) not in self._missed:  # who reads it next has the same to say
                         fixes, made = self.fixes(name, batch.fields), self._made_apart(name)
+                        if specs and batch.rows[:1] == ("draw",) and name in _OF_DATA:
+                            made = made or _OF_DATA[name]
+                            self._missed.update((n, batch.rows) for n in _OF_DATA)
                         self.wrong(missing_field(reader, name, batch.fields, at, fixes, made))
                     self._missed.add((name, batch.rows))
                     continue

@@ -51,7 +51,13 @@ class BatchValue(Value):
             raise AttributeError(name)
         return self.session.field(self, name)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: Any) -> Any:
+        if not isinstance(name, str):
+            raise ProgramError(
+                "a batch is not sliced or indexed by rows in a program.",
+                at=caller(),
+                fix="Keep rows with batch.filter(mask) or rl.first_groups(batch, n), or change batch= of the source.",
+            )
         return self.session.field(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -175,6 +181,20 @@ class FieldValue(_Arithmetic):
     """A field of a batch that is not there yet. Arithmetic is per element, reductions give numbers."""
 
     __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ProgramError(
+            "a program does not go through the values of a field.",
+            at=caller(),
+            fix="Reduce it with .mean(), .sum(), .min() or .max(); or write an op, whose batch has rows.",
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        raise ProgramError(
+            "a field is not indexed by rows in a program.",
+            at=caller(),
+            fix="Reduce it with .mean(), .sum(), .min() or .max(); or write an op, whose batch has rows.",
+        )
 
     def __float__(self) -> float:
         return float(self.session.read(self, float))  # says that a field is no number

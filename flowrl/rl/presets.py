@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ProgramError, near
 from ..graph import session as sessions
+from ..graph.habits import meant_argument
 from . import gates
 from .corrections import Part, correct
 from .policy import Gate, policy_loss
@@ -19,12 +20,12 @@ def _made(gate: Gate, name: str, own: Mapping[str, Any], parts: Mapping[str, Any
     known = [n for n in signature(policy_loss).parameters if n not in ("gate", "name")]
     for word in parts:
         if word not in known:
-            meant = near(word, known)
+            meant = meant_argument(word, [*own, *known, "clip", "clip_high", "dual"]) or near(word, known)
             raise ProgramError(
                 f"rl.{name} has no part '{word}'.",
                 at=sessions.caller(),
                 have=known,
-                fix=f"Write {meant}=." if meant else None,
+                fix=f"Write {meant}=." if meant else "Leave it out.",
             )
     return policy_loss(gate, **{**own, **parts, "name": name})
 

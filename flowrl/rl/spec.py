@@ -8,9 +8,12 @@ from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import ProgramError, near
+from ..errors import FieldError, ProgramError, near
 from ..graph.allowed import number, problem, rule_of
 from ..graph.op import Spec
+from ..graph.site import defined_at
+from ..graph.source_reads import fields_read
+from ..graph.types import TypeTextError, parse_fields
 from ..graph.values import Value
 
 if TYPE_CHECKING:
@@ -54,6 +57,12 @@ class LossInputs:
 
     def __getitem__(self, name: str) -> Tensor:
         """A field by token; a field by row is spread over its tokens."""
+        if name not in self.fields:
+            raise FieldError(
+                f"the loss reads x['{name}'], which its reads= does not name.",
+                have=self.fields,
+                fix=f"Add {name} to its reads=.",
+            )
         value = self.fields[name]
         return value[self.row] if name in self.by_row else value
 
@@ -99,7 +108,6 @@ class Loss(Spec):
     where: str = ""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._known("on", PREDICTIONS)
         self._known("per", ("token", "row"))
         self._known("aggregate", AGGREGATES if self.per == "token" else ROW_AGGREGATES)
@@ -146,7 +154,37 @@ class Loss(Spec):
     def compute(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss per token [total], or per row [rows], and what it reports: [total] or [rows] each."""
         result = self.function()(inputs, **self.parameters)
-        return result if isinstance(result, tuple) else (result, {})
+        loss, reported = result if isinstance(result, tuple) else (result, {})
+        expected = len(inputs.lengths) if self.per == "row" else len(inputs.row)
+        shape = tuple(getattr(loss, "shape", ())) if hasattr(loss, "shape") else None
+        if shape != (expected,):
+            what = f"shape {list(shape)}" if shape is not None else type(loss).__name__
+            unit = "row" if self.per == "row" else "response token"
+            raise ProgramError(
+                f"loss {self.name} gave {what}, not one number per {unit}, [{expected}].",
+                at=None if isinstance(self.math, str) else defined_at(self.math),
+                fix="Return it before any .mean() or .sum(): aggregate= makes one number of it."
+                if self.per == "row"
+                else 'Return it before any .mean() or .sum(): aggregate= makes one number of it; or declare per="row".',
+            )
+        return loss, reported
+
+
+def _declared(fn: Callable[..., Any], reads: str) -> None:
+    """Refuse a loss that looks up a field that it does not declare: an update hands it no other."""
+    try:
+        declared = parse_fields(reads)
+    except TypeTextError as error:
+        raise ProgramError(f"loss {fn.__name__}: {error}.", at=defined_at(fn), fix=error.fix) from None
+    first = next(iter(inspect.signature(fn).parameters), "")
+    for name, at in fields_read(fn, first, inside=("fields",)).items():
+        if name not in declared:
+            raise FieldError(
+                f"loss {fn.__name__} reads '{name}', which its reads= does not name.",
+                at=at,
+                have=declared,
+                fix=f'Write reads="{", ".join([reads, name] if reads else [name])}".',
+            )
 
 
 #: Values of parameters that need no mention: what is plain.
@@ -190,6 +228,7 @@ def loss(
 
     def make(fn: Callable[..., Any]) -> Callable[..., Loss]:
         parameters = inspect.signature(fn)
+        _declared(fn, reads)
 
         def build(**given: Any) -> Loss:
             bound = parameters.bind(None, **given)

@@ -14,6 +14,7 @@ from ..errors import ProgramError, ResumeError
 from ..graph.arithmetic import result_kind
 from ..graph.logged import Logged
 from ..graph.op import Op
+from ..graph.session import nested_steps
 from ..graph.site import caller
 from ..graph.values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, replace_values
 from ..schedule.events import Closed, Ended, Opened, Resumed
@@ -79,6 +80,7 @@ class Running:
         self._current: Draws | None = None
         self._open_step: Step | None = None
         self._opened = 0  # steps so far
+        self._looping = False  # inside the loop over steps
         self._recorded = 0
         self._loop_end: Point | None = None  # while nothing was asked of workers since then
         if held:
@@ -88,20 +90,25 @@ class Running:
 
     def steps(self, source: SourceLike, steps: int | None) -> Iterator[tuple[int, Any]]:
         """Yield (step, batch); the step before is committed by then."""
+        if self._looping:
+            raise nested_steps()
         draws = self._use(source)
-        step = 0
-        while steps is None or step < steps:
-            self._open()
-            self._current = draws
-            batch = self._draw(draws, None)
-            if batch is None:
-                self._close(empty=True)
-                break
-            yield step, batch
-            self._close()
-            step += 1
-        else:
-            self._rest()
+        step, self._looping = 0, True
+        try:
+            while steps is None or step < steps:
+                self._open()
+                self._current = draws
+                batch = self._draw(draws, None)
+                if batch is None:
+                    self._close(empty=True)
+                    break
+                yield step, batch
+                self._close()
+                step += 1
+            else:
+                self._rest()
+        finally:  # also where the program leaves the loop by itself
+            self._looping = False
 
     def more(self, count: int) -> Any:
         """``count`` further rows of the source of this step."""

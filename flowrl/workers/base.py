@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from ..errors import ModelError, ProgramError, WorkerError
 from ..graph.allowed import number, takes, worker
 from ..graph.op import CallShape, Metrics, op
+from ..graph.site import caller
 from .records import Build, Sampled, Sampling
 from .weights import Shard
 
@@ -102,6 +103,16 @@ class Worker:
     version: int = 0  # publishes so far
     dirty: bool = False  # updated since the last publish
     stamp: int = 0  # grows whenever the state changes
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        keeps: Any = cls.__dict__.get("keeps", ())
+        if not isinstance(keeps, (tuple, list)) or not all(isinstance(name, str) for name in keeps):
+            raise WorkerError(
+                f"{cls.__name__}: keeps={keeps!r} is no tuple of names.",
+                at=caller(),
+                fix=f'Write keeps = ("{keeps}",).' if isinstance(keeps, str) else 'Write keeps = ("seen",).',
+            )
 
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:

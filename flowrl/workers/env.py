@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from ..column import Column
 from ..errors import RewardError, WorkerError
 from ..graph.allowed import takes, whole, worker
 from ..graph.op import CallShape, op
+from ..graph.site import defined_at
 from ..graph.types import STANDARD
 from .actor import GENERATED
 from .base import Opening, Worker
@@ -138,6 +140,24 @@ class Env(Worker):
 
     turns: int = 32
     _tokenizer: Any = None
+
+    @classmethod
+    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
+        for name, handed, gives in (
+            ("reset", ("row", "seed"), "(state, observation)"),
+            ("step", ("state", "action"), "(state, observation, reward, done)"),
+        ):
+            fn = getattr(cls, name)
+            try:
+                inspect.signature(fn).bind(None, *handed)
+            except TypeError:
+                said = ", ".join(inspect.signature(fn).parameters)
+                raise WorkerError(
+                    f"{cls.__name__}.{name}({said}) cannot be called with {' and '.join(handed)}.",
+                    at=defined_at(fn),
+                    fix=f"Write def {name}(self, {', '.join(handed)}), which returns {gives}: "
+                    "an environment is a pure function, and its state is handed on.",
+                ) from None
 
     def reset(self, row: Mapping[str, Any], seed: int) -> tuple[Any, str]:
         """Start an episode: its state, and the first observation, shown after the prompt."""

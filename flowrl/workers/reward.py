@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RewardError, WorkerError
+from ..errors import ProgramError, RewardError, WorkerError
 from ..graph.allowed import number, takes, whole
+from ..graph.habits import meant_column
 from ..graph.op import CallShape, op
 from ..graph.types import STANDARD
 from .base import Opening, Worker
@@ -37,8 +38,23 @@ def _columns(shape: CallShape) -> str:
         if parameter.kind is parameter.VAR_KEYWORD:
             wanted += sorted(name for name in shape.have if name not in STANDARD)
         elif parameter.name not in _GIVEN and (parameter.default is parameter.empty or parameter.name in shape.have):
+            _expect_column(shape, parameter.name)
             wanted.append(parameter.name)
     return ", ".join(dict.fromkeys(wanted))
+
+
+def _expect_column(shape: CallShape, name: str) -> None:
+    """Refuse a parameter that no column has the name of, where another library's signature is meant."""
+    meant = meant_column(name)
+    if name in shape.have or meant is None:
+        return
+    fn, lists = _called(shape.init["fn"]), name in ("completions", "responses", "outputs", "prompts", "queries")
+    raise ProgramError(
+        f"{fn} takes '{name}', which is no column of the batch: a reward is fn(prompt, response, **columns) -> float.",
+        have=[*_GIVEN, *sorted(n for n in shape.have if n not in STANDARD and n not in _GIVEN)],
+        fix=f"Write {meant} for {name}: it is called once for each row"
+        + (", or with lists where FunctionReward has batched=True." if lists else "."),
+    )
 
 
 class FunctionReward(Worker):
@@ -70,7 +86,10 @@ class FunctionReward(Worker):
     ) -> None:
         if not callable(fn):
             raise WorkerError(
-                f"A reward is a function, not {fn!r}.", fix="Give fn(prompt, response, **columns) -> float."
+                f"A reward is a function, not {fn!r}.",
+                fix="Declare a worker for each, and add what they give: into={'rewards': 'brevity'} renames it."
+                if isinstance(fn, (list, tuple))
+                else "Give fn(prompt, response, **columns) -> float.",
             )
         positional = [p for p in inspect.signature(fn).parameters.values() if p.kind is p.POSITIONAL_ONLY]
         if positional:

@@ -11,6 +11,7 @@ from flowrl import rl
 from flowrl.batch import Batch
 from flowrl.errors import ModelError, ProgramError, WorkerError
 from flowrl.graph.allowed import flag, instance, number, numbers, one_of, text, whole
+from flowrl.graph.op import Spec
 from flowrl.workers.records import Optim, Sampling
 
 SHARE = number(above=0, most=1)
@@ -154,7 +155,6 @@ def test_records_hold_to_the_rules_of_their_workers(make):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: rl.ppo_clip(kl=True), "ppo_clip: kl=True is not a number of at least 0."),
         (lambda: rl.ppo_clip(clip=-0.2), "rl.gates.ppo: clip=-0.2 is not a number of at least 0."),
         (lambda: rl.value_clip(clip=0), "rl.value_clip: clip=0 is not a number above 0, or None."),
     ],
@@ -170,10 +170,20 @@ def test_a_loss_of_a_user_holds_to_its_annotations_also_once_a_computed_paramete
     def scaled(x, *, scale: float = 1.0):
         return -scale * x["advantages"] * x.predicted
 
-    with pytest.raises(ProgramError, match=r"scaled: scale='2' is not a number\."):
-        scaled(scale="2")
-    with pytest.raises(ProgramError, match=r"scaled: scale=\[1\] is not a number\."):
-        scaled(scale=1.0).with_parameters({"scale": [1]})
+    @fl.op(reads="rewards", updates="weights")
+    def train(batch, *, loss: Spec):
+        return fl.Metrics(loss=0.0)
+
+    rows = Batch.of(2, rewards=[1.0, 2.0], advantages=[1.0, 2.0], response_mask=[True, True])
+    assert train(rows, loss=scaled(scale=2)) == {"loss": 0.0}
+    for loss in (scaled(scale="2"), scaled(scale=1.0).with_parameters({"scale": "2"})):
+        with pytest.raises(ProgramError, match=r"scaled: scale='2' is not a number\."):
+            train(rows, loss=loss)
+    with pytest.raises(ProgramError, match=r"ppo_clip: kl=True is not a number of at least 0\."):
+        train(
+            rows.with_columns({"ref_logprobs": rows.rewards, "rollout_logprobs": rows.rewards}),
+            loss=rl.ppo_clip(kl=True),
+        )
 
 
 def test_takes_refuses_a_parameter_that_is_not_there_and_what_is_no_function():

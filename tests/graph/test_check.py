@@ -152,7 +152,7 @@ def test_parameters_change_what_is_checked():
 
     @flow.program
     def main(kl: float = 0.0):
-        for step, batch in flow.steps(prompts):
+        for step, batch in flow.steps(prompts, 3):
             batch = rl.group_advantages(reward.score(actor.generate(batch, n=2)))
             flow.log(step, actor.update(batch, loss=rl.ppo_clip(kl=kl)))
 
@@ -167,7 +167,7 @@ def test_a_program_that_needs_parameters_does_not_stop_the_check_of_another():
 
     @flow.program
     def main():
-        for step, batch in flow.steps(examples):
+        for step, batch in flow.steps(examples, 3):
             flow.log(step, actor.update(batch, loss=rl.sft()))
 
     @flow.program
