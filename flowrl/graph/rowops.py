@@ -300,7 +300,7 @@ def _other_fields(left: set[str], right: set[str], at: At) -> FieldError:
     return FieldError(
         f"concat takes batches with the same fields; there is {' and '.join(said)}.",
         at=at,
-        fix=f"Write {' and '.join(drops)}, or give both the same fields.",
+        fix=f"Give both the same fields, or write {' and '.join(drops)}.",
     )
 
 

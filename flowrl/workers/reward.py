@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ProgramError, RewardError, WorkerError
 from ..graph.allowed import number, takes, whole
 from ..graph.habits import meant_column
-from ..graph.op import CallShape, op
+from ..graph.op import CallShape, described, op
 from ..graph.types import STANDARD
 from .base import Opening, Worker
 
@@ -86,7 +86,7 @@ class FunctionReward(Worker):
     ) -> None:
         if not callable(fn):
             raise WorkerError(
-                f"A reward is a function, not {fn!r}.",
+                f"A reward is one function, not {_listed(fn)}.",
                 fix="Declare a worker for each, and add what they give: into={'rewards': 'brevity'} renames it."
                 if isinstance(fn, (list, tuple))
                 else "Give fn(prompt, response, **columns) -> float.",
@@ -191,6 +191,13 @@ class FunctionReward(Worker):
 def named_row(key: tuple[int, ...]) -> str:
     """A row in a message: ``3``, or ``3, sample 2`` for one of several of a prompt."""
     return f"{key[0]}" + "".join(f", sample {k}" for k in key[1:2]) + "".join(f".{k}" for k in key[2:])
+
+
+def _listed(given: Any) -> str:
+    """What was given in the place of a function, without where it lies in memory."""
+    if isinstance(given, (list, tuple)):
+        return f"a list of {', '.join(_called(one) for one in cast('Sequence[Any]', given))}"
+    return described(given)
 
 
 def _called(fn: Callable[..., Any]) -> str:

@@ -194,7 +194,7 @@ def test_the_record_names_file_line_and_fix():
     assert first["error"] == "FieldError" and first["file"] == __file__
     assert first["text"] == "flow.log(step, actor.update(batch, loss=rl.sft()))"
     assert first["have"] == "answer, prompt, prompt_ids" and first["fix"].startswith(
-        "Add batch = actor.generate(batch)"
+        "Give the source response=, the column to learn from"
     )
 
 

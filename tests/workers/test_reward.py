@@ -437,7 +437,7 @@ def test_many_rows_that_all_take_too_long():
 @pytest.mark.parametrize(
     ("fn", "how", "said"),
     [
-        (3, {}, "A reward is a function, not 3"),
+        (3, {}, "A reward is one function, not int 3"),
         (length, {"on_error": "zero"}, "neither 'raise' nor a number"),
         (length, {"concurrency": 0}, "concurrency=0"),
         (lambda response, /: 1.0, {}, "parameter 'response' is positional-only"),

@@ -1,6 +1,6 @@
-"""FieldError: concat takes batches with the same fields; 'rewards' is only in one.
+"""FieldError: concat takes batches with the same fields; there is 'rewards' only on the left.
   at   tests/wrong/28_concat_other_fields.py:23   batch = batch.concat(actor.generate(flow.more(1)))
-  fix  Drop it, or add it to both.
+  fix  Give both the same fields, or write .drop('rewards') on the left.
 
 rft: 1 error, 0 lints
 """

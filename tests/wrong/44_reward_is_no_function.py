@@ -1,4 +1,4 @@
-"""WorkerError: A reward is a function, not 1.0.
+"""WorkerError: A reward is one function, not float 1.0.
   at   tests/wrong/44_reward_is_no_function.py:18   reward = flow.worker(fl.FunctionReward, exact())
   fix  Give fn(prompt, response, **columns) -> float.
 """
