@@ -5,6 +5,7 @@ from __future__ import annotations
 from small_flow import Numbers
 
 import flowrl as fl
+from flowrl import rl
 
 ASKED: list[tuple[int, ...]] = []  # keys that the world was asked about
 
@@ -51,6 +52,14 @@ class Pair(fl.Worker):
     @fl.op(reads="x", adds="s: f32[]", pieces=True)
     def add(self, batch, *, more):
         return {"s": batch.x.values + more.values}
+
+    @fl.op(reads="x", adds="x: f32[]", rows="apart", pieces=True)
+    def half(self, batch):
+        return {"x": batch.x.values / 2}
+
+    @fl.op(reads="x", adds="r: f32[]", rows="expand", pieces=True)
+    def thrice(self, batch):
+        return {"r": [x + i for x in batch.x.values.tolist() for i in range(3)]}
 
     @fl.op(reads="x", rows="filter")
     def best(self, batch):
@@ -118,6 +127,17 @@ def window(steps: int = 10):
         batch = pair.one(batch)
         held = batch if held is None else batch.concat(held.filter(held.x < -1))
         flow.log(step, u=held.u.sum())
+
+
+@flow.program
+def apart(steps: int = 3):
+    """Rows in a batch of their own, others that are made of them, and what was found brought back."""
+    for step, batch in flow.steps(Numbers(batch=6), steps):
+        batch = pair.best(batch)
+        halves = pair.half(pair.one(batch))
+        made = pair.thrice(halves)
+        batch = rl.collect(batch, made, r="max") | halves.rename(x="h")
+        flow.log(step, r=(batch.r * batch.x).sum(), h=(batch.h - batch.x).sum(), n=made.count())
 
 
 @flow.program

@@ -349,7 +349,7 @@ def numbers(line: dict) -> dict:
 TWO = Plan({"a": Pool("a", processes=2)})
 
 
-@pytest.mark.parametrize("program", ["stateful", "choose", "two_batches", "window", "ordered", "columns"])
+@pytest.mark.parametrize("program", ["stateful", "choose", "two_batches", "window", "apart", "ordered", "columns"])
 @pytest.mark.parametrize("plan", [ONE, TWO], ids=["one", "two"])
 def test_rows_that_take_other_ways_arrive_as_in_one_process(small, tmp_path, program, plan):
     flow = module_of("ranks_flow").flow
