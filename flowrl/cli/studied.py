@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.op import Op
-from ..placement.cost import GivenCosts, load_costs
+from ..placement.cost import Calibrated, GivenCosts, load_costs
 from ..placement.lengths import read_lengths
 from ..placement.plan import Plan
+from ..planned.measured import tokens_of_run
 from ..planned.study import Study, Tokens
 from .words import whole_number
 
@@ -21,11 +23,16 @@ STEPS = 20  # of each loop of a program that does not say how many it makes
 
 def add_study_options(parser: argparse.ArgumentParser) -> None:
     """Options of costs and lengths."""
-    parser.add_argument("--costs", metavar="FILE", help="seconds per call (YAML), or what flowrl calibrate has saved")
+    parser.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="seconds per call (YAML), what flowrl calibrate has saved, or a run to calibrate",
+    )
+    parser.add_argument("--run", metavar="DIR", help="take the lengths of prompts and responses from this run")
     parser.add_argument(
         "--lengths", metavar="KIND:NUMBERS", help="of responses: fixed:1024, lognormal:MEAN,SIGMA, uniform:LEAST,MOST"
     )
-    parser.add_argument("--prompt-tokens", type=whole_number, metavar="N", help="of a prompt, on average (512)")
+    parser.add_argument("--prompt-tokens", type=whole_number, metavar="N", help="of a prompt, on average")
 
 
 def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:
@@ -37,20 +44,29 @@ def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:
 
 def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: argparse.Namespace, plan: Plan) -> Study:
     """A program under a plan, with the costs and lengths of the options. Raises PlanError, UsageError."""
-    tokens = Tokens()
-    if options.prompt_tokens is not None and options.prompt_tokens < 1:
-        raise UsageError(f"--prompt-tokens {options.prompt_tokens}: give 1 or more.")
-    if options.lengths:
-        kind, numbers = read_lengths(options.lengths)
-        tokens = Tokens(options.prompt_tokens, kind, numbers)
-    elif options.prompt_tokens is not None:
-        tokens = Tokens(options.prompt_tokens)
     costs = load_costs(options.costs) if options.costs else None
+    tokens = _tokens(program, options, calibrated=isinstance(costs, Calibrated))
     study = flow.study(plan, program, costs=costs, tokens=tokens, seed=options.seed or 0, **parameters)
     if costs is not None:
         listed = costs.given if isinstance(costs, GivenCosts) else costs.fits
         costs.check_names([*study.names(), *(name for name in listed if _elsewhere(name, flow))])
     return study
+
+
+def _tokens(program: str, options: argparse.Namespace, *, calibrated: bool) -> Tokens:
+    """What the options say of lengths. With ``calibrated`` costs rows are of average length: the time of the longest is
+    in the seconds that were measured."""
+    if options.prompt_tokens is not None and options.prompt_tokens < 1:
+        raise UsageError(f"--prompt-tokens {options.prompt_tokens}: give 1 or more.")
+    if options.run:
+        if options.lengths or options.prompt_tokens is not None:
+            other = "--lengths" if options.lengths else "--prompt-tokens"
+            raise UsageError(f"--run and {other} both say how long rows are.", fix="Leave one out.")
+        return tokens_of_run(Path(options.run), program, varies=not calibrated)
+    if options.lengths:
+        kind, numbers = read_lengths(options.lengths)
+        return Tokens(options.prompt_tokens, kind, numbers)
+    return Tokens(options.prompt_tokens)
 
 
 def steps_flown(flow: Flow, program: str, asked: int = STEPS) -> int | None:

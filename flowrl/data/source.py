@@ -173,6 +173,11 @@ class Source:
         self.dropped += len(rows) - len(batch.groups())
         return batch
 
+    def look(self) -> Sequence[Mapping[str, Any]]:
+        """A few rows of the data, without opening it; none of a source that would have to be read or fetched."""
+        with self._placing():
+            return self._store.look()
+
     def opened(self) -> Store:
         """The store, ready to be read; DataError with the driver's line if it has no row."""
         with self._placing():

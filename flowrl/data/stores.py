@@ -31,15 +31,17 @@ class Row(dict[str, Any]):
 
 
 class Store(Protocol):
-    """Rows by number. ``open`` makes ``size`` and ``read`` ready; ``columns`` is cheap, and asks before that.
+    """Rows by number. ``open`` makes ``size`` and ``read`` ready; ``columns`` and ``look`` are cheap, and come before.
 
-    ``columns`` gives the names, and for each whether it holds lists.
+    ``columns`` gives the names, and for each whether it holds lists. ``look`` gives a few rows, none where it would
+    have to read more than these.
     """
 
     title: str
     size: int | None  # None: without end
 
     def columns(self) -> dict[str, bool]: ...
+    def look(self) -> Sequence[Mapping[str, Any]]: ...
     def open(self) -> None: ...
     def read(self, places: Sequence[int]) -> list[Row]: ...
     def at(self, index: int) -> At: ...
@@ -68,6 +70,12 @@ class Listed:
             return _checked(self.title, list(islice(iter(given), _LOOK)))
         return _checked(self.title, list(self._rows[:_LOOK]))
 
+    def look(self) -> Sequence[Mapping[str, Any]]:
+        if self._rows is None:
+            return self._head()
+        apart = max(1, len(self._rows) // _LOOK)
+        return _checked(self.title, list(self._rows[::apart][:_LOOK]))
+
     def open(self) -> None:
         if self._rows is None:
             self._rows = list(self._data())
@@ -91,6 +99,10 @@ class Generated:
 
     def columns(self) -> dict[str, bool]:
         return _keys(_checked(self.title, [self._fn(0)] if self.size != 0 else []))
+
+    def look(self) -> Sequence[Mapping[str, Any]]:
+        rows = range(_LOOK if self.size is None else min(_LOOK, self.size))
+        return _checked(self.title, [self._fn(i) for i in rows])
 
     def open(self) -> None:
         pass
@@ -152,6 +164,9 @@ class Jsonl(_Files):
                 rows += [_parsed(line, At(path, number)) for number, line in islice(lines, _LOOK - len(rows))]
         return _checked(self.title, rows)
 
+    def look(self) -> Sequence[Mapping[str, Any]]:
+        return self._head()
+
     def open(self) -> None:
         if self._offsets is None:
             self._names = self.paths()
@@ -199,6 +214,9 @@ class Parquet(_Files):
         for path in self.paths():
             names |= {f.name: "list" in str(f.type)[:10] for f in _parquet(path).schema_arrow}
         return names
+
+    def look(self) -> Sequence[Mapping[str, Any]]:
+        return ()  # a row group would have to be decoded
 
     def open(self) -> None:
         if self._files is None:
@@ -254,6 +272,9 @@ class Hf:
             self.open()
             features = getattr(self._data, "features", None)
         return {name: _is_list(feature) for name, feature in (features or {}).items()}
+
+    def look(self) -> Sequence[Mapping[str, Any]]:
+        return ()  # the data set would have to be loaded
 
     def open(self) -> None:
         if self._data is None:

@@ -23,10 +23,13 @@ class Costs(Protocol):
 
 
 def load_costs(path: str | Path) -> GivenCosts | Calibrated:
-    """Read a file of ``--costs``: seconds by title, or what ``flowrl calibrate`` saved.
+    """Read a file of ``--costs``: seconds by title, or what ``flowrl calibrate`` saved. Of a folder of a run it is what
+    ``flowrl calibrate`` would save.
 
     Raises PlanError with file, line and the nearest right word.
     """
+    if Path(path).is_dir():
+        return calibrate(path)
     return Calibrated.load(path) if is_calibrated(path) else GivenCosts.load(path)
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..errors import UsageError, near
 
@@ -18,7 +19,8 @@ class Lengths:
     """Tokens of a prompt and of responses: ``Lengths(prompt=512, kind="lognormal", numbers=(800, 1.0), most=4096)``.
 
     ``fixed`` has one number, the length; ``lognormal`` the mean and the sigma of the logarithm; ``uniform`` the
-    shortest and the longest. No response is longer than ``most``. Without a kind every response has ``most`` tokens.
+    shortest and the longest; ``measured`` quantiles from the shortest to the longest, equal parts of the rows apart.
+    No response is longer than ``most``. Without a kind every response has ``most`` tokens.
     """
 
     prompt: float
@@ -33,7 +35,23 @@ class Lengths:
             return self.most
         if self.kind == "uniform":
             return min(sum(self.numbers) / 2, self.most)
+        if self.kind == "measured":
+            between = [(a + b) / 2 for a, b in pairwise(self.numbers)]
+            return min(sum(between) / len(between), self.most)
         return min(self.numbers[0], self.most)
+
+    @property
+    def words(self) -> str:
+        """The distribution of responses in words: ``lognormal, mean 800, sigma 1``."""
+        if not self.numbers:
+            return f"{self.most:g}"
+        if self.kind == "fixed":
+            return f"{self.mean:.4g}"
+        if self.kind == "uniform":
+            return f"uniform from {self.numbers[0]:g} to {self.numbers[1]:g}"
+        if self.kind == "lognormal":
+            return f"lognormal, mean {self.numbers[0]:g}, sigma {self.numbers[1]:g}"
+        return f"as measured, mean {self.mean:.3g}, from {self.numbers[0]:g} to {self.numbers[-1]:g}"
 
     @property
     def varies(self) -> bool:
@@ -53,7 +71,15 @@ class Lengths:
             return lambda chance: chance.lognormvariate(mu, sigma)
         if self.kind == "uniform":
             return lambda chance: chance.uniform(*self.numbers)
+        if self.kind == "measured":
+            return lambda chance: self._between(chance.random() * (len(self.numbers) - 1))
         return lambda chance: self.mean
+
+    def _between(self, place: float) -> float:
+        """The length between two quantiles."""
+        low = min(int(place), len(self.numbers) - 2)
+        a, b = self.numbers[low], self.numbers[low + 1]
+        return a + (b - a) * (place - low)
 
 
 def read_lengths(text: str) -> tuple[str, tuple[float, ...]]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import median
 
-from ..errors import shown
+from ..errors import PlanError, shown
 from ..graph.record import Graph
+from ..placement.lengths import Lengths
 from ..placement.plan import Plan
 from ..schedule.simulation import Bar, Simulation, pool_times
-from .moved import lines_of, moved, with_moved
+from .moved import lines_of, moved, sampled_lengths, with_moved
 from .see import overlaid
-from .study import pool_text
+from .study import Tokens, pool_text
 
 
 def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ()) -> Simulation | None:
@@ -64,6 +66,26 @@ def measured_graph(graph: Graph, run: Path, flown: Simulation) -> Graph:
     """The graph of a program with what a run of it has measured: bytes of its edges, seconds, how busy pools were."""
     found = moved(run, flown.program)
     return overlaid(graph if found is None else with_moved(graph, found), flown)
+
+
+def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
+    """The lengths of rows that a program of a run has sampled: their quantiles, or with ``varies=False`` their mean.
+
+    Raises PlanError for a folder that is no run, or a program that has sampled nothing there.
+    """
+    found = sampled_lengths(run, program)
+    if found is None:
+        traffic = run / "traffic.jsonl"
+        if not traffic.exists():
+            what = f"{shown(str(run))} is no folder of a run: it has no {traffic.name}."
+            raise PlanError(what, fix="Name the folder that flowrl run --out DIR wrote.")
+        have = dict.fromkeys(str(line["program"]) for line in lines_of(traffic) if line.get("responses"))
+        what = f"the run {shown(str(run))} has no rows that '{program}' has sampled."
+        raise PlanError(what, have=list(have), fix="Name a run of this program.")
+    prompt, quantiles = found
+    lengths = Lengths(prompt, inf, "measured", quantiles)
+    kind, numbers = ("measured", quantiles) if varies else ("fixed", (lengths.mean,))
+    return Tokens(prompt, kind, numbers, source=shown(str(run)))
 
 
 def _with_reasons(bars: list[Bar]) -> tuple[Bar, ...]:

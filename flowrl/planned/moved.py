@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..graph.record import Edge, Graph
@@ -40,6 +41,16 @@ def moved(run: Path, program: str) -> Moved | None:
     reads, makes = (_average([line[what] for line in lines], steps) for what in ("reads", "makes"))
     single = _average([{what: line[what] for what in ("calls", "weights")} for line in lines], steps)
     return Moved(single["calls"], reads, makes, single["weights"], dict(sorted(lags.items())))
+
+
+def sampled_lengths(run: Path, program: str) -> tuple[float, tuple[float, ...]] | None:
+    """Tokens of an average prompt of a run, and quantiles of its responses; None for a run that sampled nothing."""
+    lines = [line for line in lines_of(run / "traffic.jsonl") if line.get("program") == program]
+    prompts, responses = ([line[what] for line in lines if line.get(what)] for what in ("prompts", "responses"))
+    if not prompts or not responses:
+        return None
+    middle = [fmean(part) for part in zip(*prompts, strict=True)]
+    return fmean(middle), tuple(fmean(part) for part in zip(*responses, strict=True))
 
 
 def with_moved(graph: Graph, found: Moved) -> Graph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf
@@ -15,7 +15,7 @@ from ..placement.lengths import Lengths
 from ..placement.mesh import Mesh
 from ..placement.plan import Plan
 from ..placement.pool_memory import PoolMemory, Turn, pool_memory
-from ..placement.roofline import Roofline
+from ..placement.roofline import Efficiency, Roofline
 from ..placement.work import Role, Work, Workload
 from ..schedule.events import Call, Memory
 from ..schedule.flight import Flight, Made
@@ -25,6 +25,7 @@ from ..schedule.simulation import Simulation, bars_of, pool_times, steady
 from ..schedule.virtual import Rows, VirtualClock
 from .roles import HandleLike, roles_of
 from .scheme import scheme_of
+from .texts import CHARACTERS, Texts, texts_of
 
 PROMPT = 512  # tokens of a prompt, where neither the data nor the command line says
 RESPONSE = 1024
@@ -32,11 +33,15 @@ RESPONSE = 1024
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of lengths: ``Tokens(prompt=1024, kind="lognormal", numbers=(800, 1.0))``; None: not said."""
+    """What is said of lengths: ``Tokens(prompt=1024, kind="lognormal", numbers=(800, 1.0))``; None: not said.
+
+    ``source``: the run that they were measured in, where it is one.
+    """
 
     prompt: float | None = None
     kind: str = "fixed"
     numbers: tuple[float, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,17 +152,53 @@ class Study:
         return Workload(made.rows, lengths.prompt, lengths.mean)
 
     def lengths(self, made: Made) -> Lengths:
-        """How long the rows of a call are: as was said, else as long as sampling may make them."""
-        said, call = self.tokens, made.call
-        most: Any = call.arguments.get("max_tokens")
-        if most is None:
-            names = (*call.serves, call.worker, *(r.name for r in self.roles.values() if r.generates))
-            given = {h.name: h.arguments.get("max_tokens") for h in self.handles}
-            most = next((m for m in map(given.get, names) if isinstance(m, int)), RESPONSE)
-        prompt = said.prompt if said.prompt is not None else PROMPT
+        """How long the rows of a call are: as was said, else as the data say, else the most that may be sampled."""
+        prompt, response = self._prompt(made)[0], self._response(made)[0]
+        said = self.tokens
         if not said.numbers:
-            return Lengths(prompt, most)
-        return Lengths(prompt, max(most, said.numbers[0]) if said.kind == "fixed" else inf, said.kind, said.numbers)
+            return Lengths(prompt, response)
+        most = max(response, said.numbers[0]) if said.kind == "fixed" else inf
+        return Lengths(prompt, most, said.kind, said.numbers)
+
+    def _prompt(self, made: Made) -> tuple[float, str]:
+        """Tokens of a call's average prompt, and in words where that is from."""
+        said = self.tokens
+        if said.prompt is not None:
+            return said.prompt, f"measured: {said.source}" if said.source else "said"
+        texts, vocab = self._texts(made), self._vocabulary(made)
+        if texts is not None:
+            return texts.tokens(texts.prompt, vocab), texts.basis(vocab)
+        return PROMPT, "assumed"
+
+    def _response(self, made: Made) -> tuple[float, str]:
+        """Tokens of a call's responses where nothing was said of them, and in words where that is from."""
+        call, texts, vocab = made.call, self._texts(made), self._vocabulary(made)
+        if texts is not None and texts.response is not None:
+            return texts.tokens(texts.response, vocab), texts.basis(vocab)
+        most: Any = call.arguments.get("max_tokens")
+        names = (*call.serves, call.worker, *(r.name for r in self.roles.values() if r.generates))
+        given = {h.name: h.arguments.get("max_tokens") for h in self.handles}
+        asked = most if most is not None else next((m for m in map(given.get, names) if isinstance(m, int)), None)
+        return (asked, "max_tokens, the most") if asked is not None else (RESPONSE, "assumed")
+
+    def _texts(self, made: Made) -> Texts | None:
+        """The texts of the first of a call's sources that says something of them."""
+        for source in made.sources:
+            if id(source) not in self._looked:  # kept with the source, so that the id stays its own
+                self._looked[id(source)] = (source, texts_of(source))
+            if self._looked[id(source)][1] is not None:
+                return self._looked[id(source)][1]
+        return None
+
+    @cached_property
+    def _looked(self) -> dict[int, tuple[Any, Texts | None]]:
+        return {}
+
+    def _vocabulary(self, made: Made) -> int:
+        """Entries of the vocabulary of the model that reads a call's rows: the call's own, else one that generates."""
+        known = [self.roles[n] for n in (*made.call.serves, made.call.worker) if n in self.roles]
+        models = [r.model for r in (*known, *(r for r in self.roles.values() if r.generates)) if r.model is not None]
+        return models[0].vocab if models else CHARACTERS + 1
 
     def publish(self, worker: str) -> Work:
         """The work of a publish: weights go from where the worker trains to where it generates."""
@@ -255,15 +296,33 @@ class Study:
 
     def _notes(self) -> tuple[str, ...]:
         """What the times rest on."""
-        found: list[str] = []
+        found = list(self._said_of_lengths())
         if self.costs is None:
-            said = self.tokens
-            response = said.numbers[0] if said.numbers else None
-            length = f"{response:g}" if response else "as many as may be sampled"
-            prompt = f"{said.prompt:g}" if said.prompt is not None else f"{PROMPT} (assumed)"
-            found.append(f"tokens of a prompt: {prompt}; of a response: {length}")
+            if any(work.kind == "external" for work in self.works.values()):
+                row = Efficiency().row_s
+                found.append(f"a row of a reward or environment: {1000 * row:g} ms on a process (assumed)")
             found.append("the roofline is not calibrated: compare plans, do not promise seconds")
         return tuple(found)
+
+    def _said_of_lengths(self) -> Iterator[str]:
+        """Tokens of prompts and responses, with where they are from, by the calls of which they are alike."""
+        if isinstance(self.costs, Calibrated) and self.tokens == Tokens():
+            yield f"tokens of a row: those of each call of {self.costs.run}"
+            return
+        alike: dict[str, list[str]] = {}
+        for node, made in self.calls.items():
+            if node in self.works and made.rows:
+                prompt, response = self._prompt(made), self._response(made)
+                if self.tokens.numbers:
+                    basis = f"measured: {self.tokens.source}" if self.tokens.source else "said"
+                    length = f"{self.lengths(made).words} ({basis})"
+                else:
+                    length = f"{response[0]:.3g} ({response[1]})"
+                alike.setdefault(
+                    f"tokens of a prompt: {prompt[0]:.3g} ({prompt[1]}); of a response: {length}", []
+                ).append(node)
+        for said, nodes in alike.items():
+            yield said if len(alike) == 1 else f"{', '.join(nodes)}: {said}"
 
 
 def pool_text(plan: Plan, name: str) -> str:

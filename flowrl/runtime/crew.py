@@ -22,7 +22,7 @@ from .pieces import NOTHING, Cutter, can_cut, piece_of, together
 from .recorder import first_groups
 from .records import Book, Timing
 from .remote import Remote
-from .traffic import bytes_made, bytes_read, lags
+from .traffic import bytes_made, bytes_read, lags, row_tokens
 
 MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
 LIBRARY = "(library)"  # the thread of calls that take no pool and are not done in this process
@@ -326,6 +326,8 @@ class Crew:
             if call.op.cost in ("generate", "external") and call.op.rows == "expand":
                 step.tokens += tokens_of(result, "response_ids")
                 step.responses += len(result)
+                step.traffic.prompts += row_tokens(result, "prompt_ids")
+                step.traffic.responses += row_tokens(result, "response_ids")
 
     def _scheduled(self, call: Call, worker: Any) -> Scheduled:
         """A call as the schedule sees it."""

@@ -18,6 +18,7 @@ from ..errors import At
 from ..graph.logged import Logged, Names
 from .call import outcome
 from .records import Step
+from .traffic import spread
 
 STREAMS = ("metrics", "timeline", "traffic", "trajectories", "events")
 PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray", "megatron-core")
@@ -63,7 +64,9 @@ class Recorder:
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
             said = {"start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens}
             self.write("timeline", {**where, **said, "call": timing.call, "piece": timing.piece})
-        self.write("traffic", {"program": program, "step": step.number, **asdict(step.traffic)})
+        traffic = step.traffic
+        lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
+        self.write("traffic", {"program": program, "step": step.number, **asdict(traffic), **lengths})
         if step.rows is not None and (count := self.sampled(step.number)):
             self._trajectories(program, step.number, step.readable(first_groups(step.rows, count)), tokenizer)
         return lines[-1]

@@ -57,14 +57,16 @@ class Traffic:
     """What moved in a step: ``Traffic(reads={"actor.update": {"tokens": 3152}}, weights={"actor.publish": 401184})``.
 
     ``calls`` of each node of the graph, ``reads`` and ``makes`` their bytes by field; ``weights``: bytes that each
-    publish has moved; ``lags``: prompt groups that were trained on, by the publishes between their oldest token and
-    the weights.
+    publish has moved; ``prompts`` and ``responses``: tokens of the rows that were sampled; ``lags``: prompt groups that
+    were trained on, by the publishes between their oldest token and the weights.
     """
 
     calls: dict[str, int] = field(default_factory=dict[str, int])
     reads: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     makes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     weights: dict[str, int] = field(default_factory=dict[str, int])
+    prompts: list[int] = field(default_factory=list[int])
+    responses: list[int] = field(default_factory=list[int])
     lags: dict[int, int] = field(default_factory=dict[int, int])
 
 

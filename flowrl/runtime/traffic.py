@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..batch import Batch, Column
@@ -11,6 +11,7 @@ from ..graph.values import FieldValue, find
 from .call import Call, Part
 from .remote import Remote, RemoteColumn, bytes_of, oldest_of
 
+PARTS = 20  # of the rows, between the quantiles of their lengths
 _NUMBER = 8  # bytes of a number that a call gives
 
 
@@ -64,6 +65,25 @@ def oldest_versions(rows: Batch | Remote) -> list[int | None] | None:
     if "versions" not in rows:
         return None
     return rows.columns["versions"].oldest(rows.keys) if isinstance(rows, Remote) else oldest_of(rows)
+
+
+def row_tokens(rows: Any, name: str) -> list[int]:
+    """Tokens of a field in each row; empty where there is none, or where that is not known."""
+    if not isinstance(rows, (Batch, Remote)) or name not in rows.fields:
+        return []
+    if isinstance(rows, Remote):
+        return rows.columns[name].sizes(rows.keys) or []
+    return [] if rows[name].lengths is None else rows[name].lengths.tolist()
+
+
+def spread(lengths: Sequence[int]) -> list[int]:
+    """Quantiles of lengths from the shortest to the longest, twenty equal parts of the rows apart; empty without rows.
+
+    >>> spread(range(41))[:4]
+    [0, 2, 4, 6]
+    """
+    ordered = sorted(lengths)
+    return [ordered[round(part * (len(ordered) - 1) / PARTS)] for part in range(PARTS + 1)] if ordered else []
 
 
 def _declared(

@@ -23,12 +23,16 @@ ENDLESS = 100  # steps of a program that goes on until its data end, unless it i
 
 @dataclass(frozen=True)
 class Made:
-    """A call of a flown program: ``Made(call, rows=512)``, with the rows of its batch after it."""
+    """A call of a flown program: ``Made(call, rows=512)``, with the rows of its batch after it.
+
+    ``sources`` are those that its rows were drawn from.
+    """
 
     call: TCall
     step: int
     rows: int
     inputs: tuple[int, ...] = ()
+    sources: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -60,6 +64,8 @@ class Flight(Tracer):
         self._opened = 0
         self._inside = False
         self._sizes: dict[int, int] = {}
+        self._drawn: dict[int, Any] = {}  # sources by draw
+        self._from: dict[int, tuple[Any, ...]] = {}  # sources of the rows of a call
         self._regrouped: dict[int, int] = {}
 
     def fly(self, program: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
@@ -95,6 +101,7 @@ class Flight(Tracer):
 
     def draw(self, source: SourceLike, count: Any = None, *, form: str = "take") -> Any:
         value = super().draw(source, count, form=form)
+        self._drawn[self._draws] = source
         self._sizes[self._draws] = count if isinstance(count, int) else int(getattr(source, "batch", 1))
         return value
 
@@ -126,10 +133,11 @@ class Flight(Tracer):
     ) -> TCall:
         given = dict(arguments or {})
         makers = dict.fromkeys(use.call for use in uses if use.call is not None)
-        rows = 0
+        rows, sources = 0, dict[int, Any]()
         for value in find(list(given.values())):
             if isinstance(value, BatchValue):
                 rows = rows or self.count(value.ref.rows)
+                sources |= {id(s): s for s in self.sources(value.ref.rows)}
                 if op.rows != "same":  # rows made anew take along every field
                     makers |= dict.fromkeys(use.call for use in self.uses(value) if use.call is not None)
         call = super().record(op, worker, at, signature, [Use(m, "") for m in makers], serves, given, text)
@@ -137,7 +145,8 @@ class Flight(Tracer):
         if op.rows == "expand" and isinstance(n, int):
             rows *= n
         self._regrouped[call.index] = rows
-        groups = self._note(Made(call, self._opened, rows, tuple(makers)))
+        self._from[call.index] = tuple(sources.values())
+        groups = self._note(Made(call, self._opened, rows, tuple(makers), self._from[call.index]))
         owner = None if op.owner in ("batch", "rl", "data", "user") and worker == op.owner else worker
         self.clock.issue(
             self.scheme.call(
@@ -167,3 +176,13 @@ class Flight(Tracer):
             return self.count(rest[0]) * rest[1]
         inner: Rows | int = rest[0] if rest else 0
         return 0 if isinstance(inner, int) else self.count(inner)
+
+    def sources(self, rows: Rows) -> tuple[Any, ...]:
+        """The sources behind a term of the trace."""
+        kind, *rest = rows
+        if kind == "draw":
+            return (self._drawn[rest[0]],) if rest[0] in self._drawn else ()
+        if kind == "regroup":
+            return self._from.get(rest[0], ())
+        inner: tuple[Any, ...] = tuple(rest) if kind == "concat" else tuple(rest[:1])
+        return tuple(source for part in inner if isinstance(part, tuple) for source in self.sources(part))
