@@ -317,9 +317,9 @@ class Study:
                     basis = f"measured: {self.tokens.source}" if self.tokens.source else "said"
                     length = f"{self.lengths(made).words} ({basis})"
                 else:
-                    length = f"{response[0]:.3g} ({response[1]})"
+                    length = f"{_plain(response[0])} ({response[1]})"
                 alike.setdefault(
-                    f"tokens of a prompt: {prompt[0]:.3g} ({prompt[1]}); of a response: {length}", []
+                    f"tokens of a prompt: {_plain(prompt[0])} ({prompt[1]}); of a response: {length}", []
                 ).append(node)
         for said, nodes in alike.items():
             yield said if len(alike) == 1 else f"{', '.join(nodes)}: {said}"
@@ -416,3 +416,8 @@ class _Pace:
         devices = study.plan.pools[pool].devices
         role, mesh, title = study.roles[worker], Mesh({"dp": len(devices)}), f"{resident}.offload"
         return Work(title, title, "offload", role, Workload(0, 0, 0), mesh, devices, pool=pool, moved=size)
+
+
+def _plain(count: float) -> str:
+    """A count of tokens: ``1024``, ``5.78``."""
+    return f"{count:g}" if count == round(count) else f"{count:.3g}" if count < 100 else f"{count:.0f}"

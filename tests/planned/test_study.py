@@ -157,7 +157,7 @@ def test_the_work_of_calls(ppo):
 
 def test_the_placed_graph_has_pools_bytes_and_versions(grpo):
     grpo.use_model("actor", "llama-7b")
-    study = grpo.study(disaggregated(staleness=1))
+    study = grpo.study(disaggregated(staleness=1), tokens=Tokens(512))
     record = placed_graph(study, grpo.graph("grpo")).to_json()
     nodes = {n["id"]: n for n in record["nodes"]}
     assert nodes["actor.generate"]["pool"] == "rollout" and nodes["actor.generate"]["mesh"] == "dp=4,tp=2"
