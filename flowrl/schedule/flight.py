@@ -184,5 +184,5 @@ class Flight(Tracer):
             return (self._drawn[rest[0]],) if rest[0] in self._drawn else ()
         if kind == "regroup":
             return self._from.get(rest[0], ())
-        inner: tuple[Any, ...] = tuple(rest) if kind == "concat" else tuple(rest[:1])
-        return tuple(source for part in inner if isinstance(part, tuple) for source in self.sources(part))
+        inner: list[Rows | int] = rest if kind == "concat" else rest[:1]
+        return tuple(source for part in inner if not isinstance(part, int) for source in self.sources(part))
