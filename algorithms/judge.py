@@ -19,7 +19,9 @@ reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 
 @flow.program
-def judged(steps: int = 300, prompts_per_step: int = 64, group_size: int = 8, votes: int = 1, one_digit: float = 0.8):
+def judged(
+    steps: int = 300, prompts_per_step: int = 64, group_size: int = 8, votes: int = 1, one_digit: float = 0.8
+) -> None:
     for step, batch in flow.steps(arithmetic.prompts(prompts_per_step, one_digit=one_digit), steps):
         batch = actor.generate(batch, n=group_size)
         asked = judge.ask(batch, arithmetic.QUESTION)
@@ -31,7 +33,7 @@ def judged(steps: int = 300, prompts_per_step: int = 64, group_size: int = 8, vo
 
 
 @flow.program
-def teach(steps: int = 300, rows: int = 128, lr: float = 1e-3, one_digit: float = 0.8):
+def teach(steps: int = 300, rows: int = 128, lr: float = 1e-3, one_digit: float = 0.8) -> None:
     """The judge learns to say whether a sum is right."""
     for step, batch in flow.steps(arithmetic.verdicts(rows, one_digit=one_digit), steps):
         rate = lr * min(1, (step + 1) / 50) * (1 - step / steps)

@@ -306,9 +306,9 @@ def _several(stop: int | str | tuple[int | str, ...]) -> tuple[int | str, ...]:
 class Reference(ModelWorker):
     """A frozen language model: another model, or ``of=actor``, the actor as it is when the program starts.
 
-    Of an actor with adapters that are not trained yet it reads the actor's own model with the adapters off, bit for bit
-    as a copy would, where both are in one pool of this process and have the same dtype; else it has a copy,
-    and says so.
+    Of an actor with adapters that are not trained yet it reads the actor's own model with the adapters off, where both
+    are in one pool of this process and have the same dtype: bit for bit what a copy gives. Else it has a copy, and says
+    so.
     """
 
     @takes(of=worker("engine", form="the handle of a worker with a model"), dtype=MODEL["dtype"])
