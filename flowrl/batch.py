@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .column import Column, _bytes_of, _concat, _index, _segments
+from .column import Column, _bytes_of, _concat, _index, _segments, read_marks
 from .errors import FieldError, RowsError, near
 
 if TYPE_CHECKING:
@@ -368,6 +368,8 @@ class Batch:
         columns: dict[str, Any] = {}
         for name, c in self._columns.items():
             columns[name] = {"values": list(c.values)} if isinstance(c.values, list) else {"dim": c.dim}
+            if c.marks:
+                columns[name]["marks"] = sorted(map(list, c.marks))
         return {"keys": [list(key) for key in self.keys], "columns": columns}
 
     @staticmethod
@@ -376,9 +378,10 @@ class Batch:
         columns: dict[str, Column] = {}
         for name, c in meta["columns"].items():
             if "values" in c:
-                columns[name] = Column(list(c["values"]))
+                columns[name] = Column(list(c["values"]), marks=read_marks(c))
             else:
-                columns[name] = Column(tensors[f"values/{name}"], tensors.get(f"lengths/{name}"), c["dim"])
+                lengths = tensors.get(f"lengths/{name}")
+                columns[name] = Column(tensors[f"values/{name}"], lengths, c["dim"], read_marks(c))
         return Batch([tuple(key) for key in meta["keys"]], columns)
 
 

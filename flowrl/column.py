@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .errors import DataError, FieldError, RowsError
+from .marks import UNMARKED, Marks, unlike
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,8 @@ def _binary(name: str, *, reflected: bool = False) -> Callable[[Column, Any], Co
     counts = name in ("add", "sub", "mul", "floordiv", "mod", "pow")  # where Python takes True as 1
     if reflected:
         return lambda self, other: self._combine(other, lambda a, b: fn(b, a), counts=counts)
+    if name == "sub":
+        return lambda self, other: self._like(other)._combine(other, fn, counts=counts)
     return lambda self, other: self._combine(other, fn, counts=counts)
 
 
@@ -55,13 +58,15 @@ class Column:
 
     ``values``: a tensor [total, ...] for a ragged column (its rows one after the other), [rows, ...] for a
     fixed one, a list of objects for ``any``. ``lengths``: i64[rows] on the CPU, and ``dim``, the name of the
-    ragged dim; None where there is none. ``type`` is ``i32[*response]``, ``f32[]``, ``any`` or the like.
+    ragged dim; None where there is none. ``type`` is ``i32[*response]``, ``f32[]``, ``any`` or the like. ``marks`` say
+    where it comes from (:mod:`flowrl.marks`); what holds the same rows, or some of them, has them too.
     Arithmetic and comparisons are per element; a number or a fixed column is spread over a ragged one.
     """
 
     values: Any
     lengths: Any = None
     dim: str | None = None
+    marks: Marks = UNMARKED
     _offsets: Any = field(default=None, init=False)
 
     @staticmethod
@@ -73,7 +78,8 @@ class Column:
         if isinstance(data, Column):
             values = data.values if dtype in (None, data.dtype) else _tensor(data.values, dtype)
             named = data.dim if data.lengths is None else dim or data.dim
-            return data if values is data.values and named == data.dim else Column(values, data.lengths, named)
+            same = values is data.values and named == data.dim
+            return data if same else Column(values, data.lengths, named, data.marks)
         if not hasattr(data, "shape"):  # neither a tensor nor an array
             data = list(data)
             if dtype == "any":
@@ -182,10 +188,10 @@ class Column:
     def _take(self, index: Tensor, known: dict[int, Any]) -> Column:
         """``known`` keeps what columns of one lengths tensor share: new lengths and positions."""
         if isinstance(self.values, list):
-            return Column([self.values[i] for i in index.tolist()])
+            return Column([self.values[i] for i in index.tolist()], marks=self.marks)
         device = self.values.device
         if self.lengths is None:
-            return Column(self.values.index_select(0, index.to(device)))
+            return Column(self.values.index_select(0, index.to(device)), marks=self.marks)
         found = known.get(id(self.lengths))
         if found is None:
             import torch
@@ -196,17 +202,17 @@ class Column:
             shift = self.offsets[:-1].index_select(0, index).sub_(ends[:-1])
             positions = torch.arange(total) + shift.repeat_interleave(lengths, output_size=total)
             found = known[id(self.lengths)] = (lengths, positions.to(device))
-        return Column(self.values.index_select(0, found[1].to(device)), found[0], self.dim)
+        return Column(self.values.index_select(0, found[1].to(device)), found[0], self.dim, self.marks)
 
     def _slice(self, start: int, stop: int, known: dict[int, Any]) -> Column:
         """Neighbouring rows, without a copy. ``known`` keeps what columns of one lengths tensor share."""
         if self.lengths is None:
-            return Column(self.values[start:stop])
+            return Column(self.values[start:stop], marks=self.marks)
         found = known.get(id(self.lengths))
         if found is None:
             ends = self.offsets
             found = known[id(self.lengths)] = (int(ends[start]), int(ends[stop]), self.lengths[start:stop])
-        return Column(self.values[found[0] : found[1]], found[2], self.dim)
+        return Column(self.values[found[0] : found[1]], found[2], self.dim, self.marks)
 
     def padded(self, value: float, side: str = "right") -> tuple[Tensor, Tensor]:
         """As [rows, longest, ...] filled with ``value`` on ``side``, and a bool mask of what is real."""
@@ -222,25 +228,31 @@ class Column:
 
     def to_record(self) -> dict[str, Any]:
         """The column as a JSON record, to the bit."""
+        said = {"marks": sorted(map(list, self.marks))} if self.marks else {}
         if isinstance(self.values, list):
-            return {"values": list(self.values)}
-        record = {"dtype": self.dtype, "shape": list(self.values.shape), "data": _pack(self.values)}
+            return {"values": list(self.values), **said}
+        record = {"dtype": self.dtype, "shape": list(self.values.shape), "data": _pack(self.values), **said}
         return record if self.lengths is None else {**record, "dim": self.dim, "lengths": _pack(self.lengths)}
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> Column:
         """The column that :meth:`to_record` wrote."""
+        marks = read_marks(record)
         if "values" in record:
-            return Column(list(record["values"]))
+            return Column(list(record["values"]), marks=marks)
         lengths = _unpack(record["lengths"], "i64") if "lengths" in record else None
         values = _unpack(record["data"], record["dtype"]).reshape(record["shape"])
-        return Column(values, lengths, record.get("dim"))
+        return Column(values, lengths, record.get("dim"), marks)
 
     def to(self, device: Any) -> Column:
         """The column with its values on ``device``; lengths stay on the CPU."""
         if isinstance(self.values, list):
             return self
-        return Column(self.values.to(device), self.lengths, self.dim)
+        return Column(self.values.to(device), self.lengths, self.dim, self.marks)
+
+    def marked(self, marks: Marks) -> Column:
+        """The same column with these marks and no others."""
+        return self if marks == self.marks else Column(self.values, self.lengths, self.dim, marks)
 
     def with_values(self, values: Tensor) -> Column:
         """A column of the same rows and lengths around other values."""
@@ -264,9 +276,9 @@ class Column:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self.values, list):
-            return Column, (self.values,)
+            return Column, (self.values, None, None, self.marks)
         lengths = None if self.lengths is None else self.lengths.numpy()
-        return _from_arrays, (_array(self.values), self.dtype, lengths, self.dim)
+        return _from_arrays, (_array(self.values), self.dtype, lengths, self.dim, self.marks)
 
     def __bool__(self) -> bool:
         raise FieldError(
@@ -277,6 +289,14 @@ class Column:
         if isinstance(self.values, list):
             return Column.of([fn(x) for x in self.values])
         return Column(fn(_counted(self.values) if counts else self.values), self.lengths, self.dim)
+
+    def _like(self, other: Any) -> Column:
+        """This column. FieldError where the two are log-probabilities of different kinds."""
+        if self.marks and isinstance(other, Column):
+            error = unlike("a subtraction", {"the left": self.marks, "the right": other.marks})
+            if error is not None:
+                raise error
+        return self
 
     def _combine(self, other: Any, fn: Callable[[Any, Any], Any], *, counts: bool) -> Column:
         if not isinstance(other, Column) and getattr(other, "shape", ()) != ():
@@ -347,6 +367,11 @@ class Column:
     def lengths_column(self) -> Column:
         """Length per row: i64[]."""
         return Column(self._ragged().lengths)
+
+
+def read_marks(record: Mapping[str, Any]) -> Marks:
+    """The marks of a column that was written down."""
+    return frozenset((kind, value) for kind, value in record.get("marks", ()))
 
 
 def _index(index: Any) -> Tensor:
@@ -462,15 +487,16 @@ def _concat(name: str, columns: list[Column], known: dict[tuple[int, ...], Any])
     types = {c.type for c in columns}
     if len(types) > 1:
         raise FieldError(f"'{name}' has different types: {', '.join(sorted(types))}.")
+    marks = UNMARKED.union(*(c.marks for c in columns))
     if isinstance(columns[0].values, list):
-        return Column([x for c in columns for x in c.values])
+        return Column([x for c in columns for x in c.values], marks=marks)
     values = torch.cat([c.values for c in columns])
     if columns[0].lengths is None:
-        return Column(values)
+        return Column(values, marks=marks)
     shared = tuple(id(c.lengths) for c in columns)  # columns that had one lengths tensor have one again
     if shared not in known:
         known[shared] = torch.cat([c.lengths for c in columns])
-    return Column(values, known[shared], columns[0].dim)
+    return Column(values, known[shared], columns[0].dim, marks)
 
 
 def _bits(values: Tensor) -> Tensor:
@@ -497,10 +523,11 @@ def _array(values: Tensor) -> Any:
     return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def _from_arrays(values: Any, dtype: str, lengths: Any, dim: str | None) -> Column:
+def _from_arrays(values: Any, dtype: str, lengths: Any, dim: str | None, marks: Marks = UNMARKED) -> Column:
     """The column of :func:`_array`. It may lie in memory that others read too: columns never change."""
     made = _shared(values)
-    return Column(made if made.dtype == _dtypes()[dtype] else made.view(_dtypes()[dtype]), _shared(lengths), dim)
+    made = made if made.dtype == _dtypes()[dtype] else made.view(_dtypes()[dtype])
+    return Column(made, _shared(lengths), dim, marks)
 
 
 def _shared(array: Any) -> Any:

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -409,7 +410,9 @@ class Flow:
         arguments = found.arguments(parameters)
         key = (found.name, repr(sorted(arguments.items())))
         if key not in self._traces:
-            self._traces[key] = trace(found.fn, arguments, name=found.name, adders=self._adders())
+            self._traces[key] = trace(
+                found.fn, arguments, name=found.name, adders=self._adders(), owner=self._first_model()
+            )
         return self._traces[key]
 
     def graph(self, program: str | None = None, **parameters: Any) -> Graph:
@@ -537,8 +540,9 @@ class Flow:
             if plan:
                 with suppress(ModelError):  # of a model whose size is not known here: the graph without its places
                     graph = placed_graph(study, graph)
+            told = tuple(dict.fromkeys(r for trail in traced.trails for r in trail.readings))
             workers = self.workers_of(traced)
-            stages.append(Stage(name, found.fn, found.arguments(mine), workers, graph.to_json(), scheme))
+            stages.append(Stage(name, found.fn, found.arguments(mine), workers, graph.to_json(), scheme, told))
         if runtime == "ray":
             traces = [self.trace(name, **given.get(name, {})) for name in names]
             place = on_ranks(self.handles, placed, traces, out=folder, seed=seed, address=address, swapped=swapped)
@@ -634,6 +638,11 @@ class Flow:
             )
         return session
 
+    def _first_model(self) -> Handle | None:
+        """The worker whose tokenizer reads data that says no other: the first that generates, or that has a model."""
+        found = (h for attribute in ("generate", "build") for h in self.handles if hasattr(h.cls, attribute))
+        return next(found, None)
+
     def _infos(self) -> list[WorkerInfo]:
         return [
             WorkerInfo(
@@ -727,16 +736,27 @@ def _adder(text: str, op: Op, *, new: bool = False) -> Adder:
     return Adder(text, frozenset(parse_fields(op.adds if isinstance(op.adds, str) else "")), frozenset(wanted), new)
 
 
+_OPENED: Counter[str] = Counter()
+
+
+def _told_apart(name: str) -> str:
+    """Who a worker made by hand is to the rows that it samples: ``actor``, then ``actor (2)``."""
+    _OPENED[name] += 1
+    return name if _OPENED[name] == 1 else f"{name} ({_OPENED[name]})"
+
+
 def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str = "hf") -> W:
     """Open a worker made by hand, to call its ops on plain batches: ``actor = fl.open(fl.Actor("folder"))``.
 
     A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.
+    Workers of one ``name`` are the same one to the rows that they sample; without a name each is another one.
     """
     from .backends import open_engine
     from .workers.base import ModelWorker, Opening
     from .workers.tokenizer import find_tokenizer
 
     worker.name = name or worker.name or type(worker).__name__.lower()
+    worker.opened_as = name or _told_apart(worker.name)
 
     def tokenizer(said: Any) -> Any:
         if said is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch, Column
 from ..errors import At, DataError, near
+from ..marks import IDS, marks, vocabulary
 from .conversations import read_conversation, templated
 
 if TYPE_CHECKING:
@@ -64,9 +65,13 @@ class Prompts:
         return Prompts(reading, made, kept, messages)
 
     def batch(self, rows: Sequence[Row], first_uid: int, tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
-        """Rows as a batch; row i has the key (first_uid + i,)."""
+        """Rows as a batch; row i has the key (first_uid + i,). Its ids know the tokenizer that made them."""
         if tokenizer is None:
             raise DataError("There is no tokenizer for the prompts.", fix="Give the source tokenizer=.")
+        made, ids = self._read(rows, first_uid, tokenizer, at=at), marks(tokenizer=vocabulary(tokenizer))
+        return Batch(made.keys, {n: c.marked(ids) if n in IDS else c for n, c in made.columns.items()}, made.call)
+
+    def _read(self, rows: Sequence[Row], first_uid: int, tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
         if self.reading.messages:
             return self._conversations(rows, first_uid, tokenizer, at)
         if self.chat:

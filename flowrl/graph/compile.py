@@ -212,13 +212,19 @@ def _node(id: str, calls: Sequence[TCall], branch: str | None, repeats: bool) ->
         branch=branch,
         stage="step" if call.iteration else "once",
         signature=str(call.signature),
-        loss=_loss(calls),
+        loss=_loss(calls, dict.fromkeys(name for c in calls for name in c.others)),
         expression=call.text,
         repeats=repeats,
     )
 
 
-def _loss(calls: Sequence[TCall]) -> str | None:
+def _loss(calls: Sequence[TCall], others: Iterable[str]) -> str | None:
+    """What an update minimises, and on whose rows where ``others`` sampled them: ``sft() on rows of teacher``."""
+    said, whose = _minimised(calls), " and ".join(others)
+    return f"{said} on rows of {whose}" if said and whose else said
+
+
+def _minimised(calls: Sequence[TCall]) -> str | None:
     """What an update minimises: a computed parameter stands as its expression, one that differs as all that it is."""
     specs = [v for call in calls for v in call.arguments.values() if isinstance(v, Spec)]
     said = [spec.with_parameters(replace_values(dict(spec.parameters), written_out)) for spec in specs]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 from ..batch import Batch, Column
 from ..errors import FieldError, FlowError, ProgramError, RowsError, WorkerError, near
+from ..marks import OWN, UNMARKED, Marks, foreign_rows, other_ids, other_temperature, unlike, values
 from . import session as sessions
 from .allowed import Allowed, problem, unchecked, wrong_value
 from .habits import PLACE, is_place, meant_argument
@@ -64,10 +65,11 @@ Declared = str | Mapping[str, str] | Callable[["CallShape"], "str | Mapping[str,
 
 @dataclass(frozen=True)
 class CallShape:
-    """What a ``reads=`` or ``adds=`` function may look at: arguments of the worker and the call, fields at hand.
+    """What a ``reads=``, ``adds=`` or ``marks=`` function may look at: arguments of the worker and the call, fields.
 
     ``rows_each``: how many rows a prompt has at most, where a trace knows it, of rows that a call sampled;
-    ``sampled_by`` is that call, ``actor.generate (line 12)``.
+    ``sampled_by`` is that call, ``actor.generate (line 12)``. Only ``marks=`` is given ``worker``, who computes or is
+    the policy that is handed on, the name of its ``tokenizer``, and the ``marks`` of the fields at hand.
     """
 
     init: Mapping[str, Any]
@@ -75,6 +77,9 @@ class CallShape:
     have: frozenset[str]
     rows_each: int | None = None
     sampled_by: str = ""
+    worker: str = ""
+    tokenizer: str = ""
+    marks: Mapping[str, Marks] = field(default_factory=dict[str, Marks])
 
 
 #: Whether an op may be run prompt by prompt, as its rows do not depend on those of other prompts; ``"row"``: on none.
@@ -97,6 +102,7 @@ class Op:
     returns: str = "batch"  # batch | metrics | scalar | none; raw: whatever the function returns
     pieces: Pieces = False
     children: str = ""  # the parameter of a batch whose rows were made of those of the first one
+    marks: Callable[[CallShape], Mapping[str, Marks]] | None = None
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -236,6 +242,8 @@ class Op:
             if twice:
                 raise written_twice(self.title(worker), twice, None)
         called = {n: self._narrow(worker, n, v, signature, call) for n, v in arguments.items()}
+        if self.reads is not None:
+            self._check_marks(worker, called, arguments)
         positional = (worker,) if self.is_method else ()
         bound = self.parameters.bind_partial(*positional)
         bound.arguments.update(called)
@@ -249,6 +257,41 @@ class Op:
     def title(self, worker: Any) -> str:
         name = getattr(worker, "name", None) or self.owner
         return f"{name}.{self.name}"
+
+    def misread(
+        self, title: str, worker: str, arguments: Mapping[str, Any], reads: Mapping[str, Mapping[str, Marks]]
+    ) -> list[FlowError]:
+        """What must not be done with what is read, by its marks: rows of others, log-probabilities of unlike kinds.
+
+        ``reads``: the marks of the fields that are read, by parameter.
+        """
+        main = dict(reads.get(self.batch_parameter, {}))
+        loss: Any = next((v for v in arguments.values() if isinstance(v, Spec)), None)
+        shape = CallShape({}, arguments, frozenset(main), worker=worker, marks=main)
+        own = self.marks(shape).get(OWN, UNMARKED) if self.marks is not None else UNMARKED
+        reader = f"{title} with loss {loss.name}" if loss is not None else title
+        found: list[FlowError | None] = [unlike(reader, {**main, OWN: own})]
+        said = arguments.get("foreign")
+        meant = getattr(loss, "foreign", False) or not (said is None or said is False)
+        if self.cost == "train" and getattr(loss, "on", "") == "logprobs" and not meant:
+            rows = main.get("tokens", UNMARKED)
+            others = sorted(values(rows, "sampler") - {worker})
+            found += [foreign_rows(title, loss, others, worker)] if others else []
+            found += [] if others else [other_temperature(title, loss, own, rows)]
+        return [error for error in found if error is not None]
+
+    def _check_marks(self, worker: Any, called: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        """Raise what :meth:`misread` finds in real rows, and ModelError for ids of another tokenizer."""
+        reads = {p: {n: v[n].marks for n in v.fields} for p, v in called.items() if isinstance(v, Batch)}
+        if not any(marks for fields in reads.values() for marks in fields.values()):
+            return
+        title = self.title(worker)
+        for error in self.misread(title, worker.identity() if hasattr(worker, "identity") else "", arguments, reads):
+            raise error
+        own = worker.tokenizer_digest() if hasattr(worker, "tokenizer_digest") and "tokenizer" not in arguments else ""
+        for name, found in (item for columns in reads.values() for item in columns.items()):
+            if own and values(found, "tokenizer") - {own}:
+                raise other_ids(title, name)
 
     def _narrow(self, worker: Any, param: str, value: Any, signature: Signature, call: CallInfo | None) -> Any:
         if not isinstance(value, Batch):
@@ -454,6 +497,7 @@ def op(
     cost: str = "none",
     external: bool = False,
     pieces: Pieces = False,
+    marks: Callable[[CallShape], Mapping[str, Marks]] | None = None,
     owner: str = "",
     children: str = "",
 ) -> Declare: ...
@@ -467,6 +511,7 @@ def op(
     cost: str = "none",
     external: bool = False,
     pieces: Pieces = False,
+    marks: Callable[[CallShape], Mapping[str, Marks]] | None = None,
     owner: str = "",
     children: str = "",
 ) -> Any:
@@ -483,6 +528,8 @@ def op(
         external: it touches the world (a reward, an environment): its output is journalled, and never made twice.
         pieces: its rows do not depend on those of other prompts, so that a plan with ``chunks`` may run it in
             pieces; ``"row"``: nor on others of their prompt; or a function of :class:`CallShape` that says so.
+        marks: a function of :class:`CallShape` that says where the fields it adds come from (:mod:`flowrl.marks`), for
+            the trace; the columns that it returns have marks of their own.
         owner: name of the library it belongs to, for functions outside a worker.
         children: a parameter that takes a batch whose rows were made of those of the first one.
 
@@ -528,6 +575,7 @@ def op(
             returns=_returns(function, adds, rows, updates),
             pieces=pieces,
             children=children,
+            marks=marks,
         )
         object.__setattr__(made, "__doc__", function.__doc__)
         object.__setattr__(made, "__wrapped__", function)

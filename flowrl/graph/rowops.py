@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import At, FieldError, ProgramError, RowsError
+from ..marks import unlike
 from .arithmetic import BY_ROW, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, result_type
 from .op import Op, Signature, described, written_twice
 from .site import caller
@@ -39,6 +40,9 @@ class RowOps:
         if not fields:
             return self._on_numbers(op, args, at)
         self._same_rows(op.name, fields, at)
+        if op.name == "sub" and (error := unlike("a subtraction", {f.name or "value": f.marks for f in fields})):
+            error.at = at
+            self.tracer.wrong(error)
         uses = [u for a in args if isinstance(a, Value) for u in self.tracer.uses(a)]
         signature = Signature({"batch": {f.name or "value": f.type for f in fields}}, {})
         name, text = op.name, self._text(op, args)
@@ -144,6 +148,7 @@ class RowOps:
                 (call.index, n),
                 tuple(replace(b.fields[n], name=n) for b in batches if n in b.fields),
                 made=n,
+                marks=f.marks.union(*(b.fields[n].marks for b in batches if n in b.fields)),
             )
             for n, f in everywhere.items()
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import At, FlowError
+from ..marks import UNMARKED, Marks
 from .op import Op, Signature
 from .oracle import Decision, Path
 from .types import FieldType
@@ -85,7 +86,7 @@ class TField:
     """A field of a traced batch: its type, the call that made it for these rows (None: the data), and where it began.
 
     ``made``: its name where it was made. ``text``: how arithmetic that has no name is written. ``sources``: where that
-    call made rows anew, the same field as it was before.
+    call made rows anew, the same field as it was before. ``marks``: where it comes from (:mod:`flowrl.marks`).
     """
 
     type: FieldType
@@ -96,6 +97,7 @@ class TField:
     sources: tuple[TField, ...] = ()
     made: str = ""
     text: str = ""
+    marks: Marks = UNMARKED
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Symbol(ScalarValue):
 class TCall:
     """One recorded call. ``uses``: what it reads, of other calls and of the data; ``place`` tells calls apart.
 
-    ``text``: how arithmetic is written.
+    ``text``: how arithmetic is written. ``others``: who else than its worker has sampled the rows that it trains on.
     """
 
     index: int
@@ -174,6 +176,7 @@ class TCall:
     decided: tuple[Decision, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     text: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -210,6 +213,22 @@ class Lint:
         return {"lint": self.kind, "what": self.what, "file": self.at.file, "line": self.at.line, "text": self.at.text}
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A read of token ids whose tokenizer may be another one, which only the loaded ones can tell.
+
+    ``reader`` and ``maker`` are what loads them: a handle, or what the program said; ``own`` and ``other`` their names.
+    """
+
+    title: str
+    column: str
+    reader: Any = field(compare=False)
+    maker: Any = field(compare=False)
+    own: str
+    other: str
+    at: At
+
+
 @dataclass
 class Trail:
     """What one path recorded."""
@@ -220,6 +239,7 @@ class Trail:
     endless: dict[At, bool] = field(default_factory=dict[At, bool])  # loops without an end; whether they are left
     began: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # loop and iteration
     draws: dict[int, Draw] = field(default_factory=dict[int, Draw])
+    readings: list[Reading] = field(default_factory=list[Reading])
 
 
 @dataclass

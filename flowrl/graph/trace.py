@@ -23,9 +23,12 @@ def trace(
     *,
     name: str,
     adders: Sequence[Adder] = (),
+    owner: Any = None,
     cap: int = PATH_CAP,
 ) -> Traced:
     """Run ``program(**parameters)`` on symbols, once per path, breadth first, at most ``cap`` times.
+
+    ``owner`` is the handle of the flow's first model, whose tokenizer is that of data without one.
 
     Errors do not stop the trace: a missing field is reported and then taken as there, so that all are found in one go.
     """
@@ -45,7 +48,7 @@ def trace(
             )
             break
         path = Path(told=waiting.pop(0))
-        tracer = Tracer(path, adders, program, meanings)
+        tracer = Tracer(path, adders, program, meanings, owner=owner)
         failure, crashed = _run(tracer, program, parameters)
         waiting += path.others()
         if failure is None:
@@ -58,7 +61,7 @@ def trace(
         _add(traced.errors, tracer.errors)
         _add(traced.lints, tracer.lints)
     if traced.trails:
-        longer = Tracer(Path(), adders, program, dict(meanings), rounds=3)
+        longer = Tracer(Path(), adders, program, dict(meanings), rounds=3, owner=owner)
         traced.longer = longer.trail if _run(longer, program, parameters)[0] is None else None
     if not traced.trails:
         _add(traced.errors, [failure for failure, _ in broken[:1]])

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..errors import At, FieldError, FlowError, ProgramError, near
+from ..marks import IDS, UNMARKED, Marks
 from .logged import Logged, Names
 from .op import CallShape, Op, Signature, Spec, bad_call, described, missing_field, written_twice
 from .oracle import Path
+from .provenance import Provenance
 from .rowops import RowOps, made_of, passed_on
 from .session import nested_steps
 from .site import call_path, caller
@@ -56,10 +58,12 @@ class Tracer:
         program: Callable[..., Any],
         meanings: dict[str, tuple[str, At]] | None = None,
         rounds: int = 2,
+        owner: Any = None,
     ) -> None:
         self.trail = Trail(path=path)
         self.adders, self.rounds = adders, rounds
         self.row_ops = RowOps(self)
+        self.provenance = Provenance(self, owner)
         self.errors: list[FlowError] = []
         self.lints: list[Lint] = []
         self.code = getattr(program, "__code__", None)
@@ -113,7 +117,11 @@ class Tracer:
             iteration=self.iteration,
             lines=call_path(self.code),
         )
-        fields = {n: TField(t, None, n, rows, (*rows, n), made=n) for n, t in schema.items()}
+        ids = self.provenance.of_data(source)
+        fields = {
+            n: TField(t, None, n, rows, (*rows, n), made=n, marks=ids if n in IDS else UNMARKED)
+            for n, t in schema.items()
+        }
         return BatchValue(self, TBatch(fields, rows))
 
     def more(self, count: Any) -> Any:
@@ -256,7 +264,8 @@ class Tracer:
         serves = tuple(v.name for v in arguments.values() if is_handle(v))
         said = {**arguments, "into": into} if into else arguments
         call = self.record(op, worker.name if worker else op.owner, at, signature, uses, serves, said)
-        return self._result(call, batch, into, arguments, at)
+        call.others = self.provenance.check(op, worker, title, arguments, signature, at)
+        return self._result(call, batch, into, arguments, self.provenance.added(op, worker, arguments, batch))
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -293,9 +302,14 @@ class Tracer:
         return call
 
     def _result(
-        self, call: TCall, batch: TBatch | None, into: Mapping[str, str], arguments: Mapping[str, Any], at: At
+        self,
+        call: TCall,
+        batch: TBatch | None,
+        into: Mapping[str, str],
+        arguments: Mapping[str, Any],
+        marks: Mapping[str, Marks],
     ) -> Any:
-        op, signature = call.op, call.signature
+        op, signature, at = call.op, call.signature, call.at
         if op.returns == "metrics":
             return MetricsValue(self, TMetrics(call.index, call.title))
         if op.returns == "scalar":
@@ -318,11 +332,11 @@ class Tracer:
         rows, rows_call = self._rows_after(call, batch, arguments)
         if op.rows in ("expand", "filter"):  # rows were made anew: what is read later comes from here
             inherited = passed_on(inherited, call.index, rows)
-        added = {into.get(n, n): t for n, t in signature.adds.items()}
+        added = {into.get(n, n): (t, marks.get(n, UNMARKED)) for n, t in signature.adds.items()}
         if twice := [n for n in added if n in inherited]:
             self.wrong(written_twice(call.title, twice, at))
-        for name, type_ in added.items():
-            inherited[name] = TField(type_, call.index, name, rows, (call.index, name), made=name)
+        for name, (type_, own) in added.items():
+            inherited[name] = TField(type_, call.index, name, rows, (call.index, name), made=name, marks=own)
         return BatchValue(self, TBatch(inherited, rows, rows_call))
 
     def _rows_after(self, call: TCall, batch: TBatch | None, arguments: Mapping[str, Any]) -> tuple[Rows, int | None]:

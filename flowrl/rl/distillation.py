@@ -69,6 +69,7 @@ def _loss(name: str, parameters: dict[str, Any], aggregate: str) -> Loss:
         aggregate=aggregate,
         needs_distribution=True,
         corrects_stale=True,
+        foreign=True,
     )
 
 

@@ -49,6 +49,7 @@ def _loss(name: str, reads: str, parameters: dict[str, Any], *, on: str = "logpr
         per="row",
         groups=groups,
         corrects_stale=True,  # it does not ask who sampled
+        foreign=True,
     )
 
 

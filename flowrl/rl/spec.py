@@ -88,10 +88,11 @@ class Loss(Spec):
     model. ``per`` is ``token`` or ``row``; ``aggregate`` makes one number of either. ``norm`` is the tokens that
     ``seq-mean-token-sum-norm`` divides by. ``groups``: it compares rows of one prompt, which are therefore never put
     into different mini-batches. ``corrects_stale``: it weighs rows by the ratio to the policy that sampled them, or
-    does not ask who did, so rows may be older than the weights. ``zero_advantage_is_zero``: a row whose advantages
-    are all zero adds nothing to its gradient. ``reports``: the names of what it reports, where they are known; they
-    are metrics of the update, also of one that trains no row. ``where``: a field bool[]; rows where it is false count
-    as rows without a sampled token (:func:`where`).
+    does not ask who did, so rows may be older than the weights. ``foreign``: it does not ask who sampled, so another
+    worker may have. ``zero_advantage_is_zero``: a row whose advantages are all zero adds nothing to its gradient.
+    ``reports``: the names of what it reports, where they are known; they are metrics of the update, also of one that
+    trains no row. ``where``: a field bool[]; rows where it is false count as rows without a sampled token
+    (:func:`where`).
     """
 
     math: str | Callable[..., Any] = ""
@@ -103,6 +104,7 @@ class Loss(Spec):
     needs_entropy: bool = False
     needs_distribution: bool = False
     corrects_stale: bool = False
+    foreign: bool = False
     zero_advantage_is_zero: bool = False
     reports: tuple[str, ...] = ()
     where: str = ""
@@ -211,6 +213,7 @@ def loss(
     needs_entropy: bool = False,
     needs_distribution: bool = False,
     corrects_stale: bool = False,
+    foreign: bool = False,
     zero_advantage_is_zero: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Loss]]:
     """Make a loss of your own: a function ``fn(x: LossInputs, **parameters)`` that gives the loss per token or row.
@@ -249,6 +252,7 @@ def loss(
                 needs_entropy=needs_entropy,
                 needs_distribution=needs_distribution,
                 corrects_stale=corrects_stale,
+                foreign=foreign,
                 zero_advantage_is_zero=zero_advantage_is_zero,
             )
 

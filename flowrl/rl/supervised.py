@@ -22,6 +22,7 @@ def value_clip(*, clip: float | None = 0.2, aggregate: str = "token-mean") -> Lo
         aggregate=aggregate,
         on="values",
         corrects_stale=True,
+        foreign=True,
         reports=("value_error",) if clip is None else ("value_error", "value_clip_fraction"),
     )
 
@@ -37,4 +38,5 @@ def sft(*, aggregate: str = "token-mean") -> Loss:
         math="flowrl.rl.math.losses:sft",
         aggregate=aggregate,
         corrects_stale=True,
+        foreign=True,
     )

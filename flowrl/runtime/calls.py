@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..batch import Batch, CallInfo, Column, Key
-from ..errors import At, RankLost
-from ..graph.op import Op, missing_field, written_twice
+from ..errors import At, FlowError, RankLost
+from ..graph.op import Op, Signature, missing_field, written_twice
 from ..graph.values import is_handle
 from .fleet import Fleet, told
 from .group import Group
@@ -162,6 +162,9 @@ class Calls:
             lacking = next((n for n in fields if n not in value), None) if isinstance(value, Remote) else None
             if isinstance(value, Remote) and lacking is not None:
                 raise missing_field(asked.title, lacking, value.fields, asked.at, ())
+        for error in _misread(op, asked, group, arguments, signature):
+            error.at = error.at or asked.at
+            raise error
         reads: dict[str, Any] = {p: tuple(f) for p, f in signature.reads.items()}
         named = tuple(a for a in args[1:] if isinstance(a, str))  # a group's mean is of the field that is named
         if op.owner == "batch" and (named or op.name == "filter"):
@@ -311,6 +314,20 @@ class Calls:
             if self.fleet.renewed_since(seen):
                 raise RankLost(f"{what} needed ranks that were started again meanwhile.") from error
             raise
+
+
+def _misread(
+    op: Op, asked: Asked, group: Group | None, arguments: Mapping[str, Any], signature: Signature
+) -> list[FlowError]:
+    """What the marks of rows forbid, said before a rank begins: its fellows would wait for one that fails alone."""
+    if op.reads is None:
+        return []
+    reads = {
+        param: {name: value.columns[name].marks for name in signature.reads.get(param, ())}
+        for param, value in arguments.items()
+        if isinstance(value, Remote)
+    }
+    return op.misread(asked.title, group.name if group is not None else "", arguments, reads)
 
 
 def _raised(error: RankLost) -> Any:

@@ -59,6 +59,10 @@ class Policy:
     def tokenizer(self) -> Any:
         return self._rank.tokenizer(Named(self._at.name))
 
+    def identity(self) -> str:
+        """See :meth:`flowrl.workers.base.Worker.identity`."""
+        return self._at.name
+
     @property
     def positions(self) -> int | None:
         return self._rank.ask_all([(self._at.ranks[0], "positions", self._at.name)], self._peers)[0]

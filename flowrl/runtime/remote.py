@@ -11,6 +11,7 @@ from ..batch import Batch, Column, Key
 from ..column import _concat
 from ..errors import FieldError, RowsError, near
 from ..graph.op import Spec
+from ..marks import UNMARKED, Marks
 
 DRIVER = -1  # the rank of what the driver made itself: rows that it drew from a data source
 
@@ -20,26 +21,31 @@ SIZED = ("tokens", "prompt_ids", "response_ids")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a column is, without its rows: ``Kind("i32", "token")``; ``inner`` are the dims behind the rows."""
+    """What a column is, without its rows: ``Kind("i32", "token")``; ``inner`` are the dims behind the rows.
+
+    ``marks`` are where it comes from.
+    """
 
     dtype: str
     dim: str | None = None
     inner: tuple[int, ...] = ()
+    marks: Marks = UNMARKED
 
     @staticmethod
     def of(column: Column) -> Kind:
         """The kind of a column."""
         inner = () if isinstance(column.values, list) else tuple(column.values.shape[1:])
-        return Kind(column.dtype, column.dim if column.lengths is not None else None, inner)
+        return Kind(column.dtype, column.dim if column.lengths is not None else None, inner, column.marks)
 
     def empty(self) -> Column:
         """A column of it without rows."""
         if self.dtype == "any":
-            return Column([])
+            return Column([], marks=self.marks)
         import torch
 
         values = Column.of([], dtype=self.dtype).values.reshape(0, *self.inner)
-        return Column(values) if self.dim is None else Column(values, torch.zeros(0, dtype=torch.int64), self.dim)
+        lengths = None if self.dim is None else torch.zeros(0, dtype=torch.int64)
+        return Column(values, lengths, self.dim, self.marks)
 
 
 class Stored:
@@ -89,6 +95,11 @@ class Source:
     @property
     def kind(self) -> Kind:
         return self.stored[0].kinds[self.names[0]]
+
+    @property
+    def marks(self) -> Marks:
+        """Where its rows come from."""
+        return UNMARKED.union(*(s.kinds[name].marks for s, name in zip(self.stored, self.names, strict=True)))
 
     def rows(self, keys: Iterable[Key]) -> tuple[list[tuple[int, list[int]]], list[int]]:
         """Which rows of which objects these keys need, each once, and for each key its place among them.

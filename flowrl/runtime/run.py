@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, RankLost
 from ..graph import session as sessions
+from ..graph.terms import Reading
+from ..marks import other_ids, vocabulary
 from ..schedule.scheme import Scheme
 from . import checkpoint
 from .folder import take_folder
@@ -35,7 +37,10 @@ LOSSES = 10  # of processes without a step in between: then something is wrong t
 
 @dataclass(frozen=True)
 class Stage:
-    """One program of a run: ``Stage("grpo", fn, {"steps": 400}, ("actor", "reward"), graph_record, scheme)``."""
+    """One program of a run: ``Stage("grpo", fn, {"steps": 400}, ("actor", "reward"), graph_record, scheme)``.
+
+    ``readings``: reads of token ids whose tokenizers are compared once the models are open.
+    """
 
     program: str
     fn: Callable[..., Any]
@@ -43,6 +48,7 @@ class Stage:
     workers: tuple[str, ...]
     graph: Mapping[str, Any]
     scheme: Scheme
+    readings: tuple[Reading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,7 @@ class Runner:
         workers = {name: self.place.open(name) for name in stage.workers}
         followers = stage.scheme.setup.followers
         servers = {name: self.place.open_server(name) for name in self._serving(stage)}
+        self._compare_tokenizers(stage)
         if cut is None:
             self.place.start_program(stage.workers)
             for name in {**followers, **servers}:
@@ -203,6 +210,15 @@ class Runner:
             checkpoint.end(self.settings.out / "checkpoints", self._done_so_far(self.recorder.marks()))
         else:
             self._checkpoint(Point(None, {}, self.recorder.marks()))
+
+    def _compare_tokenizers(self, stage: Stage) -> None:
+        """Raise ModelError, with the line, where a call would read ids that another tokenizer made."""
+        for read in stage.readings:
+            mine, theirs = (vocabulary(self.place.tokenizer(said)) for said in (read.reader, read.maker))
+            if mine and theirs and mine != theirs:
+                error = other_ids(read.title, read.column, read.other, read.own)
+                error.at = read.at
+                raise error
 
     def _serving(self, stage: Stage) -> list[str]:
         """The workers of a stage that generate with a copy of their own."""

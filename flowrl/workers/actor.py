@@ -10,11 +10,13 @@ from ..batch import Column
 from ..errors import ModelError
 from ..graph.allowed import number, takes, whole, worker
 from ..graph.op import CallShape, Metrics, Spec, op
+from ..marks import OWN, UNMARKED, Marks, marks, spelled
+from ..marks import values as mark_values
 from .ask import asked_columns, written
 from .base import Engine, ModelWorker, Opening, SharedWeights, Stored, trains
 from .freeze import read_freeze
 from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Optim, Sampled, Sampling
-from .tokens import append, at_temperature, constant, masked
+from .tokens import append, at_temperature, constant, marked, masked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +38,66 @@ def _tempered(reads: str) -> Callable[[CallShape], str]:
         return f"{reads}, temperature" if own else reads
 
     return declared
+
+
+def sampling_marks(shape: CallShape) -> Mapping[str, Marks]:
+    """``marks=`` of an op that samples: what is known of the rows before there is one."""
+    said = {**shape.init, **{n: v for n, v in shape.call.items() if v is not None}}
+    greedy = shape.call.get("greedy")
+    known = isinstance(greedy, bool)
+    temperature = 1.0 if greedy is True else said.get("temperature")
+    cuts = [f"{n}={spelled(said[n])}" for n, off in _CUTS.items() if n in said and spelled(said[n]) != spelled(off)]
+    cut = "greedy" if greedy is True else ", ".join(cuts)
+    return sampled_marks(
+        spelled(temperature) if known else "?",
+        cut if known and "?" not in cut else "?",
+        worker=shape.worker,
+        tokenizer=shape.tokenizer,
+    )
+
+
+#: What leaves tokens out, or changes how likely they are beside the temperature, and its value that does not.
+_CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def sampled_marks(temperature: str | list[str], cut: str, *, worker: str, tokenizer: str) -> dict[str, Marks]:
+    """The marks of the fields that sampling adds."""
+    rows = marks(tokenizer=tokenizer, sampler=worker, temperature=temperature)
+    logprobs = marks(scale="row", temperature=temperature)
+    return {
+        "response_ids": rows,
+        "tokens": rows,
+        "temperature": marks(temperature=temperature),
+        "rollout_logprobs": logprobs,
+        "sampling_logprobs": logprobs | marks(cut=cut),
+    }
+
+
+def _scaled(shape: CallShape) -> Marks:
+    """The marks of log-probabilities of rows at their own temperature, or at that of the call."""
+    said = shape.call.get("temperature")
+    if said is not None:
+        return marks(scale=spelled(said))
+    if "temperature" not in shape.have:
+        return marks(scale="1")
+    return marks(scale="row", temperature=mark_values(shape.marks.get("temperature", UNMARKED), "temperature"))
+
+
+def _adds_scaled(*names: str) -> Callable[[CallShape], Mapping[str, Marks]]:
+    """``marks=`` of an op that adds log-probabilities, or computes them for itself."""
+    return lambda shape: dict.fromkeys(names, _scaled(shape))
+
+
+def _scaled_rows(batch: Batch, temperature: float | None) -> Marks:
+    """The same of real rows."""
+    shape = CallShape({}, {"temperature": temperature}, frozenset(batch.fields))
+    own = batch["temperature"].marks if "temperature" in batch else UNMARKED
+    return _scaled(replace(shape, marks={"temperature": own}))
+
+
+def _asked(shape: CallShape) -> Mapping[str, Marks]:
+    """``marks=`` of an op that encodes text with the worker's own tokenizer."""
+    return {"prompt_ids": marks(tokenizer=shape.tokenizer)}
 
 
 def _update_reads(shape: CallShape) -> str | Mapping[str, str]:
@@ -114,7 +176,7 @@ class Actor(ModelWorker):
             seed=self.seed,
         )
 
-    @op(reads="prompt_ids", adds=GENERATED, rows="expand", cost="generate", pieces=True)
+    @op(reads="prompt_ids", adds=GENERATED, rows="expand", cost="generate", pieces=True, marks=sampling_marks)
     @takes(n=whole(least=1, fix="Give n= 1 or more."), **SAMPLING)
     def generate(
         self,
@@ -151,7 +213,7 @@ class Actor(ModelWorker):
             repetition_penalty=repetition_penalty,
         )
         sampled = self.engine.generate(batch["prompt_ids"], n, children.row_seeds(), sampling)
-        return {
+        made = {
             "response_ids": sampled.ids,
             "tokens": append(children["prompt_ids"], sampled.ids, dim="token"),
             "response_mask": constant(sampled.ids, True, "bool"),
@@ -162,8 +224,15 @@ class Actor(ModelWorker):
             "finished": Column(sampled.finished),
             "finish_reason": Column(["stop" if stopped else "length" for stopped in sampled.finished.tolist()]),
         }
+        return marked(made, self.sampled_marks(sampled))
 
-    @op(reads=asked_columns, adds="prompt: any, prompt_ids: i32[*prompt]", rows="apart", cost="local")
+    def sampled_marks(self, sampled: Sampled) -> dict[str, Marks]:
+        """Where the fields of rows come from that this worker has sampled."""
+        cut = "" if sampled.sampling_logprobs is sampled.rollout_logprobs else "what was sampled from"
+        worker, tokenizer = self.identity(), self.tokenizer_digest()
+        return sampled_marks(spelled(sampled.temperature), cut, worker=worker, tokenizer=tokenizer)
+
+    @op(reads=asked_columns, adds="prompt: any, prompt_ids: i32[*prompt]", rows="apart", cost="local", marks=_asked)
     def ask(
         self, batch: Batch, template: str, *, chat: bool = False, system: str | None = None, tokenizer: Any = None
     ) -> Mapping[str, Any]:
@@ -179,7 +248,8 @@ class Actor(ModelWorker):
             tokenizer: what the rows' own tokens are of; None is that of the flow's actor.
         """
         writer = self._tokenizers(tokenizer)
-        return written(batch, template, chat=chat, system=system, reader=self.tokenizer, writer=writer)
+        made = written(batch, template, chat=chat, system=system, reader=self.tokenizer, writer=writer)
+        return marked(made, {"prompt_ids": marks(tokenizer=self.tokenizer_digest())})
 
     @property
     def positions(self) -> int | None:
@@ -221,6 +291,7 @@ class Actor(ModelWorker):
         adds="old_logprobs: f32[*response]",
         cost="forward",
         pieces=True,
+        marks=_adds_scaled("old_logprobs"),
     )
     @takes(temperature=number(above=0))
     def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
@@ -228,7 +299,8 @@ class Actor(ModelWorker):
 
         ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
         """
-        return {"old_logprobs": self.engine.logprobs(at_temperature(batch, temperature))}
+        found = self.engine.logprobs(at_temperature(batch, temperature))
+        return {"old_logprobs": found.marked(_scaled_rows(batch, temperature))}
 
     @op(reads=_tempered("tokens, response_mask"), adds="entropies: f32[*response]", cost="forward", pieces=True)
     @takes(temperature=number(above=0))
@@ -239,7 +311,7 @@ class Actor(ModelWorker):
         """
         return {"entropies": self.engine.logprobs(at_temperature(batch, temperature), entropy=True)[1]}
 
-    @op(reads=_update_reads, updates="weights", cost="train")
+    @op(reads=_update_reads, updates="weights", cost="train", marks=_adds_scaled(OWN))
     @takes(pretraining_weight=number(least=0), temperature=number(above=0), **UPDATE)
     def update(
         self,
@@ -255,6 +327,7 @@ class Actor(ModelWorker):
         pretraining: Batch | None = None,
         pretraining_weight: float = 1.0,
         allow_stale: bool = False,
+        foreign: bool = False,
     ) -> Metrics:
         """Train on the rows: one optimizer step per mini-batch and epoch.
 
@@ -270,11 +343,13 @@ class Actor(ModelWorker):
             pretraining, pretraining_weight: rows of a data source whose cross entropy is added to the loss, so that
                 the policy forgets less (PPO-ptx, arXiv:2203.02155, eq. 2); reported as ``pretraining_loss``.
             allow_stale: do not refuse a loss that does not correct for rows older than the weights.
+            foreign: do not refuse a loss of the policy that samples on rows that another worker sampled, or that were
+                sampled at another temperature.
 
         Returns: ``loss``, ``grad_norm``, ``lr``, ``tokens``, and what the loss reports, each a mean over the
         response tokens of the call; ``truncated``, the share of rows that are not ``finished``.
         """
-        del allow_stale  # read by the check
+        del allow_stale, foreign  # read by the check
         version = self.version_now
         self.updated()
         return Metrics(
@@ -388,6 +463,7 @@ class Reference(ModelWorker):
         adds="ref_logprobs: f32[*response]",
         cost="forward",
         pieces=True,
+        marks=_adds_scaled("ref_logprobs"),
     )
     @takes(temperature=number(above=0))
     def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
@@ -395,13 +471,15 @@ class Reference(ModelWorker):
 
         ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
         """
-        return {"ref_logprobs": self.engine.logprobs(at_temperature(batch, temperature))}
+        found = self.engine.logprobs(at_temperature(batch, temperature))
+        return {"ref_logprobs": found.marked(_scaled_rows(batch, temperature))}
 
     @op(
         reads=_tempered("tokens, response_mask"),
         adds="ref_distribution: f32[*response, vocab]",
         cost="forward",
         pieces=True,
+        marks=_adds_scaled("ref_distribution"),
     )
     @takes(temperature=number(above=0))
     def distribution(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
@@ -410,4 +488,5 @@ class Reference(ModelWorker):
         ``temperature`` is as in :meth:`logprobs`. It is as large as tokens times vocabulary: for small vocabularies,
         and losses with ``kl_kind="full"``.
         """
-        return {"ref_distribution": self.engine.distribution(at_temperature(batch, temperature))}
+        found = self.engine.distribution(at_temperature(batch, temperature))
+        return {"ref_distribution": found.marked(_scaled_rows(batch, temperature))}

@@ -11,6 +11,7 @@ from ..data.conversations import templated
 from ..data.prompts import encode
 from ..errors import At, FieldError, ModelError, ProgramError
 from ..graph.op import CallShape
+from ..marks import other_ids, values, vocabulary
 from .tokens import pack
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def written(
         field = _field(name, frozenset(batch.fields))
         column = batch[field]
         if field == DECODED.get(name):
+            if (own := vocabulary(writer)) and values(column.marks, "tokenizer") - {own}:
+                raise other_ids("ask", field)
             columns[name] = writer.batch_decode(column.to_list(), skip_special_tokens=True)
         elif column.lengths is not None:
             raise FieldError(

@@ -10,7 +10,8 @@ from ..errors import ModelError, ProgramError, WorkerError
 from ..graph.allowed import number, takes, worker
 from ..graph.op import CallShape, Metrics, op
 from ..graph.site import caller
-from .records import Build, Sampled, Sampling
+from ..marks import vocabulary
+from .records import Build, Model, Sampled, Sampling
 from .weights import Shard
 
 if TYPE_CHECKING:
@@ -103,6 +104,24 @@ class Worker:
     version: int = 0  # publishes so far
     dirty: bool = False  # updated since the last publish
     stamp: int = 0  # grows whenever the state changes
+    opened_as: str = ""  # of one made by hand: what tells it from others of its name
+
+    def identity(self) -> str:
+        """Who it is to the rows that it samples: its name, which a flow gives to one worker only."""
+        return self.opened_as or self.name
+
+    def tokenizer_digest(self) -> str:
+        """The digest of the tokenizer whose ids its ops read and make; empty where it reads none, or any."""
+        return ""
+
+    @classmethod
+    def declared_tokenizer(cls, arguments: Mapping[str, Any]) -> Any:
+        """What says which tokenizer it reads ids of: a name, a function, a handle; None reads none.
+
+        ``arguments`` are those of the constructor. :data:`flowrl.graph.provenance.FIRST` stands for that of the flow's
+        first model.
+        """
+        return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -254,6 +273,19 @@ class ModelWorker(Worker):
     @property
     def tokenizer(self) -> Any:
         return self.engine.tokenizer
+
+    def tokenizer_digest(self) -> str:
+        try:
+            return vocabulary(self.tokenizer)
+        except ModelError:  # of a model without a tokenizer
+            return ""
+
+    @classmethod
+    def declared_tokenizer(cls, arguments: Mapping[str, Any]) -> Any:
+        if arguments.get("model") is None:
+            return arguments.get("of")
+        model = Model.of(arguments["model"])
+        return model.tokenizer or model.name
 
     def build(self) -> Build:
         """The engine that it asks for."""

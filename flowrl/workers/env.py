@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..column import Column
@@ -15,11 +15,12 @@ from ..graph.allowed import takes, whole, worker
 from ..graph.op import CallShape, op
 from ..graph.site import defined_at
 from ..graph.types import STANDARD
-from .actor import GENERATED
+from ..marks import Marks, other_ids, spelled, values, vocabulary
+from .actor import GENERATED, sampled_marks, sampling_marks
 from .base import Opening, Worker
 from .records import SAMPLING
 from .reward import named_row
-from .tokens import append, pack
+from .tokens import append, marked, pack
 
 if TYPE_CHECKING:
     from ..batch import Batch
@@ -32,6 +33,24 @@ PLAYED = (
 
 def _columns(shape: CallShape) -> str:
     return ", ".join(["prompt_ids", *sorted(name for name in shape.have if name not in STANDARD)])
+
+
+def _played(shape: CallShape) -> Mapping[str, Marks]:
+    """``marks=`` of a rollout: the policy samples, as it was declared to where the call does not say."""
+    policy = getattr(shape.call.get("policy"), "arguments", {})
+    return sampling_marks(replace(shape, init=policy))
+
+
+def played_marks(episodes: list[Episode], policy: Any) -> dict[str, Marks]:
+    """Where the fields of episodes come from."""
+    temperatures = sorted({spelled(e.temperature) for e in episodes if e.turn_states})
+    cut = any(e.rollout_logprobs != e.sampling_logprobs for e in episodes)
+    return sampled_marks(
+        temperatures,
+        "what was sampled from" if cut else "",
+        worker=policy.identity() if hasattr(policy, "identity") else "",
+        tokenizer=vocabulary(policy.tokenizer),
+    )
 
 
 @dataclass
@@ -186,7 +205,7 @@ class Env(Worker):
     def open(self, opening: Opening) -> None:
         self._opening = opening
 
-    @op(reads=_columns, adds=PLAYED, rows="expand", cost="external", pieces=True)
+    @op(reads=_columns, adds=PLAYED, rows="expand", cost="external", pieces=True, marks=_played)
     @takes(
         policy=worker("respond", form="the handle of a worker that samples", fix="Write policy=actor."),
         n=whole(least=1, fix="Give n= 1 or more."),
@@ -229,9 +248,12 @@ class Env(Worker):
             if not active:
                 break
             self._turn(children, episodes, active, seeds, policy, how)
-        return self._fields(children, episodes)
+        return marked(self._fields(children, episodes), played_marks(episodes, policy))
 
     def _begin(self, rows: Batch, policy: Any) -> list[Episode]:
+        made = values(rows["prompt_ids"].marks, "tokenizer")
+        if made and (own := vocabulary(policy.tokenizer)) and made != {own}:
+            raise other_ids(f"{self.name or type(self).__name__}.rollout", "prompt_ids")
         columns = {n: rows[n].to_list() for n in rows.fields}
         prompts = columns.pop("prompt_ids")
         seeds = rows.row_seeds("episode").tolist()
@@ -292,7 +314,7 @@ class Env(Worker):
             "rollout_logprobs": pack([e.rollout_logprobs for e in episodes], "response", "f32"),
             "sampling_logprobs": pack([e.sampling_logprobs for e in episodes], "response", "f32"),
             "versions": pack([e.versions for e in episodes], "response", "i32"),
-            "temperature": [e.temperature for e in episodes],
+            "temperature": Column.of([e.temperature for e in episodes], dtype="f32"),
             "finished": [bool(e.outcome) for e in episodes],
             "finish_reason": [e.reason for e in episodes],
             "rewards": [sum(e.turn_rewards) for e in episodes],

@@ -17,7 +17,9 @@ from ..errors import ProgramError, RewardError, WorkerError
 from ..graph.allowed import number, takes, whole
 from ..graph.habits import meant_column
 from ..graph.op import CallShape, described, op
+from ..graph.provenance import FIRST
 from ..graph.types import STANDARD
+from ..marks import other_ids, values, vocabulary
 from .base import Opening, Worker
 
 if TYPE_CHECKING:
@@ -110,6 +112,12 @@ class FunctionReward(Worker):
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
         cls(**arguments)
 
+    @classmethod
+    def declared_tokenizer(cls, arguments: Mapping[str, Any]) -> Any:
+        parameters = inspect.signature(arguments["fn"]).parameters
+        asked = any(p.kind is p.VAR_KEYWORD or n == "response" for n, p in parameters.items())
+        return (arguments.get("tokenizer") or FIRST) if asked else None
+
     def open(self, opening: Opening) -> None:
         self._tokenizer = cache(lambda: opening.tokenizer(self.said_tokenizer))
         self._warn = opening.warn
@@ -128,9 +136,14 @@ class FunctionReward(Worker):
         if not len(batch):  # of nothing, transformers makes one empty text
             return []
         tokenizer = self._tokenizer()
-        parameters = inspect.signature(self.fn).parameters
+        own, parameters = vocabulary(tokenizer), inspect.signature(self.fn).parameters
         every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         columns = {n: batch[n].to_list() for n in batch.fields if n in parameters or (every and n not in STANDARD)}
+        decoded = ["response_ids"] if "response" in parameters or every else []
+        decoded += ["prompt_ids"] if ("prompt" in parameters or every) and "prompt" not in columns else []
+        for name in decoded:
+            if own and values(batch[name].marks, "tokenizer") - {own}:
+                raise other_ids(f"{self.name or 'reward'}.score", name)
         if "response" in parameters or every:
             columns["response"] = tokenizer.batch_decode(batch["response_ids"].to_list(), skip_special_tokens=True)
         if ("prompt" in parameters or every) and "prompt" not in columns:

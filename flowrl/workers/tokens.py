@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Column
 from ..errors import ModelError
+from ..marks import Marks
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,11 @@ def at_temperature(batch: Batch, temperature: float | None) -> Batch:
         raise ModelError(f"temperature={temperature} is no temperature.", fix="Give a number above 0.")
     rest = batch.drop("temperature") if "temperature" in batch else batch
     return rest.with_columns({"temperature": Column.of([float(temperature)] * len(batch), dtype="f32")})
+
+
+def marked(columns: Mapping[str, Any], marks: Mapping[str, Marks]) -> dict[str, Any]:
+    """The columns with the marks that are given for their names."""
+    return {name: c.marked(marks[name]) if name in marks else c for name, c in columns.items()}
 
 
 def masked(batch: Batch, loss: Any) -> Batch:

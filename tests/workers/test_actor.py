@@ -70,11 +70,11 @@ def one_thread():
 @pytest.fixture(scope="module")
 def actor():
     """Shared by the tests that only read."""
-    return fl.open(fl.Actor(MODEL, max_tokens=12))
+    return fl.open(fl.Actor(MODEL, max_tokens=12), name="actor")
 
 
 def fresh(**how):
-    return fl.open(fl.Actor(MODEL, **{"max_tokens": 12, "lr": 1e-3, **how}))
+    return fl.open(fl.Actor(MODEL, **{"max_tokens": 12, "lr": 1e-3, **how}), name="actor")  # the same to rows
 
 
 def prompts(rows: int = 7, call: CallInfo | None = CallInfo(seed=1, program="p", step=2, op="actor.generate")):

@@ -10,7 +10,7 @@ from test_actor import EOS, fresh, prompts, trained_rows
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.errors import DataError, ModelError
+from flowrl.errors import DataError, ProgramError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,7 +88,7 @@ def test_a_temperature_of_the_call_takes_the_place_of_the_rows_own(actor):
             ref.logprobs(rows, temperature=temperature).ref_logprobs,
         ):
             torch.testing.assert_close(made.values, wanted, atol=1e-4, rtol=0)
-    with pytest.raises(ModelError, match="temperature=0 is no temperature"):
+    with pytest.raises(ProgramError, match="temperature=0 is not a number above 0"):
         ref.logprobs(rows, temperature=0)
 
 

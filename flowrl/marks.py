@@ -1,0 +1,162 @@
+"""Where a column comes from, as marks that it keeps, and what must not be done with columns of unlike marks.
+
+A mark is a kind and a value. Columns keep theirs while rows are taken, put together, renamed, written down and sent; a
+column that is computed has none of what it was computed from. The trace gives marks to fields before there is a row,
+with the same kinds, and asks the same questions (docs/design/0010-columns-know-where-they-come-from.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .errors import FieldError, ModelError, ProgramError
+
+#: ``("tokenizer", digest)`` of token ids; ``("sampler", "actor")`` and ``("temperature", "0.6")`` of what was sampled;
+#: ``("scale", "row")`` of log-probabilities at the temperature of each row, ``("scale", "1")`` of those at one for all;
+#: ``("cut", "top_p=0.9")`` of those of a distribution that was cut. A value that begins with ``?`` is not known yet.
+Mark = tuple[str, str]
+Marks = frozenset[Mark]
+UNMARKED: Marks = frozenset()
+#: Fields of token ids that reading data adds.
+IDS = ("prompt_ids", "response_ids", "tokens")
+OWN = "log p"  # among what is compared: what the call itself computes
+
+
+def marks(**said: str | Iterable[str]) -> Marks:
+    """``marks(sampler="actor", scale=("row", "1"))``; an empty text marks nothing."""
+    pairs = ((kind, [v] if isinstance(v, str) else v) for kind, v in said.items())
+    return frozenset((kind, value) for kind, values in pairs for value in values if value)
+
+
+def values(of: Marks, kind: str) -> frozenset[str]:
+    """The values of one kind."""
+    return frozenset(value for k, value in of if k == kind)
+
+
+def spelled(value: Any) -> str:
+    """A number as a mark has it: to six digits, ``?...`` for one that the trace does not know."""
+    if isinstance(value, (int, float)):
+        return f"{float(value):.6g}"
+    return f"?{getattr(getattr(value, 'ref', None), 'key', id(value))}"
+
+
+# -- tokenizers -----------------------------------------------------------------------------------------------------
+
+
+_KNOWN: dict[tuple[int, int], tuple[Any, str]] = {}
+
+
+def vocabulary(tokenizer: Any) -> str:
+    """A digest of which id stands for which token; empty where the tokenizer does not say."""
+    table = getattr(tokenizer, "get_vocab", None)
+    if table is None:
+        return ""
+    key = (id(tokenizer), len(tokenizer) if hasattr(tokenizer, "__len__") else 0)
+    if key not in _KNOWN:  # with the tokenizer itself, so that the id stays its own
+        if len(_KNOWN) >= 64:
+            _KNOWN.clear()
+        _KNOWN[key] = (tokenizer, _digest(table()))
+    return _KNOWN[key][1]
+
+
+@lru_cache(maxsize=16)
+def saved_vocabulary(folder: str) -> str:
+    """The digest of a tokenizer that lies in a folder, from its ``tokenizer.json`` alone; empty where there is none."""
+    path = Path(folder).expanduser() / "tokenizer.json"
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        table = said["model"]["vocab"]
+        found = dict(table) if isinstance(table, dict) else {entry[0]: i for i, entry in enumerate(table)}
+        return _digest({**found, **{token["content"]: token["id"] for token in said.get("added_tokens", ())}})
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ""
+
+
+def _digest(table: Mapping[str, int]) -> str:
+    total = hashlib.sha256()
+    for token, number in sorted(table.items(), key=lambda item: (item[1], item[0])):
+        total.update(f"{number} {token}\n".encode("utf-8", "surrogatepass"))
+    return total.hexdigest()[:16]
+
+
+def other_ids(reader: str, field: str, maker: str = "", own: str = "") -> ModelError:
+    """The error of ids that another tokenizer made; ``maker`` and ``own`` say which two, where that is known."""
+    between = f": {maker} made them, and this one has {own}" if maker and own else ""
+    return ModelError(
+        f"{reader} reads '{field}', whose ids another tokenizer made{between}.",
+        fix="Take a model of the same tokenizer, or give it that of the rows with tokenizer=. Between tokenizers only "
+        "text can be handed on.",
+    )
+
+
+# -- log-probabilities ----------------------------------------------------------------------------------------------
+
+
+def unlike(reader: str, columns: Mapping[str, Marks]) -> FieldError | None:
+    """The error of log-probabilities that are compared with each other, and are not of one kind."""
+    scaled = {name: m for name, m in columns.items() if values(m, "scale")}
+    first = next(iter(scaled), None)
+    for name in scaled:
+        if first is not None and _differ(scaled[first], scaled[name]):
+            a, b = (f"{'its own' if n == OWN else repr(n)} {_said(scaled[n])}" for n in (first, name))
+            return FieldError(
+                f"{reader} compares log-probabilities of different kinds: {a}, {b}.",
+                fix="Leave out temperature=: every row is read at the temperature that it was sampled at."
+                if _numbers(scaled[first]) != _numbers(scaled[name])
+                else "Read rollout_logprobs: of the whole vocabulary, as those of the trainer are.",
+            )
+    return None
+
+
+def _numbers(of: Marks) -> frozenset[str]:
+    """The temperatures of log-probabilities."""
+    scale = values(of, "scale")
+    return (scale - {"row"}) | (values(of, "temperature") if "row" in scale else frozenset())
+
+
+def _differ(a: Marks, b: Marks) -> bool:
+    """Whether two are known to be of different kinds."""
+    cuts = values(a, "cut"), values(b, "cut")
+    if cuts[0] != cuts[1] and "?" not in cuts[0] | cuts[1]:
+        return True
+    if values(a, "scale") == values(b, "scale"):
+        return False
+    x, y = _numbers(a), _numbers(b)
+    return x != y and bool(x and y) and not any(n.startswith("?") for n in x | y)
+
+
+def _said(of: Marks) -> str:
+    cut = ", ".join(sorted(values(of, "cut")))
+    return f"at temperature {' and '.join(sorted(_numbers(of)))}" + (f", cut by {cut}" if cut else "")
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+
+def foreign_rows(title: str, loss: Any, others: list[str], trained: str) -> ProgramError:
+    """The error of an update on rows that other workers sampled, with a loss of the policy that sampled them."""
+    return ProgramError(
+        f"{title}: loss {getattr(loss, 'name', loss)} is one of the policy that sampled the rows, and these were "
+        f"sampled by {' and '.join(others)}.",
+        fix=f"Sample them with {trained}, or write foreign=True if they are meant. Losses that ask not who sampled, "
+        "such as rl.sft(), need no word.",
+    )
+
+
+def other_temperature(title: str, loss: Any, own: Marks, rows: Marks) -> ProgramError | None:
+    """The error of an update of the policy at another temperature than that of its rows."""
+    here, there = _numbers(own), values(rows, "temperature")
+    if not here or not there or here == there or any(n.startswith("?") for n in here | there):
+        return None
+    if values(own, "scale") == {"row"}:
+        return None
+    return ProgramError(
+        f"{title}: loss {getattr(loss, 'name', loss)} is trained at temperature {' and '.join(sorted(here))}, and the "
+        f"rows were sampled at {' and '.join(sorted(there))}.",
+        fix="Leave out temperature=, or write foreign=True if it is meant.",
+    )
