@@ -12,7 +12,7 @@ from .conditions import Diagram, condition, diagram
 from .control import add_control
 from .growth import growth
 from .op import Spec
-from .places import Found, Key, Place, Said, carried, source_place, steady, written_out
+from .places import Found, Key, Place, as_written, carried, source_place, steady, written_out
 from .record import Edge, Graph, Node, SourceInfo, WorkerInfo
 from .relaxed import Site, relaxed_calls, site
 from .terms import Draw, TCall, Traced, Trail
@@ -237,7 +237,7 @@ def _minimised(calls: Sequence[TCall]) -> str | None:
     merged: dict[str, Any] = {}
     for name, value in first.parameters.items():
         values = list(dict.fromkeys(str(s.parameters[name]) for s in said))
-        merged[name] = Said(" or ".join(values)) if len(values) > 1 else value
+        merged[name] = as_written(" or ".join(values)) if len(values) > 1 else value
     return repr(first.with_parameters(merged))
 
 

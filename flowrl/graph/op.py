@@ -481,8 +481,13 @@ class Spec:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _no_arithmetic
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{k}={v!r}" for k, v in self.parameters.items())
+        inside = ", ".join(f"{k}={_written(v)}" for k, v in self.parameters.items())
         return f"{self.name}({inside})"
+
+
+def _written(value: Any) -> str:
+    """A parameter as Python writes it; a number of the program as it is computed."""
+    return value.ref.text if isinstance(value, ScalarValue) and hasattr(value.ref, "text") else repr(value)
 
 
 @overload

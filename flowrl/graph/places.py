@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .terms import Draw, TCall, Trail
+from .terms import Draw, Symbol, TCall, TNumber, Trail
 
 Place = tuple[object, ...]
 Key = tuple[Place, Place, str]  # from, to, kind
@@ -35,13 +35,12 @@ def carried(made: TCall | Draw, loop: int, iteration: int) -> bool:
     return made.loop == loop and 0 < made.iteration < iteration
 
 
-class Said(str):
-    """A number as it is computed, to stand for it where a loss is written."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
 def written_out(value: Any) -> Any:
-    """A value of the program as a text, in place of itself."""
-    return Said(getattr(value.ref, "text", "") or "...")
+    """A value of the program as what it is written as, and nothing else, in place of itself."""
+    return as_written(getattr(value.ref, "text", "") or "...")
+
+
+def as_written(text: str) -> Any:
+    """A number that is known by its expression alone, to stand for it where arguments are written or compared."""
+    nowhere: Any = None
+    return Symbol(nowhere, TNumber(frozenset(), text, text))

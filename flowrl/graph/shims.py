@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import math
 import types
 from collections.abc import Callable
 from typing import Any
 
+from .terms import Symbol, TNumber
 from .values import BatchValue, ScalarValue
 
 
@@ -44,6 +46,34 @@ def _print(*args: Any, **kwargs: Any) -> None:
     """A trace prints nothing."""
 
 
+class _Math(types.ModuleType):
+    """The module ``math``, whose functions give a symbol for a symbol: ``math.exp(kl)`` still depends on ``kl``."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(math, name)
+        return _of_symbols(found) if callable(found) else found
+
+
+def _of_symbols(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        numbers = [x.session.read(x, float) if isinstance(x, ScalarValue) else x for x in args]
+        symbols = [x for x in numbers if isinstance(x, Symbol)]
+        if not symbols:
+            return fn(*args)
+        refs: list[TNumber] = [x.ref for x in symbols]
+        text, key = (
+            f"{fn.__name__}({', '.join(getattr(x.ref, said) if isinstance(x, Symbol) else repr(x) for x in numbers)})"
+            for said in ("text", "key")
+        )
+        labels = {ref.label for ref in refs if ref.calls}
+        label = labels.pop() if len(labels) == 1 else "value"
+        calls = frozenset[int]().union(*(ref.calls for ref in refs))
+        return Symbol(symbols[0].session, TNumber(calls, text, key, label))
+
+    return call
+
+
+_MATH = _Math("math")
 _SHIMS = {**vars(builtins), "float": _Float, "int": _Int, "len": _len, "print": _print}
 
 
@@ -57,6 +87,10 @@ def shimmed(program: Callable[..., Any]) -> Callable[..., Any]:
     for name, value in home.items():
         if isinstance(value, types.FunctionType) and value.__globals__ is home:
             scope[name] = _rebuilt(value, scope)
+        elif value is math:
+            scope[name] = _MATH
+        elif isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
+            scope[name] = _of_symbols(value)
     return _rebuilt(program, scope)
 
 

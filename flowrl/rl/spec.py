@@ -199,7 +199,9 @@ def _said(name: str, value: Any) -> str:
         return ", ".join(map(str, cast("Sequence[Any]", value)))
     if isinstance(value, (int, float, str, type(None))):
         return "" if not value or _PLAIN.get(name) == value else f"{name}={value}"
-    return f"{name}=..." if isinstance(value, Value) or not is_dataclass(value) else str(value)
+    if isinstance(value, Value):
+        return f"{name}={getattr(value.ref, 'text', '') or '...'}"  # as it is computed, in a trace
+    return str(value) if is_dataclass(value) else f"{name}=..."
 
 
 def loss(

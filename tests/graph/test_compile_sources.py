@@ -1,7 +1,9 @@
 """Where the graph says data comes from, what values decide, and under which condition: the compiled record."""
 
 import itertools
+import math
 import random
+from math import sqrt
 
 import flowrl as fl
 from flowrl import rl
@@ -203,6 +205,28 @@ def test_a_computed_number_is_written_as_it_is_computed():
 
     loss = graph_of(adaptive).node("actor.update").loss
     assert loss == "ppo_clip(ppo(low=0.2, high=0.2), kl=0.1 * (1 + 0.1 * actor.update.kl))"
+
+
+def test_a_number_that_goes_through_math_is_no_constant():
+    def adaptive(steps=10):
+        kl = 0.1
+        for step, batch in flow.steps(prompts, steps):
+            batch = rl.group_advantages(ref.logprobs(sampled(batch)))
+            metrics = actor.update(batch, loss=rl.ppo_clip(kl=kl, entropy=math.pi / 100))
+            kl = min(0.2, 0.1 * math.exp(float(metrics.kl)) / sqrt(metrics.grad_norm))
+            flow.log(step, metrics)
+
+    graph = graph_of(adaptive)
+    update = graph.node("actor.update")
+    assert update.loss == (
+        "ppo_clip(ppo(low=0.2, high=0.2), "
+        "kl=0.2 or 0.1 * exp(actor.update.kl) / sqrt(actor.update.grad_norm), entropy=0.031415926535897934)"
+    ) or update.loss == (
+        "ppo_clip(ppo(low=0.2, high=0.2), "
+        "kl=0.1 * exp(actor.update.kl) / sqrt(actor.update.grad_norm) or 0.2, entropy=0.031415926535897934)"
+    )
+    carried = next(e for e in graph.edges_of("carried") if e.src == e.dst == "actor.update")
+    assert {"kl", "grad_norm"} & set(carried.fields) or "value" in carried.fields
 
 
 # -- conditions -----------------------------------------------------------------------------------------------------
