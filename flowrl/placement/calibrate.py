@@ -15,10 +15,12 @@ from typing import Any
 
 from ..errors import At, PlanError, near, shown
 from .cost_file import Entry, check_names, inside_one_pool, read_entries
+from .mesh import Mesh
 from .work import Work
 
 #: Steps at the beginning of a program that are left out: caches fill, kernels compile.
 WARMUP = 2
+_LIBRARIES = ("rl", "batch", "data", "user")  # of calls that are nowhere in a plan
 _FIT = ("base", "per_token", "error", "predicted", "measured", "calls", "row_tokens")
 
 
@@ -78,12 +80,14 @@ class Calibrated:
 
     ``step``: all ops of a step together, one after another, whose error is that of these costs. Ops that the run did
     not have cost 0, and so does a publish inside one pool. They hold for the machine, plan and model of the run.
+    ``places``: where each op was measured, as :func:`placed` says it.
     """
 
     run: str
     fits: Mapping[str, Fit]
     step: Fit
     at: Mapping[str, At] = field(default_factory=dict[str, At])
+    places: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def error(self) -> float | None:
@@ -119,7 +123,8 @@ class Calibrated:
     def to_json(self) -> dict[str, Any]:
         """The same as a record: ``{"calibrated": RUN, "step": {...}, "ops": {title: {"base", "per_token", ...}}}``."""
         ops = {name: _figures(fit) for name, fit in sorted(self.fits.items())}
-        return {"calibrated": self.run, "step": _figures(self.step), "ops": ops}
+        record = {"calibrated": self.run, "step": _figures(self.step), "ops": ops}
+        return {**record, "places": dict(self.places)} if self.places else record
 
     def save(self, path: str | Path) -> None:
         """Write a file for ``--costs``. Raises PlanError where it cannot be written."""
@@ -137,15 +142,16 @@ class Calibrated:
         """Read what :meth:`save` wrote. Raises PlanError with file and line."""
         found = {entry.name: entry for entry in read_entries(path)}
         for name, entry in found.items():
-            if name not in ("calibrated", "step", "ops"):
-                raise _unknown(entry, "calibrated costs have", ("calibrated", "step", "ops"))
+            if name not in ("calibrated", "step", "ops", "places"):
+                raise _unknown(entry, "calibrated costs have", ("calibrated", "step", "ops", "places"))
         for name in ("calibrated", "step", "ops"):
             if name not in found:
                 fix = "Write it again with flowrl calibrate RUN."
                 raise PlanError(f"calibrated costs need '{name}'.", at=At(str(path), 0), have=found, fix=fix)
         ops = found["ops"].entries()
         fits = {op.name: _fit(op) for op in ops}
-        return Calibrated(found["calibrated"].text, fits, _fit(found["step"]), {op.name: op.at for op in ops})
+        places = {op.name: op.text for op in found["places"].entries()} if "places" in found else {}
+        return Calibrated(found["calibrated"].text, fits, _fit(found["step"]), {op.name: op.at for op in ops}, places)
 
 
 def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
@@ -173,7 +179,31 @@ def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
         for call in (c for c in mine if c.step in held_out):
             guesses.setdefault(call.step, []).append((guess.seconds(call.tokens) if guess else 0.0, call.seconds))
     sums = [(sum(p for p, _ in pairs), sum(m for _, m in pairs)) for pairs in guesses.values()] if half else []
-    return Calibrated(shown(str(run)), fits, _with_error(Fit(0.0, calls=len(steps)), sums))
+    step = _with_error(Fit(0.0, calls=len(steps)), sums)
+    return Calibrated(shown(str(run)), fits, step, places=_places(Path(run), titles))
+
+
+def placed(backend: str, mesh: Mesh) -> str:
+    """Where an op runs, in words: ``fsdp2, mesh fsdp=8``, ``hf, one device``."""
+    return f"{backend}, mesh {mesh}" if mesh.size > 1 else f"{backend}, one device"
+
+
+def _places(run: Path, titles: Iterable[str]) -> dict[str, str]:
+    """Where the ops of a run were, by its plan; empty for a run that does not say it."""
+    from .plan_file import read
+
+    record = run / "run.json"
+    said = json.loads(record.read_text(encoding="utf-8")).get("plan") if record.exists() else None
+    if not said:
+        return {}
+    plan, found = read(json.dumps(said), str(record)), dict[str, str]()
+    for title in titles:
+        worker, _, op = title.partition(".")
+        if worker in _LIBRARIES:
+            continue
+        place = plan.place_of(worker, "generate" if op == "generate" else "train")
+        found[title] = placed(place.backend, place.mesh)
+    return found
 
 
 def _with_error(fit: Fit, pairs: Sequence[tuple[float, float]]) -> Fit:

@@ -28,7 +28,7 @@ def load_costs(path: str | Path) -> GivenCosts | Calibrated:
 
     Raises PlanError with file, line and the nearest right word.
     """
-    if Path(path).is_dir():
+    if (Path(path) / "timeline.jsonl").is_file():
         return calibrate(path)
     return Calibrated.load(path) if is_calibrated(path) else GivenCosts.load(path)
 

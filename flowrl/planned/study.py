@@ -10,6 +10,7 @@ from typing import Any
 
 from ..graph.compile import node_ids
 from ..graph.terms import Traced
+from ..placement.calibrate import placed
 from ..placement.cost import Calibrated, Costs
 from ..placement.lengths import Lengths
 from ..placement.mesh import Mesh
@@ -296,13 +297,21 @@ class Study:
 
     def _notes(self) -> tuple[str, ...]:
         """What the times rest on."""
-        found = list(self._said_of_lengths())
+        found = [*self._said_of_lengths(), *self._said_of_places()]
         if self.costs is None:
             if any(work.kind == "external" for work in self.works.values()):
                 row = Efficiency().row_s
                 found.append(f"a row of a reward or environment: {1000 * row:g} ms on a process (assumed)")
             found.append("the roofline is not calibrated: compare plans, do not promise seconds")
         return tuple(found)
+
+    def _said_of_places(self) -> Iterator[str]:
+        """Calls whose seconds were measured elsewhere than where the plan has them."""
+        for work in self.works.values():
+            was = self.costs.places.get(work.title) if isinstance(self.costs, Calibrated) else None
+            now = placed(work.backend, work.mesh)
+            if was is not None and work.role.model is not None and was != now:
+                yield f"{work.node}: its seconds were measured on {was}, and are taken for {now}"
 
     def _said_of_lengths(self) -> Iterator[str]:
         """Tokens of prompts and responses, with where they are from, by the calls of which they are alike."""

@@ -131,6 +131,16 @@ def test_lengths_of_a_run(tmp_path, monkeypatch, capsys):
     both = simulated("--run", out, "--costs", out)
     took = sorted(line["seconds"] for line in measured[2:])
     assert both["cost_source"].startswith("calibrated: ") and took[0] / 3 < both["step_s"] < 3 * took[-1]
+    elsewhere = simulated("--costs", out, "--plan", "algorithms/plans/colocated_8.yaml")["notes"]
+    assert (
+        "actor.update: its seconds were measured on hf, one device, and are taken for fsdp2, mesh fsdp=8" in elsewhere
+    )
+    assert not any("its seconds were measured on" in note for note in both["notes"])
+    assert main(["calibrate", out]) == 0
+    capsys.readouterr()
+    assert (
+        simulated("--costs", f"{out}/costs.yaml", "--plan", "algorithms/plans/colocated_8.yaml")["notes"] == elsewhere
+    )
     assert main(["simulate", script, "--run", out, "--lengths", "fixed:8"]) == 2
     assert "both say how long rows are" in capsys.readouterr().err
     assert main(["simulate", script, "--run", str(tmp_path)]) == 1
