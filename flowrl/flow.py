@@ -39,6 +39,7 @@ from .workers.base import Worker
 from .workers.critic import Critic, RewardModel
 from .workers.records import Model
 from .workers.reward import FunctionReward
+from .workers.tokenizer import actor_of
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -639,9 +640,12 @@ class Flow:
         return session
 
     def _first_model(self) -> Handle | None:
-        """The worker whose tokenizer reads data that says no other: the first that generates, or that has a model."""
-        found = (h for attribute in ("generate", "build") for h in self.handles if hasattr(h.cls, attribute))
-        return next(found, None)
+        """The worker whose tokenizer reads data that says no other, as a run finds it; None where none has one."""
+        try:
+            name = actor_of({h.name: (h.cls, h.arguments) for h in self.handles})
+        except ModelError:
+            return None
+        return next(h for h in self.handles if h.name == name)
 
     def _infos(self) -> list[WorkerInfo]:
         return [
