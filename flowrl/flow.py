@@ -688,16 +688,17 @@ class Flow:
         for handle in self.handles:
             for name in dir(handle.cls):
                 op = inspect.getattr_static(handle.cls, name)
-                if isinstance(op, Op) and isinstance(op.adds, str) and op.adds:
-                    found.append(_adder(f"batch = {handle.name}.{name}({_wanted(op)})", op))
+                if isinstance(op, Op) and (adds := _added(op, handle.arguments)):
+                    found.append(_adder(f"batch = {handle.name}.{name}({_wanted(op)})", op, adds))
         for name, op in vars(rl).items():
             if isinstance(op, Op) and isinstance(op.adds, str) and _wanted(op) == "batch":
-                found.append(_adder(f"batch = rl.{name}(batch)", op))
+                found.append(_adder(f"batch = rl.{name}(batch)", op, op.adds))
         there = frozenset[str]().union(*(a.adds for a in found))
         for cls, name, text in _OFFERS:
             op = inspect.getattr_static(cls, name)
-            if isinstance(op.adds, str) and not frozenset(parse_fields(op.adds)) <= there:
-                found.append(_adder(text, op, new=True))
+            adds = _added(op, {})
+            if adds and not frozenset(parse_fields(adds)) <= there:
+                found.append(_adder(text, op, adds, new=True))
         return found
 
 
@@ -730,14 +731,25 @@ def _wanted(op: Op) -> str:
     return ", ".join(["batch", *(f"{name}=..." for name in lacking)])
 
 
-def _adder(text: str, op: Op, *, new: bool = False) -> Adder:
+def _added(op: Op, init: Mapping[str, Any]) -> str:
+    """What an op of a worker adds, as far as that depends on the worker alone; empty where it does on the call."""
+    if not callable(op.adds):
+        return op.adds if isinstance(op.adds, str) else ""
+    try:
+        adds = op.adds(CallShape(init, {}, frozenset()))
+    except (FlowError, KeyError):
+        return ""
+    return adds if isinstance(adds, str) else ""
+
+
+def _adder(text: str, op: Op, adds: str, *, new: bool = False) -> Adder:
     """What an op adds, and reads where that does not depend on the worker."""
     reads = op.reads
     if callable(reads) and not op.is_method:
         defaults = {n: p.default for n, p in op.parameters.parameters.items()}
         reads = reads(CallShape({}, defaults, frozenset()))
     wanted = parse_fields(reads) if isinstance(reads, str) else {}
-    return Adder(text, frozenset(parse_fields(op.adds if isinstance(op.adds, str) else "")), frozenset(wanted), new)
+    return Adder(text, frozenset(parse_fields(adds)), frozenset(wanted), new)
 
 
 _OPENED: Counter[str] = Counter()

@@ -45,7 +45,7 @@ def check(traced: Traced, graph: Graph) -> Report:
     lints = [*traced.lints, *remarked(traced)]
     lints += [] if traced.errors else unread(traced)  # an error often leaves something unread
     del graph
-    errors = [*traced.errors, *([] if traced.errors else [*stale(traced), *endless(traced)])]
+    errors = [*traced.errors, *([] if traced.errors else [*stale(traced), *endless(traced), *unread_failures(traced)])]
     return Report(traced.program, tuple(errors), tuple(lints))
 
 
@@ -80,6 +80,28 @@ def endless(traced: Traced) -> list[FlowError]:
         )
         for at, leaves in left.items()
         if not (leaves or traced.capped)
+    ]
+
+
+def unread_failures(traced: Traced) -> list[FlowError]:
+    """Calls that mark rows that failed, where nothing looks at the mark: their values are nan."""
+    read: set[tuple[Any, ...]] = set()
+    marking: dict[tuple[Any, ...], tuple[Any, str]] = {}
+    for trail in traced.trails:
+        used = {(use.call, use.made or use.name) for call in trail.calls for use in call.uses}
+        for call in trail.calls:
+            if "failed" in call.signature.adds and call.op.owner != "batch" and call.iteration in (0, 1):
+                marking.setdefault(call.place, (call, call.arguments.get("into", {}).get("failed", "failed")))
+                if (call.index, "failed") in used:
+                    read.add(call.place)
+    return [
+        ProgramError(
+            f"{call.title} marks rows that failed in '{name}', which nothing reads: their other fields are nan.",
+            at=call.at,
+            fix=f"Leave them out after this line: batch = batch.filter(~batch.{name}).",
+        )
+        for place, (call, name) in marking.items()
+        if place not in read
     ]
 
 

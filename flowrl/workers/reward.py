@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import ProgramError, RewardError, WorkerError
+from ..errors import ProgramError, WorkerError
 from ..graph.allowed import number, takes, whole
 from ..graph.habits import meant_column
 from ..graph.op import CallShape, described, op
@@ -21,6 +21,7 @@ from ..graph.provenance import FIRST
 from ..graph.types import STANDARD
 from ..marks import other_ids, values, vocabulary
 from .base import Opening, Worker
+from .failures import Late, Policy, ask_again, settle
 
 if TYPE_CHECKING:
     from ..batch import Batch
@@ -59,6 +60,10 @@ def _expect_column(shape: CallShape, name: str) -> None:
     )
 
 
+def _adds(shape: CallShape) -> str:
+    return "rewards: f32[], failed: bool[]" if shape.init.get("on_error") == "mark" else "rewards: f32[]"
+
+
 class FunctionReward(Worker):
     """A reward by function: ``fn(prompt: str, response: str, **columns) -> float``.
 
@@ -70,12 +75,24 @@ class FunctionReward(Worker):
         batched: it takes all rows at once.
         concurrency: rows in flight at once (threads of plain functions, tasks of async ones).
         timeout: seconds for one row (for the whole call when ``batched``); None waits for ever.
-        on_error: ``"raise"`` stops the run, naming the row; a number is the reward of a row that failed or timed
-            out, and the failure is written to the run's events.
+        on_error: what becomes of a row that failed or timed out, also the last time that it was asked. ``"raise"``
+            stops the run, naming the row. ``"mark"`` adds ``failed`` bool[], and the row's reward is nan: leave it out
+            with ``batch.filter(~batch.failed)`` before advantages, which are then over the other rows of its prompt.
+            A number is its reward. Failures of a call are one warning in the run's events.
+        retries: how often rows that failed are asked again. A pure function that fails fails again.
+        backoff: seconds before the first time, twice as many before each further one, at most 30.
+        max_failed: the share of the rows of a call above which failures, 8 or more, stop the run whatever
+            ``on_error`` says: a service that is down is no reward.
         tokenizer: what decodes ``response_ids``; None takes that of the flow's actor.
     """
 
-    @takes(concurrency=whole(least=1), timeout=number(above=0, fix="Give seconds, or None to wait for ever.") | None)
+    @takes(
+        concurrency=whole(least=1),
+        timeout=number(above=0, fix="Give seconds, or None to wait for ever.") | None,
+        retries=whole(least=0),
+        backoff=number(least=0),
+        max_failed=number(least=0, most=1),
+    )
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -84,6 +101,9 @@ class FunctionReward(Worker):
         concurrency: int = 8,
         timeout: float | None = 60.0,
         on_error: str | float = "raise",
+        retries: int = 0,
+        backoff: float = 1.0,
+        max_failed: float = 0.5,
         tokenizer: Any = None,
     ) -> None:
         if not callable(fn):
@@ -98,13 +118,16 @@ class FunctionReward(Worker):
             raise WorkerError(
                 f"{_called(fn)}: parameter '{positional[0].name}' is positional-only.", fix="Let it be given by name."
             )
-        if isinstance(on_error, str) and on_error != "raise":
+        if isinstance(on_error, str) and on_error not in ("raise", "mark"):
             raise WorkerError(
-                f"on_error={on_error!r} is neither 'raise' nor a number.", fix="Write on_error='raise' or on_error=0.0."
+                f"on_error={on_error!r} is neither 'raise' nor 'mark' nor a number.",
+                fix="Write on_error='mark', and leave out the rows that failed with batch.filter(~batch.failed).",
             )
-        self.init_arguments = {"fn": fn}  # the op's reads depend on it, also where no flow made this worker
+        # The op's reads and adds depend on them, also where no flow made this worker.
+        self.init_arguments = {"fn": fn, "on_error": on_error}
+        self.failing = Policy(on_error, retries, backoff, max_failed)
         self.fn, self.batched, self.concurrency = fn, batched, concurrency
-        self.timeout, self.on_error, self.said_tokenizer = timeout, on_error, tokenizer
+        self.timeout, self.said_tokenizer = timeout, tokenizer
         self._tokenizer: Callable[[], Any] = lambda: None
         self._warn: Callable[[str], None] = lambda text: None
 
@@ -122,14 +145,15 @@ class FunctionReward(Worker):
         self._tokenizer = cache(lambda: opening.tokenizer(self.said_tokenizer))
         self._warn = opening.warn
 
-    @op(reads=_columns, adds="rewards: f32[]", cost="external", pieces=_row_by_row)
+    @op(reads=_columns, adds=_adds, cost="external", pieces=_row_by_row)
     def score(self, batch: Batch) -> Mapping[str, Any]:
-        """Adds ``rewards``, one per row. Raises RewardError naming the row, unless ``on_error`` says otherwise."""
+        """Adds ``rewards``, one per row, and with ``on_error="mark"`` ``failed``. Raises RewardError as it says."""
         rows = self._arguments(batch)
-        if self.batched:
-            return {"rewards": self._whole(batch, rows)}
-        outcomes = run_rows(self.fn, rows, concurrency=self.concurrency, timeout=self.timeout)
-        return {"rewards": [self._number(batch.keys[i], outcome) for i, outcome in enumerate(outcomes)]}
+        rewards, failures = self._whole(batch, rows) if self.batched else self._by_row(batch, rows)
+        failed = [math.isnan(r) for r in rewards]
+        settle(self._title(), failures, sum(failed), len(rewards), self.failing, self._warn)
+        found = [self.failing.reward if f else r for f, r in zip(failed, rewards, strict=True)]
+        return {"rewards": found, "failed": failed} if self.failing.marks else {"rewards": found}
 
     def _arguments(self, batch: Batch) -> list[dict[str, Any]]:
         """Keyword arguments of the function, a dict per row."""
@@ -153,52 +177,64 @@ class FunctionReward(Worker):
             return [{} for _ in range(len(batch))]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def _whole(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    def _by_row(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, BaseException]]:
+        """The reward of each row, nan where it failed, and why those failed."""
+
+        def ask(numbers: Sequence[int]) -> list[Any]:
+            asked = [rows[i] for i in numbers]
+            outcomes = run_rows(self.fn, asked, concurrency=self.concurrency, timeout=self.timeout)
+            return [_number(outcome) for outcome in outcomes]
+
+        outcomes = ask_again(ask, len(rows), self.failing)
+        why = {f"row {named_row(batch.keys[i])}": o for i, o in enumerate(outcomes) if _failed(o)}
+        return [math.nan if _failed(o) else o for o in outcomes], why
+
+    def _whole(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, BaseException]]:
         """One call of a batch function, with lists. Where it fails as a whole, all of its rows have failed."""
         if not rows:
-            return []
+            return [], {}
         lists = {name: [row[name] for row in rows] for name in rows[0]}
-        [outcome] = run_rows(self.fn, [lists], concurrency=1, timeout=self.timeout)
-        if not isinstance(outcome, BaseException):
-            try:
-                values = list(outcome)
-            except TypeError:
-                outcome = TypeError(f"it returned {outcome!r}, not a list with a reward for each row")
-            else:
-                if len(values) == len(batch):
-                    return [self._number(batch.keys[i], v) for i, v in enumerate(values)]
-                outcome = ValueError(f"it returned {len(values)} rewards for {len(batch)} rows")
+
+        def ask(numbers: Sequence[int]) -> list[Any]:
+            del numbers  # the one call
+            [outcome] = run_rows(self.fn, [lists], concurrency=1, timeout=self.timeout)
+            return [outcome if _failed(outcome) else _listed_rewards(outcome, len(batch))]
+
+        [outcome] = ask_again(ask, 1, self.failing)
+        if not _failed(outcome):
+            numbers = [_number(value) for value in outcome]
+            why = {f"row {named_row(batch.keys[i])}": o for i, o in enumerate(numbers) if _failed(o)}
+            return [math.nan if _failed(o) else o for o in numbers], why
         first, last = named_row(batch.keys[0]), named_row(batch.keys[-1])
         which = f"row {first}" if len(batch) == 1 else f"all {len(batch)} rows, {first} to {last}"
-        return [self._failed(which, outcome)] * len(batch)
+        return [math.nan] * len(batch), {which: outcome}
 
     def _title(self) -> str:
         return f"{self.name or 'reward'}.score: {_called(self.fn)}"
 
-    def _number(self, key: tuple[int, ...], outcome: Any) -> float:
-        """The reward of one row, or the error that names it."""
-        why: BaseException | None = outcome if isinstance(outcome, BaseException) else None
-        said: Any = outcome
-        if why is None:
-            try:
-                number = float(said)
-                if math.isfinite(number):
-                    return number
-                why = ValueError(f"it returned {number}")
-            except (TypeError, ValueError):
-                why = TypeError(f"it returned {outcome!r}, which is no number")
-        return self._failed(f"row {named_row(key)}", why)
 
-    def _failed(self, rows: str, why: BaseException) -> float:
-        """The reward of rows that failed; RewardError where there is none."""
-        said = str(why) if isinstance(why, _Late) else f"{type(why).__name__}: {why}"
-        what = f"{self._title()} failed for {rows}: {said}"
-        if isinstance(self.on_error, str):
-            raise RewardError(
-                what + ".", fix="Mend the function, or give on_error=0.0 to FunctionReward to go on with that reward."
-            ) from why
-        self._warn(what)
-        return float(self.on_error)
+def _failed(outcome: Any) -> bool:
+    return isinstance(outcome, BaseException)
+
+
+def _number(outcome: Any) -> float | BaseException:
+    """What a function returned as a reward; the error where it is none."""
+    if isinstance(outcome, BaseException):
+        return outcome
+    try:
+        number = float(outcome)
+    except (TypeError, ValueError):
+        return TypeError(f"it returned {outcome!r}, which is no number")
+    return number if math.isfinite(number) else ValueError(f"it returned {number}")
+
+
+def _listed_rewards(outcome: Any, rows: int) -> list[Any] | BaseException:
+    """What a function of all rows returned; the error where it is no list of so many."""
+    try:
+        values = list(outcome)
+    except TypeError:
+        return TypeError(f"it returned {outcome!r}, not a list with a reward for each row")
+    return values if len(values) == rows else ValueError(f"it returned {len(values)} rewards for {rows} rows")
 
 
 def named_row(key: tuple[int, ...]) -> str:
@@ -215,13 +251,6 @@ def _listed(given: Any) -> str:
 
 def _called(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
-
-
-class _Late(TimeoutError):
-    """A row ran out of the time that it had. One that user code raises says something else."""
-
-    def __init__(self, timeout: float | None) -> None:
-        super().__init__(f"it took longer than {timeout} s")
 
 
 def run_rows(
@@ -249,7 +278,7 @@ def _run_async(fn: Any, rows: Sequence[Mapping[str, Any]], concurrency: int, tim
                 async with limit:
                     return await fn(**row)
             except Exception as error:
-                return _Late(timeout) if limit.expired() and isinstance(error, TimeoutError) else error
+                return Late(timeout) if limit.expired() and isinstance(error, TimeoutError) else error
 
     async def all_rows() -> list[Any]:
         gate = asyncio.Semaphore(concurrency)
@@ -294,7 +323,7 @@ def _run_threads(fn: Any, rows: Sequence[Mapping[str, Any]], concurrency: int, t
             now = time.monotonic()
             late = [i for i, t in started.items() if timeout is not None and now - t >= timeout]
             for i in late:
-                results[i], done[i] = _Late(timeout), True
+                results[i], done[i] = Late(timeout), True
                 started.pop(i)
                 spawn()
             if late:

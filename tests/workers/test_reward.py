@@ -301,7 +301,7 @@ def test_an_exception_names_the_row():
     ) as caught:
         score(on_row_three(fail), batch(keys=KEYS))
     assert isinstance(caught.value.__cause__, ValueError)
-    assert "on_error=0.0" in caught.value.fix
+    assert 'on_error="mark"' in caught.value.fix
 
 
 def test_an_exception_of_an_async_function_names_the_row():
@@ -426,7 +426,9 @@ def test_the_time_is_that_of_one_row_and_not_of_all():
 
 def test_many_rows_that_all_take_too_long():
     gate = threading.Event()
-    rewards = score(lambda response: gate.wait(20), batch(40), timeout=0.05, concurrency=8, on_error=0.0)
+    rewards = score(
+        lambda response: gate.wait(20), batch(40), timeout=0.05, concurrency=8, on_error=0.0, max_failed=1.0
+    )
     assert rewards.to_list() == [0.0] * 40
     gate.set()
 
@@ -438,7 +440,7 @@ def test_many_rows_that_all_take_too_long():
     ("fn", "how", "said"),
     [
         (3, {}, "A reward is one function, not int 3"),
-        (length, {"on_error": "zero"}, "neither 'raise' nor a number"),
+        (length, {"on_error": "zero"}, "neither 'raise' nor 'mark' nor a number"),
         (length, {"concurrency": 0}, "concurrency=0"),
         (lambda response, /: 1.0, {}, "parameter 'response' is positional-only"),
     ],
