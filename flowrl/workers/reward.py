@@ -185,9 +185,7 @@ class FunctionReward(Worker):
             outcomes = run_rows(self.fn, asked, concurrency=self.concurrency, timeout=self.timeout)
             return [_number(outcome) for outcome in outcomes]
 
-        outcomes = ask_again(ask, len(rows), self.failing)
-        why = {f"row {named_row(batch.keys[i])}": o for i, o in enumerate(outcomes) if _failed(o)}
-        return [math.nan if _failed(o) else o for o in outcomes], why
+        return _apart(batch, ask_again(ask, len(rows), self.failing))
 
     def _whole(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, BaseException]]:
         """One call of a batch function, with lists. Where it fails as a whole, all of its rows have failed."""
@@ -202,9 +200,7 @@ class FunctionReward(Worker):
 
         [outcome] = ask_again(ask, 1, self.failing)
         if not _failed(outcome):
-            numbers = [_number(value) for value in outcome]
-            why = {f"row {named_row(batch.keys[i])}": o for i, o in enumerate(numbers) if _failed(o)}
-            return [math.nan if _failed(o) else o for o in numbers], why
+            return _apart(batch, [_number(value) for value in outcome])
         first, last = named_row(batch.keys[0]), named_row(batch.keys[-1])
         which = f"row {first}" if len(batch) == 1 else f"all {len(batch)} rows, {first} to {last}"
         return [math.nan] * len(batch), {which: outcome}
@@ -215,6 +211,12 @@ class FunctionReward(Worker):
 
 def _failed(outcome: Any) -> bool:
     return isinstance(outcome, BaseException)
+
+
+def _apart(batch: Batch, outcomes: Sequence[float | BaseException]) -> tuple[list[float], dict[str, BaseException]]:
+    """Rewards, nan where a row failed, and the errors by the names of their rows."""
+    why = {f"row {named_row(batch.keys[i])}": o for i, o in enumerate(outcomes) if isinstance(o, BaseException)}
+    return [math.nan if isinstance(o, BaseException) else o for o in outcomes], why
 
 
 def _number(outcome: Any) -> float | BaseException:
