@@ -33,7 +33,7 @@ def dapo(
         batch = batch.with_columns({"rewards": batch.scores + batch.overlong_penalty})
         batch = rl.advantages(batch)
         metrics = actor.update(batch, loss=rl.ppo_clip(clip_high=clip_high))
-        flow.log(step, metrics, reward=batch.scores.mean(), rows=batch.count())
+        flow.log(step, metrics, reward=batch.scores.mean())
 
 
 def informative(prompts: fl.Batch, group_size: int) -> fl.Batch:
