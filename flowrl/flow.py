@@ -40,6 +40,7 @@ from .workers.critic import Critic, RewardModel
 from .workers.records import Model
 from .workers.reward import FunctionReward
 from .workers.tokenizer import actor_of
+from .workers.state import state_findings
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -437,7 +438,9 @@ class Flow:
                 used |= set(self.workers_of(other))
                 whole &= other.whole
         lost = unused(self._infos(), used, {h.name: h.at for h in self.handles}) if whole else []
-        return Report(report.program, (*report.errors, *lost, *self._misnamed()), report.lints)
+        found = [state_findings(cls) for cls in dict.fromkeys(h.cls for h in self.handles)]
+        errors = (*report.errors, *lost, *self._misnamed(), *(error for some, _ in found for error in some))
+        return Report(report.program, errors, (*report.lints, *(lint for _, some in found for lint in some)))
 
     def study(
         self,

@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
@@ -247,7 +248,8 @@ class Op:
         positional = (worker,) if self.is_method else ()
         bound = self.parameters.bind_partial(*positional)
         bound.arguments.update(called)
-        result = self.fn(*bound.args, **bound.kwargs)
+        with _watched(worker, self):
+            result = self.fn(*bound.args, **bound.kwargs)
         if self.updates and hasattr(worker, "touched"):
             worker.touched()
         if self.returns != "batch" or not isinstance(main, Batch):
@@ -341,6 +343,12 @@ class Op:
         for name, column in columns.items():
             columns[name] = check_column(self.title(worker), name, column, signature.adds[name], len(rows))
         return rows.with_columns({into.get(n, n): c for n, c in columns.items()})
+
+
+def _watched(worker: Any, op: Op) -> AbstractContextManager[None]:
+    """What holds an op to its declaration while it runs; nothing where the worker has nothing to lose."""
+    watch = getattr(worker, "_watched", None)
+    return nullcontext() if watch is None else watch(op)
 
 
 def _named(module: str, name: str) -> Any:
@@ -526,7 +534,7 @@ def op(
         reads: fields it is handed, ``"tokens, values: f32[*response]"``; a mapping by batch parameter, or a
             function of :class:`CallShape`, where that depends on the call; None hands it every field.
         adds: fields it returns, each with its type.
-        updates: ``"weights"`` when it changes the worker's weights.
+        updates: what it changes of its worker: ``"weights"``, or an attribute that the class ``keeps``.
         rows: what it does to the rows: ``same``, ``expand`` (each row becomes some), ``filter``, ``apart`` (the same
             rows with the added fields alone), ``regroup``.
         cost: its class for the cost model: ``none``, ``local``, ``forward``, ``generate``, ``train``, ``external``.

@@ -119,7 +119,8 @@ class Group:
         """For each rank that takes part the keys of its rows; None for all."""
         pieces = op.in_pieces(self.blueprint.arguments, arguments)
         if self.post.collective:
-            if main is None or not (pieces or op.cost in ("forward", "generate", "train")):
+            kept = op.updates not in (None, "weights") and self.blueprint.cls.keeps  # the same on all ranks
+            if main is None or kept or not (pieces or op.cost in ("forward", "generate", "train")):
                 return dict.fromkeys(self.ranks)
             split = self._split(main, together=getattr(arguments.get("loss"), "groups", False))
             return {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True)}

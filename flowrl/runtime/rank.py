@@ -13,7 +13,7 @@ from ..batch import Batch, Column
 from ..column import _bytes_of
 from ..errors import RunError
 from ..graph.op import Op
-from ..workers.base import Engine, ModelWorker, Opening, Worker
+from ..workers.base import KEPT, Engine, ModelWorker, Opening, Worker
 from ..workers.records import Build, Sampled
 from ..workers.tokenizer import actor_of, find_tokenizer
 from .external import once
@@ -84,6 +84,7 @@ class Rank(Weights):
                 serving=post.serving,
             )
         )
+        worker.check_kept()
         self.workers[post.key], self.posts[post.key] = worker, post
         held = holdings(self.shards(post.key))
         return {"version": worker.version, "stamp": worker.stamp, "held": held, "warnings": self._now.warnings}
@@ -311,6 +312,8 @@ class Rank(Weights):
         worker = self.workers[key]
         worker.version, worker.dirty = weights
         shards, record = worker.state_shards()
+        if part:  # every rank has what a worker keeps besides its model
+            shards = [s for s in shards if not s.name.startswith(KEPT)]
         write_shards(Path(folder), file, part, shards)
         if part == 0:
             write_record(Path(folder), file, record)

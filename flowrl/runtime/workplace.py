@@ -129,6 +129,7 @@ class Workplace:
         )
         try:
             worker.open(opening)
+            worker.check_kept()
         except FlowError as error:
             error.at = error.at or said.at
             raise

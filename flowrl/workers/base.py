@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..errors import ModelError, ProgramError, WorkerError
 from ..graph.allowed import number, takes, worker
-from ..graph.op import CallShape, Metrics, op
-from ..graph.site import caller
+from ..graph.op import CallShape, Metrics, Op, op
+from ..graph.site import caller, defined_at
 from ..marks import vocabulary
+from .kept import Mark, pack, undeclared, unpack
 from .records import Build, Model, Sampled, Sampling
 from .weights import Shard
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ..batch import Batch, Column
 
 State = tuple[dict[str, "Tensor"], dict[str, Any]]
+KEPT = "keeps."  # before the names of tensors that a subclass of a model worker keeps besides its model
 
 
 class Stored(Protocol):
@@ -83,7 +86,8 @@ class Worker:
     """Base of all workers. Subclass it, declare ops with ``@fl.op``, and name the attributes that are state.
 
     ``__init__`` only keeps its arguments; what is heavy is loaded in :meth:`open`. ``keeps`` names the attributes
-    that a checkpoint saves: numbers, strings, lists and dicts of them, and tensors::
+    that a checkpoint saves: numbers, texts, tensors, and lists, tuples, sets and dicts of them. An op that changes one
+    says so with ``updates=``; one that does and does not is an error::
 
         class Count(fl.Worker):
             keeps = ("seen",)
@@ -196,24 +200,39 @@ class Worker:
     def state(self) -> State:
         """What a checkpoint saves: tensors by name, and a JSON record."""
         tensors: dict[str, Any] = {}
-        record: dict[str, Any] = {}
-        for name in self.keeps:
-            value = getattr(self, name)
-            if type(value).__module__.partition(".")[0] == "torch":
-                tensors[name] = value
-            else:
-                record[name] = value
-        return tensors, record
+        return tensors, {name: pack(name, getattr(self, name), tensors) for name in self.keeps}
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         """Take back what :meth:`state` gave."""
         for name in self.keeps:
-            setattr(self, name, tensors[name] if name in tensors else record[name])
+            setattr(self, name, unpack(record[name], tensors) if name in record else tensors[name])
+
+    def check_kept(self) -> None:
+        """Raise WorkerError for what ``keeps`` names and no checkpoint could hold. Called once the worker is open."""
+        for name in self.keeps:
+            if not hasattr(self, name):
+                raise WorkerError(
+                    f"{type(self).__name__} keeps '{name}', which it does not have when it is open.",
+                    fix=f"Set self.{name} in __init__, or leave it out of keeps.",
+                )
+            pack(name, getattr(self, name), {})
+
+    @contextmanager
+    def _watched(self, op: Op) -> Iterator[None]:
+        """Hold an op to what it declares: raise WorkerError where it has changed kept state and does not say so."""
+        if not self.keeps or op.updates:
+            yield
+            return
+        before = {name: Mark(getattr(self, name, None)) for name in self.keeps}
+        yield
+        for name, mark in before.items():
+            if not mark.holds(getattr(self, name, None)):
+                raise undeclared(op.title(self), name, type(self).__name__, defined_at(op.fn))
 
     def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
         """What this rank has of :meth:`state`, as boxes that any layout can take back, and the record."""
         tensors, record = self.state()
-        return [Shard(n, tuple(t.shape), (0,) * t.dim(), t) for n, t in tensors.items()], record
+        return _whole(tensors), record
 
     def load_state_shards(self, files: Stored, record: Mapping[str, Any]) -> None:
         """Take back what :meth:`state_shards` gave, on whichever ranks."""
@@ -226,6 +245,10 @@ class Worker:
     def save_model(self, folder: str) -> bool:
         """Save the model as a Hugging Face folder. False for a worker without one."""
         return False
+
+
+def _whole(tensors: Mapping[str, Tensor]) -> list[Shard]:
+    return [Shard(n, tuple(t.shape), (0,) * t.dim(), t) for n, t in tensors.items()]
 
 
 _TRAINED = {"logprobs": "an actor", "values": "a critic", "scores": "a reward model"}
@@ -292,8 +315,6 @@ class ModelWorker(Worker):
         raise WorkerError(f"{type(self).__name__} does not say which engine it needs.", fix="Define build().")
 
     def open(self, opening: Opening) -> None:
-        from dataclasses import replace
-
         self._tokenizers = opening.tokenizer
         build = self.build()
         if opening.serving:
@@ -343,20 +364,34 @@ class ModelWorker(Worker):
 
     def state(self) -> State:
         tensors, record = self.engine.state()
-        return tensors, {"engine": record, "version": self.version, "dirty": self.dirty}
+        kept, plain = Worker.state(self)
+        return {**tensors, **{KEPT + n: t for n, t in kept.items()}}, self._record(record, plain)
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        self.engine.load_state(tensors, record["engine"])
-        self.version, self.dirty = record["version"], record["dirty"]
+        own = {n.removeprefix(KEPT): t for n, t in tensors.items() if n.startswith(KEPT)}
+        self.engine.load_state({n: t for n, t in tensors.items() if not n.startswith(KEPT)}, record["engine"])
+        self._take_record(own, record)
 
     def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
         shards, record = self.engine.state_shards()
-        return shards, {"engine": record, "version": self.version, "dirty": self.dirty}
+        kept, plain = Worker.state(self)
+        return [*shards, *_whole({KEPT + n: t for n, t in kept.items()})], self._record(record, plain)
 
     def load_state_shards(self, files: Stored, record: Mapping[str, Any]) -> None:
+        own = {n.removeprefix(KEPT): files.whole(n) for n in files.names() if n.startswith(KEPT)}
         self.engine.load_state_shards(files.fill, record["engine"])
-        self.version, self.dirty = record["version"], record["dirty"]
+        self._take_record(own, record)
         self.touched()
+
+    def _record(self, engine: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+        """What is no tensor: of the engine, of the weights' versions, and what a subclass ``keeps`` besides."""
+        more = {"keeps": kept} if self.keeps else {}
+        return {"engine": engine, "version": self.version, "dirty": self.dirty, **more}
+
+    def _take_record(self, kept: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        self.version, self.dirty = record["version"], record["dirty"]
+        if "keeps" in record:
+            Worker.load_state(self, kept, record["keeps"])
 
     def digest(self) -> str | None:
         return self.engine.digest()
