@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from ..errors import At
@@ -98,3 +98,16 @@ def own_stack(upto: object) -> list[FrameType]:
             break
         frame = frame.f_back
     return found
+
+
+def is_users(thing: Any) -> bool:
+    """Whether a module, a function or a class is the user's own: of no library, and not of flowrl."""
+    module = thing if isinstance(thing, ModuleType) else sys.modules.get(getattr(thing, "__module__", "") or "")
+    if module is None:  # of a script that was loaded under no name
+        code = getattr(thing, "__code__", None)
+        file: str | None = code.co_filename if code is not None else None
+    else:
+        file = getattr(module, "__file__", None)
+    if file is None:
+        return module is not None and module.__name__ == "__main__"  # a notebook
+    return not os.path.abspath(file).startswith((_HOME, *_LIBRARIES))

@@ -10,6 +10,7 @@ from . import session as sessions
 from .oracle import Path
 from .shims import shimmed
 from .site import defined_at, raised_at
+from .surroundings import LIMIT, Surroundings
 from .terms import Adder, Lint, Traced
 from .tracer import Tracer
 
@@ -36,6 +37,7 @@ def trace(
     broken: list[tuple[FlowError, Path]] = []
     waiting: list[tuple[bool, ...]] = [()]
     meanings: dict[str, tuple[str, At]] = {}  # of the names that are logged
+    around = Surroundings(program)
     while waiting:
         if len(traced.trails) >= cap:
             traced.capped = True
@@ -50,6 +52,7 @@ def trace(
         path = Path(told=waiting.pop(0))
         tracer = Tracer(path, adders, program, meanings, owner=owner)
         failure, crashed = _run(tracer, program, parameters)
+        around.restore()
         waiting += path.others()
         if failure is None:
             traced.trails.append(tracer.trail)
@@ -63,6 +66,11 @@ def trace(
     if traced.trails:
         longer = Tracer(Path(), adders, program, dict(meanings), rounds=3, owner=owner)
         traced.longer = longer.trail if _run(longer, program, parameters)[0] is None else None
+        around.restore()
+    _add(traced.errors, around.leaks())
+    if not around.whole:
+        what = f"{LIMIT} objects around the program are put back after check; it may change others for good."
+        _add(traced.lints, [Lint("state", what, defined_at(program))])
     if not traced.trails:
         _add(traced.errors, [failure for failure, _ in broken[:1]])
     else:  # the trace may take paths that no run takes, where plain Python fails

@@ -41,9 +41,8 @@ def whats(found):
 
 
 def test_python_works_on_numbers_that_are_not_there():
-    kept = {}
-
     def program():
+        kept = {}
         for step, batch in flow.steps(prompts, 10):
             batch = reward.score(actor.generate(batch, n=2))
             mean = batch.rewards.mean()
@@ -57,13 +56,11 @@ def test_python_works_on_numbers_that_are_not_there():
             print("nothing of this is seen", mean)
             flow.log(step, mean=mean)
 
+        assert all(isinstance(kept[n], fl.graph.values.ScalarValue) for n in ("float", "int", "len", "sum", "power"))
+        assert isinstance(kept["text"], str) and isinstance(kept["log"], fl.graph.values.ScalarValue)
+        assert len(kept["range"]) == 1
+
     clean(program)
-    assert all(isinstance(kept[n], fl.graph.values.ScalarValue) for n in ("float", "int", "len", "sum", "power"))
-    assert (
-        isinstance(kept["text"], str)
-        and isinstance(kept["log"], fl.graph.values.ScalarValue)
-        and len(kept["range"]) == 1
-    )
 
 
 def test_a_trace_prints_nothing(capsys):
