@@ -11,6 +11,7 @@ FlowError
 ├── DataError        a data set that cannot be read as asked
 ├── RewardError      user code of a reward failed or ran out of time; names the row
 ├── RunError         an op failed while running; names the op and the driver's line
+│   ├── ClusterLost  Ray itself died, and all processes of the run with it
 │   └── RankLost     a process died, or has not answered in time; names its rank and its pool
 ├── ResumeError      a run that cannot be continued as asked
 └── UsageError       wrong words on the command line
@@ -148,6 +149,10 @@ class RankLost(RunError):
     ) -> None:
         super().__init__(what, at=at, fix=fix)
         self.ranks, self.answers, self.torn = tuple(ranks), dict(answers or {}), torn
+
+
+class ClusterLost(RunError):
+    """What the processes of a run depend on died: the run can only be resumed."""
 
 
 class ResumeError(FlowError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CheckError, FlowError, UsageError, shown
+from ..errors import CheckError, ClusterLost, FlowError, UsageError, shown
 from ..flow import Flow
 from ..planned.pages import write_pages
 from .words import Words, parse, whole_number
@@ -73,6 +74,9 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
         _show_what_there_is(out)
         print(f"stopped at once; {_how_to_go_on(flow, out)}", file=sys.stderr)
         return 130
+    except ClusterLost as lost:
+        print(f"{lost.what.rstrip('.')}; {_how_to_go_on(flow, out)}", file=sys.stderr, flush=True)
+        os._exit(1)  # Ray's own way out of this process waits for what is gone, and logs that
     except BaseException:
         _show_what_there_is(out)
         raise

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, RankLost
 from ..graph import session as sessions
+from ..graph.surroundings import Surroundings
 from ..graph.terms import Reading
 from ..marks import other_ids, vocabulary
 from ..schedule.scheme import Scheme
@@ -96,6 +97,7 @@ class Runner:
         self._number = 0
         self._losses, self._fresh = 0, False  # of processes in a row, and whether a step was done since the last
         self._finished: list[tuple[str, dict[str, Any]]] = []
+        self._around: dict[int, Surroundings] = {}  # the Python state around each stage's program as it began
 
     def run(self) -> Outcome:
         """Run what is left of the stages. Raises what a program raised, after a line in the events."""
@@ -156,6 +158,7 @@ class Runner:
         kinds = {w["name"]: w["kind"] for w in stage.graph["workers"]}
         opening = {name: kinds.get(name, "to be copied") for name in stage.workers}  # of=NAME opens what is not called
         self.progress.opening(stage.program, opening, str(self.settings.out))
+        self._around.setdefault(self._number, Surroundings(stage.fn))
         workers = {name: self.place.open(name) for name in stage.workers}
         followers = stage.scheme.setup.followers
         servers = {name: self.place.open_server(name) for name in self._serving(stage)}
@@ -291,12 +294,15 @@ class Runner:
         manifest = checkpoint.load_manifest(folder) if folder is not None else None
         self.recorder.cut_back(manifest["marks"] if manifest else dict.fromkeys(self.recorder.marks(), 0))
         self._finished = [(p, m) for p, m in manifest["finished"]] if manifest else []
+        stage = manifest["stage"] if manifest else 0
+        for number in [n for n in sorted(self._around, reverse=True) if n >= stage]:
+            self._around.pop(number).restore()
         if manifest is None:
             self.place.begin_again()
         cut = self._restore(manifest) if manifest else None
         self.recorder.event("recovered", self._place(manifest))
         self.progress.note(f"went on {self._place(manifest)}")
-        return (manifest["stage"] if manifest else 0), cut
+        return stage, cut
 
     def _restore(self, manifest: Mapping[str, Any]) -> Cut | None:
         folder = checkpoint.latest(self.settings.out / "checkpoints")

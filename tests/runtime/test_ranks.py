@@ -346,6 +346,17 @@ def numbers(line: dict) -> dict:
     return {k: v for k, v in line.items() if k != "tokens_per_second"}
 
 
+def test_a_run_that_goes_back_finds_the_python_state_of_its_start(tmp_path):
+    """The list at module level, too, is as it was when the program began."""
+    module_of("small_flow")
+    module_of("level_flow").flow.run(out=tmp_path / "calm", quiet=True)
+    assert [line["level"] for line in metrics(tmp_path / "calm")] == [2, 3, 4, 5, 6, 7]
+    module = module_of("level_flow")
+    run_direct(module.flow, ONE, tmp_path / "run", kill=("run", 9), checkpoint_every=2)
+    assert "recovered" in kinds(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "calm") and module.LEVELS == [1, 2, 3, 4, 5, 6, 7]
+
+
 TWO = Plan({"a": Pool("a", processes=2)})
 
 

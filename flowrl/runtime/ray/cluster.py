@@ -20,9 +20,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ...errors import RankLost, RunError, UsageError
+from ...errors import ClusterLost, RankLost, RunError, UsageError
 from ..task import Failed, Setting
 from .actor import THREADS, RankActor, start
+from .head import check_head, end_head
 
 RESOURCE = "flowrl_rank"  # of a cluster that is started here: one for each rank on a CPU
 GRACE = 5.0  # seconds that the other ranks of a call have when one has failed
@@ -75,6 +76,7 @@ class RayRanks:
 
     def restart(self, ranks: Sequence[int]) -> None:
         """End some ranks, as far as they are there, and start them anew."""
+        check_head()
         self._starting = frozenset(ranks)
         for rank in ranks:
             with suppress(RayError, ValueError):
@@ -87,6 +89,13 @@ class RayRanks:
 
     def stop(self) -> None:
         """End all ranks, and the cluster if it was started here."""
+        try:
+            check_head()
+        except ClusterLost:  # it would wait for what is gone
+            end_head()
+            self.handles.clear()
+            self._groups.clear()
+            return
         for handle in self.handles.values():
             with suppress(Exception):
                 ray.kill(handle)
@@ -179,6 +188,7 @@ class RayRanks:
         Raises RankLost for ranks that died, here or where one of these has asked, and for those that have not answered
         ``deadline`` seconds after this was called.
         """
+        check_head()
         refs = [ref for ref, _ in begun.values()]
         if len(refs) > 1:  # one that fails may leave the others waiting for it: they are looked at one by one
             ray.wait(refs, num_returns=len(refs), timeout=0.2)
@@ -202,6 +212,7 @@ class RayRanks:
         while by_ref:
             left = LOOK if ends is None else max(0.0, min(LOOK, ends - time.monotonic()))
             ready = ray.wait(list(by_ref), num_returns=1, timeout=left)[0]
+            check_head()
             for ref in ready:
                 rank = by_ref.pop(ref)
                 try:

@@ -1,0 +1,86 @@
+"""When Ray's own processes die, the run says so in one line, with the command that goes on; and that command does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {beside!r})
+from small_flow import Numbers
+import flowrl as fl
+
+class World(fl.Worker):
+    @fl.op(reads="x", adds="r: f32[]", cost="external", pieces=True)
+    def judge(self, batch):
+        time.sleep(0.2)
+        return {{"r": batch.x.values * 2}}
+
+flow = fl.Flow("slow")
+world = flow.worker(World)
+
+@flow.program
+def slow(steps: int = 100000):
+    for step, batch in flow.steps(Numbers(), steps):
+        flow.log(step, reward=world.judge(batch).r.mean())
+"""
+PLAN = "pools:\n  b: {processes: 2}\nplace:\n  world: {pool: b}\n"
+
+
+def child_of(pid: int, name: str) -> int:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            said = stat.read_text()
+        except OSError:
+            continue
+        command, rest = said.partition("(")[2].rpartition(")")[::2]
+        if command == name and int(rest.split()[1]) == pid:
+            return int(stat.parent.name)
+    raise AssertionError(f"{pid} has no child {name}")
+
+
+def wait_for(file: Path, run: subprocess.Popen) -> None:
+    end = time.monotonic() + 120
+    while not file.exists():
+        assert run.poll() is None, run.communicate()[1]
+        assert time.monotonic() < end, f"{file} is not there"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("process", "said"), [("raylet", "raylet"), ("gcs_server", "head (gcs_server)")])
+def test_the_run_says_what_died_and_how_to_go_on(tmp_path, process, said):
+    script, plan, out = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run"
+    script.write_text(SCRIPT.format(beside=str(Path(__file__).parent)))
+    plan.write_text(PLAN)
+    words = [sys.executable, "-m", "flowrl", "run", str(script), "--out", str(out), "--quiet"]
+    how = ["--runtime", "ray", "--plan", str(plan), "--checkpoint-every", "2"]
+    run = subprocess.Popen([*words, *how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(out / "checkpoints" / "000001" / "manifest.json", run)
+    dead = child_of(run.pid, process)
+    os.kill(dead, signal.SIGKILL)
+    start = time.monotonic()
+    lines = run.communicate(timeout=120)[1].splitlines()
+    assert time.monotonic() - start < 30 and run.returncode == 1
+    assert lines[-1] == (
+        f"Ray's {said} on this host, process {dead}, has ended, and all ranks with it; go on with: flowrl run {script} "
+        f"--out {out} --resume"
+    )
+    assert len(lines) < 6, "\n".join(lines)
+    assert json.loads((out / "run.json").read_text())["status"] == "failed" and not (out / "run.lock").exists()
+    newest = sorted((out / "checkpoints").glob("0*"))[-1]
+    steps = json.loads((newest / "manifest.json").read_text())["program"]["steps"] + 2
+    again = subprocess.run([*words, "--resume", "--steps", str(steps)], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == steps
