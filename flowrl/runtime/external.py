@@ -81,14 +81,16 @@ def once(
         some = main if len(lacking) == len(main) else main.take(lacking)
         asked = [some if a is main else a for a in args], {k: some if v is main else v for k, v in kwargs.items()}
         result = op.apply(worker, tuple(asked[0]), asked[1], info)
-        fresh = result.select(*(n for n in result.fields if n not in main.fields)).with_call(None)
+        fresh = result.select(*(n for n in result.fields if not op.inherits or n not in main.fields)).with_call(None)
         kept = prints if some is main else _some(prints, lacking)
         journal.keep(*place, some.keys, kept.rows, kept.fields, adds=fresh)
         if some is main:
             return result
         answers.append(fresh)
     added = answers[0] if _is_whole(found, main.keys) else _in_order(answers, main.keys)
-    rows = main if op.rows == "same" else added.select() if op.rows == "regroup" else main.take_keys(added.keys)
+    if not op.inherits:
+        return added
+    rows = main if op.rows == "same" else main.take_keys(added.keys)
     return rows.with_columns(dict(added.columns))
 
 

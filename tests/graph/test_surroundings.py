@@ -185,11 +185,11 @@ def test_large_states_are_watched_at_little_cost_and_what_is_left_out_is_said():
     def program():
         rows[5]["prompt"] = "changed"
 
-    start = time.perf_counter()
+    start = time.process_time()
     around = Surroundings(program)
     program()
     around.restore()
-    assert time.perf_counter() - start < 5.0, "a second, where nobody else is at work"
+    assert time.process_time() - start < 3.0
     assert rows[5] == {"prompt": "5"} and around.whole
     assert not Surroundings(lambda: many).whole
 

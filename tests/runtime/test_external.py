@@ -45,6 +45,11 @@ class Judge(fl.Worker):
         ASKED.extend(batch.keys)
         return batch.filter(batch.x.values % 2 == 0)
 
+    @fl.op(reads="x", adds="x: f32[]", rows="apart", cost="external", pieces="row")
+    def ask_again(self, batch):
+        ASKED.extend(batch.keys)
+        return {"x": -batch.x.values}
+
     @fl.op(reads="x", cost="external")
     def tell(self, batch) -> fl.Metrics:
         ASKED.extend(batch.keys)
@@ -146,6 +151,15 @@ def test_rows_that_become_several_and_rows_that_are_left_out(ask):
     ask("pick", batch(KEYS[:4]))
     made, asked, _ = ask("pick", batch())
     assert asked == KEYS[4:] and made.keys == (KEYS[0], KEYS[2], KEYS[4])
+
+
+def test_rows_that_have_the_added_fields_alone(ask):
+    ask("ask_again", batch(KEYS[:4]))
+    made, asked, _ = ask("ask_again", batch())
+    assert asked == KEYS[4:] and made.keys == tuple(KEYS) and made.fields == ("x",)
+    assert made.x.to_list() == [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
+    again, none, _ = ask("ask_again", batch())
+    assert none == [] and again.x.to_list() == made.x.to_list()
 
 
 def test_a_call_that_gives_numbers_is_made_once_too(ask):

@@ -125,10 +125,10 @@ def test_a_large_state_that_stays_costs_next_to_nothing():
     from flowrl.workers.kept import Mark
 
     value = {"table": torch.zeros(30_000_000), "rows": list(range(100_000))}
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(10):
         assert Mark(value).holds(value)
-    assert time.perf_counter() - start < 1.0, "tensors are not read"
+    assert time.process_time() - start < 1.0, "tensors are not read"
 
 
 def test_what_a_checkpoint_could_not_hold_is_refused_when_the_worker_opens(tmp_path):
