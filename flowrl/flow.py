@@ -39,8 +39,8 @@ from .workers.base import Worker
 from .workers.critic import Critic, RewardModel
 from .workers.records import Model
 from .workers.reward import FunctionReward
-from .workers.tokenizer import actor_of
 from .workers.state import state_findings
+from .workers.tokenizer import actor_of
 
 if TYPE_CHECKING:
     from .batch import Batch
