@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass, replace
 
 import pytest
@@ -115,10 +114,10 @@ def test_equals_brute_force_with_real_costs(staleness):
 
 
 def test_four_models_on_128_devices_with_real_costs():
+    """Bounds leave few of the many plans to be priced: seconds on one core."""
     problem = ppo_13b("a100-80:16x8")
-    started = time.perf_counter()
-    search(problem, Roofline(problem.cluster))
-    assert time.perf_counter() - started < 10
+    found = search(problem, Roofline(problem.cluster))
+    assert 0 < found.evaluated < 60 and found.pruned > 300
 
 
 # what is found
