@@ -27,6 +27,7 @@ from .recorder import Recorder, versions
 from .records import Cut, Hooks, Interrupted, Point, Step
 from .resume import find_resume_point, parameter_changes, spelled
 from .session import Running
+from .stalled import STEPS, stalled
 from .workplace import Workplace
 
 if TYPE_CHECKING:
@@ -206,6 +207,8 @@ class Runner:
         finally:
             session.close(wait)
         mine = [h for h in self.recorder.history if h["program"] == stage.program]
+        if (text := stalled(mine, ended=True)) is not None:
+            self._warn(f"{stage.program}: {text}")
         self._finished.append((stage.program, mine[-1] if mine else {}))
         self._number += 1
         if can_go_on:
@@ -234,6 +237,9 @@ class Runner:
             with suppress(ModelError):  # a flow without one: trajectories are written without texts
                 tokenizer = self.place.tokenizer(None)
         line = self.recorder.commit(stage.program, step, tokenizer)
+        lately = [h for h in self.recorder.history[-STEPS - 1 :] if h["program"] == stage.program]
+        if (text := stalled(lately)) is not None:
+            self._warn(f"{stage.program}: {text}")
         self._fresh = True
         self.place.settled(step.number)
         self.progress.step(line, step.timings)
