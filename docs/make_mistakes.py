@@ -1,4 +1,4 @@
-"""Write docs/mistakes.md from tests/wrong and tests/wrong_plans: ``python docs/make_mistakes.py``. A test keeps them equal."""
+"""Write docs/mistakes.md from tests/wrong: ``python docs/make_mistakes.py``. A test keeps them equal."""
 
 import ast
 import re
@@ -10,12 +10,13 @@ HEAD = """\
 # Mistakes
 
 Every kind of mistake that `flowrl check` knows, by the class of its error, with the programs that show it
-([what they say](wrong_programs.md)); and what it cannot know. A mistake is found at the first of these moments at which it
-can be known: when the script is loaded, in the trace, when models open, at the first call.
+([what they say](wrong_programs.md)); and what it cannot know. A mistake is found at the first of these
+moments at which it can be known: when the script is loaded, in the trace, when models open, at the first call.
 
 ## What check knows
 
-The page is made from the programs in `tests/wrong/` by `docs/make_mistakes.py`, so a kind is here because a test holds it.
+The page is made from the programs in `tests/wrong/` by `docs/make_mistakes.py`; a test holds
+each of them.
 """
 CLASSES = {
     "FieldError": "fields: missing, of another type, written twice",
@@ -32,19 +33,19 @@ TAIL = """\
 ## Values
 
 What an argument may be is declared beside it, for flowrl's own ops, losses and workers as for yours
-([`fl.takes`](language.md#something-of-your-own)). A value that is written in the program is looked at in the trace; one that
-the program computes, or that depends on the step, is looked at by the call itself, with the same words.
+([`fl.takes`](language.md#something-of-your-own)). A value that is written in the program is looked at in the trace;
+one that the program computes, or that depends on the step, is looked at by the call itself, with the same words.
 
 ## What check cannot know
 
 | what | when it is found |
 |---|---|
 | whether a number that the program computes is allowed | at the call that is given it |
-| what a reward, an op or an environment of yours returns; its failures | at its first call: the error names the row and your line |
+| what a reward, an op or an environment of yours returns; its failures | at its first call, with the row and your line |
 | the shape of what a loss of yours gives; a field that it looks up under a computed name | at the first update |
-| whether a model, tokenizer or data set by name exists, and fits into memory | when models open, before the first step |
+| whether a model or tokenizer by name exists, and fits into memory | when models open, before the first step |
 | what is in rows after the first 32 of a file | when they are drawn |
-| whether a service answers | at the call: `retries=`, `on_error="mark"`, `max_failed=` ([rewards](workers.md#rewards-by-function)) |
+| whether a service answers | at the call: `retries=`, `on_error="mark"`, `max_failed=` |
 | whether anything is learned | a warning after 10 updates with `grad_norm` 0, or at the end of a shorter program |
 | paths beyond the 64 that are followed, and what code of other modules makes of symbols | when they run |
 | what the program does to files and services itself | never: such things belong into ops |
@@ -54,7 +55,8 @@ the program computes, or that depends on the step, is looked at by the call itse
 def page() -> str:
     """The page: kinds of mistakes by class of error, then what check cannot know."""
     kinds: dict[str, list[str]] = {name: [] for name in CLASSES}
-    for number, path in enumerate(sorted((TESTS / "wrong").glob("*.py")), 1):
+    programs = sorted((TESTS / "wrong").glob("*.py"), key=lambda path: int(path.name.partition("_")[0]))
+    for number, path in enumerate(programs, 1):
         text = path.read_text()
         message = ast.get_docstring(ast.parse(text), clean=False) or ""
         title = text.partition('"""')[2].partition('"""')[2].strip().splitlines()[0].removeprefix("# ").rstrip(".")

@@ -19,13 +19,18 @@ by `docs/make_wrong_programs.py`.
 
 def page() -> str:
     """The page: a list of contents, then each program's mistake and message."""
-    found = [(path, *_read(path)) for path in sorted(PROGRAMS.glob("*.py"))]
+    found = [(path, *_read(path)) for path in sorted(PROGRAMS.glob("*.py"), key=number_of)]
     contents = "".join(f"{i}. [{title}](#{_anchor(i)})\n" for i, (_, title, _) in enumerate(found, 1))
     entries = [
         f"({_anchor(i)})=\n## {i}. {title}\n\n`tests/wrong/{path.name}`\n\n```text\n{message}\n```\n"
         for i, (path, title, message) in enumerate(found, 1)
     ]
     return "\n".join([HEAD, contents, *entries])
+
+
+def number_of(path: Path) -> int:
+    """The number that a program's name begins with."""
+    return int(path.name.partition("_")[0])
 
 
 def _anchor(number: int) -> str:

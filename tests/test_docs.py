@@ -15,6 +15,14 @@ def test_the_page_of_wrong_programs_is_made_from_them():
     assert (DOCS / "wrong_programs.md").read_text() == made, "run python docs/make_wrong_programs.py"
 
 
+def test_the_page_of_mistakes_is_made_from_the_wrong_programs():
+    made = runpy.run_path(str(DOCS / "make_mistakes.py"))["page"]()
+    assert (DOCS / "mistakes.md").read_text() == made, "run python docs/make_mistakes.py"
+    assert made.count("](wrong_programs.md#wrong-") >= len(list((ROOT / "tests" / "wrong").glob("*.py")))
+    kinds = set(re.findall(r"^### `(\w+)`: .", made, re.M))
+    assert kinds == set(re.findall(r"^### `(\w+)`", made, re.M)), "every class of error says what it is about"
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
 def test_files_that_a_page_names_are_there(page):
     named = re.findall(r"`((?:flowrl|algorithms|tests|docs|benchmarks)/[\w/.]*)`", page.read_text())
