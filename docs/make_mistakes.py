@@ -41,7 +41,7 @@ one that the program computes, or that depends on the step, is looked at by the 
 | what | when it is found |
 |---|---|
 | whether a number that the program computes is allowed | at the call that is given it |
-| what a reward, an op or an environment of yours returns; its failures | at its first call, with the row and your line |
+| what a reward, an op or an environment of yours returns; its failures | at its first call, with row and line |
 | the shape of what a loss of yours gives; a field that it looks up under a computed name | at the first update |
 | whether a model or tokenizer by name exists, and fits into memory | when models open, before the first step |
 | what is in rows after the first 32 of a file | when they are drawn |
