@@ -147,14 +147,15 @@ class Batch:
         pairs = [(names.get(n, n), c) for n, c in self._columns.items()]
         columns = dict(pairs)
         if len(columns) < len(pairs):
-            raise FieldError(f"'{_twice([n for n, _ in pairs])}' would be the name of two fields.", have=self._columns)
+            name = _twice([n for n, _ in pairs])
+            raise already_there("rename", name)
         return self._with(columns)
 
     def with_columns(self, columns: Mapping[str, Column]) -> Batch:
         """Further columns of the same rows in the same order."""
         for name, column in columns.items():
             if name in self._columns:
-                raise FieldError(f"'{name}' is written twice.", have=self._columns, fix="Rename one of the two.")
+                raise already_there("with_columns", name)
             if len(column) != len(self.keys):
                 raise RowsError(f"'{name}' has {len(column)} rows, the batch has {len(self.keys)}.")
         return self._with({**self._columns, **columns})
@@ -392,6 +393,15 @@ def _json(name: str, values: list[Any]) -> str:
         raise FieldError(
             f"'{name}' cannot be written down: {cause}.", fix="Keep texts, numbers, lists and dicts."
         ) from cause
+
+
+def already_there(title: str, name: str, at: Any = None) -> FieldError:
+    """The error of ``with_columns`` and ``rename`` where a batch has a field of that name."""
+    return FieldError(
+        f"{title} adds '{name}', which the batch already has.",
+        at=at,
+        fix=f"Write batch.drop('{name}').{title}(...) if it takes the place of that one, or give it another name.",
+    )
 
 
 def _twice(items: Sequence[Any]) -> Any:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from ..batch import already_there
 from ..errors import At, FieldError, ProgramError, RowsError
 from ..marks import unlike
 from .arithmetic import BY_ROW, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, result_type
-from .op import Op, Signature, described, written_twice
+from .op import Op, Signature, described
 from .site import caller
 from .terms import Rows, Symbol, TBatch, TField, TNumber, Use
 from .types import FieldType
@@ -173,7 +174,7 @@ class RowOps:
             for n, f in batch.fields.items():
                 new = args[1].get(n, n)
                 if new in fields or (new != n and new in batch.fields and new not in args[1]):
-                    self.tracer.wrong(written_twice("rename", [new], at))
+                    self.tracer.wrong(already_there("rename", new, at))
                 fields[new] = f
         return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
 
@@ -187,7 +188,7 @@ class RowOps:
                 )
                 continue
             if name in fields:
-                self.tracer.wrong(written_twice("with_columns", [name], at))
+                self.tracer.wrong(already_there("with_columns", name, at))
             found: TField = column.ref
             if found.rows != batch.rows:
                 self.tracer.wrong(self._different_rows("with_columns", batch.rows, found.rows, at))

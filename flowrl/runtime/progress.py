@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import defaultdict, deque
@@ -88,7 +89,8 @@ class Progress:
         self.console.print(text, markup=False, highlight=False)
 
     def _mean(self, name: str) -> float | None:
-        values = [h[name] for h in self._recent if isinstance(h.get(name), (int, float))]
+        """Over the steps that have a number of that name: an update of no rows has no ratio."""
+        values = [h[name] for h in self._recent if isinstance(h.get(name), (int, float)) and math.isfinite(h[name])]
         return sum(values) / len(values) if values else None
 
     def _headline(self) -> str:

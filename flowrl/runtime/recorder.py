@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -141,8 +141,8 @@ class Recorder:
 
     def curve(self) -> Path | None:
         """Draw reward over steps to reward.png; None when nothing called reward was logged."""
-        rows = [(i, h) for i, h in enumerate(self.history) if isinstance(h.get("reward"), (int, float))]
-        if len(rows) < 2:
+        lines = curves(self.history)
+        if not lines:
             return None
         import matplotlib as mpl
 
@@ -151,22 +151,34 @@ class Recorder:
 
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.add_subplot()
-        for program in dict.fromkeys(h["program"] for _, h in rows):
-            xs = [h["step"] for _, h in rows if h["program"] == program]
-            ys = [h["reward"] for _, h in rows if h["program"] == program]
-            if len(xs) > 1:
-                axes.plot(xs, ys, alpha=0.3, linewidth=1)
-                axes.plot(
-                    xs, _smooth(ys), color=axes.lines[-1].get_color(), label=f"{program} (mean of {_window(ys)} steps)"
-                )
+        for title, xs, ys in lines:
+            axes.plot(xs, ys, alpha=0.3, linewidth=1)
+            axes.plot(xs, _smooth(ys), color=axes.lines[-1].get_color(), label=f"{title} (mean of {_window(ys)} steps)")
         axes.set_xlabel("step")
         axes.set_ylabel("reward")
         axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend()
+        axes.legend()
         path = self.folder / "reward.png"
         figure.savefig(path, dpi=120)
         return path
+
+
+def curves(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], list[float]]]:
+    """Title, steps and rewards of each line of a reward curve: one for each loop of a program, as each counts anew."""
+    found: list[tuple[str, list[int], list[float]]] = []
+    for program in dict.fromkeys(line["program"] for line in history):
+        loops: list[tuple[list[int], list[float]]] = []
+        for line in history:
+            reward = line.get("reward")
+            if line["program"] != program or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+                continue
+            if not loops or line["step"] <= loops[-1][0][-1]:
+                loops.append(([], []))
+            loops[-1][0].append(line["step"])
+            loops[-1][1].append(reward)
+        titles = [program if len(loops) == 1 else f"{program}, loop {number}" for number in range(1, len(loops) + 1)]
+        found += [(title, *loop) for title, loop in zip(titles, loops, strict=True) if len(loop[0]) > 1]
+    return found
 
 
 def first_groups(rows: Any, count: int) -> Any:

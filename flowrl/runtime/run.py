@@ -122,6 +122,7 @@ class Runner:
         status, digest = "done", None
         try:
             with self._stoppable(), self.progress:
+                self._warn_of_plan()
                 if settings.resume:
                     self.progress.note(f"resumed {self._place(manifest)}")
                 if manifest is not None:
@@ -389,6 +390,20 @@ class Runner:
     def _warn(self, text: str) -> None:
         self.recorder.event("warning", text)
         self.progress.note(text)
+
+    def _warn_of_plan(self) -> None:
+        """Say which words of the plan the eager runtime has no use for."""
+        pipeline: Mapping[str, int] = (self.settings.plan or {}).get("pipeline", {})
+        unused = [
+            f"{word}: {pipeline[word]}"
+            for word, plain in (("staleness", 0), ("chunks", 1))
+            if pipeline.get(word, plain) != plain
+        ]
+        if self.settings.runtime == "eager" and unused:
+            self._warn(
+                "--runtime eager does one call after another and one step after another, without "
+                f"{' and '.join(unused)} of the plan. Results may differ from those of --runtime local."
+            )
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:

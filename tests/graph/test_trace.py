@@ -317,6 +317,25 @@ def test_what_a_value_cannot_do_is_said_in_the_words_of_the_language(act, what):
     assert found.errors[0].at.file == __file__
 
 
+def test_a_field_takes_the_place_of_another_as_the_fix_says():
+    def twice():
+        for _step, batch in flow.steps(prompts, 10):
+            batch.with_columns({"prompt": batch.prompt_ids})
+            batch.rename(prompt_ids="prompt")
+
+    def dropped():
+        for _step, batch in flow.steps(prompts, 10):
+            batch.drop("prompt").with_columns({"prompt": batch.prompt_ids})
+            batch.drop("prompt").rename(prompt_ids="prompt")
+
+    either = "if it takes the place of that one, or give it another name."
+    assert [error.fix for error in traced(twice).errors] == [
+        f"Write batch.drop('prompt').with_columns(...) {either}",
+        f"Write batch.drop('prompt').rename(...) {either}",
+    ]
+    assert not traced(dropped).errors
+
+
 def test_hasattr_and_getattr_work_on_handles_and_values():
     def program():
         for step, batch in flow.steps(prompts, 10):

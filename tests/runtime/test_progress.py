@@ -54,6 +54,14 @@ def test_what_is_left_is_said_in_minutes_and_hours(shown, seconds, steps, wanted
     assert text(shown).splitlines()[-1].partition("  [")[0].strip() == wanted
 
 
+def test_a_step_without_a_number_takes_no_part_in_the_mean(shown):
+    shown.start("grpo", 3, 0)
+    with shown:
+        for step, ratio in enumerate((1.0, float("nan"), 2.0)):
+            shown.step({"program": "grpo", "step": step, "seconds": 1.0, "ratio": ratio}, [])
+    assert "  ratio 1.5  " in text(shown).splitlines()[-1]
+
+
 def test_the_loss_of_each_worker_comes_before_its_approximate_kl(shown):
     line = {"actor/approx_kl": 0.1, "actor/kl": 0.2, "actor/loss": 0.3, "critic/loss": 0.4, "grade": 1.0, "reward": 0.5}
     shown.start("ppo", 1, 0)

@@ -55,6 +55,20 @@ def test_at_s0_every_plan_gives_what_eager_gives(module, tmp_path, program):
         ]
 
 
+def test_eager_says_what_of_a_plan_it_has_no_use_for(module, tmp_path):
+    def warnings(out: Path) -> list[str]:
+        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+        return [event["text"] for event in events if event["kind"] == "warning"]
+
+    run(module, tmp_path / "ahead", plan("split", staleness=1, chunks=2), runtime="eager", steps=2)
+    run(module, tmp_path / "in turn", plan("split"), runtime="eager", steps=2)
+    assert warnings(tmp_path / "ahead") == [
+        "--runtime eager does one call after another and one step after another, without staleness: 1 and chunks: 2 "
+        "of the plan. Results may differ from those of --runtime local."
+    ]
+    assert warnings(tmp_path / "in turn") == []
+
+
 def one_step_off(module, steps: int) -> str:
     """A plain loop without any scheduler: step k generates with the weights after the update of step k-2."""
     from flowrl.backends import open_engine
@@ -79,7 +93,7 @@ def one_step_off(module, steps: int) -> str:
     fl = module.fl
     actor = opened(fl.Actor, model=module.MODEL, lr=3e-3, max_tokens=5)
     server = opened(fl.Actor, serving=True, model=module.MODEL, lr=3e-3, max_tokens=5)
-    ref = opened(fl.Reference, peer=actor, of=object())
+    ref = opened(fl.Reference, peer=actor, of=module.actor)
     reward = opened(fl.FunctionReward, fn=module.digits)
     for worker in (actor, ref, reward):
         worker.program_starts()
