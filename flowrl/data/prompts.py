@@ -146,14 +146,25 @@ class Prompts:
         value = self._value(row, at, (str, list, tuple))
         messages = [{"role": "user", "content": value}] if isinstance(value, str) else [dict(m) for m in value]
         if not all("role" in m and "content" in m for m in messages):
-            raise DataError(
-                f"A message of '{self.reading.column}' lacks 'role' or 'content'.",
-                at=at(row.index),
-                fix='Write messages as {"role": "user", "content": "..."}.',
-            )
+            raise self._no_message(at(row.index), messages)
         if self.reading.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.reading.system})
         return messages
+
+    def check_messages(self, row: Row) -> None:
+        """Raise DataError where the messages of a row lack what a chat template asks of them."""
+        value = row.get(self.reading.column)
+        if isinstance(value, (list, tuple)) and not all(
+            isinstance(m, Mapping) and "role" in m and "content" in m for m in value
+        ):
+            raise self._no_message(None, value)
+
+    def _no_message(self, at: At | None, messages: Sequence[Any]) -> DataError:
+        return DataError(
+            f"A message of '{self.reading.column}' lacks 'role' or 'content'.",
+            at=at,
+            fix='Write messages as {"role": "user", "content": "..."}.',
+        )
 
     def _fitting(self, rows: Sequence[Row], ids: list[list[int]], at: Callable[[int], At]) -> list[int]:
         """Numbers of the rows whose prompts are short enough; cuts them where asked to."""

@@ -189,7 +189,10 @@ class Source:
     def _reader(self) -> Prompts:
         if self._prompts is None:
             with self._placing():
-                self._prompts = Prompts.of(self.reading, self._store.columns(), title=self._store.title)
+                prompts = Prompts.of(self.reading, self._store.columns(), title=self._store.title)
+                if prompts.messages and self._store.size:  # rows that are there before anything is read
+                    prompts.check_messages(self._store.read([0])[0])
+                self._prompts = prompts
         return self._prompts
 
     @contextmanager
