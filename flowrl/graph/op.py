@@ -87,7 +87,7 @@ class CallShape:
 Pieces = bool | str | Callable[[CallShape], "bool | str"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Op:
     """An op of a worker or of a library. Called on a plain worker or plain batches it just runs."""
 
@@ -109,6 +109,9 @@ class Op:
         if instance is None:
             return self
         return functools.partial(self._plain, instance)
+
+    def __repr__(self) -> str:
+        return f"{self.owner}.{self.name}"
 
     def __set_name__(self, owner: type, name: str) -> None:
         object.__setattr__(self, "owner", owner.__name__)

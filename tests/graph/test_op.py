@@ -229,3 +229,10 @@ def test_a_regrouping_op_keeps_to_its_declaration(batch):
 
     with pytest.raises(FieldError, match="declares that it adds 'top', but returned 'length', 'top'"):
         top(batch)
+
+
+def test_an_op_is_written_as_its_name():
+    from flowrl import rl
+    from flowrl.workers.actor import Actor
+
+    assert (repr(rl.advantages), repr(Actor.update)) == ("rl.advantages", "Actor.update")

@@ -150,3 +150,16 @@ def test_of_two_edges_with_one_field_each_has_what_was_made_at_its_beginning(tmp
     found = moved(tmp_path, "p")
     graph = with_moved(Graph("p", nodes, (*sides, *after)), found)
     assert [e.bytes for e in graph.edges] == [50, 15, 65, 8]
+
+
+def test_a_publish_that_moves_nothing_says_so():
+    """In one process the generating copy is the trained one: no byte goes anywhere, in text and picture."""
+    from flowrl.cli import load_script
+    from flowrl.graph.draw import render
+    from flowrl.placement.plan import Plan
+    from flowrl.planned.see import placed_graph
+
+    flow = load_script(str(Path(__file__).parents[2] / "algorithms" / "grpo.py"))
+    graph = placed_graph(flow.study(Plan.one_process(), "grpo"), flow.graph("grpo"))
+    assert "    actor.update -> actor.publish: weights 0 B (same pool)\n" in render(graph, "text")
+    assert ">0 B<" in render(graph, "svg")

@@ -85,9 +85,14 @@ def place_lines(node: Node) -> tuple[str, ...]:
     return tuple(row for row in rows if row)
 
 
+def tells_bytes(edge: Edge) -> bool:
+    """Whether bytes are known, and more than none; a publish that moves nothing, as in one process, says so."""
+    return bool(edge.bytes) or (edge.bytes is not None and edge.kind == "weights" and not edge.version)
+
+
 def bytes_row(edge: Edge) -> str:
     """What goes over an edge in a step, and how where it leaves the pool: ``1.2 GB · network``."""
-    if not edge.bytes:
+    if edge.bytes is None or not tells_bytes(edge):
         return ""
     return bytes_text(edge.bytes) + (f" · {edge.transport}" if edge.transport and edge.transport not in INSIDE else "")
 

@@ -171,7 +171,7 @@ def _where(thing: Node | WorkerInfo) -> str:
 
 
 def _move(edge: Edge) -> str:
-    size = placed.bytes_text(edge.bytes) if edge.bytes else ""
+    size = placed.bytes_text(edge.bytes) if edge.bytes is not None and placed.tells_bytes(edge) else ""
     words = (edge.version, size, f"({edge.transport})" if size and edge.transport else "")
     said = " ".join(word for word in words if word)
     return f"    {edge.src} -> {edge.dst}: {edge.kind} {said}" if said else ""
