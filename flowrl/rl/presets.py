@@ -20,7 +20,8 @@ def _made(gate: Gate, name: str, own: Mapping[str, Any], parts: Mapping[str, Any
     known = [n for n in signature(policy_loss).parameters if n not in ("gate", "name")]
     for word in parts:
         if word not in known:
-            meant = meant_argument(word, [*own, *known, "clip", "clip_high", "dual"]) or near(word, known)
+            mine = [*known, *(signature(globals()[name]).parameters if name in globals() else ())]
+            meant = meant_argument(word, mine) or near(word, mine)
             raise ProgramError(
                 f"rl.{name} has no part '{word}'.",
                 at=sessions.caller(),
