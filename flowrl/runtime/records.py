@@ -31,6 +31,7 @@ class Draws:
     cursor: Any
     made: int = 0  # draws so far
     kept: int = 0  # draws before the cut of a resumed run
+    ended: bool = False  # it had no rows left
 
 
 @dataclass(frozen=True)

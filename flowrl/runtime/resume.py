@@ -55,7 +55,7 @@ def find_resume_point(out: Path, stages: Sequence[StageLike], seed: int) -> dict
         )
     if manifest["program"] is not None or ended not in changed:
         return manifest
-    return _reopened(folder, newest, ended)
+    return _reopened(folder, newest, ended, before[ended], stages[ended])
 
 
 def parameter_changes(before: Sequence[Mapping[str, Any]], stages: Sequence[StageLike]) -> list[str]:
@@ -64,10 +64,18 @@ def parameter_changes(before: Sequence[Mapping[str, Any]], stages: Sequence[Stag
     return [f"{s.program}: {_changes(b, s.parameters)}" for b, s in pairs if _differ(b, s.parameters)]
 
 
-def _reopened(folder: Path, newest: Path, ended: int) -> dict[str, Any] | None:
+def _reopened(
+    folder: Path, newest: Path, ended: int, before: Mapping[str, Any], stage: StageLike
+) -> dict[str, Any] | None:
     """The manifest from which a program that has ended goes on."""
     if checkpoint.reopen(newest):
         return checkpoint.load_manifest(newest)
+    had, asked = before.get("steps"), stage.parameters.get("steps")
+    if isinstance(had, int) and isinstance(asked, int) and asked < had:  # before anything of the run is taken away
+        raise ResumeError(
+            f"'{stage.program}' has ended with {had} steps, and was asked to go on with {asked}.",
+            fix="Give it at least the steps that are done.",
+        )
     while (found := checkpoint.latest(folder)) is not None:
         manifest = checkpoint.load_manifest(found)
         if manifest["stage"] <= ended:

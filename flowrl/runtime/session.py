@@ -238,16 +238,19 @@ class Running:
             if self.calls == self.cut.calls:
                 self.draws = self.cut.draws
             if self.calls == self.cut.calls and self.course != self.cut.course:
-                raise ResumeError(
-                    f"program '{self.program}' took another course than the run that is continued.",
-                    at=caller(),
-                    fix="Resume with the script and the parameters that the run was started with.",
-                )
+                raise self._another_course()
         elif op.owner != "data":
             call.at = caller()
             self._loop_end = None
         self._live[index] = call
         return call
+
+    def _another_course(self) -> ResumeError:
+        return ResumeError(
+            f"program '{self.program}' took another course than the run that is continued.",
+            at=caller(),
+            fix="Resume with the script and the parameters that the run was started with.",
+        )
 
     @property
     def course(self) -> str:
@@ -263,8 +266,9 @@ class Running:
         cursor = source.cursor()
         draws = Draws(source, cursor)
         if self.cut is not None and len(self._sources) < len(self.cut.cursors):
-            draws.kept = self.cut.cursors[len(self._sources)]["draws"]
-            cursor.load_state(self.cut.cursors[len(self._sources)]["state"])
+            said = self.cut.cursors[len(self._sources)]
+            draws.kept, draws.ended = said["draws"], said.get("ended", True)  # older records do not say
+            cursor.load_state(said["state"])
         self._sources.append(draws)
         return draws
 
@@ -279,10 +283,13 @@ class Running:
         rows: list[dict[str, Any]] = []
         if self.replaying:
             if draws.made >= draws.kept:
+                if not draws.ended:  # a loop before the cut has more steps than it had
+                    raise self._another_course()
                 return None
         else:
             rows = draws.cursor.draw(count)
             if not rows:
+                draws.ended = True
                 return None
         draws.made += 1
         self._loop_end = None
@@ -393,7 +400,7 @@ class Running:
             "steps": self._recorded,
             "draws": self.draws,
             "course": self.course,
-            "cursors": [{"state": d.cursor.state(), "draws": d.made} for d in self._sources],
+            "cursors": [{"state": d.cursor.state(), "draws": d.made, "ended": d.ended} for d in self._sources],
             "held": sorted(self.machine.held()),
         }
         kept = (Batch, Column, Remote, RemoteColumn, dict, int, float, bool, list)

@@ -141,6 +141,14 @@ def two_loops(steps: int = 4):
 
 
 @flow.program
+def warmed_up(warm: int = 2, steps: int = 4):
+    for step, batch in flow.steps(Numbers(), warm):
+        flow.log(step, counter.update(counter.values(batch)))
+    for step, batch in flow.steps(Numbers(batch=2), steps):
+        flow.log(step, counter.update(counter.values(batch)))
+
+
+@flow.program
 def evaluated(steps: int = 4):
     """Asks a worker once more after its loop."""
     for step, batch in flow.steps(Numbers(), steps):

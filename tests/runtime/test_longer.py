@@ -120,3 +120,29 @@ def test_fewer_steps_than_are_done_are_refused_and_nothing_is_lost(small, tmp_pa
 def test_the_end_of_a_program_costs_one_checkpoint(small, tmp_path):
     run(small, tmp_path / "run", **steps(4))
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["000000"]
+
+
+@pytest.mark.parametrize("every", [1, 50])
+def test_steps_that_another_loop_has_gone_on_from_stay_as_many_as_they_were(small, tmp_path, every):
+    whole = run(small, tmp_path / "whole", "warmed_up", **steps(6, "warmed_up"))
+    run(small, tmp_path / "run", "warmed_up", checkpoint_every=every, **steps(4, "warmed_up"))
+    with pytest.raises(ResumeError) as raised:
+        run(small, tmp_path / "run", "warmed_up", resume=True, **steps(6, "warmed_up", warm=3))
+    assert raised.value.what == "program 'warmed_up' took another course than the run that is continued."
+    again = run(small, tmp_path / "run", "warmed_up", resume=True, **steps(6, "warmed_up"))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_where_more_was_done_after_the_loop_fewer_steps_are_refused_before_anything_is_taken_away(small, tmp_path):
+    run(small, tmp_path / "run", "evaluated", **steps(4, "evaluated"))
+    before = metrics(tmp_path / "run")
+    with pytest.raises(ResumeError) as raised:
+        run(small, tmp_path / "run", "evaluated", resume=True, **steps(2, "evaluated"))
+    assert raised.value.report() == (
+        "ResumeError: 'evaluated' has ended with 4 steps, and was asked to go on with 2.\n"
+        "  fix  Give it at least the steps that are done."
+    )
+    run(small, tmp_path / "run", "evaluated", resume=True, **steps(4, "evaluated"))
+    assert resumed(tmp_path / "run") == ["at its end: nothing is left to do"]
+    assert metrics(tmp_path / "run") == before
