@@ -176,6 +176,14 @@ class Op:
             found.pop("self")
         return found
 
+    def argument(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call gives for a parameter; None where it leaves that to its default."""
+        if name in kwargs:
+            return kwargs[name]
+        names = list(self.parameters.parameters)
+        place = names.index(name) - self.is_method if name in names else len(args)
+        return args[place] if place < len(args) else None
+
     def signature(
         self,
         init: Mapping[str, Any],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ class Call:
     """An op call on its way: what to run, and later its result or its error. ``parts``: results of its pieces.
 
     ``fields`` are those of its batch, where they are known before it is run. One that only ``adds`` some to the rows
-    of another call has that as its ``base``. ``origins`` are the workers that its rows were sampled from.
+    of another call has that as its ``base``. ``reads`` are the fields that it reads of each batch, by parameter, where
+    they are known by then. ``origins`` are the workers that its rows were sampled from.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class Call:
         "origins",
         "outside",
         "parts",
+        "reads",
         "result",
         "step",
         "worker",
@@ -60,6 +62,7 @@ class Call:
         self.base: Call | None = None
         self.adds: frozenset[str] = frozenset()
         self.fields: frozenset[str] | None = None
+        self.reads: Mapping[str, Collection[str]] | None = None
         self.origins: frozenset[tuple[str, int, bool]] = frozenset()  # of its rows: worker, step, whether relaxed
 
     @property

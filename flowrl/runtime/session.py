@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -195,7 +195,7 @@ class Running:
         if short is not whole:
             narrow = BatchValue(self, short)
             args, kwargs = replace_values((args, dict(kwargs)), lambda v: narrow if v is main else v)
-        call = self._make(op, worker, args, kwargs)
+        call = self._make(op, worker, args, kwargs, signature.reads)
         if op.returns == "batch":
             call.fields = short.fields | added if op.rows == "same" and short.fields is not None else None
             if op.rows == "same":
@@ -209,10 +209,18 @@ class Running:
                 return BatchValue(self, made)
         return self._value(op, call, args)
 
-    def _make(self, op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def _make(
+        self,
+        op: Op,
+        worker: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        reads: Mapping[str, Collection[str]] | None = None,
+    ) -> Call:
         """Issue a call, and in the eager runtime run it."""
         name = worker.name if worker else None
         call = self._issue(op, name, f"{name or op.owner}.{op.name}", args, kwargs)
+        call.reads = reads
         note_origins(call, args, kwargs, self.scheme)
         if not call.done:
             refuse_stale(call, kwargs, self.scheme)

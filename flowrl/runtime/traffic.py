@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..batch import Batch, Column
@@ -22,7 +22,7 @@ def bytes_read(call: Call, worker: Any, args: tuple[Any, ...], kwargs: Mapping[s
     what it reads, such as a filter, is given all fields.
     """
     found: dict[str, int] = {}
-    for name, column in (*_declared(call.op, worker, args, kwargs), *_fields(call, args, kwargs)):
+    for name, column in (*_declared(call, worker, args, kwargs), *_fields(call, args, kwargs)):
         found[name] = found.get(name, 0) + _bytes(column)
     return found
 
@@ -87,23 +87,29 @@ def spread(lengths: Sequence[int]) -> list[int]:
 
 
 def _declared(
-    op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    call: Call, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Column | RemoteColumn]]:
     """The fields that an op declares to read, of each batch that it is given."""
+    op = call.op
     if op.owner == "batch":
         for batch in (a for a in args if isinstance(a, (Batch, Remote))):
             named = [a for a in args if isinstance(a, str)]  # a group's mean is of the field that is named
             yield from ((name, batch[name]) for name in batch.fields if name in named or not named)
         return
+    reads = call.reads if call.reads is not None else _reads(op, worker, args, kwargs)
+    for parameter, fields in reads.items():
+        value = op.argument(parameter, args, kwargs)
+        if isinstance(value, (Batch, Remote)):
+            yield from ((name, value[name]) for name in fields if name in value)
+
+
+def _reads(op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Collection[str]]:
+    """What an op reads of each batch, where only the rows themselves say which fields they have."""
     arguments = op.bind(worker, args, {k: v for k, v in kwargs.items() if k != "into"})
     main = arguments.get(op.batch_parameter)
     if not isinstance(main, (Batch, Remote)):
-        return
-    signature = op.signature(_init(worker), arguments, frozenset(main.fields))
-    for parameter, fields in signature.reads.items():
-        value = arguments.get(parameter)
-        if isinstance(value, (Batch, Remote)):
-            yield from ((name, value[name]) for name in fields if name in value)
+        return {}
+    return op.signature(_init(worker), arguments, frozenset(main.fields)).reads
 
 
 def _fields(
