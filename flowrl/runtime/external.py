@@ -68,9 +68,9 @@ def once(
     init = getattr(worker, "init_arguments", {})
     read = _read(op, init, arguments, main)
     prints = Fingerprints.of(read, _beside(arguments))
-    known = journal.answers(*place)
+    known = [line for line in journal.answers(*place) if line.get("op", info.op) == info.op]  # older ones do not say
     if op.returns != "batch":
-        return _value_once(journal, place, known, main, prints, lambda: op.apply(worker, args, kwargs, info))
+        return _value_once(journal, place, info.op, known, main, prints, lambda: op.apply(worker, args, kwargs, info))
     unit = "call" if op.rows == "regroup" else op.unit(init, arguments)
     found = {key: line for line in known for key in _answered(line, main.keys, prints, unit, read)}
     lacking = [i for i, key in enumerate(main.keys) if key not in found]
@@ -83,7 +83,7 @@ def once(
         result = op.apply(worker, tuple(asked[0]), asked[1], info)
         fresh = result.select(*(n for n in result.fields if not op.inherits or n not in main.fields)).with_call(None)
         kept = prints if some is main else _some(prints, lacking)
-        journal.keep(*place, some.keys, kept.rows, kept.fields, adds=fresh)
+        journal.keep(*place, some.keys, kept.rows, kept.fields, op=info.op, adds=fresh)
         if some is main:
             return result
         answers.append(fresh)
@@ -97,6 +97,7 @@ def once(
 def _value_once(
     journal: Journal,
     place: tuple[int, int],
+    title: str,
     known: Sequence[Mapping[str, Any]],
     main: Batch,
     prints: Fingerprints,
@@ -107,7 +108,7 @@ def _value_once(
         if "value" in line and line["keys"] == main.keys and tuple(line["inputs"]) == prints.rows:
             return _plain(line["value"])
     value = ask()
-    journal.keep(*place, main.keys, prints.rows, prints.fields, value=value)
+    journal.keep(*place, main.keys, prints.rows, prints.fields, op=title, value=value)
     return value
 
 

@@ -16,9 +16,10 @@ class Journal:
     """An append-only file of JSON lines, ``journal.jsonl``. A line that was cut off by a crash is dropped.
 
     ``{"program": 0, "read": 3, "value": 0.25}``: the program's fourth read gave 0.25.
-    ``{"program": 0, "call": 17, "keys": [[0, 0], ...], "inputs": ["9f...", ...], "fields": {...}, "adds": {...}}``:
-    what the external call 17 added to these rows, of which it had read that (:mod:`flowrl.runtime.external`); ``value``
-    in place of ``adds`` where it gives no rows. A call has a line for each time that some of its rows were asked for.
+    ``{"program": 0, "call": 17, "op": "reward.score", "keys": [[0, 0], ...], "inputs": ["9f...", ...], "fields": {...},
+    "adds": {...}}``: what the external call 17, one of this op, added to these rows, of which it had read that
+    (:mod:`flowrl.runtime.external`); ``value`` in place of ``adds`` where it gives no rows. A call has a line for each
+    time that some of its rows were asked for.
 
     ``beside``: a pattern of the journals that others write in the same folder; they are read too.
     """
@@ -50,12 +51,21 @@ class Journal:
         inputs: Sequence[str],
         fields: Mapping[str, Sequence[str]],
         *,
+        op: str,
         adds: Batch | None = None,
         value: Any = None,
     ) -> None:
         """Keep what an external call gave for some rows: also here, until the sync after the next."""
         given = {"value": value} if adds is None else {"adds": adds.to_record()}
-        line = {"program": program, "call": call, "keys": keys, "inputs": inputs, "fields": fields, **given}
+        line = {
+            "program": program,
+            "call": call,
+            "op": op,
+            "keys": keys,
+            "inputs": inputs,
+            "fields": fields,
+            **given,
+        }
         self._write(line)
         with self._lock:
             self._external.setdefault((program, call), []).append(_with_keys(line))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,11 @@ class Judge(fl.Worker):
         ASKED.extend(batch.keys)
         return {"x": -batch.x.values}
 
+    @fl.op(reads="x", adds="x: f32[]", rows="regroup", cost="external")
+    def shorten(self, batch):
+        ASKED.extend(batch.keys)
+        return fl.Batch.of(batch.keys[:2], x=fl.Column.of([7.0, 8.0], dtype="f32"))
+
     @fl.op(reads="x", cost="external")
     def tell(self, batch) -> fl.Metrics:
         ASKED.extend(batch.keys)
@@ -61,10 +67,10 @@ def ask(tmp_path):
     """Asks as a process of its own would: with what the journal's file holds."""
     ASKED.clear()
 
-    def asking(op, rows, **kwargs):
+    def asking(op, rows, info=INFO, **kwargs):
         said = []
         journal = Journal(tmp_path / "journal.jsonl")
-        made = once(journal, (0, 7), Judge.__dict__[op], Judge(), (rows,), kwargs, INFO, said.append)
+        made = once(journal, (0, 7), Judge.__dict__[op], Judge(), (rows,), kwargs, info, said.append)
         journal.close()
         asked, ASKED[:] = list(ASKED), []
         return made, asked, said
@@ -160,6 +166,20 @@ def test_rows_that_have_the_added_fields_alone(ask):
     assert made.x.to_list() == [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
     again, none, _ = ask("ask_again", batch())
     assert none == [] and again.x.to_list() == made.x.to_list()
+
+
+def test_new_rows_with_fields_called_like_those_that_were_read_are_answered_with_their_own(ask):
+    first, asked, _ = ask("shorten", batch())
+    again, none, said = ask("shorten", batch())
+    assert asked == KEYS and none == [] and said == []
+    assert (again.keys, again.fields, again.x.to_list()) == (first.keys, ("x",), first.x.to_list())
+
+
+def test_answers_of_another_op_are_none(ask):
+    """A script that was changed, or a run that has gone back before its loop's end, asks another op at the same place."""
+    ask("alone", batch())
+    made, asked, said = ask("in_its_group", batch(), info=replace(INFO, op="judge.in_its_group"))
+    assert asked == KEYS and said == [] and made.r.to_list() == [-0.5, 0.5] * 3
 
 
 def test_a_call_that_gives_numbers_is_made_once_too(ask):
