@@ -15,11 +15,12 @@ def origin(script: str) -> dict[str, Any]:
     """``{"commit": "9efa5d5...", "dirty": False, "host": "node7", "device": "NVIDIA H200"}``.
 
     ``commit`` is that of the repository that the script lies in, None outside of one; ``dirty`` whether files of it
-    were changed since. ``device``: the GPUs of this host, else its processor.
+    were changed since, None where git does not say. ``device``: the GPUs of this host, else its processor.
     """
     folder = Path(script).resolve().parent if os.path.exists(script) else Path.cwd()
     commit = _git(folder, "rev-parse", "HEAD")
-    dirty = None if commit is None else bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    changed = None if commit is None else _git(folder, "status", "--porcelain", "--untracked-files=no")
+    dirty = None if changed is None else bool(changed)
     return {"commit": commit, "dirty": dirty, "host": platform.node(), "device": device()}
 
 
@@ -44,10 +45,14 @@ def _processor() -> str:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says; None where there is no git, or no repository."""
+    """What git says; None where there is no git, no repository, or no answer in time. Nothing is locked meanwhile."""
     try:
         said = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=SECONDS, check=True
+            ["git", "--no-optional-locks", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -88,8 +88,12 @@ class Runner:
     def __init__(self, stages: Sequence[Stage], place: Workplace | RanksPlace, settings: Settings) -> None:
         self.stages, self.place, self.settings = stages, place, settings
         self._lock = take_folder(settings.out, resume=settings.resume, overwrite=settings.overwrite)
-        self.recorder = Recorder(settings.out, groups=settings.trajectories, every=settings.trajectories_every)
-        self.journal = Journal(settings.out / "journal.jsonl", beside="journal.*.jsonl")
+        try:
+            self.recorder = Recorder(settings.out, groups=settings.trajectories, every=settings.trajectories_every)
+            self.journal = Journal(settings.out / "journal.jsonl", beside="journal.*.jsonl")
+        except BaseException:  # what lies there cannot be read; a process that lives on, such as a notebook's, lets go
+            self._lock.release()
+            raise
         self.progress = Progress(quiet=settings.quiet)
         self.place.warn = self._warn
         self.place.watch(self._note_loss, self._note_renewal)

@@ -135,6 +135,15 @@ def test_of_another_host_nothing_is_known_and_the_error_says_what_to_remove(tmp_
     assert raised.value.fix.endswith(f"If that process is gone, remove {tmp_path / NAME}.")
 
 
+def test_a_run_that_cannot_read_its_folder_lets_go_of_it(small, tmp_path):
+    small.flow.run("train", out=tmp_path, quiet=True, steps=1)
+    (tmp_path / "journal.jsonl").write_text("torn\n")
+    with pytest.raises(ValueError, match="Expecting value"):
+        small.flow.run("train", out=tmp_path, quiet=True, steps=1, resume=True)
+    assert not (tmp_path / NAME).exists()
+    assert small.flow.run("train", out=tmp_path, quiet=True, steps=1, overwrite=True).status == "done"
+
+
 def test_a_lock_is_released_by_its_owner_alone(tmp_path):
     mine = Lock(tmp_path)
     (tmp_path / NAME).write_text(holder(host="node7"))

@@ -31,6 +31,24 @@ def test_the_commit_is_that_of_the_scripts_repository(tmp_path):
     assert clean["host"] == platform.node() and clean["device"] == device()
 
 
+def test_where_git_does_not_say_in_time_a_script_is_not_called_unchanged(tmp_path, monkeypatch):
+    real = subprocess.run
+
+    def slow(command, **how):
+        if "status" in command:
+            raise subprocess.TimeoutExpired(command, how["timeout"])
+        return real(command, **how)
+
+    script = tmp_path / "driver.py"
+    script.write_text("1\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "driver.py")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    monkeypatch.setattr(subprocess, "run", slow)
+    said = origin(str(script))
+    assert len(said["commit"]) == 40 and said["dirty"] is None
+
+
 def test_a_record_has_no_addresses(small, tmp_path):
     class Thing:
         pass
