@@ -264,7 +264,7 @@ class Op:
         if self.updates and hasattr(worker, "touched"):
             worker.touched()
         if self.returns != "batch" or not isinstance(main, Batch):
-            return result
+            return self._plain_numbers(worker, result)
         return self._merge(worker, main, result, signature, into)
 
     def title(self, worker: Any) -> str:
@@ -316,6 +316,24 @@ class Op:
                     raise missing_field(self.title(worker), name, value.fields, None, ())
             value = value.select(*fields)
         return value if call is None else value.with_call(call)
+
+    def _plain_numbers(self, worker: Any, result: Any) -> Any:
+        """Metrics and numbers as records and checkpoints hold them: those of NumPy and torch become Python's own."""
+        if isinstance(result, Metrics):
+            return Metrics({name: self._plain_number(worker, name, value) for name, value in result.items()})
+        return self._plain_number(worker, "", result) if self.returns == "scalar" else result
+
+    def _plain_number(self, worker: Any, name: str, value: Any) -> Any:
+        if not hasattr(value, "item"):
+            return value
+        try:
+            return value.item()
+        except (RuntimeError, ValueError) as error:
+            metric = f"the metric '{name}'" if name else "a number"
+            raise WorkerError(
+                f"{self.title(worker)} gives {metric} that is an array of shape {tuple(value.shape)}.",
+                fix="Reduce it to one number first, with .mean() or .sum().",
+            ) from error
 
     def _merge(self, worker: Any, main: Batch, result: Any, signature: Signature, into: Mapping[str, str]) -> Batch:
         columns: dict[str, Any]

@@ -94,6 +94,7 @@ def _average(lines: Iterable[Bytes], steps: int) -> Bytes:
 
 def lines_of(path: Path) -> Iterator[Mapping[str, Any]]:
     """The records of a file of lines; none where there is no file. A line that was cut off by a crash is left out."""
-    for text in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
-        if text.endswith("\n"):
-            yield json.loads(text)
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:  # splitlines() would part the texts in a line that have separators
+        yield from (json.loads(text) for text in file if text.endswith("\n"))

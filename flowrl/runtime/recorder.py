@@ -21,6 +21,7 @@ from .records import Step
 from .traffic import spread
 
 STREAMS = ("metrics", "timeline", "traffic", "trajectories", "events")
+WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
 PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray", "megatron-core")
 
 
@@ -128,7 +129,7 @@ class Recorder:
         columns = {n: some[n].to_list() for n in some.fields}
         for i, key in enumerate(some.keys):
             line: dict[str, Any] = {"program": program, "step": step, "key": list(key)}
-            line |= {n: c[i] for n, c in columns.items() if _plain(c[i])}
+            line |= {f"batch.{n}" if n in WHERE else n: c[i] for n, c in columns.items() if _plain(c[i])}
             if tokenizer is not None:
                 for name in ("prompt", "response"):
                     if f"{name}_ids" in columns and name not in line:
