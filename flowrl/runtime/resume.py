@@ -121,6 +121,6 @@ def spelled(value: Any) -> Any:
         return [spelled(v) for v in cast("Sequence[Any]", value)]
     if isinstance(value, partial):
         made = cast("partial[Any]", value)
-        inside = [str(spelled(a)) for a in made.args] + [f"{k}={spelled(v)}" for k, v in made.keywords.items()]
-        return f"{spelled(made.func)}({', '.join(inside)})"
+        inside = [*map(repr, made.args), *(f"{k}={v!r}" for k, v in made.keywords.items())]
+        return _ADDRESS.sub("", f"{spelled(made.func)}({', '.join(inside)})")
     return getattr(value, "__name__", None) or _ADDRESS.sub("", repr(value))
