@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.cli.script import load_script
-from flowrl.flow import Flow, Handle
+from flowrl.flow import Flow
 from flowrl.graph.record import Graph, Node
 from flowrl.graph.relaxed import trained_on
 from flowrl.graph.terms import Traced
+from flowrl.handle import Handle
 
 DOCS = Path(__file__).parent
 ALGORITHMS = DOCS.parent / "algorithms"

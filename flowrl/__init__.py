@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from . import data, rl
 from .batch import Batch, Column
+from .by_hand import open_worker as open
 from .errors import FlowError
 from .flow import Flow
-from .flow import open_worker as open
 from .graph import allowed
 from .graph.allowed import takes
 from .graph.op import Metrics, op

@@ -6,39 +6,33 @@ import inspect
 import re
 import sys
 import time
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
-from . import rl
-from .errors import At, CheckError, FlowError, ModelError, ProgramError, UsageError, WorkerError, near, shown
+from .errors import CheckError, FlowError, ModelError, ProgramError, UsageError, WorkerError, near, shown
 from .graph import session as sessions
-from .graph.allowed import problem, whole, wrong_value
+from .graph.allowed import problem, whole
 from .graph.check import Report, check, unused
 from .graph.compile import compile_graph
-from .graph.habits import PLACE, is_place
 from .graph.logged import logged
-from .graph.op import CallShape, Op, bad_call, described
+from .graph.op import described
 from .graph.record import Graph, WorkerInfo
-from .graph.site import cell, defined_at, place, raised_at, user_frame
-from .graph.terms import Adder, Traced
+from .graph.site import cell, defined_at, user_frame
+from .graph.terms import Traced
 from .graph.trace import trace
-from .graph.types import parse_fields
-from .graph.values import NoSuchName, ScalarValue
+from .graph.values import ScalarValue
+from .handle import Handle
+from .offers import offers
 from .placement.plan import Plan
 from .planned.here import check_runs_here, scheme_here
 from .planned.scheme import scheme_of
-from .workers.actor import Actor, Reference
+from .program import Program
 from .workers.base import Worker
-from .workers.critic import Critic, RewardModel
 from .workers.records import Model
-from .workers.reward import FunctionReward
 from .workers.state import state_findings
 from .workers.tokenizer import actor_of
 
@@ -52,16 +46,6 @@ W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Calls of workers that a script may not have yet, offered when a field is missing.
-_OFFERS: tuple[tuple[type, str, str], ...] = (
-    (Reference, "logprobs", "ref = flow.worker(fl.Reference, of=actor) and batch = ref.logprobs(batch)"),
-    (Critic, "values", "critic = flow.worker(fl.Critic, ...) and batch = critic.values(batch)"),
-    (Actor, "generate", "batch = actor.generate(batch)"),
-    (FunctionReward, "score", "reward = flow.worker(fl.FunctionReward, fn) and batch = reward.score(batch)"),
-    (RewardModel, "score", "reward = flow.worker(fl.RewardModel, ...) and batch = reward.score(batch)"),
-)
-
-
 #: Names that nodes of a graph have without a worker.
 _LIBRARIES = ("rl", "batch", "data", "user")
 _FILES = frozenset(("live", "manifest"))
@@ -70,185 +54,6 @@ _FILES = frozenset(("live", "manifest"))
 def _plain(text: str) -> str:
     """A docstring's line without its markup."""
     return re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "")
-
-
-class Handle:
-    """A worker as a program sees it: its ops, by name. To type checkers it is the worker itself."""
-
-    is_handle = True
-
-    def __init__(self, cls: type[Worker], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str | None) -> None:
-        frame = user_frame()
-        self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
-        self.at = place(frame) if frame is not None else At("<unknown>", 0)
-        self.cell = cell()
-        self._name = name
-        self._scope = frame.f_globals if frame is not None else {}
-        self.arguments = self._bind()
-        try:
-            self._check_values()
-            cls.check_declaration(self.arguments)
-            self._make()
-        except FlowError as error:
-            error.at = error.at or self.at
-            raise
-
-    @property
-    def name(self) -> str:
-        """That of the module-level variable that holds it, unless ``name=`` said otherwise."""
-        if self._name is None:
-            self._name = next((n for n, v in self._scope.items() if v is self), None) or self.cls.__name__.lower()
-        return self._name
-
-    def _bind(self) -> dict[str, Any]:
-        try:
-            bound = inspect.signature(self.cls).bind(*self.args, **self.kwargs)
-        except TypeError as error:
-            known, fix = bad_call(inspect.signature(self.cls).parameters, self.kwargs, error)
-            raise WorkerError(f"{self.cls.__name__}: {error}.", at=self.at, have=known, fix=fix) from None
-        bound.apply_defaults()
-        return dict(bound.arguments)
-
-    def _check_values(self) -> None:
-        for name, value in self.arguments.items():
-            if (error := wrong_value(self.cls.__init__, name, value, self.cls.__name__)) is not None:
-                raise error
-
-    def _make(self) -> None:
-        """Make the worker once, and drop it: a constructor keeps its arguments, so that its errors show here."""
-        try:
-            self.cls(*self.args, **self.kwargs)
-        except FlowError:
-            raise
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}".rstrip(".")
-            raise WorkerError(
-                f"{self.cls.__name__} cannot be made with these arguments: {said}.",
-                at=raised_at(error),
-                fix=f"Mend {self.cls.__name__}.__init__, or what line {self.at.line} gives it.",
-            ) from None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        found = inspect.getattr_static(self.cls, name, None)
-        if isinstance(found, Op):
-            return _BoundOp(self, found)
-        ops = [n for n in dir(self.cls) if isinstance(inspect.getattr_static(self.cls, n), Op)]
-        meant = near(name, ops)
-        what = "is no op: it can be called on its rank only" if found is not None else "is not there"
-        frame = user_frame()
-        raise NoSuchName(
-            f"{self.name}.{name} {what}; the ops of {self.cls.__name__} are {', '.join(ops)}.",
-            at=place(frame) if frame else None,
-            fix=f"Did you mean {self.name}.{meant}?"
-            if meant
-            else PLACE
-            if is_place(name)
-            else "Call one of them, or write an op of your own in a subclass.",
-        )
-
-    def __repr__(self) -> str:
-        return f"<{self.cls.__name__} '{self.name}'>"
-
-
-@dataclass(frozen=True)
-class _BoundOp:
-    """An op of a handle, ready to be called in a program."""
-
-    handle: Handle
-    op: Op
-
-    def __getattr__(self, name: str) -> Any:
-        """An op has no methods; Ray's and torch's are the ones that are looked for."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        title = f"{self.handle.name}.{self.op.name}"
-        raise NoSuchName(f"{title} is an op and has no '{name}'.", at=sessions.caller(), fix=f"Call it: {title}(...).")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        session = sessions.current()
-        if session is None:
-            frame = user_frame()
-            raise ProgramError(
-                f"{self.handle.name}.{self.op.name} was called outside of a program.",
-                at=place(frame) if frame else None,
-                fix="Call it inside a function under @flow.program, and run that with flow.main() or flow.run().",
-            )
-        return session.call(self.op, self.handle, args, kwargs)
-
-
-@dataclass(frozen=True)
-class Program:
-    """A program of a flow, with its parameters. Calling it is an error; a flow runs it."""
-
-    flow: Flow
-    fn: Callable[..., Any]
-    name: str
-    at: At
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    cell: CodeType | None = None
-
-    def __post_init__(self) -> None:
-        for preset, values in self.presets.items():
-            for name in values:
-                if name not in self.parameters:
-                    meant = near(name, self.parameters)
-                    raise ProgramError(
-                        f"preset '{preset}' gives '{name}', which is no parameter of program '{self.name}'.",
-                        at=self.at,
-                        have=list(self.parameters),
-                        fix=f"Did you mean '{meant}'?" if meant else None,
-                    )
-
-    @property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(self.fn).parameters
-
-    def preset(self, name: str) -> dict[str, Any]:
-        """The values of that preset. Raises UsageError with the near miss."""
-        if name not in self.presets:
-            meant = near(name, self.presets)
-            raise UsageError(
-                f"program '{self.name}' has no preset '{name}'.",
-                at=self.at,
-                have=list(self.presets) or None,
-                fix=f"Did you mean '{meant}'?" if meant else None,
-            )
-        return dict(self.presets[name])
-
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters: given or by default. Raises UsageError for an unknown or a missing one."""
-        found: dict[str, Any] = {}
-        for name in given:
-            if name not in self.parameters:
-                meant = near(name, self.parameters)
-                raise UsageError(
-                    f"program '{self.name}' has no parameter '{name}'.",
-                    at=self.at,
-                    have=self.parameters,
-                    fix=f"Did you mean '{meant}'?" if meant else None,
-                )
-        for name, parameter in self.parameters.items():
-            if name in given:
-                found[name] = given[name]
-            elif parameter.default is parameter.empty:
-                flag = "--" + name.replace("_", "-")
-                raise UsageError(
-                    f"program '{self.name}' needs a value for '{name}'.",
-                    at=self.at,
-                    fix=f"Give it a default, or {flag} VALUE.",
-                )
-            else:
-                found[name] = parameter.default
-        return found
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ProgramError(
-            f"program '{self.name}' was called like a function.",
-            at=sessions.caller(),
-            fix=f"Run programs in a row with --program {self.name},...; put shared lines into a plain function.",
-        )
 
 
 class Flow:
@@ -331,7 +136,7 @@ class Flow:
                 if waits
                 else "Record what it yields with flow.log(step, ...).",
             )
-        made = Program(self, fn, fn.__name__, at, presets, self._cell)
+        made = Program(fn, fn.__name__, at, presets, self._cell)
         self.programs[fn.__name__] = made
         return cast("Callable[P, R]", made)
 
@@ -413,7 +218,7 @@ class Flow:
         key = (found.name, repr(sorted(arguments.items())))
         if key not in self._traces:
             self._traces[key] = trace(
-                found.fn, arguments, name=found.name, adders=self._adders(), owner=self._first_model()
+                found.fn, arguments, name=found.name, adders=offers(self.handles), owner=self._first_model()
             )
         return self._traces[key]
 
@@ -609,10 +414,7 @@ class Flow:
             )
         if "model" not in handle.arguments:
             raise UsageError(f"--model {worker}=...: worker '{worker}' ({handle.cls.__name__}) has no model.")
-        if handle.args and "model" not in handle.kwargs:
-            handle.args = handle.args[1:]
-        handle.kwargs["model"] = Model.of(model)
-        handle.arguments = handle._bind()  # pyright: ignore[reportPrivateUsage]
+        handle.use_model(Model.of(model))
         self._traces.clear()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -685,25 +487,6 @@ class Flow:
             )
         return found
 
-    def _adders(self) -> list[Adder]:
-        """Calls that add fields, to be offered where one is missing: own workers', then of rl, then of others."""
-        found: list[Adder] = []
-        for handle in self.handles:
-            for name in dir(handle.cls):
-                op = inspect.getattr_static(handle.cls, name)
-                if isinstance(op, Op) and (adds := _added(op, handle.arguments)):
-                    found.append(_adder(f"batch = {handle.name}.{name}({_wanted(op)})", op, adds))
-        for name, op in vars(rl).items():
-            if isinstance(op, Op) and isinstance(op.adds, str) and _wanted(op) == "batch":
-                found.append(_adder(f"batch = rl.{name}(batch)", op, op.adds))
-        there = frozenset[str]().union(*(a.adds for a in found))
-        for cls, name, text in _OFFERS:
-            op = inspect.getattr_static(cls, name)
-            adds = _added(op, {})
-            if adds and not frozenset(parse_fields(adds)) <= there:
-                found.append(_adder(text, op, adds, new=True))
-        return found
-
 
 def _no_keyword(key: str, programs: Mapping[str, Program], owners: Sequence[str]) -> UsageError:
     """What is said of a keyword of ``Flow.run`` that is no parameter, that of several programs, or given twice."""
@@ -726,74 +509,3 @@ def _no_keyword(key: str, programs: Mapping[str, Program], owners: Sequence[str]
 def _replaced(first: CodeType | None, second: CodeType | None) -> bool:
     """Whether what was declared in the first cell is replaced by what is declared under its name in the second."""
     return first is not None and second is not None and first is not second
-
-
-def _wanted(op: Op) -> str:
-    """The arguments of a call: the batch, and what has no default."""
-    lacking = [n for n, p in op.parameters.parameters.items() if p.default is p.empty and n not in ("self", "batch")]
-    return ", ".join(["batch", *(f"{name}=..." for name in lacking)])
-
-
-def _added(op: Op, init: Mapping[str, Any]) -> str:
-    """What an op of a worker adds, as far as that depends on the worker alone; empty where it does on the call."""
-    if not callable(op.adds):
-        return op.adds if isinstance(op.adds, str) else ""
-    try:
-        adds = op.adds(CallShape(init, {}, frozenset()))
-    except (FlowError, KeyError):
-        return ""
-    return adds if isinstance(adds, str) else ""
-
-
-def _adder(text: str, op: Op, adds: str, *, new: bool = False) -> Adder:
-    """What an op adds, and reads where that does not depend on the worker."""
-    reads = op.reads
-    if callable(reads) and not op.is_method:
-        defaults = {n: p.default for n, p in op.parameters.parameters.items()}
-        reads = reads(CallShape({}, defaults, frozenset()))
-    wanted = parse_fields(reads) if isinstance(reads, str) else {}
-    return Adder(text, frozenset(parse_fields(adds)), frozenset(wanted), new)
-
-
-_OPENED: Counter[str] = Counter()
-
-
-def _told_apart(name: str) -> str:
-    """Who a worker made by hand is to the rows that it samples: ``actor``, then ``actor (2)``."""
-    _OPENED[name] += 1
-    return name if _OPENED[name] == 1 else f"{name} ({_OPENED[name]})"
-
-
-def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str = "hf") -> W:
-    """Open a worker made by hand, to call its ops on plain batches: ``actor = fl.open(fl.Actor("folder"))``.
-
-    A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.
-    Workers of one ``name`` are the same one to the rows that they sample; without a name each is another one.
-    """
-    from .backends import open_engine
-    from .workers.base import ModelWorker, Opening
-    from .workers.tokenizer import find_tokenizer
-
-    worker.name = name or worker.name or type(worker).__name__.lower()
-    worker.opened_as = name or _told_apart(worker.name)
-
-    def tokenizer(said: Any) -> Any:
-        if said is None:
-            raise ModelError(
-                f"{worker.name} belongs to no flow, so there is no actor whose tokenizer it could take.",
-                fix="Give it tokenizer=: an open actor, a function that builds one, a hub name or a folder.",
-            )
-        return said.tokenizer if isinstance(said, ModelWorker) else find_tokenizer(said)
-
-    worker.open(
-        Opening(
-            open_engine=lambda build: open_engine(backend, build),
-            peer=lambda other: other,
-            tokenizer=tokenizer,
-            warn=lambda text: warnings.warn(text, stacklevel=2),
-            beside=lambda other: True,
-            device=device,
-        )
-    )
-    worker.program_starts()
-    return worker

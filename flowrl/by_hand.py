@@ -1,0 +1,55 @@
+"""Workers made by hand, whose ops are called on plain batches: in a debugger, or line by line in a notebook."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any, TypeVar
+
+from .errors import ModelError
+from .workers.base import Worker
+
+W = TypeVar("W", bound=Worker)
+
+_OPENED: Counter[str] = Counter()
+
+
+def _told_apart(name: str) -> str:
+    """Who a worker made by hand is to the rows that it samples: ``actor``, then ``actor (2)``."""
+    _OPENED[name] += 1
+    return name if _OPENED[name] == 1 else f"{name} ({_OPENED[name]})"
+
+
+def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str = "hf") -> W:
+    """Open a worker made by hand, to call its ops on plain batches: ``actor = fl.open(fl.Actor("folder"))``.
+
+    A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.
+    Workers of one ``name`` are the same one to the rows that they sample; without a name each is another one.
+    """
+    from .backends import open_engine
+    from .workers.base import ModelWorker, Opening
+    from .workers.tokenizer import find_tokenizer
+
+    worker.name = name or worker.name or type(worker).__name__.lower()
+    worker.opened_as = name or _told_apart(worker.name)
+
+    def tokenizer(said: Any) -> Any:
+        if said is None:
+            raise ModelError(
+                f"{worker.name} belongs to no flow, so there is no actor whose tokenizer it could take.",
+                fix="Give it tokenizer=: an open actor, a function that builds one, a hub name or a folder.",
+            )
+        return said.tokenizer if isinstance(said, ModelWorker) else find_tokenizer(said)
+
+    worker.open(
+        Opening(
+            open_engine=lambda build: open_engine(backend, build),
+            peer=lambda other: other,
+            tokenizer=tokenizer,
+            warn=lambda text: warnings.warn(text, stacklevel=2),
+            beside=lambda other: True,
+            device=device,
+        )
+    )
+    worker.program_starts()
+    return worker

@@ -1,0 +1,73 @@
+"""Calls that add fields, to be offered where one is missing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import rl
+from .errors import FlowError
+from .graph.op import CallShape, Op
+from .graph.terms import Adder
+from .graph.types import parse_fields
+from .handle import Handle
+from .workers.actor import Actor, Reference
+from .workers.critic import Critic, RewardModel
+from .workers.reward import FunctionReward
+
+#: Calls of workers that a script may not have yet.
+_OFFERS: tuple[tuple[type, str, str], ...] = (
+    (Reference, "logprobs", "ref = flow.worker(fl.Reference, of=actor) and batch = ref.logprobs(batch)"),
+    (Critic, "values", "critic = flow.worker(fl.Critic, ...) and batch = critic.values(batch)"),
+    (Actor, "generate", "batch = actor.generate(batch)"),
+    (FunctionReward, "score", "reward = flow.worker(fl.FunctionReward, fn) and batch = reward.score(batch)"),
+    (RewardModel, "score", "reward = flow.worker(fl.RewardModel, ...) and batch = reward.score(batch)"),
+)
+
+
+def offers(handles: Sequence[Handle]) -> list[Adder]:
+    """Calls that add fields: those of the workers that are there, then of rl, then of other workers."""
+    found: list[Adder] = []
+    for handle in handles:
+        for name in dir(handle.cls):
+            op = inspect.getattr_static(handle.cls, name)
+            if isinstance(op, Op) and (adds := _added(op, handle.arguments)):
+                found.append(_adder(f"batch = {handle.name}.{name}({_wanted(op)})", op, adds))
+    for name, op in vars(rl).items():
+        if isinstance(op, Op) and isinstance(op.adds, str) and _wanted(op) == "batch":
+            found.append(_adder(f"batch = rl.{name}(batch)", op, op.adds))
+    there = frozenset[str]().union(*(a.adds for a in found))
+    for cls, name, text in _OFFERS:
+        op = inspect.getattr_static(cls, name)
+        adds = _added(op, {})
+        if adds and not frozenset(parse_fields(adds)) <= there:
+            found.append(_adder(text, op, adds, new=True))
+    return found
+
+
+def _wanted(op: Op) -> str:
+    """The arguments of a call: the batch, and what has no default."""
+    lacking = [n for n, p in op.parameters.parameters.items() if p.default is p.empty and n not in ("self", "batch")]
+    return ", ".join(["batch", *(f"{name}=..." for name in lacking)])
+
+
+def _added(op: Op, init: Mapping[str, Any]) -> str:
+    """What an op of a worker adds, as far as that depends on the worker alone; empty where it does on the call."""
+    if not callable(op.adds):
+        return op.adds if isinstance(op.adds, str) else ""
+    try:
+        adds = op.adds(CallShape(init, {}, frozenset()))
+    except (FlowError, KeyError):
+        return ""
+    return adds if isinstance(adds, str) else ""
+
+
+def _adder(text: str, op: Op, adds: str, *, new: bool = False) -> Adder:
+    """What an op adds, and reads where that does not depend on the worker."""
+    reads = op.reads
+    if callable(reads) and not op.is_method:
+        defaults = {n: p.default for n, p in op.parameters.parameters.items()}
+        reads = reads(CallShape({}, defaults, frozenset()))
+    wanted = parse_fields(reads) if isinstance(reads, str) else {}
+    return Adder(text, frozenset(parse_fields(adds)), frozenset(wanted), new)

@@ -1,0 +1,84 @@
+"""A program of a flow: a function over its workers, with its parameters and presets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from .errors import At, ProgramError, UsageError, near
+from .graph import session as sessions
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of a flow, with its parameters. Calling it is an error; a flow runs it."""
+
+    fn: Callable[..., Any]
+    name: str
+    at: At
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    cell: CodeType | None = None
+
+    def __post_init__(self) -> None:
+        for preset, values in self.presets.items():
+            for name in values:
+                if name not in self.parameters:
+                    meant = near(name, self.parameters)
+                    raise ProgramError(
+                        f"preset '{preset}' gives '{name}', which is no parameter of program '{self.name}'.",
+                        at=self.at,
+                        have=list(self.parameters),
+                        fix=f"Did you mean '{meant}'?" if meant else None,
+                    )
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.fn).parameters
+
+    def preset(self, name: str) -> dict[str, Any]:
+        """The values of that preset. Raises UsageError with the near miss."""
+        if name not in self.presets:
+            meant = near(name, self.presets)
+            raise UsageError(
+                f"program '{self.name}' has no preset '{name}'.",
+                at=self.at,
+                have=list(self.presets) or None,
+                fix=f"Did you mean '{meant}'?" if meant else None,
+            )
+        return dict(self.presets[name])
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All parameters: given or by default. Raises UsageError for an unknown or a missing one."""
+        found: dict[str, Any] = {}
+        for name in given:
+            if name not in self.parameters:
+                meant = near(name, self.parameters)
+                raise UsageError(
+                    f"program '{self.name}' has no parameter '{name}'.",
+                    at=self.at,
+                    have=self.parameters,
+                    fix=f"Did you mean '{meant}'?" if meant else None,
+                )
+        for name, parameter in self.parameters.items():
+            if name in given:
+                found[name] = given[name]
+            elif parameter.default is parameter.empty:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(
+                    f"program '{self.name}' needs a value for '{name}'.",
+                    at=self.at,
+                    fix=f"Give it a default, or {flag} VALUE.",
+                )
+            else:
+                found[name] = parameter.default
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ProgramError(
+            f"program '{self.name}' was called like a function.",
+            at=sessions.caller(),
+            fix=f"Run programs in a row with --program {self.name},...; put shared lines into a plain function.",
+        )
