@@ -35,7 +35,7 @@ from .remote import (
     sizes_of,
 )
 from .state_files import StateFiles, read_record, write_record, write_shards
-from .task import Failed, Named, Post, Reply, Setting, Task
+from .task import Failed, Named, Post, Reply, Setting, Task, unopened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,8 +136,8 @@ class Rank(Weights):
         here = self.workers.get((handle.name, False))
         if here is not None and not isinstance(here, ModelWorker):
             return here
-        made = self.setting.blueprints[handle.name].make()  # of a model: the driver has its weights moved
-        return Elsewhere(made, lambda: self.tokenizer(handle))
+        worker = unopened(self.setting.blueprints, handle.name)  # of a model: the driver has its weights moved
+        return Elsewhere(worker, lambda: self.tokenizer(handle))
 
     def tokenizer(self, said: Any) -> Any:
         """The tokenizer that ``said`` names; None is that of the flow's actor."""
@@ -147,7 +147,7 @@ class Rank(Weights):
         if not getattr(type(said), "is_handle", False):
             return find_tokenizer(said)
         if said.name not in self._tokenizers:
-            model = blueprints[said.name].make().build().model  # type: ignore[attr-defined]
+            model = unopened(blueprints, said.name).build().model  # type: ignore[attr-defined]
             self._tokenizers[said.name] = self.setting.open_tokenizer(model)
         return self._tokenizers[said.name]
 

@@ -24,7 +24,7 @@ from .fleet import Fleet, Link
 from .group import Group
 from .journal import Journal
 from .remote import Remote, RemoteColumn, rebuilt
-from .task import Blueprint, Named, Post, Setting
+from .task import Blueprint, Named, Post, Setting, unopened
 from .workplace import Declared
 
 
@@ -129,7 +129,7 @@ class RanksPlace:
             self.workers[name].program_starts()
         for name in names:
             of = self.blueprints[name].arguments.get("of")
-            if isinstance(of, Named) and self.workers[name].is_model:
+            if isinstance(of, Named) and self.workers[name].is_model and self.blueprints[name].cls.copies_of:
                 group = self.workers[name]
                 group.install(self.open(of.name).in_use(), group.version)
 
@@ -185,7 +185,7 @@ class RanksPlace:
             said = self.declared[actor_of({n: (d.cls, d.arguments) for n, d in self.declared.items()})]
         if id(said) not in self._tokenizers:
             if is_handle(said):
-                model = self.blueprints[said.name].make().build().model  # type: ignore[attr-defined]
+                model = unopened(self.blueprints, said.name).build().model  # type: ignore[attr-defined]
                 made = self.setting.open_tokenizer(model)
             else:
                 made = find_tokenizer(said)

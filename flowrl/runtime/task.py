@@ -10,7 +10,7 @@ from typing import Any
 from ..batch import CallInfo, Key
 from ..errors import FlowError
 from ..graph.op import Op
-from ..workers.base import Engine, Worker
+from ..workers.base import Engine, ModelWorker, Worker
 from ..workers.records import Build, Model
 from .remote import Kind
 
@@ -38,6 +38,14 @@ class Blueprint:
         worker = self.cls(*self.args, **self.kwargs)
         worker.name, worker.init_arguments = self.name, self.arguments
         return worker
+
+
+def unopened(blueprints: Mapping[str, Blueprint], name: str) -> Worker:
+    """A new worker, not open yet, that knows the one behind its ``of=``: it can say which engine it would ask for."""
+    worker = blueprints[name].make()
+    if isinstance(worker, ModelWorker):
+        worker.introduce(lambda of: unopened(blueprints, of.name))
+    return worker
 
 
 @dataclass(frozen=True)

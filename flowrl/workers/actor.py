@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..batch import Column
 from ..errors import ModelError
 from ..graph.allowed import number, takes, whole, worker
 from ..graph.op import CallShape, Metrics, Spec, op
+from ..graph.values import is_handle
 from ..marks import OWN, UNMARKED, Marks, marks, spelled
 from ..marks import values as mark_values
 from .ask import asked_columns, written
@@ -116,6 +117,9 @@ class Actor(ModelWorker):
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, stop: how it samples unless a call says
             otherwise (:class:`~flowrl.workers.records.Sampling`). ``stop`` are token ids or strings that are one token
             (or one of them), besides the tokenizer's end-of-sequence.
+        of: an actor with adapters, in place of ``model``: the model under its adapters, with adapters of its own. Where
+            both are in one pool of this process and have the same dtype, the weights are in memory once; else it has a
+            copy, and says so. Results are bit for bit the same.
         lora: train adapters instead of the whole model.
         freeze: weights that are not trained: ``"embeddings"``, layers as Python would slice them (``"layers[:-2]"``
             is all but the last two), names or beginnings of names, with ``*`` for anything; or several of these.
@@ -123,11 +127,14 @@ class Actor(ModelWorker):
         gradient_checkpointing: recompute activations in the backward pass.
     """
 
-    @takes(**OPTIM, **SAMPLING, **MODEL)
+    copies_of = False
+
+    @takes(of=worker("generate", "engine", form="the handle of an actor with adapters"), **OPTIM, **SAMPLING, **MODEL)
     def __init__(
         self,
-        model: str | Mapping[str, Any] | Model,
+        model: str | Mapping[str, Any] | Model | None = None,
         *,
+        of: Any = None,
         lr: float | None = 1e-5,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -150,7 +157,13 @@ class Actor(ModelWorker):
         gradient_checkpointing: bool = False,
         seed: int = 0,
     ) -> None:
-        self.model = Model.of(model)
+        if (model is None) == (of is None):
+            raise ModelError(
+                "An actor has a model of its own, or that of another actor with adapters.",
+                fix='Give model="name or folder", or of=actor and lora=fl.Lora(r=8).',
+            )
+        self.model = None if model is None else Model.of(model)
+        self.of = of
         self.optim = Optim(lr or 0.0, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
         self.trains = lr is not None
         self.freeze = read_freeze(freeze, lr=lr, lora=lora)
@@ -160,21 +173,35 @@ class Actor(ModelWorker):
         self.stop = stop
         self.lora, self.dtype = lora, dtype
         self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
+        if of is not None:
+            check_base(of, lora)
 
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
         cls(**arguments)
 
     def build(self) -> Build:
+        source: Build | None = None if self.of is None else self._source.build()
         return Build(
-            self.model,
+            source.model if source is not None else cast("Model", self.model),
             optim=self.optim if self.trains else None,
             lora=self.lora,
             freeze=self.freeze,
-            dtype=self.dtype,
+            dtype=source.dtype if source is not None and self.dtype == "auto" else self.dtype,
             gradient_checkpointing=self.gradient_checkpointing,
             seed=self.seed,
         )
+
+    def open(self, opening: Opening) -> None:
+        """Open an engine of its own, or one with its adapters over the weights of the actor behind ``of=``."""
+        self.introduce(opening.peer)
+        if self.of is not None and not opening.serving:
+            self._tokenizers = opening.tokenizer
+            found = self.found_beside(opening, lambda engine: engine.other_adapters(self.build()))
+            if found is not None:
+                self._engine = found
+                return
+        super().open(opening)
 
     @op(reads="prompt_ids", adds=GENERATED, rows="expand", cost="generate", pieces=True, marks=sampling_marks)
     @takes(n=whole(least=1, fix="Give n= 1 or more."), **SAMPLING)
@@ -373,6 +400,22 @@ class Actor(ModelWorker):
         self.engine.save(folder)
 
 
+def check_base(of: Any, lora: Lora | None) -> None:
+    """Refuse ``of=`` where one of the two would train the weights that both have."""
+    name = getattr(of, "name", "") or "actor"
+    if lora is None:
+        raise ModelError(
+            f"This actor has the weights of '{name}' and no adapters of its own, so it would train those of '{name}'.",
+            fix="Give it adapters, lora=fl.Lora(r=8), or a model of its own, model=.",
+        )
+    said = getattr(of, "arguments", None) if is_handle(of) else {"lora": getattr(of, "lora", None)}
+    if said is not None and said.get("lora") is None:  # on a rank a handle is a name; the driver has looked at it
+        raise ModelError(
+            f"'{name}' has no adapters (lora=), so its weights are no base for those of another actor.",
+            fix=f"Give '{name}' adapters, lora=fl.Lora(r=8), or this actor a model of its own, model=.",
+        )
+
+
 def _several(stop: int | str | tuple[int | str, ...]) -> tuple[int | str, ...]:
     """A text would be a tuple of its letters."""
     return (stop,) if isinstance(stop, (int, str)) else tuple(stop)
@@ -394,7 +437,6 @@ class Reference(ModelWorker):
             raise ModelError("A reference is a model of its own, or of another worker.", fix="Give model= or of=actor.")
         self.model = None if model is None else Model.of(model)
         self.of, self.dtype = of, dtype
-        self._source: Any = None
         self._opening: Opening | None = None
         self._shared = False  # it reads the model of an actor with adapters
 
@@ -412,19 +454,15 @@ class Reference(ModelWorker):
     def open(self, opening: Opening) -> None:
         """Open an engine of its own, or read that of an actor with adapters, where both take turns and it can be."""
         self._opening = opening
-        if self.of is not None:
-            self._source = opening.peer(self.of)
-            if self._source.build().lora is not None and self._share(opening):
-                return
+        self.introduce(opening.peer)
+        if self.of is not None and self._source.build().lora is not None and self._share(opening):
+            return
         super().open(opening)
 
     def _share(self, opening: Opening) -> bool:
         """Read the actor's model with its adapters off. False, and a warning, where that cannot be."""
-        found: Any = "it is in another pool"
-        if isinstance(self._source, ModelWorker) and opening.beside(self.of):
-            found = self._source.engine.base_alone(self.build())
-        if isinstance(found, str):
-            opening.warn(f"'{self.name}' has a copy of the weights of '{getattr(self.of, 'name', '')}': {found}.")
+        found = self.found_beside(opening, lambda engine: engine.base_alone(self.build()))
+        if found is None:
             return False
         self._engine, self._shared = found, True
         return True

@@ -52,6 +52,7 @@ class Engine(Protocol):
     def copy_weights_from(self, other: Any) -> None: ...
     def blend(self, other: Any, decay: float) -> float: ...
     def base_alone(self, build: Build) -> Any: ...
+    def other_adapters(self, build: Build) -> Any: ...
     def plain_weights(self) -> Mapping[str, Tensor]: ...
     def take_weights(self, weights: Mapping[str, Tensor]) -> None: ...
     def state(self) -> State: ...
@@ -105,6 +106,7 @@ class Worker:
     init_arguments: Mapping[str, Any] = {}
     keeps: ClassVar[tuple[str, ...]] = ()
     _default_lr: ClassVar[float | None] = None  # what lr=None means; None: frozen
+    copies_of: ClassVar[bool] = True  # with ``of=`` it has that worker's weights when a program starts
     version: int = 0  # publishes so far
     dirty: bool = False  # updated since the last publish
     stamp: int = 0  # grows whenever the state changes
@@ -281,6 +283,8 @@ def trains(on: str, reads: str, *, what: str = "") -> Callable[[CallShape], str 
 class ModelWorker(Worker):
     """A worker around an engine: shared by actors, critics, references and reward models."""
 
+    of: Any = None  # the worker whose model it has, where it has none of its own
+    _source: Any = None  # that worker, open, or what is known of it
     _engine: Engine | None = None
     _tokenizers: Callable[[Any], Any]  # of whatever names one; None: that of the flow's actor
 
@@ -314,6 +318,11 @@ class ModelWorker(Worker):
         """The engine that it asks for."""
         raise WorkerError(f"{type(self).__name__} does not say which engine it needs.", fix="Define build().")
 
+    def introduce(self, peer: Callable[[Any], Any]) -> None:
+        """Learn of the worker behind ``of=``, on whose model :meth:`build` depends; ``peer`` knows workers."""
+        if self.of is not None:
+            self._source = peer(self.of)
+
     def open(self, opening: Opening) -> None:
         self._tokenizers = opening.tokenizer
         build = self.build()
@@ -322,6 +331,16 @@ class ModelWorker(Worker):
         self._engine = opening.open_engine(
             replace(build, device=opening.device if build.device == "auto" else build.device)
         )
+
+    def found_beside(self, opening: Opening, ask: Callable[[Engine], Any]) -> Engine | None:
+        """The engine that ``ask`` finds with that of the worker behind ``of=``. None, and a warning, for a reason."""
+        found: Any = "it is in another pool"
+        if isinstance(self._source, ModelWorker) and opening.beside(self.of):
+            found = ask(self._source.engine)
+        if isinstance(found, str):
+            opening.warn(f"'{self.name}' has a copy of the weights of '{getattr(self.of, 'name', '')}': {found}.")
+            return None
+        return found
 
     def program_starts(self) -> None:
         """A program is a stage of training: its optimizer and its schedule begin anew."""

@@ -180,7 +180,7 @@ class Build:
 
     ``axes``: the mesh of ranks that open it together, outermost first, such as ``{"fsdp": 2, "tp": 2}``; empty is one
     process. ``offload``: weights and optimizer stay on the CPU between uses. ``freeze``: the weights that are not
-    trained, as of :func:`~flowrl.workers.freeze.frozen_names`.
+    trained, as of :func:`~flowrl.workers.freeze.frozen_names`. ``seed`` draws a fresh head and adapters.
     """
 
     model: Model

@@ -188,3 +188,184 @@ def test_a_run_is_the_same_on_every_plan_and_after_a_resume(tmp_path):
     shutil.rmtree(max((tmp_path / "one" / "checkpoints").iterdir()))  # as if the run had died before it
     flow.run(out=tmp_path / "one", quiet=True, save_models=False, checkpoint_every=2, resume=True)
     assert json.loads((tmp_path / "one" / "run.json").read_text())["weights_digests"] == digests["apart"]
+
+
+# -- one base for several actors ----------------------------------------------------------------------------------------
+
+SECOND = {"lr": 2e-2, "lora": fl.Lora(r=2, alpha=6), "seed": 5, "max_tokens": 6}
+
+
+def beside(actor, **how):
+    return fl.open(fl.Actor(of=actor, **{**SECOND, **how}), name="second")
+
+
+def base_of(worker):
+    return {n: p for n, p in worker.engine.net.model.named_parameters() if ".lora_" not in n}
+
+
+def lived(worker, folder):
+    """What a life of an actor comes to: samples, numbers, weights, state and files."""
+    batch, found = examples(), []
+    prompts = batch.select("prompt_ids")
+    for _ in range(2):
+        rows = worker.generate(prompts, n=2)
+        found += [rows.response_ids, rows.rollout_logprobs, worker.logprobs(batch).old_logprobs]
+        worker.update(batch, loss=rl.sft())
+    worker.save(str(folder))
+    files = {p.name: p.read_bytes() for p in folder.rglob("*.safetensors")}
+    return found, worker.state(), worker.digest(), files
+
+
+def assert_same(one, other):
+    assert all(a.equal(b) for a, b in zip(one[0], other[0], strict=True))
+    assert one[1][0].keys() == other[1][0].keys() and one[1][1] == other[1][1]
+    assert all(torch.equal(w, other[1][0][n]) for n, w in one[1][0].items())
+    assert one[2:] == other[2:] and len(one[3]) == 2
+
+
+def test_two_actors_have_one_base_and_each_lives_as_with_its_own(tmp_path):
+    """The second one is trained while the first is, before and after it, and neither sees the other."""
+    actor = fresh(seed=3, max_tokens=6)
+    actor.update(examples(), loss=rl.sft())  # the base is that under the adapters, whatever these are
+    second = beside(actor)
+    first, mine = base_of(actor), base_of(second)
+    names = [n.replace(".base_layer.", ".") for n in first]
+    assert names == [n.replace(".base_layer.", ".") for n in mine], "tied weights too"
+    assert [w.data_ptr() for w in first.values()] == [w.data_ptr() for w in mine.values()]
+    got = lived(second, tmp_path / "second")
+    mixed = lived(actor, tmp_path / "actor")
+    alone = fresh(seed=3, max_tokens=6)
+    alone.update(examples(), loss=rl.sft())
+    assert_same(mixed, lived(alone, tmp_path / "actor_alone"))
+    assert_same(got, lived(fl.open(fl.Actor(MODEL, **SECOND)), tmp_path / "second_alone"))
+    assert [w.data_ptr() for w in first.values()] == [w.data_ptr() for w in base_of(second).values()]
+
+
+def test_peft_loads_the_adapters_of_both_over_one_model(tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    fl.open(fl.Actor(MODEL)).save(str(tmp_path / "base"))
+    actor = trained(model=str(tmp_path / "base"))
+    second = beside(actor)
+    second.update(examples(), loss=rl.sft())
+    ids = examples().tokens[0][None].long()
+    loaded = None
+    for name, worker in (("actor", actor), ("second", second)):
+        worker.save(str(tmp_path / name))
+        folder = str(tmp_path / name / "adapter")
+        if loaded is None:
+            base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+            loaded = PeftModel.from_pretrained(base, folder, adapter_name=name).eval()
+        else:
+            loaded.load_adapter(folder, adapter_name=name)
+        loaded.set_adapter(name)
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(ids).logits, whole(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_references_of_both_and_a_third_read_the_one_base():
+    actor = fresh()
+    second = beside(actor)
+    third, ref = beside(second, seed=1), fl.open(fl.Reference(of=second))
+    assert {n: w.data_ptr() for n, w in base_of(third).items()} == {n: w.data_ptr() for n, w in base_of(second).items()}
+    assert ref.engine.net is second.engine.net and ref.digest() == fl.open(fl.Reference(MODEL)).digest()
+    before = actor.logprobs(examples()).old_logprobs
+    third.update(examples(), loss=rl.sft())
+    assert ref.logprobs(examples()).ref_logprobs.equal(fl.open(fl.Reference(MODEL)).logprobs(examples()).ref_logprobs)
+    assert actor.logprobs(examples()).old_logprobs.equal(before)
+
+
+def test_layers_are_recomputed_for_the_one_that_asks():
+    actor = fresh(gradient_checkpointing=True)
+    second, alone = beside(actor), fl.open(fl.Actor(MODEL, **SECOND))
+    assert actor.engine.net.recomputed and not second.engine.net.recomputed
+    assert dict(second.update(examples(), loss=rl.sft())) == dict(alone.update(examples(), loss=rl.sft()))
+
+
+def test_a_frozen_one_takes_its_adapters_back_and_never_writes_the_base():
+    actor = fresh()
+    second = beside(actor, lr=None)
+    tensors, record = fl.open(fl.Actor(MODEL, **{**SECOND, "lr": None})).state()
+    tensors = {n: w + 1 if ".lora_B" in n else w.clone() for n, w in tensors.items()}
+    second.load_state(tensors, record)
+    assert all(torch.equal(w, tensors[n]) for n, w in second.state()[0].items())
+    wrong = {n: w if ".lora_" in n else w + 1 for n, w in tensors.items()}
+    before = actor.digest()
+    with pytest.raises(fl.FlowError, match="The state holds other weights than the model that is shared."):
+        second.load_state(wrong, record)
+    assert actor.digest() == before
+
+
+def test_of_another_dtype_it_has_a_copy_and_says_so():
+    actor = fresh()
+    with pytest.warns(UserWarning) as said:
+        second = beside(actor, dtype="fp64")
+    assert [str(w.message) for w in said if "copy" in str(w.message)] == [
+        "'second' has a copy of the weights of 'actor': its weights are of another dtype."
+    ]
+    assert second.digest() == fl.open(fl.Actor(MODEL, **SECOND, dtype="fp64")).digest()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"of": 0}, "This actor has the weights of 'actor' and no adapters of its own, so it would train those of 'actor'."),
+        ({"of": 1, "lora": fl.Lora()}, "'plain' has no adapters (lora=), so its weights are no base for those of another actor."),
+        ({"of": 0, "model": MODEL, "lora": fl.Lora()}, "An actor has a model of its own, or that of another actor with adapters."),
+        ({}, "An actor has a model of its own, or that of another actor with adapters."),
+    ],
+)  # fmt: skip
+def test_what_would_train_the_one_base_is_refused(arguments, said):
+    flow = fl.Flow("x")
+    actors = (
+        flow.worker(fl.Actor, MODEL, lora=fl.Lora(), name="actor"),
+        flow.worker(fl.Actor, MODEL, name="plain"),
+    )
+    if "of" in arguments:
+        arguments = {**arguments, "of": actors[arguments["of"]]}
+    with pytest.raises(fl.FlowError) as error:
+        flow.worker(fl.Actor, **arguments, name="second")
+    assert error.value.what == said and error.value.at is not None
+
+
+def two_actors(shares):
+    flow = fl.Flow("x")
+    actor = flow.worker(fl.Actor, MODEL, lr=1e-2, lora=fl.Lora(r=3), max_tokens=4, name="actor")
+    base = {"of": actor} if shares else {"model": MODEL}
+    second = flow.worker(fl.Actor, **base, lr=1e-2, lora=fl.Lora(r=2), max_tokens=4, seed=5, name="second")
+    reward = flow.worker(fl.FunctionReward, TASK["says_one"], name="reward")
+
+    @flow.program
+    def x(steps: int = 4):
+        for step, batch in flow.steps(TASK["prompts"](4), steps):
+            for name, worker in (("actor", actor), ("second", second)):
+                rows = rl.group_advantages(reward.score(worker.generate(batch, n=4)))
+                flow.log(step, **{name: worker.update(rows, loss=rl.ppo_clip())})
+
+    return flow
+
+
+def test_a_run_of_two_actors_is_that_of_two_copies_on_every_plan_and_after_a_resume(tmp_path):
+    import shutil
+
+    plan = tmp_path / "apart.yaml"
+    plan.write_text("pools: {a: {device: cpu}, b: {device: cpu}}\nplace: {actor: {pool: a}, second: {pool: b}}\n")
+    how = {"quiet": True, "save_models": False, "checkpoint_every": 2}
+    ways = {
+        "one": (True, {}),
+        "copies": (False, {}),
+        "eager": (True, {"runtime": "eager"}),
+        "apart": (True, {"plan": plan}),
+    }
+    digests = {}
+    for name, (shares, more) in ways.items():
+        two_actors(shares).run(out=tmp_path / name, **how, **more)
+        digests[name] = json.loads((tmp_path / name / "run.json").read_text())["weights_digests"]
+    assert len(set(map(json.dumps, digests.values()))) == 1 and set(digests["one"]) >= {"actor", "second"}
+    said = (tmp_path / "apart" / "events.jsonl").read_text()
+    assert "'second' has a copy of the weights of 'actor': it is in another pool." in said
+    shutil.rmtree(max((tmp_path / "one" / "checkpoints").iterdir()))  # as if the run had died before it
+    two_actors(True).run(out=tmp_path / "one", **how, resume=True)
+    assert json.loads((tmp_path / "one" / "run.json").read_text())["weights_digests"] == digests["copies"]

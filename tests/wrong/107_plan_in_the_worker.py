@@ -1,6 +1,6 @@
 """WorkerError: Actor: got an unexpected keyword argument 'tensor_parallel_size'.
   at   tests/wrong/107_plan_in_the_worker.py:18   actor = flow.worker(fl.Actor, model="Qwen/Qwen3-0.6B", lr=1e-6, tensor_parallel_size=4)
-  have betas, dtype, eps, freeze, grad_clip, gradient_checkpointing, lora, lr, max_tokens, min_lr, min_p, model, repetition_penalty, schedule, seed, stop, temperature, top_k, top_p, total, warmup, weight_decay
+  have betas, dtype, eps, freeze, grad_clip, gradient_checkpointing, lora, lr, max_tokens, min_lr, min_p, model, of, repetition_penalty, schedule, seed, stop, temperature, top_k, top_p, total, warmup, weight_decay
   fix  Where a worker runs is said by a plan, --plan FILE: leave it out.
 """
 

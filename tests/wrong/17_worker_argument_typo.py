@@ -1,6 +1,6 @@
 """WorkerError: Actor: got an unexpected keyword argument 'maxtokens'.
   at   tests/wrong/17_worker_argument_typo.py:13   actor = flow.worker(fl.Actor, model="Qwen/Qwen3-0.6B", maxtokens=8)
-  have betas, dtype, eps, freeze, grad_clip, gradient_checkpointing, lora, lr, max_tokens, min_lr, min_p, model, repetition_penalty, schedule, seed, stop, temperature, top_k, top_p, total, warmup, weight_decay
+  have betas, dtype, eps, freeze, grad_clip, gradient_checkpointing, lora, lr, max_tokens, min_lr, min_p, model, of, repetition_penalty, schedule, seed, stop, temperature, top_k, top_p, total, warmup, weight_decay
   fix  Write max_tokens= for maxtokens=.
 """
 

@@ -33,16 +33,14 @@ def add(model: Any, lora: Lora, seed: int) -> None:
     settings = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=targets)
     try:
         with _stand_ins(model), torch.random.fork_rng(devices=[]):
-            device, dtype = model.device, next(model.parameters()).dtype
             torch.manual_seed(seed)
-            model.cpu()
             inject_adapter_in_model(settings, model, _NAME)
-            model.to(device=device, dtype=dtype)
     except ValueError as error:
         raise ModelError(
             f"Adapters cannot be put into {type(model).__name__}: {str(error).splitlines()[0][:200]}",
             fix="Name linear layers of the model in targets=, such as ('q_proj', 'v_proj').",
         ) from error
+    _place(model)
     model.eval()
     if hasattr(model, "score"):
         model.score.requires_grad_(True)
@@ -50,15 +48,38 @@ def add(model: Any, lora: Lora, seed: int) -> None:
 
 @contextmanager
 def _stand_ins(model: Any) -> Iterator[None]:
-    """Inside, weights without numbers are empty ones on the CPU: peft puts an adapter where the weight is."""
-    absent = [(m, n, w) for m in model.modules() for n, w in m._parameters.items() if w is not None and w.is_meta]
-    for module, name, weight in absent:
+    """Inside, all weights are empty ones on the CPU: peft makes an adapter where the weight is.
+
+    So adapters are drawn on the CPU on every device, for weights without numbers too, and weights never move: they may
+    be those of other adapters as well.
+    """
+    there = [(m, n, w) for m in model.modules() for n, w in m._parameters.items() if w is not None]
+    for module, name, weight in there:
         module._parameters[name] = torch.nn.Parameter(torch.empty(0, dtype=weight.dtype), weight.requires_grad)
     try:
         yield
     finally:
-        for module, name, weight in absent:
+        for module, name, weight in there:
             module._parameters[name] = weight.requires_grad_(module._parameters[name].requires_grad)
+
+
+def _place(model: Any) -> None:
+    """Bring adapters to the device of the weights, where these have numbers, and to their dtype."""
+    weights = [w for n, w in model.named_parameters() if ".lora_" not in n]
+    device = next((w.device for w in weights if not w.is_meta), torch.device("cpu"))
+    for name, weight in model.named_parameters():
+        if ".lora_" in name:
+            weight.data = weight.data.to(device=device, dtype=weights[0].dtype)
+
+
+def without(model: Any) -> Any:
+    """A second model of the very same weights, with no adapters: not a weight is copied."""
+    made = deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    for name, layer in [(n, m) for n, m in made.named_modules() if hasattr(m, "base_layer")]:
+        owner, _, last = name.rpartition(".")
+        setattr(made.get_submodule(owner), last, layer.base_layer)
+    del made.peft_config
+    return made
 
 
 @contextmanager

@@ -38,25 +38,32 @@ def open_engine(build: Build) -> HFEngine:
     main = _first_of_copies(build)
     dtype, compute = pick_dtypes(build, device)
     tokenizer = load_tokenizer(build.model)
-    net = Net(prepare_model(build, tokenizer, device, dtype), build.head, device, compute)
+    net = open_net(prepare_model(build, tokenizer, device, dtype), build, device, compute)
+    return HFEngine(build, tokenizer, net, Parameters(net.model, main=main), Team())
+
+
+def open_net(model: Any, build: Build, device: torch.device, compute: torch.dtype) -> Net:
+    """The net of a model that is there, tried."""
+    net = Net(model, build.head, device, compute)
     net.probe()
     if build.gradient_checkpointing:
         net.recompute_layers()
-    return HFEngine(build, tokenizer, net, Parameters(net.model, main=main), Team())
+    return net
 
 
 def prepare_model(build: Build, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """The model of ``build`` with its adapters, as it is trained."""
-    return _prepared(load_model(build, device, dtype), build, tokenizer)
+    return prepared(load_model(build, device, dtype), build, tokenizer)
 
 
 def prepare_unread(build: Build, tokenizer: Any, dtype: torch.dtype) -> tuple[Any, Saved | None]:
     """The same on the CPU, its weights unread where they can be read by boxes; see :func:`load_unread`."""
     model, saved = load_unread(build, dtype)
-    return _prepared(model, build, tokenizer), saved
+    return prepared(model, build, tokenizer), saved
 
 
-def _prepared(model: Any, build: Build, tokenizer: Any) -> Any:
+def prepared(model: Any, build: Build, tokenizer: Any) -> Any:
+    """A model without adapters, made into that of ``build``."""
     _check_vocabulary(model, tokenizer)
     _adopt_ids(model, tokenizer, build)
     if build.lora is not None:
@@ -294,6 +301,12 @@ class HFEngine:
         from .shared import base_of
 
         return base_of(self, build)
+
+    def other_adapters(self, build: Build) -> HFEngine | str:
+        """An engine of the same weights with adapters of its own, or why there is none; see ``shared.beside``."""
+        from .shared import beside
+
+        return beside(self, build)
 
     def take_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take whole weights by name. Raises ModelError when one is missing or has another shape."""

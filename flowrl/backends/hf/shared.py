@@ -1,8 +1,8 @@
-"""The model under an engine's adapters, to be read: a reference that needs no weights of its own."""
+"""One model in memory for several engines: each with adapters of its own, or without any for a reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from ...workers.base import SharedWeights
 from ...workers.records import Build
 from ...workers.weights import Shard
 from . import adapters
-from .engine import HFEngine
+from .engine import HFEngine, open_net, prepared
 from .load import pick_dtypes
-from .parameters import Parameters
+from .net import Net
+from .parameters import Parameters, required
 
 
 def base_of(source: HFEngine, build: Build) -> BaseEngine | str:
@@ -24,13 +25,51 @@ def base_of(source: HFEngine, build: Build) -> BaseEngine | str:
 
     Its results are bit for bit those of a copy of the weights: dtypes are the same, and the adapters add nothing yet.
     """
-    if type(source) is not HFEngine or source.build.lora is None:
-        return "its model is split over ranks"
-    if pick_dtypes(build, source.device) != (source.net.weights_dtype, source.net.compute):
-        return "its weights are of another dtype"
+    why = _apart(source, build)
+    if why:
+        return why
     if not adapters.add_nothing(source.net.model):
         return "its adapters have been trained already"
     return BaseEngine(source)
+
+
+def beside(source: HFEngine, build: Build) -> AdapterEngine | str:
+    """An engine of ``build`` with adapters of its own over the weights of ``source``, or why there is none.
+
+    Its layers are its own, its weights are those of ``source``, which nobody trains: so neither engine changes a result
+    of the other, and each gives bit for bit what it would with a copy.
+    """
+    why = _apart(source, build)
+    if why:
+        return why
+    model = prepared(adapters.without(source.net.model), build, source._tokenizer)
+    net = open_net(model, build, source.device, source.net.compute)
+    return AdapterEngine(build, source._tokenizer, net, Parameters(model), source.team)
+
+
+def _apart(source: HFEngine, build: Build) -> str:
+    """Why an engine of ``build`` cannot have the weights under the adapters of ``source``; empty where it can."""
+    if type(source.net) is not Net or source.build.lora is None:
+        return "its model is split over ranks"
+    if pick_dtypes(build, source.device) != (source.net.weights_dtype, source.net.compute):
+        return "its weights are of another dtype"
+    return ""
+
+
+class AdapterEngine(HFEngine):
+    """Adapters over the weights of another engine, which are never written: ``beside(engine, build)``."""
+
+    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
+        """As ever for what is trained. SharedWeights where a frozen one's state is of other weights under them."""
+        if self.trainer is not None:
+            super().load_state_shards(read, meta)
+            return
+        shards = self.state_shards()[0]
+        _hold(read, [s for s in shards if ".lora_" not in s.name])
+        with torch.no_grad():
+            for shard in shards:
+                if ".lora_" in shard.name:
+                    required(shard, read)
 
 
 class BaseEngine(HFEngine):
@@ -50,10 +89,15 @@ class BaseEngine(HFEngine):
 
     def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
         """Hold a state against the weights that are there. SharedWeights where they differ, or are not in it."""
-        for shard in self.state_shards()[0]:
-            given = replace(shard, tensor=torch.empty_like(shard.tensor))
-            if not read(given) or not torch.equal(given.tensor, shard.tensor):
-                raise SharedWeights("The state holds other weights than the model that is shared.")
+        _hold(read, self.state_shards()[0])
+
+
+def _hold(read: Callable[[Shard], bool], shards: Iterable[Shard]) -> None:
+    """Hold a state against weights that are not to be written. SharedWeights where it has others, or none."""
+    for shard in shards:
+        given = replace(shard, tensor=torch.empty_like(shard.tensor))
+        if not read(given) or not torch.equal(given.tensor, shard.tensor):
+            raise SharedWeights("The state holds other weights than the model that is shared.")
 
 
 class BaseParameters(Parameters):
