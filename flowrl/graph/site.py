@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import At
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = __name__.partition(".")[0] + "."
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -26,9 +27,17 @@ def caller() -> At:
 def user_frame() -> FrameType | None:
     """The nearest frame of the stack that is not flowrl's own."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith(_HOME):
+    while frame is not None and _ours(frame):
         frame = frame.f_back
     return frame
+
+
+def _ours(frame: FrameType) -> bool:
+    """Whether a frame is flowrl's own, which the ``__init__`` is that a record gets, though it lies in no file."""
+    file = frame.f_code.co_filename
+    return file.startswith(_HOME) or (
+        file == "<string>" and str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE)
+    )
 
 
 def place(frame: FrameType) -> At:

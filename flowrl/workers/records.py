@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ModelError
 from ..graph.allowed import Allowed, check_record, instance, number, numbers, one_of, whole
 from ..graph.values import is_handle
+from .saved_lora import read_saved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,16 +134,29 @@ class Optim:
             )
 
 
+_PLAIN_LORA: Mapping[str, Any] = {"r": 8, "alpha": 16, "targets": "all-linear"}
+
+
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters instead of full training (Hu et al. 2021, arXiv:2106.09685): ``Lora(r=16, alpha=32)``."""
+    """Low-rank adapters instead of full training (Hu et al. 2021, arXiv:2106.09685): ``Lora(r=16, alpha=32)``.
 
-    r: int = 8
-    alpha: int = 16
-    targets: tuple[str, ...] | str = "all-linear"
+    ``Lora(path="runs/first/model/actor/adapter")`` begins with adapters that were saved as peft saves them. What they
+    are is said in that folder, so ``r``, ``alpha`` and ``targets`` are left out, or say the same. Raises ModelError
+    where the folder has none, or such as are more than a product of two factors.
+    """
+
+    r: int = cast("int", None)  # 8, or that of the folder
+    alpha: int = cast("int", None)  # 16, or that of the folder
+    targets: tuple[str, ...] | str = cast("str", None)  # "all-linear", or those of the folder
+    path: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_record(self, {"r": whole(least=1), "alpha": number(above=0)})
+        given = {n: v for n in _PLAIN_LORA if (v := getattr(self, n)) is not None}
+        check_record(self, {n: r for n, r in {"r": whole(least=1), "alpha": number(above=0)}.items() if n in given})
+        found = _PLAIN_LORA if self.path is None else read_saved(Path(self.path), given)
+        for name, value in {**found, **given}.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,9 @@ def test_a_worker_of_a_user_holds_to_its_annotations():
 
 @pytest.mark.parametrize("make", [lambda: Sampling(top_p=0), lambda: Optim(lr=math.nan), lambda: fl.Lora(r=0)])
 def test_records_hold_to_the_rules_of_their_workers(make):
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError) as error:
         make()
+    assert error.value.at is not None and error.value.at.file == __file__, "not the code that a record is made by"
 
 
 @pytest.mark.parametrize(

@@ -369,3 +369,95 @@ def test_a_run_of_two_actors_is_that_of_two_copies_on_every_plan_and_after_a_res
     shutil.rmtree(max((tmp_path / "one" / "checkpoints").iterdir()))  # as if the run had died before it
     two_actors(True).run(out=tmp_path / "one", **how, resume=True)
     assert json.loads((tmp_path / "one" / "run.json").read_text())["weights_digests"] == digests["copies"]
+
+
+# -- adapters that were saved -------------------------------------------------------------------------------------------
+
+
+def adapters_of(worker):
+    return {n: w for n, w in worker.engine.weights().items() if ".lora_" in n or n == "score.weight"}
+
+
+def saved(tmp_path, worker=None):
+    worker = worker or trained()
+    worker.engine.save(tmp_path / "model")
+    return worker, tmp_path / "model" / "adapter"
+
+
+def test_saved_adapters_begin_as_they_were_saved_bit_for_bit(tmp_path):
+    actor, folder = saved(tmp_path)
+    lora = fl.Lora(path=str(folder))
+    assert (lora.r, lora.alpha) == (3, 12)
+    other = fl.open(fl.Actor(MODEL, lr=1e-2, lora=lora))
+    assert other.digest() == actor.digest()
+    again = fl.open(fl.Actor(MODEL, lr=1e-2, lora=fl.Lora(path=folder, r=3, alpha=12)))
+    beside_it = fl.open(fl.Actor(of=actor, lr=1e-2, lora=lora))
+    merged = fl.open(fl.Actor(MODEL, lr=None, lora=lora))
+    for one in (other, again, beside_it, merged):
+        assert all(torch.equal(w, adapters_of(actor)[n]) for n, w in adapters_of(one).items())
+        assert one.logprobs(examples()).old_logprobs.equal(actor.logprobs(examples()).old_logprobs)
+    assert dict(other.update(examples(), loss=rl.sft())) == dict(beside_it.update(examples(), loss=rl.sft()))
+    assert other.digest() == beside_it.digest() != actor.digest()
+    other.engine.save(tmp_path / "again")
+    once_more = fl.open(fl.Actor(MODEL, lora=fl.Lora(path=tmp_path / "again" / "adapter")))
+    assert once_more.digest() == other.digest()
+
+
+def test_the_head_of_a_reward_model_comes_back_with_its_adapters(tmp_path):
+    judge, folder = saved(tmp_path, fl.open(fl.RewardModel(MODEL, lr=1e-2, lora=fl.Lora(r=2), seed=7)))
+    other = fl.open(fl.RewardModel(MODEL, lr=1e-2, lora=fl.Lora(path=folder), seed=8))
+    assert other.digest() == judge.digest()
+
+
+def test_adapters_that_peft_made_are_read(tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    fl.open(fl.Actor(MODEL)).save(str(tmp_path / "base"))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    settings = LoraConfig(r=2, lora_alpha=5, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    theirs = get_peft_model(base, settings).eval()
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    lora = fl.Lora(path=tmp_path / "theirs")
+    assert (lora.r, lora.alpha, lora.targets) == (2, 5, ("down_proj", "q_proj"))
+    mine = fl.open(fl.Actor(str(tmp_path / "base"), lora=lora))
+    ids = examples().tokens[0][None].long()
+    with torch.no_grad():
+        assert torch.equal(mine.engine.net.model(ids).logits, theirs(ids).logits)
+
+
+def edited(folder, **changes):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "fix"),
+    [
+        (lambda f: {"path": f.parent}, "Lora: path='{model}' has no adapters: there is no adapter_config.json.", "Did you mean '{model}/adapter'?"),
+        (lambda f: {"path": f / "no"}, "Lora: path='{model}/adapter/no' has no adapters: there is no adapter_config.json.", "Name the folder with adapter_config.json and adapter_model.safetensors, such as runs/first/model/actor/adapter."),
+        (lambda f: {"path": f, "r": 8}, "Lora: r=8, but the adapters in '{model}/adapter' have r=3.", "Leave r= out."),
+        (lambda f: {"path": edited(f, use_dora=True)}, "Lora: the adapters in '{model}/adapter' are of a kind that is not known here: use_dora=True.", "Merge them into their model with peft (merge_and_unload), and give that model as model=."),
+        (lambda f: {"path": edited(f, r=None)}, "Lora: the adapters in '{model}/adapter' are of a kind that is not known here: r=None.", "Merge them into their model with peft (merge_and_unload), and give that model as model=."),
+        (lambda f: {"path": edited(f, peft_type="IA3")}, "Lora: the adapters in '{model}/adapter' are of a kind that is not known here: peft_type='IA3'.", "Merge them into their model with peft (merge_and_unload), and give that model as model=."),
+    ],
+)  # fmt: skip
+def test_a_folder_of_other_adapters_is_refused_where_it_is_named(tmp_path, make, what, fix):
+    _, folder = saved(tmp_path, fresh())
+    with pytest.raises(fl.FlowError) as error:
+        fl.Lora(**make(folder))
+    model = str(tmp_path / "model")
+    assert (error.value.what, error.value.fix) == (what.replace("{model}", model), fix.replace("{model}", model))
+    assert Path(error.value.at.file).name == Path(__file__).name
+
+
+def test_adapters_of_another_model_are_refused(tmp_path):
+    _, folder = saved(tmp_path, fresh())
+    for change, said in (
+        ({"num_hidden_layers": 1}, "it has no 'base_model.model.model.layers.1"),
+        ({"intermediate_size": 64}, r"gate_proj.lora_B.weight' is \[96, 3\], and the model has place for \[64, 3\]."),
+    ):
+        model = fl.Model(config={**MODEL.config, **change}, tokenizer=MODEL.tokenizer)
+        with pytest.raises(fl.FlowError, match=said):
+            fl.open(fl.Actor(model, lora=fl.Lora(path=folder)))

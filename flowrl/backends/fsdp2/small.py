@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def small_like(model: Any, build: Build, dtype: torch.dtype, *, tp: int) -> Any 
             torch.manual_seed(0)
             made = type(model)(_shrunk(model.config, tp)).to(dtype).eval()
             if build.lora is not None:
-                adapters.add(made, build.lora, build.seed)
+                adapters.add(made, replace(build.lora, path=None), build.seed)
             freeze(made, build)
             _draw(made)
         if not build.trainable:

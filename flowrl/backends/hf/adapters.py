@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import ModelError
+from ...errors import ModelError, near
 from ...workers.records import Build, Lora
+from ...workers.saved_lora import WEIGHTS
 
 _NAME = "default"
+_THEIR_MODEL = "Give the model that they were trained on: adapter_config.json names it as base_model_name_or_path."
 
 
 def add(model: Any, lora: Lora, seed: int) -> None:
@@ -44,6 +46,49 @@ def add(model: Any, lora: Lora, seed: int) -> None:
     model.eval()
     if hasattr(model, "score"):
         model.score.requires_grad_(True)
+    if lora.path is not None:
+        _load(model, Path(lora.path))
+
+
+def _load(model: Any, folder: Path) -> None:
+    """Read saved adapters, and the scalar head beside them, into those of the model. ModelError where they do not fit.
+
+    Weights have the names of :func:`save`.
+    """
+    from safetensors.torch import load_file
+
+    saved = load_file(folder / WEIGHTS)
+    trained = {_saved_name(n): w for n, w in model.named_parameters() if w.requires_grad}
+    unknown, lacking = sorted(set(saved) - set(trained)), sorted(set(trained) - set(saved))
+    if unknown or lacking:
+        name = (unknown or lacking)[0]
+        meant = near(name, trained if unknown else saved)
+        raise ModelError(
+            f"The adapters in '{folder}' are not of {type(model).__name__}: "
+            + (f"it has no '{name}'." if unknown else f"they have no '{name}'."),
+            have=[meant] if meant else None,
+            fix=_THEIR_MODEL,
+        )
+    for name, weight in trained.items():
+        if weight.shape != saved[name].shape:
+            raise ModelError(
+                f"The adapters in '{folder}' are not of this model: '{name}' is {list(saved[name].shape)}, and the "
+                f"model has place for {list(weight.shape)}.",
+                fix=_THEIR_MODEL,
+            )
+    if any(weight.is_meta for weight in trained.values()):
+        raise ModelError(
+            f"The head beside the adapters in '{folder}' cannot be read by this engine: it reads that of the model.",
+            fix="Name the backend hf.",
+        )
+    with torch.no_grad():
+        for name, weight in trained.items():
+            weight.copy_(saved[name])
+
+
+def _saved_name(name: str) -> str:
+    """The name under which peft saves a weight."""
+    return f"base_model.model.{name.replace(f'.{_NAME}.', '.')}"
 
 
 @contextmanager
@@ -139,8 +184,8 @@ def save(folder: str | Path, model: Any, build: Build, trained: Mapping[str, Ten
     settings.modules_to_save = None if build.head == "lm" else ["score"]
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
-    named = {f"base_model.model.{n.replace(f'.{_NAME}.', '.')}": w.cpu().contiguous() for n, w in trained.items()}
-    save_file(named, Path(folder) / "adapter_model.safetensors", metadata={"format": "pt"})
+    named = {_saved_name(n): w.cpu().contiguous() for n, w in trained.items()}
+    save_file(named, Path(folder) / WEIGHTS, metadata={"format": "pt"})
 
 
 def whole_state(model: Any) -> dict[str, Tensor] | None:
