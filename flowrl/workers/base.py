@@ -334,9 +334,9 @@ class ModelWorker(Worker):
 
     def found_beside(self, opening: Opening, ask: Callable[[Engine], Any]) -> Engine | None:
         """The engine that ``ask`` finds with that of the worker behind ``of=``. None, and a warning, for a reason."""
-        found: Any = "it is in another pool"
-        if isinstance(self._source, ModelWorker) and opening.beside(self.of):
-            found = ask(self._source.engine)
+        found: Any = "it is in another process"
+        if isinstance(self._source, ModelWorker):
+            found = ask(self._source.engine) if opening.beside(self.of) else "it is in another pool"
         if isinstance(found, str):
             opening.warn(f"'{self.name}' has a copy of the weights of '{getattr(self.of, 'name', '')}': {found}.")
             return None

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,10 @@ import torch
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.backends import open_engine
+from flowrl.runtime.peers import Elsewhere
+from flowrl.runtime.task import Blueprint, Named, unopened
+from flowrl.workers.base import Opening
 
 pytest.importorskip("peft", reason="adapters need peft (extra 'lora')")
 
@@ -306,6 +311,19 @@ def test_of_another_dtype_it_has_a_copy_and_says_so():
         "'second' has a copy of the weights of 'actor': its weights are of another dtype."
     ]
     assert second.digest() == fl.open(fl.Actor(MODEL, **SECOND, dtype="fp64")).digest()
+
+
+def test_on_a_rank_of_another_process_it_has_a_copy_and_says_so():
+    blueprints = {
+        "actor": Blueprint("actor", fl.Actor, (MODEL,), {"lora": fl.Lora()}, {}),
+        "second": Blueprint("second", fl.Actor, (), {"of": Named("actor"), **SECOND}, {}),
+    }
+    second, said = unopened(blueprints, "second"), []
+    assert second.build().model is MODEL, "known before anything is opened, for its tokenizer"
+    elsewhere = Elsewhere(unopened(blueprints, "actor"), lambda: None)
+    second.open(Opening(partial(open_engine, "hf"), lambda of: elsewhere, lambda said: None, said.append))
+    assert said == ["'second' has a copy of the weights of 'actor': it is in another process."]
+    assert second.digest() == fl.open(fl.Actor(MODEL, **SECOND)).digest()
 
 
 @pytest.mark.parametrize(
