@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import UserList
+
 import flowrl as fl
 from flowrl.graph.types import FieldType
 
-CALLS: list[tuple[int, ...]] = []  # keys that the external op was really called with
+#: Keys that the external op was really called with. No list: those of a script are put back where a run goes back.
+CALLS: UserList[tuple[int, ...]] = UserList()
 
 
 class Counter(fl.Worker):

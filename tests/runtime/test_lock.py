@@ -54,9 +54,9 @@ def wait_for(file, seconds=60.0):
 @pytest.mark.slow
 def test_a_second_run_in_a_folder_is_refused_and_one_after_a_kill_is_not(script, tmp_path):
     out = tmp_path / "run"
-    first = start(script, out, "--steps", "100000", "--checkpoint-every", "2")
+    first = start(script, out, "--program", "evaluated", "--steps", "100000", "--checkpoint-every", "2")
     wait_for(out / "checkpoints" / "000000" / "manifest.json")
-    for words in ((), ("--resume",), ("--overwrite",)):
+    for words in (("--program", "evaluated"), ("--resume",), ("--program", "evaluated", "--overwrite")):
         second = start(script, out, *words)
         said = second.communicate(timeout=60)[1]
         assert second.returncode == 2
@@ -72,7 +72,8 @@ def test_a_second_run_in_a_folder_is_refused_and_one_after_a_kill_is_not(script,
     again = start(script, out, "--resume", "--steps", str(steps))
     said = again.communicate(timeout=120)[1]
     assert again.returncode == 0, said
-    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == list(range(steps))
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(steps + 1))  # the last is the evaluation's
     assert not (out / NAME).exists()
 
 
