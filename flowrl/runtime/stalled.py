@@ -1,8 +1,8 @@
-"""Whether a program still learns: updates whose gradient is 0, step after step, change nothing, and nobody is told."""
+"""Whether a program still learns: gradients of 0, or rewards that never differ, step after step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 #: So many steps in a row say that it is no accident; a shorter program is told of at its end.
@@ -13,20 +13,41 @@ _LEAST = 3
 def stalled(lines: Sequence[Mapping[str, Any]], *, ended: bool = False) -> str | None:
     """What to tell of the lines of metrics of a program so far, the latest last; None where there is nothing.
 
-    Told once, with the tenth step in a row whose ``grad_norm`` is 0; at the end where all of a shorter program are.
+    Told once: with the tenth step in a row whose ``grad_norm`` is 0, or whose ``reward`` is the same number; at the end
+    where all of a shorter program are.
     """
+    steps = f"the updates of {'all {n}' if ended else 'the last {n}'} steps changed nothing: grad_norm is 0. "
     norms = [norm for line in lines[-STEPS - 1 :] if (norm := _largest(line)) is not None]
-    if ended:
-        told = _LEAST <= len(norms) < STEPS and not any(norms)
-    else:
-        told = len(norms) >= STEPS and not any(norms[-STEPS:]) and (len(norms) == STEPS or norms[-STEPS - 1] > 0)
-    if not told:
+    if (count := _in_a_row(norms, lambda norm, _: norm == 0, ended=ended)) is not None:
+        return steps.format(n=count) + (
+            "Where advantages are within a prompt, all of its rewards are equal: look at rewards and responses in "
+            "trajectories.jsonl, at the reward function, at n= and at temperature="
+        )
+    trained = [line for line in lines[-STEPS - 1 :] if _largest(line) is not None]
+    rewards = [reward for line in trained if (reward := _reward(line)) is not None]
+    if (count := _in_a_row(rewards, lambda reward, last: reward == last, ended=ended)) is not None:
+        return (
+            f"reward is {rewards[-1]:g} in {'all' if ended else 'each of the last'} {count} steps: where rewards do "
+            "not differ, other terms of the loss alone move the weights. Look at rewards and responses in "
+            "trajectories.jsonl, at the reward function and at temperature="
+        )
+    return None
+
+
+def _in_a_row(numbers: Sequence[float], alike: Callable[[float, float], bool], *, ended: bool) -> int | None:
+    """How many steps in a row to tell of, the last ones; None where it is too early, was told already, or is not so."""
+    latest = numbers[-STEPS:]
+    if len(latest) < (_LEAST if ended else STEPS) or not all(alike(number, latest[-1]) for number in latest):
         return None
-    return (
-        f"the updates of {'all' if ended else 'the last'} {len(norms) if ended else STEPS} steps changed nothing: "
-        "grad_norm is 0. Where advantages are within a prompt, all of its rewards are equal: look at rewards and "
-        "responses in trajectories.jsonl, at the reward function, at n= and at temperature="
-    )
+    if ended:
+        return len(latest) if len(numbers) < STEPS else None
+    return None if len(numbers) > STEPS and alike(numbers[-STEPS - 1], latest[-1]) else STEPS
+
+
+def _reward(line: Mapping[str, Any]) -> float | None:
+    """The mean reward that a step has logged, under that name; None where there is none."""
+    value = line.get("reward")
+    return value if isinstance(value, (int, float)) else None
 
 
 def _largest(line: Mapping[str, Any]) -> float | None:

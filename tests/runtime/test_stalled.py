@@ -37,6 +37,25 @@ def test_when_it_is_told(norms, ended, told):
     assert (stalled(lines(*norms), ended=ended) is not None) == told
 
 
+@pytest.mark.parametrize(
+    ("rewards", "ended", "told"),
+    [
+        ([0.0] * 10, False, "reward is 0 in each of the last 10 steps: "),
+        ([0.5] + [0.25] * 10, False, "reward is 0.25 in each of the last 10 steps: "),
+        ([0.0] * 11, False, None),  # it was told of
+        ([0.0] * 9 + [0.1], False, None),
+        ([1.0] * 4, True, "reward is 1 in all 4 steps: "),
+        ([1.0] * 2, True, None),
+        ([None] * 10, False, None),
+    ],
+)
+def test_rewards_that_never_differ_are_told_of_though_other_terms_move_the_weights(rewards, ended, told):
+    some = [{"grad_norm": 0.1, "reward": r} if r is not None else {"grad_norm": 0.1} for r in rewards]
+    text = stalled(some, ended=ended)
+    assert (text is None) == (told is None) and (text or "").startswith(told or "")
+    assert stalled([{"reward": r} for r in rewards], ended=ended) is None, "a program that trains nothing"
+
+
 def constant(response: str) -> float:
     return 1.0
 
