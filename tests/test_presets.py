@@ -120,7 +120,7 @@ def test_a_run_records_it_and_goes_on_with_it(script, tmp_path, capsys):
     words = [str(script), "--out", str(out), "--quiet", "--no-save"]
     assert main(["run", *words, "--preset", "short"]) == 0
     record = json.loads((out / "run.json").read_text())
-    assert record["parameters"] == [{"steps": 1, "n": 2, "kl": 0.0, "loss": "reinforce(aggregate=token-sum)"}]
+    assert record["parameters"] == [{"steps": 1, "n": 2, "kl": 0.0, "loss": "reinforce(aggregate='token-sum')"}]
     assert main(["run", *words, "--resume"]) == 0
     assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["rows"] == 2
 

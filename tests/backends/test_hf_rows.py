@@ -273,7 +273,7 @@ def test_another_model_cannot_be_followed():
     small, other = (fl.open(fl.Actor(fl.Model(config=T.CONFIGS[kind]))) for kind in ("qwen2", "gpt2"))
     with pytest.raises(ModelError, match="do not fit"):
         small.follow(other)
-    with pytest.raises(ProgramError, match="no share"):
+    with pytest.raises(ProgramError, match="decay=1.5 is not a number from 0 to 1"):
         small.follow(small, decay=1.5)
 
 

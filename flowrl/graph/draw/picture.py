@@ -303,7 +303,7 @@ def _line(id: str, edge: Edge, graph: Graph, place: dict[str, int]) -> Line:
     ends = [nodes[end] for end in (edge.src, edge.dst) if end in nodes]
     words: dict[str, tuple[str, ...]] = {"weights": (_version_row(edge, nodes),), "serves": ("serves",)}
     size = placed.bytes_row(edge)
-    label = words.get(edge.kind) or shorten(names_of(edge, graph), lines=2 if size else 3)
+    label = words.get(edge.kind) or shorten(names_of(edge, graph), lines=2 if size else 3, width=20)
     label = tuple(word for word in (*label, size) if word)
     if edge.kind == "carried":
         label = (*label, NEXT_STEPS if edge.repeats else NEXT_STEP)
