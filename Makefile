@@ -33,9 +33,9 @@ demo: $(VENV)/.dev  ## warm up a small model and train it with GRPO on additions
 test: $(VENV)/.dev  ## run the tests
 	$(PY) -m pytest -q
 
-nightly: $(VENV)/.dev  ## what takes too long for every change: all layouts on ranks, and 30 processes killed
+nightly: $(VENV)/.dev  ## what takes too long for every change: all layouts on ranks, and 300 faults
 	$(PY) -m pytest -q -m nightly
-	$(PY) benchmarks/kills.py
+	$(PY) benchmarks/kills.py --faults 300
 
 check: $(VENV)/.dev  ## lint, format, types, direction of imports
 	$(VENV)/bin/ruff check .

@@ -18,7 +18,7 @@ reward = flow.worker(fl.FunctionReward, arithmetic.exact_match)
 
 PRESETS = {
     "ppo": {},
-    "vapo": {"lam_returns": 1.0, "alpha": 0.5, "clip_high": 0.28},
+    "vapo": {"lam_returns": 1.0, "alpha": 2.0, "clip_high": 0.28},
 }
 
 

@@ -1,172 +1,177 @@
-"""Processes of a run killed at random times: nothing is lost, nothing is done twice, the weights are the same.
+"""Processes of a run killed and stopped, again and again: nothing is lost or done twice, the weights are the same.
 
-    python benchmarks/kills.py [--kills 30] [--steps 400] [--seed 0]
+    python benchmarks/kills.py [--faults 300] [--kinds publish,driver] [--limit 20] [--backend fsdp2] [--seed 0]
 
-A small GRPO on Ray (two ranks train, two generate and are the reference, one gives rewards) is run undisturbed, then
-with SIGKILL sent to a random rank at random times, also while ranks are being started again. At S=0 every line of
-metrics, every journalled reward and every weight has to be what it was. Exit status 1 where something is not.
+The run of ``kills_driver.py`` is made undisturbed, then under faults, one after the other as soon as it makes progress
+again. Each recovery is timed, from the signal to the next step that is recorded, and held against a limit. In the end
+every line of metrics, every reward and every weight has to be what it was, every reward asked for exactly once, every
+fault that was asked for has to have happened, and nothing may be left: no process, file of shared memory, growing
+number of descriptors or threads. Exit status 1 where something is not so; the run folder is then kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import signal
+import statistics
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from contextlib import suppress
+import uuid
+from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-import flowrl as fl
-from flowrl import rl
-from flowrl.placement.cluster import Cluster
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.plan import Place, Plan, Pool
-from tasks import arithmetic
+import faults
+from disturbed import FAULTS, KINDS, POINTS, SHARES, STARTS, Disturbed, Done, Stuck, choose, limit_of, strike
+from faults import Fault
+from kills_driver import EVERY, MESHES
+from leftovers import Held, left_behind, shared_memory
 
-SMALL = {
-    **arithmetic.MODEL.config,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+IN_A_CALL = 6  # rows that a rank gives rewards to in a call, whose answers are kept together
+Planned = list[tuple[str, list[Fault]]]
 
 
-def odd(prompt: str, response: str) -> float:
-    """A reward with something to learn from the first token on."""
-    return sum(c in "13579" for c in response) - 0.1 * len(response)
-
-
-flow = fl.Flow("kills")
-actor = flow.worker(fl.Actor, fl.Model(config=SMALL, tokenizer=arithmetic.build_tokenizer), lr=3e-3, max_tokens=5)
-ref = flow.worker(fl.Reference, of=actor)
-reward = flow.worker(fl.FunctionReward, odd)
-
-
-@flow.program
-def kills(steps: int = 400):
-    for step, batch in flow.steps(arithmetic.prompts(4), steps):
-        batch = actor.generate(batch, n=3)
-        batch = reward.score(batch)
-        batch = ref.logprobs(batch)
-        batch = rl.group_advantages(batch)
-        metrics = actor.update(batch, loss=rl.ppo_clip(kl=1e-3))
-        flow.log(step, metrics, reward=batch.rewards.mean())
-
-
-PLAN = Plan(
-    {
-        "train": Pool("train", devices=(0, 1)),
-        "rollout": Pool("rollout", devices=(2, 3)),
-        "rewards": Pool("rewards", processes=1),
-    },
-    {
-        "actor": {"train": Place("train", Mesh.of("fsdp=2"), "fsdp2"), "generate": Place("rollout")},
-        "ref": Place("rollout"),
-        "reward": Place("rewards"),
-    },
-    cluster=Cluster.of("cpu:1x4"),
-)
+def planned(asked: argparse.Namespace, chance: random.Random) -> Planned:
+    """All faults in their order: ``each`` point of the kinds once, or each of the kinds and then more by chance."""
+    if asked.each:
+        return [(kind, [Fault(*point)]) for kind in asked.kinds for point in POINTS.get(kind, ())]
+    kinds = chance.sample(asked.kinds, len(asked.kinds))
+    while sum(FAULTS.get(kind, 1) for kind in kinds) < asked.faults:
+        kinds += chance.choices(asked.kinds, [SHARES[kind] for kind in asked.kinds])
+    return [(kind, choose(kind, chance)) for kind in kinds]
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second")} for line in lines
+    ]
 
 
-def rewards(out: Path) -> dict[int, int]:
-    """How often each call that touches the world is journalled."""
-    found: dict[int, int] = {}
-    for file in out.glob("journal.*.jsonl"):
-        for line in file.read_text().splitlines():
-            call = json.loads(line)["call"]
-            found[call] = found.get(call, 0) + 1
-    return found
+def answers(out: Path) -> list[tuple[int, str]]:
+    """Each reward that was given, by the world's own account: the process, and the row in words."""
+    lines = (faults.beside(out) / "answers.jsonl").read_text().splitlines()
+    return [(pid, f"{prompt}{response}") for pid, prompt, response in map(json.loads, lines)]
 
 
-def killer(out: Path, count: int, chance: random.Random, told: list[int], done: threading.Event) -> None:
-    """Kill ``count`` ranks: three of four a while after the run has done a step again, the others whatever it does.
-
-    More than ten losses without a step in between end a run.
-    """
-    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
-        time.sleep(0.05)
-    while len(told) < count and not done.is_set():
-        rank = chance.randrange(5)
-        with suppress(OSError, ValueError, KeyError):
-            os.kill(json.loads((out / "ranks.json").read_text())[str(rank)]["pid"], signal.SIGKILL)
-            told.append(rank)
-        if chance.random() < 0.75:
-            before = went_on(out)
-            while went_on(out) == before and not done.wait(0.1):
-                pass
-            steps = lines(out)
-            while lines(out) == steps and not done.wait(0.1):
-                pass
-            done.wait(chance.uniform(0, 3))
-        else:
-            done.wait(chance.uniform(0.5, 8))
+def on_their_way(given: list[tuple[int, str]]) -> Counter[str]:
+    """The last answers of each process: what it was killed with before the journal had them is asked for again."""
+    last: dict[int, list[str]] = {}
+    for pid, row in given:
+        last.setdefault(pid, []).append(row)
+    return Counter(row for rows in last.values() for row in rows[-IN_A_CALL:])
 
 
-def lines(out: Path) -> int:
-    """Steps that are recorded; fewer when the run goes back."""
-    return len((out / "metrics.jsonl").read_text().splitlines())
+def digest(out: Path) -> str | None:
+    return json.loads((out / "run.json").read_text()).get("weights_digest")
 
 
-def events(out: Path, kind: str) -> int:
-    """How often something happened."""
-    return (out / "events.jsonl").read_text().count(f'"kind": "{kind}"')
-
-
-def went_on(out: Path) -> int:
-    """How often the run went on after a loss."""
-    return events(out, "recovered") + events(out, "renewed")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    how = {"runtime": "ray", "plan": PLAN, "quiet": True, "checkpoint_every": 4}
-    parameters = {"kills": {"steps": asked.steps}}
-    calm = flow.run(out=folder / "calm", parameters=parameters, **how)
-    told: list[int] = []
-    done = threading.Event()
-    chance = random.Random(asked.seed)
-    out = folder / "killed"
-    thread = threading.Thread(target=killer, args=(out, asked.kills, chance, told, done))
-    thread.start()
-    start = time.time()
-    killed = flow.run(out=out, parameters=parameters, **how)
-    done.set()
-    thread.join()
-    twice = [call for call, times in rewards(out).items() if times > 1]
-    findings = {
-        "weights differ": calm.weights_digest != killed.weights_digest,
-        "metrics differ": metrics(folder / "calm") != metrics(out),
-        "rewards asked for twice": bool(twice),
-        "rewards lost": set(rewards(out)) != set(rewards(folder / "calm")),
+def compared(calm: Path, out: Path) -> dict[str, str]:
+    """What is not as it is without faults, each with what was seen."""
+    wanted, found = answers(calm), answers(out)
+    calls = Counter(row for _, row in wanted), Counter(row for _, row in found)
+    more, fewer = calls[1] - calls[0], calls[0] - calls[1]
+    twice = more - on_their_way(found)
+    if again := (more - twice).total():
+        print(f"{again} of {len(wanted)} rewards were on their way when their process was killed, and asked for again")
+    return {
+        "weights differ": "" if digest(calm) == digest(out) is not None else f"{digest(calm)} and {digest(out)}",
+        "metrics differ": "" if metrics(calm) == metrics(out) else "see metrics.jsonl of both",
+        "rewards asked for twice": f"{twice.total()} of {len(wanted)}" if twice else "",
+        "rewards lost": f"{fewer.total()}" if fewer else "",
     }
-    said = json.loads((out / "run.json").read_text())
-    seconds = time.time() - start
-    print(f"{len(told)} kills in {seconds:.0f} s, of ranks {told}; {said['restarts']} restarts")
-    print(f"{events(out, 'renewed')} while the program waited, {events(out, 'recovered')} times back to a checkpoint")
-    for what, wrong in findings.items():
-        print(f"{'NO' if not wrong else 'YES'}: {what}")
+
+
+def table(done: list[Done]) -> None:
+    """Recoveries by kind."""
+    print(f"{'kind':12} {'faults':>6} {'median s':>9} {'max s':>7} {'limit s':>8} {'late':>5}")
+    for kind in [k for k in KINDS if any(d.kind == k for d in done)]:
+        mine = [d for d in done if d.kind == kind]
+        took = [d.took for d in mine]
+        late = sum(d.took > d.limit for d in mine)
+        count = sum(d.count for d in mine)
+        print(f"{kind:12} {count:6} {statistics.median(took):9.1f} {max(took):7.1f} {mine[0].limit:8.0f} {late:5}")
+
+
+def disturb(
+    run: Disturbed, coming: Planned, asked: argparse.Namespace, ends: float
+) -> tuple[list[Done], dict[str, str]]:
+    """All faults, and what was wrong with them."""
+    chance, done, held = random.Random(asked.seed), list[Done](), Held(run)
+    stood = ""
+    try:
+        run.wait(lambda: run.lines() > EVERY, 2 * STARTS, "the first steps")
+        for kind, at_points in coming:
+            if time.monotonic() > ends:
+                break
+            done.append(strike(run, kind, at_points, chance, limit_of(kind, asked.limit, asked.deadline)))
+            print(f"{done[-1].kind:12} {done[-1].took:5.1f} s  {done[-1].what}", flush=True)
+            held.look()
+        run.process.wait(max(1.0, ends - time.monotonic()))
+    except (Stuck, subprocess.TimeoutExpired, ProcessLookupError) as error:  # the last one: a rank that is gone already
+        stood = str(error)
+    wanted, happened = sum(FAULTS.get(kind, 1) for kind, _ in coming), sum(d.count for d in done)
+    late = [d for d in done if d.took > d.limit]
+    return done, {
+        "it stood still": stood,
+        "fewer faults than asked": f"{happened} of {wanted}" if happened < wanted else "",
+        "late": "; ".join(f"{d.what}: {d.took:.1f} s of {d.limit:.0f}" for d in late),
+        "another rank was blamed": "; ".join(f"{d.what}: rank {d.blamed}" for d in done if d.blamed is not None),
+        "grew": held.grown(),
+    }
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help=", ".join(KINDS))
+    parser.add_argument("--each", action="store_true", help="instead of --faults: every point of the kinds, once")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds of one recovery")
+    parser.add_argument("--deadline", type=float, default=15.0, help="of the run, which finds a stopped rank")
+    parser.add_argument("--backend", choices=MESHES, default="fsdp2", help="of the two ranks that train")
+    parser.add_argument("--gloo", action="store_true", help="have weights go as from host to host")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="for all of it")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args(words)
+    if unknown := [k for k in asked.kinds if k not in KINDS]:
+        parser.error(f"--kinds {unknown[0]}: there are {', '.join(KINDS)}")
+    ends = time.monotonic() + asked.seconds
+    folder, mark = Path(tempfile.mkdtemp(prefix="kills-")), uuid.uuid4().hex
+    there, done, findings = shared_memory(), list[Done](), dict[str, str]()
+    coming = planned(asked, random.Random(asked.seed))
+    steps = 5 * len(coming) // 2 + 2 * EVERY
+    more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else [])]
+    for name in ("killed", "calm"):
+        run = Disturbed(folder / name, steps=steps, deadline=asked.deadline, mark=mark, more=more)
+        try:
+            if name == "killed":
+                done, findings = disturb(run, coming, asked, ends)
+            else:
+                run.process.wait(max(1.0, ends - time.monotonic()))
+                findings |= compared(folder / "calm", folder / "killed")
+        except subprocess.TimeoutExpired:
+            findings["it took too long"] = f"more than {asked.seconds:.0f} s"
+        finally:
+            run.end()
+        if findings.get("it stood still"):
+            break
+    findings["left behind"] = left_behind(mark, there)
+    table(done)
+    for what, seen in findings.items():
+        print(f"{'YES' if seen else 'NO'}: {what}{f' ({seen})' if seen else ''}")
+    if any(findings.values()):
+        print(f"kept: {folder}")
+        return 1
     shutil.rmtree(folder)
-    return int(any(findings.values()))
+    return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the run ends with this process
     sys.exit(main())

@@ -48,6 +48,7 @@ class Run:
 
 GRPO = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gspo", "cispo", "sapo"]
 GRPO += ["gmpo", "gpg", "opo", "pass_at_k", "dppo", "topr", "kimi", "clip_cov", "kl_cov", "decoupled_ppo"]
+GRPO += ["vespo", "m2po", "high_entropy", "deepseek_v3_2"]
 #: Without discopop and apo_down, which do not make the better answer of this task likelier (docs/algorithms.md).
 PAIRS = ["simpo", "cpo", "robust", "hinge", "exo", "sppo", "nca", "bco", "apo_zero"]
 DISTILLED = ["one", "several", "sampled_jsd", "full", "forward", "jsd"]
@@ -72,6 +73,8 @@ RUNS = [
     Run("dapo", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "100")),
     Run("raft", None, "reward", 0.8, (*ONE_DIGIT, "--steps", "120")),
     Run("online_dpo", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "120")),
+    Run("judge", None, "reward", 0.7, ("--teach.one-digit", "1.0", "--judged.one-digit", "1.0",
+        "--teach.steps", "150", "--judged.steps", "150"), program="teach,judged"),
     Run("gigpo", None, "reward", 0.33, ("--steps", "300"), warm=()),
     Run("safe_rlhf", None, "reward", 0.4, (*ONE_DIGIT, "--steps", "150")),
     Run("rlhf", None, "exact_match", 0.3, ("--rlhf.one-digit", "1.0", "--preferences.one-digit", "1.0",

@@ -89,7 +89,7 @@ def raw(calls: int, rounds: int, *, fields: int = 1, ranks: int = 1) -> tuple[li
     batch = Numbers(ROWS).to_batch([{}] * ROWS, 0, None)
     stored = Stored(0, 1, batch.keys, {n: Kind("f32") for n in names}, {})
     remote = Remote(batch.keys, {n: Where((stored,), (n,)) for n in names})
-    task = Task("nothing.work", "work", ("nothing", False), (fetch(remote),), {}, CallInfo(), 1)
+    task = Task("nothing.work", "work", ("nothing", False), {"batch": fetch(remote)}, CallInfo(), keep=1)
     rows = ray.put({n: batch["x"] for n in names})
     ray.get([actor.run.remote(task, rows) for actor in actors])
     together, alone = [], []

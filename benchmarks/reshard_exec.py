@@ -18,8 +18,8 @@ import json
 import multiprocessing
 import os
 import platform
-import socket
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -56,7 +56,7 @@ def shards_of(model: Any, mesh: Any, rank: int, dtype: Any, device: str = "cpu")
         yield Shard(weight.name, weight.shape, tuple(a for a, _ in box), tensor)
 
 
-def work(me: int, ports: tuple[int, int], move: str, options: argparse.Namespace, said: Any) -> None:
+def work(me: int, meetings: list[str], move: str, options: argparse.Namespace, said: Any) -> None:
     """One rank: the plan, then both ways of sending in turns. The first rank says seconds and bytes."""
     import torch
     import torch.distributed as dist
@@ -76,8 +76,8 @@ def work(me: int, ports: tuple[int, int], move: str, options: argparse.Namespace
     between = Moves(tuple(m for m in moves.moves if not m.local), moves.dtypes)
     source = list(shards_of(model, old, me, dtype)) if me < old.size else []
     target = list(shards_of(model, new, me - first, dtype)) if me >= first else []
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ports[0]}", rank=me, world_size=size)
-    wire = Wire(me=me, size=size, port=ports[1], shared=not options.gloo)
+    dist.init_process_group("gloo", init_method=f"file://{meetings[0]}", rank=me, world_size=size)
+    wire = Wire(me=me, size=size, meeting=meetings[1], shared=not options.gloo)
     after, before = (me + 1) % size, (me - 1) % size
     out, into = (torch.zeros(moves.received.get(r, 0), dtype=torch.uint8) for r in (after, me))
     kept, copied = torch.zeros(2, moves.local.get(me, 0), dtype=torch.uint8)
@@ -129,8 +129,9 @@ def parsed(move: str) -> tuple[Any, Any, int, int]:
 def measured(move: str, options: argparse.Namespace) -> dict[str, Any]:
     """One move, in fresh processes: bytes, and the median of each time in seconds."""
     context = multiprocessing.get_context("spawn")
-    said, ports = context.Queue(), free_ports()
-    ranks = [context.Process(target=work, args=(r, ports, move, options, said)) for r in range(parsed(move)[3])]
+    said, folder = context.Queue(), tempfile.mkdtemp()
+    meetings = [f"{folder}/group", f"{folder}/wire"]
+    ranks = [context.Process(target=work, args=(r, meetings, move, options, said)) for r in range(parsed(move)[3])]
     for rank in ranks:
         rank.start()
     found = said.get()
@@ -142,14 +143,6 @@ def measured(move: str, options: argparse.Namespace) -> dict[str, Any]:
         "wire_ratio": times["wire"] / times["message"],
     }
     return {**found, **times, **ratios}
-
-
-def free_ports() -> tuple[int, int]:
-    """Two that nobody listens at."""
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
 
 
 def main() -> None:

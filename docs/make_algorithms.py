@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from flowrl.cli.script import load_script
@@ -23,6 +24,7 @@ DOCS = Path(__file__).parent
 ALGORITHMS = DOCS.parent / "algorithms"
 LEARNING = DOCS / "learning.json"
 STALE = DOCS / "stale.json"
+LEARN = DOCS.parent / "benchmarks" / "learn.py"
 #: In the order of the page: from given data to sampled rows to several models.
 DRIVERS = ("sft", "reward_model", "dpo", "grpo", "ppo", "remax", "dapo", "gigpo", "safe_rlhf")
 DRIVERS += ("raft", "distillation", "judge", "online_dpo", "rlhf")
@@ -115,7 +117,26 @@ def learning() -> str:
     head = ("run", "seeds", "number", "first -> last", "steps", "seconds")
     table = "\n".join(f"| {' | '.join(line)} |" for line in [head, ("---",) * len(head), *rows])
     picture = "![The curve of every run, a small picture each](images/learning.png)"
-    return f"{table}\n\n{picture}"
+    return "\n\n".join([table, *_missed(by_title), *_lacking(by_title), picture])
+
+
+def _missed(by_title: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """Which runs have not come to where they are held against, if any."""
+    missed = [
+        f"`{title}` ({run['last']:.2f}, mark {run['mark']:g}, seed {run['seed']})"
+        for title, runs in by_title.items()
+        for run in runs
+        if not run["reached"]
+    ]
+    if missed:
+        yield f"Not learned in this time: {', '.join(missed)}."
+
+
+def _lacking(by_title: Collection[str]) -> Iterator[str]:
+    """Which runs of ``make learn`` are not recorded, if any."""
+    lacking = [f"`{run.title}`" for run in run_path(str(LEARN))["RUNS"] if run.title not in by_title]
+    if lacking:
+        yield f"Not recorded yet: {', '.join(lacking)}."
 
 
 def _learned(title: str, runs: list[dict[str, Any]]) -> tuple[str, ...]:

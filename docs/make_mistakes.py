@@ -42,12 +42,13 @@ one that the program computes, or that depends on the step, is looked at by the 
 |---|---|
 | whether a number that the program computes is allowed | at the call that is given it |
 | what a reward, an op or an environment of yours returns; its failures | at its first call, with row and line |
+| whether user code hangs, exits, forks or crashes ([what then](workers.md)) | when it does, with row and line |
 | the shape of what a loss of yours gives; a field that it looks up under a computed name | at the first update |
 | whether a model or tokenizer by name exists, and fits into memory | when models open, before the first step |
 | what is in rows after the first 32 of a file | when they are drawn |
 | whether a service answers | at the call: `retries=`, `on_error="mark"`, `max_failed=` |
 | whether anything is learned | a warning after 10 updates with `grad_norm` 0, or at the end of a shorter program |
-| paths beyond the 64 that are followed, and what code of other modules makes of symbols | when they run |
+| paths beyond the 64 that are followed, and what libraries make of a number that they are given | when they run |
 | what the program does to files and services itself | never: such things belong into ops |
 """
 

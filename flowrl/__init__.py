@@ -11,16 +11,18 @@ from .by_hand import open_worker as open
 from .errors import FlowError
 from .flow import Flow
 from .graph import allowed
-from .graph.allowed import takes
-from .graph.op import Metrics, op
+from .graph.arguments import takes
+from .graph.declare import op
+from .graph.metrics import Metrics
 from .placement.cluster import Cluster
 from .placement.mesh import Mesh
 from .placement.plan import Pipeline, Place, Plan, Pool
-from .workers.actor import Actor, Reference
+from .workers.actor import Actor
 from .workers.base import Worker
 from .workers.critic import Critic, RewardModel
 from .workers.env import Env
 from .workers.records import Lora, Model
+from .workers.reference import Reference
 from .workers.reward import FunctionReward
 
 __version__ = "0.1.0"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .column import Column, _bytes_of, _concat, _index, _segments, read_marks
+from .column import Column, concat, raw_bytes, read_marks, row_index, segment_sums
 from .errors import FieldError, RowsError, near
 
 if TYPE_CHECKING:
@@ -176,12 +176,12 @@ class Batch:
         return self._with({**self._columns, **{n: c for n, c in other._columns.items() if n not in self._columns}})
 
     def _rows(self, index: Any, keys: tuple[Key, ...]) -> Batch:
-        index, known = _index(index), {}
+        index, known = row_index(index), {}
         return Batch._make(keys, {n: c._take(index, known) for n, c in self._columns.items()}, self.call)
 
     def take(self, index: Any) -> Batch:
         """Rows of ``index`` (numbers from 0), in its order. RowsError if one is missing or comes twice."""
-        listed = _index(index).tolist()
+        listed = row_index(index).tolist()
         if listed and not 0 <= min(listed) <= max(listed) < len(self):
             raise RowsError(f"Row {max(listed) if min(listed) >= 0 else min(listed)} of a batch of {len(self)} rows.")
         if len(set(listed)) < len(listed):
@@ -242,7 +242,7 @@ class Batch:
             if different:
                 raise FieldError(f"'{different[0]}' is a field of some of the batches only.", have=self.fields)
         known: dict[tuple[int, ...], Any] = {}
-        columns = {n: _concat(n, [b[n] for b in batches], known) for n in self._columns}
+        columns = {n: concat(n, [b[n] for b in batches], known) for n in self._columns}
         return Batch([key for b in batches for key in b.keys], columns, self.call)
 
     def groups(self) -> list[list[int]]:
@@ -281,11 +281,11 @@ class Batch:
         sizes, index = torch.bincount(index, minlength=count), index.to(values.device)
         order = index.argsort(stable=True)
         per_group = sizes.to(values.device)
-        mean = (_segments(values[order], sizes) / per_group)[index]
+        mean = (segment_sums(values[order], sizes) / per_group)[index]
         if how == "mean":
             return Column(mean.float())
         square = (values - mean).square()
-        return Column((_segments(square[order], sizes) / per_group)[index].sqrt().float())
+        return Column((segment_sums(square[order], sizes) / per_group)[index].sqrt().float())
 
     def group_mean(self, name: str) -> Column:
         """Mean of a number per row over the rows of the same prompt, given to each of them."""
@@ -346,8 +346,8 @@ class Batch:
             shape = [] if isinstance(c.values, list) else list(c.values.shape)
             total.update(json.dumps([name, c.type, shape]).encode())
             if c.lengths is not None:
-                total.update(_bytes_of(c.lengths))
-            total.update(_json(name, c.values).encode() if isinstance(c.values, list) else _bytes_of(c.values))
+                total.update(raw_bytes(c.lengths))
+            total.update(_json(name, c.values).encode() if isinstance(c.values, list) else raw_bytes(c.values))
         return total.hexdigest()
 
     def tensors(self) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str
             peer=lambda other: other,
             tokenizer=tokenizer,
             warn=lambda text: warnings.warn(text, stacklevel=2),
-            beside=lambda other: True,
+            apart=lambda other: "",
             device=device,
         )
     )

@@ -13,12 +13,14 @@ FlowError
 ├── RunError         an op failed while running; names the op and the driver's line
 │   ├── ClusterLost  Ray itself died, and all processes of the run with it
 │   └── RankLost     a process died, or has not answered in time; names its rank and its pool
+├── DiskError        a file of a run could not be written: a full disk, a quota, a broken disk
 ├── ResumeError      a run that cannot be continued as asked
 └── UsageError       wrong words on the command line
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +136,8 @@ class RankLost(RunError):
     """A process of a run died, or has not answered in time. ``ranks`` are those that are of no more use.
 
     ``answers``: what the other ranks of the call have said, by rank. ``torn``: more was lost than can be made again
-    while the program waits, such as a worker in the midst of an update.
+    while the program waits, such as a worker in the midst of an update. ``alive``: the processes are there again, and
+    only what they held is lost.
     """
 
     def __init__(
@@ -144,15 +147,34 @@ class RankLost(RunError):
         ranks: Iterable[int] = (),
         answers: Mapping[int, Any] | None = None,
         torn: bool = False,
+        alive: bool = False,
         at: At | None = None,
         fix: str | None = None,
     ) -> None:
         super().__init__(what, at=at, fix=fix)
-        self.ranks, self.answers, self.torn = tuple(ranks), dict(answers or {}), torn
+        self.ranks, self.answers, self.torn, self.alive = tuple(ranks), dict(answers or {}), torn, alive
 
 
 class ClusterLost(RunError):
     """What the processes of a run depend on died: the run can only be resumed."""
+
+
+class DiskError(FlowError):
+    """A file of a run could not be written. ``number`` is the system's (``errno``), ``reason`` its words for it."""
+
+    def __init__(self, path: Any, number: int, reason: str, *, bytes: int | None = None, more: str = "") -> None:
+        said = f"{shown(str(path))} could not be written: {reason}" + (f" ({more})." if more else ".")
+        full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fix = "Make room" if full else "Have the disk take files again"
+        super().__init__(said, fix=f"{fix}, then go on with --resume.")
+        self.path, self.number, self.reason, self.bytes, self.more = str(path), number, reason, bytes, more
+
+    def __reduce__(self) -> tuple[Any, ...]:  # it comes from ranks
+        return _disk_error, (self.path, self.number, self.reason, self.bytes, self.more), self.__dict__
+
+
+def _disk_error(path: str, number: int, reason: str, bytes: int | None, more: str) -> DiskError:
+    return DiskError(path, number, reason, bytes=bytes, more=more)
 
 
 class ResumeError(FlowError):

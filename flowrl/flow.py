@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import CodeType
@@ -15,21 +14,21 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from .errors import CheckError, FlowError, ModelError, ProgramError, UsageError, WorkerError, near, shown
 from .graph import session as sessions
-from .graph.allowed import problem, whole
+from .graph.allowed import check_values, flag, one_of, whole
+from .graph.arguments import described
 from .graph.check import Report, check, unused
 from .graph.compile import compile_graph
 from .graph.logged import logged
-from .graph.op import described
 from .graph.record import Graph, WorkerInfo
+from .graph.scalars import ScalarValue
+from .graph.settings import settings_of_worker
 from .graph.site import cell, defined_at, user_frame
 from .graph.terms import Traced
 from .graph.trace import trace
-from .graph.values import ScalarValue
-from .handle import Handle
+from .handle import Handle, name_problem
 from .offers import offers
 from .placement.plan import Plan
-from .planned.here import check_runs_here, scheme_here
-from .planned.scheme import scheme_of
+from .planned.here import check_runs_here
 from .program import Program
 from .workers.base import Worker
 from .workers.records import Model
@@ -39,13 +38,28 @@ from .workers.tokenizer import actor_of
 if TYPE_CHECKING:
     from .batch import Batch
     from .placement.cost import Costs
-    from .planned.study import Study, Tokens
+    from .planned.row_lengths import Tokens
+    from .planned.study import Study
     from .runtime.run import Outcome
 
 W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+#: What the options of a run may be.
+RUN_OPTIONS = {
+    "runtime": one_of("local", "eager", "ray"),
+    "seed": whole(),
+    "resume": flag(),
+    "allow_changed": flag(),
+    "unlock": flag(),
+    "overwrite": flag(),
+    "checkpoint_every": whole(least=1),
+    "save_models": flag(),
+    "trajectories": whole(least=0),
+    "trajectories_every": whole(least=1),
+    "quiet": flag(),
+}
 #: Names that nodes of a graph have without a worker.
 _LIBRARIES = ("rl", "batch", "data", "user")
 _FILES = frozenset(("live", "manifest"))
@@ -143,18 +157,22 @@ class Flow:
     def steps(self, source: Any, steps: int | None = None) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) ``steps`` times, or until the source ends. Each round is one step of the program."""
         session = self._session("steps")
-        if hasattr(source, "schema") and not (value := whole(least=0) | None).accepts(steps):
-            fix = value.mend("steps", steps)
-            raise ProgramError(f"flow.steps: {problem('steps', steps, value)}", at=sessions.caller(), fix=fix)
+        if hasattr(source, "schema"):  # what is no source is said by the session
+            check_values("flow.steps", {"steps": steps}, {"steps": whole(least=0) | None})
         return session.steps(source, steps)
 
     def more(self, count: int) -> Batch:
         """``count`` further prompts of this step's source: for loops that refill."""
-        return self._session("more").more(count)
+        session = self._session("more")
+        check_values("flow.more", {"count": count}, {"count": whole(least=1)})
+        return session.more(count)
 
     def take(self, source: Any, count: int | None = None) -> Batch:
         """The next ``count`` rows of another source (its own batch size by default), such as an evaluation set."""
-        return self._session("take").take(source, count)
+        session = self._session("take")
+        if hasattr(source, "schema"):
+            check_values("flow.take", {"count": count}, {"count": whole(least=1) | None})
+        return session.take(source, count)
 
     def log(self, step: Any, /, *metrics: Any, **values: Any) -> None:
         """Record metrics and numbers with this step. Never waits: they are written when the step commits.
@@ -255,13 +273,16 @@ class Flow:
         costs: Costs | None = None,
         tokens: Tokens | None = None,
         seed: int = 0,
+        ranks: bool | None = None,
         **parameters: Any,
     ) -> Study:
         """A program under a plan: its work, memory and costs, its schedule on a virtual clock. Nothing is loaded.
 
-        ``costs``: None takes a roofline of the plan's cluster. ``tokens``: what is known of lengths.
+        ``costs``: None takes a roofline of the plan's cluster. ``tokens``: what is known of lengths. ``ranks``: whether
+        it runs with a process for each device; None is as the plan needs.
         """
-        from .planned.study import Study, Tokens
+        from .planned.row_lengths import Tokens
+        from .planned.study import Study
 
         found = self.find_program(program)
         placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
@@ -274,6 +295,7 @@ class Flow:
             costs,
             tokens or Tokens(),
             seed,
+            ranks,
         )
 
     def workers_of(self, traced: Traced) -> tuple[str, ...]:
@@ -292,6 +314,8 @@ class Flow:
         runtime: str = "local",
         seed: int = 0,
         resume: bool = False,
+        allow_changed: bool = False,
+        unlock: bool = False,
         overwrite: bool = False,
         checkpoint_every: int = 50,
         save_models: bool = True,
@@ -309,70 +333,81 @@ class Flow:
         meant; ``parameters={"warmup": {"steps": 3}}`` says of which, and gives those that have the name of an option
         here. ``out`` is ``runs/NAME-TIME`` unless it is said. All rows of the first ``trajectories`` prompts of every
         ``trajectories_every``-th step are written down. ``address`` is that of a running Ray cluster, for
-        ``runtime="ray"``. Raises UsageError for an unknown keyword, CheckError with every finding before anything is
-        loaded.
+        ``runtime="ray"``. ``resume`` goes on with the run in ``out``; what has changed since its start is told, and
+        refused where it makes another run, unless ``allow_changed``. ``unlock`` says that the process on another host
+        which has the folder is gone. Raises UsageError for an unknown keyword or value,
+        CheckError with every finding before anything is loaded, ResumeError for a run that cannot go on so.
         """
-        from .backends import names as engines
-        from .planned.check import plan_findings
-        from .planned.places import on_ranks, workplace
-        from .planned.see import placed_graph
-        from .runtime.run import Runner, Settings, Stage
+        from .planned.stages import place_of, stage_of
+        from .runtime.inputs import inputs_of
+        from .runtime.run import Runner, Settings
 
+        options: dict[str, Any] = {
+            "runtime": runtime,
+            "seed": seed,
+            "resume": resume,
+            "allow_changed": allow_changed,
+            "unlock": unlock,
+            "overwrite": overwrite,
+            "checkpoint_every": checkpoint_every,
+            "save_models": save_models,
+            "trajectories": trajectories,
+            "trajectories_every": trajectories_every,
+            "quiet": quiet,
+        }
+        check_values("flow.run", options, RUN_OPTIONS, UsageError)
         self._drop_replaced()
         names = programs or (self.default_program(),)
         given = self._parameters(names, parameters or {}, values)
         folder = self.new_folder() if out is None else Path(out)
-        placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
-        known = tuple(h.name for h in self.handles)
-        placed.check_workers(known, engines())
-        check_runs_here(placed, ranks=runtime == "ray")
-        stages: list[Stage] = []
-        swapped: set[str] = set()
-        for name in names:
-            found = self.find_program(name)
-            mine = given.get(name, {})
-            report = self.check(name, **mine)
-            if report.errors:
-                raise CheckError(report.errors)
-            study = self.study(placed, name, **mine)
-            if plan:
-                errors, _ = plan_findings(study)
-                if errors:
-                    raise CheckError(errors)
-            traced = self.trace(name, **mine)
-            memory = study.memory if runtime == "ray" and placed.cluster else {}
-            swapped |= {resident for held in memory.values() for resident in held.sizes}
-            scheme = scheme_here(
-                scheme_of(traced, placed, known, in_one=runtime == "eager", memory=memory), ranks=runtime == "ray"
+        ranks = runtime == "ray"
+        placed = self._plan_of_run(plan, ranks=ranks)
+        studies = [self._checked(name, placed, given[name], planned=bool(plan), ranks=ranks) for name in names]
+        stages = [
+            stage_of(
+                name,
+                study,
+                self.graph(name, **given[name]),
+                self.workers_of(study.traced),
+                runtime=runtime,
+                planned=bool(plan),
             )
-            graph = self.graph(name, **mine)
-            if plan:
-                with suppress(ModelError):  # of a model whose size is not known here: the graph without its places
-                    graph = placed_graph(study, graph)
-            told = tuple(dict.fromkeys(r for trail in traced.trails for r in trail.readings))
-            workers = self.workers_of(traced)
-            stages.append(Stage(name, found.fn, found.arguments(mine), workers, graph.to_json(), scheme, told))
-        if runtime == "ray":
-            traces = [self.trace(name, **given.get(name, {})) for name in names]
-            place = on_ranks(self.handles, placed, traces, out=folder, seed=seed, address=address, swapped=swapped)
-        else:
-            place = workplace(self.handles, placed, seed=seed)
+            for name, study in zip(names, studies, strict=True)
+        ]
+        place = place_of(studies, runtime=runtime, out=folder, seed=seed, address=address)
+        used = {name for stage in stages for name in stage.workers}
+        handles = [h for h in self.handles if h.name in used]
+        traces = [study.traced for study in studies]
         settings = Settings(
+            **options,
             out=folder,
-            runtime=runtime,
-            seed=seed,
-            resume=resume,
-            overwrite=overwrite,
-            checkpoint_every=checkpoint_every,
-            save_models=save_models,
-            trajectories=trajectories,
-            trajectories_every=trajectories_every,
-            quiet=quiet,
             script=self.script,
             plan=placed.to_json(),
             arguments=tuple(arguments),
+            programs=tuple(program.fn for program in self.programs.values()),
+            inputs=inputs_of(stages, traces, handles, seed=seed, plan=placed.to_json(), runtime=runtime),
         )
         return Runner(stages, place, settings).run()
+
+    def _plan_of_run(self, plan: str | Path | Plan | None, *, ranks: bool) -> Plan:
+        """The plan that a run is given, or one process. Raises PlanError where it does not fit workers or runtime."""
+        from .backends import names as engines
+
+        placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
+        placed.check_workers(tuple(h.name for h in self.handles), engines())
+        check_runs_here(placed, ranks=ranks)
+        return placed
+
+    def _checked(self, name: str, plan: Plan, parameters: Mapping[str, Any], *, planned: bool, ranks: bool) -> Study:
+        """A program of a run under its plan. Raises CheckError with all that is wrong with it, or with the plan."""
+        from .planned.check import plan_findings
+
+        if errors := self.check(name, **parameters).errors:
+            raise CheckError(errors)
+        study = self.study(plan, name, ranks=ranks, **parameters)
+        if planned and (errors := plan_findings(study)[0]):
+            raise CheckError(errors)
+        return study
 
     def new_folder(self) -> Path:
         """Where a run goes that starts now, unless it is said: ``runs/grpo-20260131-120000``."""
@@ -460,6 +495,7 @@ class Flow:
                 shown(h.at.file),
                 h.at.line,
                 _plain((inspect.getdoc(h.cls) or "").split("\n")[0]),
+                settings_of_worker(h.cls, h.arguments),
             )
             for h in self.handles
         ]
@@ -469,9 +505,12 @@ class Flow:
         found: list[FlowError] = []
         first: dict[str, Handle] = {}
         for handle in self.handles:
-            other = first.setdefault(handle.name, handle)
+            other = first.setdefault(handle.name.casefold(), handle)
             if other is not handle:
-                taken = f"as is the one at line {other.at.line}"
+                same = other.name == handle.name
+                taken = f"as is the one at line {other.at.line}{'' if same else f', {other.name!r}, but for its case'}"
+            elif (wrong := name_problem(handle.name)) is not None:
+                taken = f"which {wrong}"
             elif handle.name in _LIBRARIES:
                 taken = "which is the name of a library"
             elif handle.name in _FILES:

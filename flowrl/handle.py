@@ -9,13 +9,38 @@ from typing import Any
 
 from .errors import At, FlowError, ProgramError, WorkerError, near
 from .graph import session as sessions
-from .graph.allowed import wrong_value
+from .graph.arguments import bad_call, wrong_value
 from .graph.habits import PLACE, is_place
-from .graph.op import Op, bad_call
+from .graph.op import Op
 from .graph.site import cell, place, raised_at, user_frame
 from .graph.values import NoSuchName
 from .workers.base import Worker
 from .workers.records import Model
+
+#: What file systems keep for devices, whatever comes after a dot.
+_DEVICES = frozenset(["con", "prn", "aux", "nul", *(f"{d}{i}" for d in ("com", "lpt") for i in range(10))])
+_LONGEST = 64
+
+
+def checked_name(name: Any, at: At) -> str:
+    """The name of a worker, which files, options and actors have too. WorkerError for one that cannot be."""
+    if (wrong := name_problem(name)) is not None:
+        fix = f'Use letters, digits, _ and -, a letter first, at most {_LONGEST} of them: name="judge".'
+        raise WorkerError(f"name={name!a:.80} {wrong}.", at=at, fix=fix)
+    return name
+
+
+def name_problem(name: Any) -> str | None:
+    """Why something cannot be the name of a worker; None where it can."""
+    if not isinstance(name, str):
+        return "is no text"
+    if not name:
+        return "is empty"
+    if len(name) > _LONGEST:
+        return f"has {len(name)} characters"
+    if not (name[0].isalpha() or name[0] == "_") or not all(c.isalnum() or c in "_-" for c in name):
+        return "has characters that a file, an option or a plan does not take"
+    return "is the name of a device on some systems" if name.lower() in _DEVICES else None
 
 
 class Handle:
@@ -28,7 +53,7 @@ class Handle:
         self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
         self.at = place(frame) if frame is not None else At("<unknown>", 0)
         self.cell = cell()
-        self._name = name
+        self._name = name if name is None else checked_name(name, self.at)
         self._scope = frame.f_globals if frame is not None else {}
         self.arguments = self._bind()
         try:
@@ -57,8 +82,8 @@ class Handle:
         try:
             bound = inspect.signature(self.cls).bind(*self.args, **self.kwargs)
         except TypeError as error:
-            known, fix = bad_call(inspect.signature(self.cls).parameters, self.kwargs, error)
-            raise WorkerError(f"{self.cls.__name__}: {error}.", at=self.at, have=known, fix=fix) from None
+            named = inspect.signature(self.cls).parameters
+            raise bad_call(self.cls.__name__, named, self.kwargs, error, self.at, WorkerError) from None
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -84,7 +109,7 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = inspect.getattr_static(self.cls, name, None)
+        found = next((c.__dict__[name] for c in self.cls.__mro__ if name in c.__dict__), None)
         if isinstance(found, Op):
             return BoundOp(self, found)
         ops = [n for n in dir(self.cls) if isinstance(inspect.getattr_static(self.cls, n), Op)]

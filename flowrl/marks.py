@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FieldError, ModelError, ProgramError
+from .hub import cached_file
 
 #: ``("tokenizer", digest)`` of token ids; ``("sampler", "actor")`` and ``("temperature", "0.6")`` of what was sampled;
 #: ``("scale", "row")`` of log-probabilities at the temperature of each row, ``("scale", "1")`` of those at one for all;
@@ -64,10 +65,22 @@ def vocabulary(tokenizer: Any) -> str:
     return _KNOWN[key][1]
 
 
-@lru_cache(maxsize=16)
-def saved_vocabulary(folder: str) -> str:
-    """The digest of a tokenizer that lies in a folder, from its ``tokenizer.json`` alone; empty where there is none."""
-    path = Path(folder).expanduser() / "tokenizer.json"
+def saved_vocabulary(name: str) -> str:
+    """The digest of a tokenizer from its ``tokenizer.json`` alone, in a folder or in the local cache of the hub.
+
+    Empty where there is none, or where the cache does not say which of its snapshots is the current one.
+    """
+    try:
+        folder = Path(name).expanduser()
+        path = folder / "tokenizer.json" if folder.is_dir() else cached_file(name, "tokenizer.json", current=True)
+        return "" if path is None else _read_vocabulary(path, path.stat().st_mtime_ns)
+    except (OSError, RuntimeError, ValueError):  # such as a name that is no path
+        return ""
+
+
+@lru_cache(maxsize=32)
+def _read_vocabulary(path: Path, changed: int) -> str:
+    """The same of a file, read once as long as it is not ``changed``."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         table = said["model"]["vocab"]

@@ -8,12 +8,14 @@ from typing import Any
 
 from . import rl
 from .errors import FlowError
-from .graph.op import CallShape, Op
+from .graph.op import Op
+from .graph.signature import CallShape
 from .graph.terms import Adder
 from .graph.types import parse_fields
 from .handle import Handle
-from .workers.actor import Actor, Reference
+from .workers.actor import Actor
 from .workers.critic import Critic, RewardModel
+from .workers.reference import Reference
 from .workers.reward import FunctionReward
 
 #: Calls of workers that a script may not have yet.
@@ -48,7 +50,7 @@ def offers(handles: Sequence[Handle]) -> list[Adder]:
 
 def _wanted(op: Op) -> str:
     """The arguments of a call: the batch, and what has no default."""
-    lacking = [n for n, p in op.parameters.parameters.items() if p.default is p.empty and n not in ("self", "batch")]
+    lacking = [n for n, p in op.parameters.named.items() if p.default is p.empty and n not in ("self", "batch")]
     return ", ".join(["batch", *(f"{name}=..." for name in lacking)])
 
 
@@ -66,8 +68,8 @@ def _added(op: Op, init: Mapping[str, Any]) -> str:
 def _adder(text: str, op: Op, adds: str, *, new: bool = False) -> Adder:
     """What an op adds, and reads where that does not depend on the worker."""
     reads = op.reads
-    if callable(reads) and not op.is_method:
-        defaults = {n: p.default for n, p in op.parameters.parameters.items()}
+    if callable(reads) and not op.parameters.is_method:
+        defaults = {n: p.default for n, p in op.parameters.named.items()}
         reads = reads(CallShape({}, defaults, frozenset()))
     wanted = parse_fields(reads) if isinstance(reads, str) else {}
     return Adder(text, frozenset(parse_fields(adds)), frozenset(wanted), new)

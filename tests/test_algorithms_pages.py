@@ -69,13 +69,16 @@ def test_the_table_of_costs_counts_what_a_step_calls(made):
 
 def test_a_record_of_runs_becomes_a_table(made, tmp_path):
     run = {"title": "grpo-gspo", "seed": 0, "number": "reward_accuracy", "first": 0.3, "last": 0.9, "steps": 150}
+    run |= {"mark": 0.85, "reached": True}
     record = tmp_path / "learning.json"
     made["learning"].__globals__["LEARNING"] = record
     assert made["learning"]() == "Nothing is recorded yet."
-    others = {"seed": 1, "first": 0.5, "last": 0.8}
+    others = {"seed": 1, "first": 0.5, "last": 0.8, "reached": False}
     record.write_text(json.dumps({"runs": [{**run, "seconds": 9}, {**run, **others, "seconds": 12}]}))
     text = made["learning"]()
     assert "| `grpo-gspo` | 0, 1 | reward accuracy | 0.40 -> 0.80 to 0.90 | 150 | 9 to 12 |" in text
+    assert "Not learned in this time: `grpo-gspo` (0.80, mark 0.85, seed 1)." in text
+    assert "Not recorded yet: `grpo`, `grpo-dr_grpo`, " in text and "`grpo-gspo`, `" not in text.split("yet: ")[1]
     assert text.endswith("(images/learning.png)")
 
 

@@ -143,6 +143,12 @@ def test_a_program_that_is_run_twice_is_checked_once(run, script):
         (["--stepz", "3"], "'--stepz' is no option here.", "Did you mean --steps?"),
         (["--promts-per-step=3"], "'--promts-per-step=3' is no option here.", "Did you mean --prompts-per-step?"),
         (["--qqq"], "'--qqq' is no option here.", "See flowrl check train.py --help."),
+        (["--no-qqq"], "'--no-qqq' is no option here.", "See flowrl check train.py --help."),
+        (["--no-meant"], "'--no-meant' is no option here.", "See flowrl check train.py --help."),
+        (["--no-shuffle"], "'--no-shuffle' is no option here.", "Write --shuffle false."),
+        (["--no-shufle=1"], "'--no-shufle=1' is no option here.", "Write --shuffle false."),
+        (["--no-steps"], "'--no-steps' is no option here.", "--steps is no switch: leave it out for its default."),
+        (["--no-help"], "'--no-help' is no option here.", "Leave --help out."),
         (["stray"], "'stray' is no option here.", "See flowrl check train.py --help."),
         (["--steps", "x"], "argument --steps: invalid int value: 'x'.", None),
         (["--steps"], "argument --steps: expected one argument.", None),
@@ -253,9 +259,10 @@ def test_after_ctrl_c_the_hint_is_a_command_that_runs(tmp_path, signals, how):
     for _ in range(signals):
         process.send_signal(signal.SIGINT)
         time.sleep(0.01)
-    said = process.communicate(timeout=120)[1].splitlines()[-1]
+    errors = process.communicate(timeout=120)[1]
     assert process.returncode == 130
-    assert said.startswith("stopped ") and "; go on with: flowrl run " in said
+    [said] = [line for line in errors.splitlines() if line.startswith("stopped ")]
+    assert "; go on with: flowrl run " in said
     if said.startswith("stopped at once"):
         assert how == "at once"  # a first signal always lets the step end
     again = shlex.split(said.partition("go on with: ")[2])
@@ -459,3 +466,16 @@ def test_a_script_is_a_command_of_its_own(script):
 def test_the_installed_command_is_this_one():
     scripts = (Path(__file__).parents[1] / "pyproject.toml").read_text().partition("[project.scripts]")[2]
     assert 'flowrl = "flowrl.cli:main"' in scripts.partition("[tool")[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("--save", "Leave it out: so it is unless you write --no-save."),
+        ("--no-saves", "Did you mean --no-save?"),
+        ("--no-quiet", "Leave --quiet out."),
+    ],
+)
+def test_the_opposite_of_a_switch_is_not_taken_for_it(run, script, said, fix):
+    status, _, err = run("run", script, said)
+    assert (status, err.splitlines()[-1]) == (2, f"  fix  {fix}")

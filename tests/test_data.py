@@ -403,8 +403,14 @@ def make_batch(source, tokenizer):
         ({"batch": 0}, "batch=0"),
         ({}, "no batch="),
         ({"batch": 1, "promt": "x"}, "no option 'promt'"),
-        ({"batch": 1, "overlong": "trunc"}, "Write overlong='truncate'"),
-        ({"batch": 1, "max_prompt_tokens": 0}, "max_prompt_tokens=0"),
+        ({"batch": 1, "overlong": "trunc"}, 'Write overlong="truncate"'),
+        ({"batch": 1, "max_prompt_tokens": 0}, "max_prompt_tokens=0 is not a whole number of at least 1, or None"),
+        ({"batch": True}, "Give batch="),
+        ({"batch": "16"}, "Write batch=16."),
+        ({"batch": 1, "prompt": 3}, "prompt=3 is not text"),
+        ({"batch": 1, "chat": "yes"}, "chat='yes' is not True or False"),
+        ({"batch": 1, "seed": 0.5}, "seed=0.5 is not a whole number"),
+        ({"batch": 1, "columns": "answer"}, "Write columns=['answer']"),
     ],
 )
 def test_wrong_options(options, says):

@@ -176,8 +176,9 @@ def test_a_tokenizer_without_offsets_is_refused():
 
 @pytest.mark.parametrize("other", ["prompt", "response", "rejected", "chat"])
 def test_conversations_and_prompts_are_not_read_at_once(other):
+    more = {"rejected": {"rejected": "x", "response": "y"}, "chat": {"chat": True}}.get(other, {other: "x"})
     with pytest.raises(DataError) as caught:
-        source(TALK, batch=1, **{other: "x"} if other != "rejected" else {"rejected": "x", "response": "y"})
+        source(TALK, batch=1, **more)
     assert "messages='talk' are whole conversations, and" in caught.value.what
 
 

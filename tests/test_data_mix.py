@@ -136,7 +136,11 @@ ROWS = [{"prompt": "1", "answer": "2", "level": 3}]
         (lambda: data.mix({}, batch=1), "A mixture is made of sources by name.", "Write fl.data.mix("),
         (lambda: data.mix({numbered("a"): 1}, batch=1), "A mixture is made of sources by name.", "Write fl.data.mix("),
         (lambda: data.mix({"a": ROWS}, batch=1), "A mixture is made of sources by name.", "Write fl.data.mix("),
-        (lambda: data.mix({"a": numbered("a")}, batch=0), "A mixture with batch=0.", "Give batch=, the rows"),
+        (
+            lambda: data.mix({"a": numbered("a")}, batch=0),
+            "A mixture: batch=0 is not a whole number of at least 1.",
+            "Give batch=, the rows",
+        ),
         (
             lambda: data.mix({"math": numbered("a")}, weights={"mth": 1}, batch=1),
             "weights= names 'mth', which is no source of this mixture.",

@@ -23,6 +23,11 @@ def test_the_page_of_mistakes_is_made_from_the_wrong_programs():
     assert kinds == set(re.findall(r"^### `(\w+)`", made, re.M)), "every class of error says what it is about"
 
 
+def test_the_page_of_damage_is_made_from_what_is_tested():
+    made = runpy.run_path(str(DOCS / "make_damage.py"))["page"]()
+    assert (DOCS / "damage.md").read_text() == made, "run python docs/make_damage.py"
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
 def test_files_that_a_page_names_are_there(page):
     named = re.findall(r"`((?:flowrl|algorithms|tests|docs|benchmarks)/[\w/.]*)`", page.read_text())

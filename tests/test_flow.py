@@ -230,3 +230,57 @@ def test_keywords_of_run_that_are_nothing_here(tmp_path, programs, given, what, 
     assert found.value.what.endswith(what) and found.value.fix == fix
     assert found.value.at is not None and found.value.at.file == __file__
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "what", "fix"),
+    [
+        ("runtime", "rays", "runtime='rays' is none of local, eager, ray.", 'Write runtime="ray".'),
+        ("checkpoint_every", 0, "checkpoint_every=0 is not a whole number of at least 1.", None),
+        ("trajectories", -1, "trajectories=-1 is not a whole number of at least 0.", None),
+        ("trajectories_every", 2.5, "trajectories_every=2.5 is not a whole number of at least 1.", None),
+        ("seed", "7", "seed='7' is not a whole number.", "Write seed=7."),
+        ("quiet", "yes", "quiet='yes' is not True or False.", None),
+    ],
+)
+def test_options_of_run_that_mean_nothing(tmp_path, option, value, what, fix):
+    with pytest.raises(UsageError) as found:
+        flow.run(out=tmp_path / "run", times=1, **{option: value})
+    assert found.value.what == f"flow.run: {what}" and found.value.at.file == __file__
+    assert fix is None or found.value.fix == fix
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("drawn", "what"),
+    [
+        (lambda f, source: f.more(0), "flow.more: count=0 is not a whole number of at least 1."),
+        (lambda f, source: f.more(source), "flow.more: count=<"),
+        (lambda f, source: f.take(source, 0), "flow.take: count=0 is not a whole number of at least 1, or None."),
+        (lambda f, source: f.take(source, "8"), "flow.take: count='8' is not a whole number of at least 1, or None."),
+        (lambda f, source: f.take(8, source), "flow.take(source, count) takes a source of data, and was given int 8."),
+        (lambda f, source: f.steps(source, -3), "flow.steps: steps=-3 is not a whole number of at least 0, or None."),
+    ],
+)
+def test_rows_are_drawn_by_whole_numbers(drawn, what):
+    own = fl.Flow("drawn")
+    source = fl.data.rows([{"prompt": "a"}], batch=1)
+
+    @own.program
+    def drawn_rows(steps: int = 1):
+        for _step, _batch in own.steps(source, steps):
+            drawn(own, source)
+
+    assert any(error.what.startswith(what) for error in own.check().errors)
+
+
+def test_as_many_rows_as_the_program_computes_are_drawn():
+    own = fl.Flow("drawn")
+    source = fl.data.rows([{"prompt": "a"}], batch=1)
+
+    @own.program
+    def drawn_rows(steps: int = 1):
+        for _step, batch in own.steps(source, steps):
+            own.more(len(batch.concat(own.take(source, 2))) + 1)
+
+    assert own.check().errors == ()

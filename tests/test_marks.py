@@ -202,6 +202,35 @@ def test_a_vocabulary_is_known_by_its_tokens(tmp_path):
     assert saved_vocabulary(str(tmp_path / "nothing")) == "" == vocabulary(object())
 
 
+def test_names_of_the_hub_are_compared_where_their_files_are_here(tmp_path, monkeypatch):
+    """Two models of the local cache with other tokenizers are refused by check; without a network, and if that is sure."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name, tokenizer in (("some--policy", plain), ("some--teacher", permuted), ("some--twin", same_again)):
+        folder = tmp_path / f"models--{name}"
+        tokenizer().save_pretrained(folder / "snapshots" / "aaa")
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("aaa")
+
+    def errors(teacher):
+        flow = fl.Flow("distilled")
+        actor = flow.worker(fl.Actor, "some/policy", name="actor")
+        ref = flow.worker(fl.Reference, teacher, name="ref")
+
+        @flow.program
+        def train(steps: int = 2) -> None:
+            for step, batch in flow.steps(fl.data.rows([{"prompt": "a"}], batch=1), steps):
+                batch = ref.logprobs(actor.generate(batch))
+                flow.log(step, kl=(batch.rollout_logprobs - batch.ref_logprobs).mean())
+
+        return [str(error) for error in flow.check("train").errors]
+
+    [said] = errors("some/teacher")
+    assert "ref.logprobs reads 'tokens', whose ids another tokenizer made: some/policy made them" in said
+    assert errors("some/twin") == errors("some/unknown") == []
+    (tmp_path / "models--some--teacher" / "refs" / "main").write_text("bbb")
+    assert errors("some/teacher") == [], "another snapshot may have been published since"
+
+
 @pytest.mark.parametrize("other", [permuted, smaller])
 def test_ids_of_another_tokenizer_are_not_read(actor, other):
     made = rows(actor)

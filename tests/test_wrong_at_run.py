@@ -52,7 +52,12 @@ def returns_another_name(batch):
     return {"scale": batch.rewards * 2}
 
 
-def run(folder, *, reward=exact, loss=None, op=None, power=None):
+def unseen(**arguments):
+    """Arguments of an update on a path that no trace takes, as in it the step is no number yet."""
+    return lambda step: arguments if type(step) is int else {}
+
+
+def run(folder, *, reward=exact, loss=None, op=None, how=lambda step: {}):
     flow = fl.Flow("f")
     actor = flow.worker(fl.Actor, TASK["MODEL"], max_tokens=3, name="actor")
     judge = flow.worker(fl.FunctionReward, reward, name="reward")
@@ -64,8 +69,7 @@ def run(folder, *, reward=exact, loss=None, op=None, power=None):
             if op is not None:
                 batch = op(batch)
             batch = rl.group_advantages(batch)
-            how = {} if power is None else {"epochs": power(step)}
-            metrics = actor.update(batch, loss=loss or rl.ppo_clip(), **how)
+            metrics = actor.update(batch, loss=loss or rl.ppo_clip(), **how(step))
             flow.log(step, metrics, **({} if op is None else {"scaled": batch.scaled.mean()}))
 
     assert flow.check().errors == ()
@@ -82,7 +86,14 @@ def run(folder, *, reward=exact, loss=None, op=None, power=None):
         ({"loss": gathers()}, "the loss reads x['rewards'], which its reads=", "actor.update(", "Add rewards to"),
         ({"op": returns_the_batch}, "returned Batch, not a dict", "def returns_the_batch", "Return {'scaled': ...}"),
         ({"op": returns_another_name}, "adds 'scaled', but returned 'scale'", "op(batch)", "Make adds="),
-        ({"power": lambda step: step}, "epochs=0 is not a whole number", "actor.update(", "Give epochs= 1 or more"),
+        (
+            {"how": lambda step: {"epochs": step}},
+            "epochs=0 is not a whole number",
+            "actor.update(",
+            "Give epochs= 1 or",
+        ),
+        ({"how": unseen(epoch=1)}, "got an unexpected keyword argument 'epoch'", "actor.update(", "Write epochs= for"),
+        ({"how": unseen(into=7, mu=1)}, "unexpected keyword argument 'mu'", "actor.update(", "Leave out mu=."),
     ],
 )
 def test_it_ends_with_what_the_line_and_a_fix(tmp_path, program, what, line, fix):

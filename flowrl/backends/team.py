@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ..errors import PlanError, ProgramError
 from ..placement.mesh import DATA_AXES, Mesh
+from .messages import gather_json
 
 
 class Team:
@@ -76,13 +76,7 @@ class Ranks(Team):
     def gather(self, item: Any) -> list[Any]:
         if self.data == 1:
             return [item]
-        text = torch.frombuffer(bytearray(json.dumps(item).encode()), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.data)]
-        torch.distributed.all_gather(lengths, torch.tensor([len(text)]), group=self.group)
-        longest = max(int(n) for n in lengths)
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.data)]
-        torch.distributed.all_gather(texts, torch.cat([text, text.new_zeros(longest - len(text))]), group=self.group)
-        return [json.loads(t[: int(n)].numpy().tobytes()) for t, n in zip(texts, lengths, strict=True)]
+        return gather_json(item, self.group)
 
 
 def open_team(axes: Mapping[str, int]) -> Team:

@@ -12,7 +12,7 @@ from ..placement.groupings import GROUPINGS
 from ..placement.mesh import Mesh
 from ..placement.model import shape_named
 from ..placement.reshard import Reshard, plan_reshard
-from .words import _unknown_option
+from .words import unknown_option
 
 FORMATS = ("table", "json")
 
@@ -55,13 +55,13 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--src-fused", action="store_true", help="the source splits q, k, v and gate, up as one tensor")
     parser.add_argument("--dst-fused", action="store_true", help="the destination does")
     parser.add_argument("--format", default="table", help=f"{', '.join(FORMATS)} (table)")
-    known = [a for action in parser._actions for a in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    known = {name: a for a in parser._actions for name in a.option_strings}  # pyright: ignore[reportPrivateUsage]
     try:
         said, unknown = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise UsageError(f"{error}.") from None
     if unknown:
-        raise _unknown_option(unknown[0], known, "flowrl reshard --help")
+        raise unknown_option(unknown[0], known, "flowrl reshard --help")
     for name in ("src", "dst", "model"):
         if getattr(said, name) is None:
             raise UsageError(

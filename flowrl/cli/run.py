@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
+import faulthandler
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CheckError, ClusterLost, FlowError, UsageError, shown
-from ..flow import Flow
-from ..planned.pages import write_pages
+from ..errors import CheckError, ClusterLost, DiskError, UsageError, shown
+from ..flow import RUN_OPTIONS, Flow
+from ..runtime.run_record import read_record
+from .pages import draw_apart
 from .words import Words, parse, whole_number
 
 if TYPE_CHECKING:
@@ -26,12 +26,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         default="local",
-        choices=("eager", "local", "ray"),
+        choices=RUN_OPTIONS["runtime"].words,
         help="eager: one op at a time; local: pools overlap; ray: a process for each device of the plan",
     )
     parser.add_argument("--address", metavar="ADDRESS", help="running Ray cluster to join (one is started here)")
     parser.add_argument("--out", metavar="DIR", help="folder of the run (runs/NAME-TIME)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    parser.add_argument(
+        "--allow-changed",
+        action="store_true",
+        help="with --resume: also where code, data or settings are not those that the run was started with",
+    )
+    parser.add_argument(
+        "--unlock", action="store_true", help="the process on another host that has the folder is gone: take it"
+    )
     parser.add_argument("--overwrite", action="store_true", help="start anew in a folder that holds a run")
     parser.add_argument(
         "--checkpoint-every", type=whole_number, default=50, metavar="STEPS", help="steps between checkpoints (50)"
@@ -59,31 +67,33 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     begun = _recorded(words) if "--resume" in words else []
     said = parse(flow, "run", [*begun, *words], add_options)
     options = said.options
-    if options.checkpoint_every < 1:
-        raise UsageError(f"--checkpoint-every {options.checkpoint_every}: give 1 or more.")
-    if options.trajectories < 0:
-        raise UsageError(f"--trajectories {options.trajectories}: give 0 or more.")
-    if options.trajectories_every < 1:
-        raise UsageError(f"--trajectories-every {options.trajectories_every}: give 1 or more.")
+    for name in ("checkpoint_every", "trajectories", "trajectories_every"):
+        rule, value = RUN_OPTIONS[name], getattr(options, name)
+        if not rule.accepts(value):
+            raise UsageError(f"--{name.replace('_', '-')} {value}: give {rule.least:g} or more.")
     out = Path(options.out) if options.out else flow.new_folder()
+    if not faulthandler.is_enabled():
+        faulthandler.enable()  # a crash of user code says where it was
     try:
         outcome = _run(flow, said, out, arguments=[*begun, *_lasting(words, begun)])
     except (CheckError, UsageError):
         raise  # nothing has run
-    except KeyboardInterrupt:
-        _show_what_there_is(out)
+    except KeyboardInterrupt as stopped:
         print(f"stopped at once; {_how_to_go_on(flow, out)}", file=sys.stderr)
-        return 130
+        return getattr(stopped, "status", 130)
     except ClusterLost as lost:
         print(f"{lost.what.rstrip('.')}; {_how_to_go_on(flow, out)}", file=sys.stderr, flush=True)
         os._exit(1)  # Ray's own way out of this process waits for what is gone, and logs that
+    except DiskError as error:
+        print(f"{error.report()}\n{_how_to_go_on(flow, out)}", file=sys.stderr)
+        return 1
     except BaseException:
         _show_what_there_is(out)
         raise
     if outcome.status == "interrupted":
+        print(f"stopped after a checkpoint; {_how_to_go_on(flow, out)}", file=sys.stderr, flush=True)
         _show_what_there_is(out)
-        print(f"stopped after a checkpoint; {_how_to_go_on(flow, out)}", file=sys.stderr)
-        return 130
+        return outcome.exit_status
     _summary(outcome, flow, said)
     return 0
 
@@ -97,6 +107,8 @@ def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Out
         runtime=options.runtime,
         seed=options.seed or 0,
         resume=options.resume,
+        allow_changed=options.allow_changed,
+        unlock=options.unlock,
         overwrite=options.overwrite,
         checkpoint_every=options.checkpoint_every,
         save_models=not options.no_save,
@@ -110,10 +122,9 @@ def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Out
 
 
 def _show_what_there_is(out: Path) -> None:
-    """The pages of a run that failed or was stopped. What keeps them from being drawn does not hide why it ended."""
-    with suppress(FlowError, OSError):
-        pages = write_pages(out)
-        print("   ".join(f"{what}: {page}" for what, page in pages.items()), file=sys.stderr)
+    """The pages of a run that failed or was stopped, if it came so far that it has any."""
+    if (out / "run.json").exists():
+        print(draw_apart(out), file=sys.stderr)
 
 
 def _how_to_go_on(flow: Flow, out: Path) -> str:
@@ -124,13 +135,16 @@ def _how_to_go_on(flow: Flow, out: Path) -> str:
     return f"go on with: {command}"
 
 
+_OF_ONE_START = ("--resume", "--allow-changed", "--unlock", "--overwrite")
+
+
 def _lasting(words: Sequence[str], begun: Sequence[str]) -> list[str]:
     """The words that a later ``--resume`` needs again; those that a run began with name its folder already."""
     found, rest = [], iter(words)
     for word in rest:
         if begun and word == "--out":
             next(rest, None)
-        elif word not in ("--resume", "--overwrite") and not (begun and word.startswith("--out=")):
+        elif word not in _OF_ONE_START and not (begun and word.startswith("--out=")):
             found.append(word)
     return found
 
@@ -142,27 +156,28 @@ def _recorded(words: Sequence[str]) -> list[str]:
     out = finder.parse_known_args(list(words))[0].out
     if out is None:
         raise UsageError("--resume needs to know which run.", fix="Name its folder: --out DIR --resume.")
-    record = Path(out) / "run.json"
-    if not record.exists():
+    if not (Path(out) / "run.json").exists() and not (Path(out) / "checkpoints").exists():
         raise UsageError(
             f"--resume: {out} holds no run.", fix="Name the folder of a run with --out, or leave out --resume."
         )
-    return [str(w) for w in json.loads(record.read_text()).get("arguments", [])]
+    return [str(w) for w in read_record(Path(out))[0].get("arguments", [])]
 
 
 def _summary(outcome: Outcome, flow: Flow, said: Words) -> None:
     """Where things are, and what changed between two runs of the same program."""
     out, last, digest = outcome.out, outcome.last, outcome.weights_digest
-    pages = write_pages(out)
     if (out / "reward.png").exists():
         print(f"reward curve: {out / 'reward.png'}")
-    print("   ".join(f"{what}: {page}" for what, page in pages.items()))
     models = f"   models: {out / 'model'}" if (out / "model").is_dir() else ""
     print(f"metrics: {out / 'metrics.jsonl'}{models}   weights {digest[:12] if digest else 'none'}")
     for program in dict.fromkeys(p for p, _ in last):
         runs = [m for p, m in last if p == program]
         skip = ("program", "step", "seconds", "response_length", "tokens_per_second")
-        numbers = {k: v for k, v in runs[-1].items() if isinstance(v, (int, float)) and k not in skip}
+        numbers = {
+            k: v for k, v in runs[-1].items() if isinstance(v, (int, float)) and k.rpartition("/")[2] not in skip
+        }
         for key, value in numbers.items():
             if len(runs) > 1 and isinstance(runs[0].get(key), (int, float)):
                 print(f"{key.replace('_', ' ')}: {runs[0][key]:.2f} -> {value:.2f}")
+    print(end="", flush=True)
+    print(draw_apart(out))

@@ -15,7 +15,8 @@ from ..placement.cost import Calibrated, GivenCosts, load_costs
 from ..placement.lengths import read_lengths
 from ..placement.plan import Plan
 from ..planned.measured import tokens_of_run
-from ..planned.study import Study, Tokens
+from ..planned.row_lengths import Tokens
+from ..planned.study import Study
 from .words import whole_number
 
 STEPS = 20  # of each loop of a program that does not say how many it makes

@@ -6,7 +6,7 @@ import argparse
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,13 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
                         help=text,
                         **bare,
                     )
-    known = {a for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
+    options_by_name = {a: action for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
     try:
         options, unknown = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise UsageError(f"{error}.") from None
     if unknown:
-        raise _unknown_option(unknown[0], known, f"flowrl {command} {shown(flow.script)} --help")
+        raise unknown_option(unknown[0], options_by_name, f"flowrl {command} {shown(flow.script)} --help")
     parameters = _presets(flow, programs, options.preset)
     for dest, (name, parameter) in flags.items():
         if hasattr(options, dest):
@@ -118,15 +118,40 @@ def chosen(flow: Flow, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(said.split(",")) if said else (flow.default_program(),)
 
 
-def _unknown_option(said: str, known: Iterable[str], help_: str) -> UsageError:
+def unknown_option(said: str, known: Mapping[str, argparse.Action], help_: str) -> UsageError:
+    """The error for an option that a command does not have, with what was probably meant. ``known``: those it has."""
     word = said.split("=")[0]
-    dotted = sorted(option for option in known if option.endswith("." + word.lstrip("-")))
+    name = word.lstrip("-")
+    dotted = sorted(option for option in known if option.endswith("." + name))
     if dotted:
         fix = f"Several programs have it: write {' or '.join(dotted)}."
+    elif f"--no-{name}" in known:
+        fix = f"Leave it out: so it is unless you write --no-{name}."
+    elif word.startswith("--no-"):
+        fix = _negated(name.removeprefix("no-"), known) or f"See {help_}."
     else:
         meant = near(word, known)
         fix = f"Did you mean {meant}?" if meant else f"See {help_}."
     return UsageError(f"'{said}' is no option here.", fix=fix)
+
+
+def _negated(name: str, known: Mapping[str, argparse.Action]) -> str | None:
+    """How the opposite of an option is written; None where nothing like it is known.
+
+    Only the name is compared: ``--no-meant`` looks more like ``--format`` than it is.
+    """
+    names = {option.removeprefix("--no-").lstrip("-"): option for option in known}
+    meant = names.get(name) or names.get(near(name, names) or "")
+    if meant is None:
+        return None
+    if meant.startswith("--no-"):
+        return f"Did you mean {meant}?"
+    if known[meant].nargs == 0:
+        return f"Leave {meant} out."
+    reader = known[meant].type
+    if getattr(reader, "__name__", "").startswith(_bool.__name__):
+        return f"Write {meant} false."
+    return f"{meant} is no switch: leave it out for its default."
 
 
 def _sayable(parameter: inspect.Parameter) -> bool:

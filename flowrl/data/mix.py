@@ -7,13 +7,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 from ..batch import Batch, Column
 from ..errors import DataError, near
+from ..graph.allowed import check_values, text
 from ..graph.site import caller
 from ..graph.types import FieldType
-from .source import Source
+from .source import OPTIONS, Source
 
 #: The option of a source that adds a field, for what is said where another one lacks it.
 _OPTIONS = {"response_ids": "response", "tokens": "response", "response_mask": "response", "preferred": "rejected"}
@@ -123,9 +124,8 @@ class Mixture:
         )
         if wrong is not None or not given:
             raise DataError("A mixture is made of sources by name.", at=self.made_at, fix=_FORM)
-        if not isinstance(cast("Any", self.batch), int) or self.batch < 1:
-            what = f"A mixture with batch={self.batch!r}."
-            raise DataError(what, at=self.made_at, fix="Give batch=, the rows per step, at least 1.")
+        given = {"batch": self.batch, "seed": self.seed, "column": self.column}
+        check_values("A mixture", given, {**{n: OPTIONS[n] for n in ("batch", "seed")}, "column": text()}, DataError)
         (first, one), *others = self.parts.items()
         for name, part in others:
             if part.tokenizer is not one.tokenizer and part.tokenizer != one.tokenizer:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..batch import Batch
 from ..errors import DataError, FlowError, ProgramError, near
+from ..graph.allowed import Allowed, check_values, flag, one_of, text, whole
 from ..graph.site import caller
 from ..graph.types import STANDARD, FieldType
 from .prompts import Prompts
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from .stores import Row, Store
 
 OVERLONG = ("error", "drop", "truncate")
+_BATCH = "Give batch=, the rows per step, at least 1."
+#: What the options may be, besides the columns and the tokenizer, which the data tell.
+OPTIONS: Mapping[str, Allowed] = {
+    "batch": whole(least=1, fix=_BATCH),
+    "prompt": text(),
+    "response": text() | None,
+    "rejected": text() | None,
+    "messages": text() | None,
+    "chat": flag(),
+    "system": text() | None,
+    "shuffle": flag(),
+    "seed": whole(),
+    "repeat": flag(),
+    "max_prompt_tokens": whole(least=1, fix="Give 1 or more, or None.") | None,
+    "overlong": one_of(*OVERLONG),
+}
 _ANY = FieldType("any")
 
 
@@ -72,15 +89,12 @@ class Reading:
                 fix = f"Write {meant}=." if meant else None
                 raise DataError(f"A data source has no option '{name}'.", at=at, have=names, fix=fix)
         reading = Reading(**options)
-        if not isinstance(reading.batch, int) or reading.batch < 1:
-            said = f"batch={reading.batch!r}" if "batch" in options else "no batch="
-            raise DataError(f"A data source with {said}.", at=at, fix="Give batch=, the rows per step, at least 1.")
-        if reading.overlong not in OVERLONG:
-            meant = near(str(reading.overlong), OVERLONG) or OVERLONG[0]
-            what = f"overlong='{reading.overlong}' is none of {', '.join(OVERLONG)}."
-            raise DataError(what, at=at, fix=f"Write overlong='{meant}'.")
-        if reading.max_prompt_tokens is not None and reading.max_prompt_tokens < 1:
-            raise DataError(f"max_prompt_tokens={reading.max_prompt_tokens}.", at=at, fix="Give 1 or more, or None.")
+        if "batch" not in options:
+            raise DataError("A data source with no batch=.", at=at, fix=_BATCH)
+        if isinstance(reading.columns, str):
+            what = f"A data source: columns={reading.columns!r} is one text."
+            raise DataError(what, at=at, fix=f"Write columns=[{reading.columns!r}].")
+        check_values("A data source", options, OPTIONS, DataError)
         if reading.rejected is not None and reading.response is None:
             what = f"rejected='{reading.rejected}' is worse than another response, and there is none."
             raise DataError(what, at=at, fix="Give response=, the column of the better one.")
@@ -119,6 +133,11 @@ class Source:
             at=caller(),
             fix="Write for step, batch in flow.steps(source, steps).",
         )
+
+    @property
+    def store(self) -> Store:
+        """Where its rows lie."""
+        return self._store
 
     @property
     def endless(self) -> bool:

@@ -59,6 +59,16 @@ class Listed:
         if callable(data):
             self.title = f"{getattr(data, '__name__', 'the function')}()"
 
+    @property
+    def rows(self) -> Sequence[Any] | None:
+        """The rows, where they are there already."""
+        return self._rows
+
+    @property
+    def made_by(self) -> Any:
+        """The function that gives them, if one does."""
+        return self._data if callable(self._data) else None
+
     def columns(self) -> dict[str, bool]:
         return _keys(self._head())
 
@@ -95,7 +105,7 @@ class Generated:
     def __init__(self, fn: Callable[[int], Mapping[str, Any]], size: int | None) -> None:
         self.size = size
         self.title = f"{getattr(fn, '__name__', 'the function')}(index)"
-        self._fn = fn
+        self.made_by = self._fn = fn
 
     def columns(self) -> dict[str, bool]:
         return _keys(_checked(self.title, [self._fn(0)] if self.size != 0 else []))
@@ -256,7 +266,8 @@ class Hf:
     def __init__(self, name: str, config: str | None, split: str) -> None:
         self.title = f"{name}[{split}]"
         self.size: int | None = None
-        self._name, self._config, self._split = name, config, split
+        self.name = self._name = name
+        self._config, self._split = config, split
         self._data: Any = None
 
     def columns(self) -> dict[str, bool]:

@@ -1,25 +1,20 @@
-"""What values an argument may have: declared beside a function, held against what it is given.
+"""What values an argument may have: ``number(above=0, most=1)``, ``whole(least=1) | None``, ``one_of("a", "b")``.
 
-``@takes(n=whole(least=1), top_p=number(above=0, most=1))`` stands above a function, an op or an ``__init__``. Plain
-annotations (``int``, ``float``, ``bool``, ``str``, each with ``| None``) say the type where no rule says more. In the
-trace the values that are known are looked at; one that the program computes is looked at by the call itself.
+Rules stand in ``@fl.takes`` beside a function (:mod:`flowrl.graph.arguments`), or beside the fields of a record.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from ..errors import FlowError, ModelError, ProgramError, WorkerError, near
+from ..errors import FlowError, ModelError, ProgramError, near
 from .site import caller
 from .values import BatchValue, MetricsValue, find, is_handle
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -169,9 +164,16 @@ def one_of(*words: str) -> Allowed:
     return Allowed("word", words=words)
 
 
-def numbers(length: int, *, least: float | None = None, below: float | None = None, fix: str = "") -> Allowed:
+def numbers(
+    length: int,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    fix: str = "",
+) -> Allowed:
     """A tuple of so many numbers, each within bounds."""
-    return Allowed("numbers", least, below=below, length=length, fix=fix)
+    return Allowed("numbers", least, above=above, below=below, length=length, fix=fix)
 
 
 def instance(name: str, *, form: str, fix: str = "") -> Allowed:
@@ -184,86 +186,21 @@ def worker(*having: str, form: str, fix: str = "") -> Allowed:
     return Allowed("worker", words=having, form=form, fix=fix)
 
 
-#: What plain annotations say. They are the user's too, so a number may be infinite.
-_ANNOTATED = {"int": whole(), "float": number(finite=False), "bool": flag(), "str": text()}
+def check_values(
+    title: str, values: Mapping[str, Any], rules: Mapping[str, Allowed], kind: type[FlowError] = ProgramError
+) -> None:
+    """Hold values against the rules of their names. Raises ``kind`` at the line of the user's code.
 
-
-def takes(**rules: Allowed) -> Callable[[F], F]:
-    """Declare what values the arguments of a function may have; a wrong one raises ProgramError at the caller's line.
-
-    Above ``__init__`` of a worker it raises WorkerError. Below ``@fl.op`` the op holds it against every call. The
-    default of a parameter is always allowed::
-
-        @fl.op(reads="rewards", adds="powered: f32[]")
-        @fl.takes(power=fl.allowed.number(above=0))
-        def powered(batch, *, power: float = 2.0):
-            return {"powered": batch.rewards**power}
+    For what no ``@takes`` can stand above: options that travel in a mapping, a check that needs another one first.
     """
-
-    def declare(fn: F) -> F:
-        if not inspect.isfunction(fn):
-            raise ProgramError(
-                f"takes declares arguments of a function, and stands above {fn!r}.",
-                at=caller(),
-                fix="Write @fl.takes(...) below @fl.op(...), next to the def.",
-            )
-        known = _signature(fn).parameters
-        for name in rules:
-            if name not in known:
-                meant = near(name, known)
-                raise ProgramError(
-                    f"takes: {fn.__qualname__} has no parameter '{name}'.",
-                    at=caller(),
-                    have=[n for n in known if n != "self"],
-                    fix=f"Did you mean '{meant}'?" if meant else "Name a parameter of the function.",
-                )
-
-        @functools.wraps(fn)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            try:
-                arguments = _signature(fn).bind(*args, **kwargs).arguments
-            except TypeError:
-                return fn(*args, **kwargs)  # Python says what is wrong
-            for name, value in arguments.items():
-                if (error := wrong_value(fn, name, value, _title(fn, args))) is not None:
-                    error.at = caller()
-                    raise error
-            return fn(*args, **kwargs)
-
-        cast("Any", fn).__takes__ = cast("Any", checked).__takes__ = rules
-        return cast("F", checked)
-
-    return declare
-
-
-def unchecked(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function below ``takes``: whoever calls it holds the rules against its arguments."""
-    return cast("Any", fn).__wrapped__ if hasattr(fn, "__takes__") and hasattr(fn, "__wrapped__") else fn
-
-
-def rule_of(fn: Callable[..., Any], name: str) -> Allowed | None:
-    """What a parameter of a function may be: as ``takes`` says, else as its annotation does, else None."""
-    return _rules(fn).get(name)
-
-
-def wrong_value(fn: Callable[..., Any], name: str, value: Any, title: str) -> FlowError | None:
-    """What is wrong with an argument of a function, if anything. The default of its parameter is always right."""
-    rule = rule_of(fn, name)
-    if rule is None or rule.accepts(value):
-        return None
-    default = _signature(fn).parameters[name].default
-    if value is default or (type(value) is type(default) and value == default):
-        return None
-    cls = WorkerError if getattr(fn, "__name__", "") == "__init__" else ProgramError
-    return cls(f"{title}: {problem(name, value, rule)}", fix=rule.mend(name, value))
+    for name, rule in rules.items():
+        if name in values and not rule.accepts(value := values[name]):
+            raise kind(f"{title}: {problem(name, value, rule)}", at=caller(), fix=rule.mend(name, value))
 
 
 def check_record(record: Any, rules: Mapping[str, Allowed]) -> None:
     """Hold the fields of a frozen record against rules. Raises ModelError at the line that made it."""
-    for name, rule in rules.items():
-        if not rule.accepts(value := getattr(record, name)):
-            what = f"{type(record).__name__}: {problem(name, value, rule)}"
-            raise ModelError(what, at=caller(), fix=rule.mend(name, value))
+    check_values(type(record).__name__, {name: getattr(record, name) for name in rules}, rules, ModelError)
 
 
 def problem(name: str, value: Any, rule: Allowed) -> str:
@@ -271,37 +208,6 @@ def problem(name: str, value: Any, rule: Allowed) -> str:
     if rule.kind == "word":
         return f"{name}={_shown(value)} is none of {', '.join(rule.words)}."
     return f"{name}={_shown(value)} is not {rule}."
-
-
-@functools.lru_cache(maxsize=4096)
-def _signature(fn: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(fn)
-
-
-@functools.lru_cache(maxsize=4096)
-def _rules(fn: Callable[..., Any]) -> dict[str, Allowed]:
-    declared = cast("Mapping[str, Allowed]", getattr(fn, "__takes__", {}))
-    found: dict[str, Allowed] = {}
-    for name, parameter in _signature(fn).parameters.items():
-        if name in declared:
-            found[name] = declared[name]
-        elif parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            said = parameter.annotation
-            words = (said if isinstance(said, str) else inspect.formatannotation(said)).replace(" ", "").split("|")
-            kinds = [w for w in words if w != "None"]
-            if len(kinds) == 1 and kinds[0] in _ANNOTATED:
-                rule = _ANNOTATED[kinds[0]]
-                found[name] = rule | None if "None" in words else rule
-    return found
-
-
-def _title(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """The name of a function in a message: ``rl.ppo_clip``, and the class for an ``__init__``."""
-    if fn.__name__ == "__init__":
-        return type(args[0]).__name__ if args else fn.__qualname__.rpartition(".")[0]
-    if not fn.__module__.startswith("flowrl.rl"):
-        return fn.__qualname__
-    return "rl.gates." + fn.__name__ if fn.__module__.endswith(".gates") else "rl." + fn.__name__
 
 
 def _meant_number(value: Any, *, whole: bool) -> int | float | None:

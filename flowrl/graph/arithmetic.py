@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..batch import Batch
@@ -106,13 +106,14 @@ OPS: dict[str, Op] = {
 }
 
 
-def result_kind(op: Op, args: tuple[Any, ...]) -> str:
+def result_kind(op: Op, arguments: Mapping[str, Any]) -> str:
     """What a call of one of these ops gives: ``batch``, ``field`` or ``scalar``."""
     if op.name in REDUCTIONS or op.name == "count":
         return "scalar"
-    if op.name in BY_ROW or op.name in GROUPED or any(isinstance(a, FieldValue) for a in args):
+    given = arguments.values()
+    if op.name in BY_ROW or op.name in GROUPED or any(isinstance(a, FieldValue) for a in given):
         return "batch" if op.name == "filter" else "field"
-    return "batch" if isinstance(args[0], BatchValue) else "scalar"
+    return "batch" if isinstance(next(iter(given)), BatchValue) else "scalar"
 
 
 def result_type(name: str, types: list[FieldType]) -> FieldType:

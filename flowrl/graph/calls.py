@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from ..batch import Batch
-from .op import Metrics, Op
+from .metrics import Metrics
+from .op import Op
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

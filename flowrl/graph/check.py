@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import At, FlowError, ProgramError, WorkerError
-from .op import Spec
 from .record import Graph, WorkerInfo
 from .relaxed import stale_rows, trained_on
+from .spec import Spec
 from .terms import Lint, Traced
 
 

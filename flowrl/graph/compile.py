@@ -11,10 +11,11 @@ from ..errors import shown
 from .conditions import Diagram, condition, diagram
 from .control import add_control
 from .growth import growth
-from .op import Spec
 from .places import Found, Key, Place, as_written, carried, source_place, steady, written_out
 from .record import Edge, Graph, Node, SourceInfo, WorkerInfo
 from .relaxed import Site, relaxed_calls, site
+from .settings import settings_of
+from .spec import Spec
 from .terms import Draw, TCall, Traced, Trail
 from .values import replace_values
 
@@ -213,6 +214,7 @@ def _node(id: str, calls: Sequence[TCall], branch: str | None, repeats: bool) ->
         stage="step" if call.iteration else "once",
         signature=str(call.signature),
         loss=_loss(calls, dict.fromkeys(name for c in calls for name in c.others)),
+        settings=settings_of(calls),
         expression=call.text,
         repeats=repeats,
     )

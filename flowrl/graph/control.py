@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from .conditions import Diagram, Test, diagram, tests
-from .places import Found, Key, Place, carried, steady, written_out
+from .places import Found, Key, Place, as_given, carried, source_place, steady
 from .terms import Trail
-from .values import Value, replace_values
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object that says no more of itself
 
 
 def add_control(
@@ -42,6 +38,13 @@ def add_control(
                 kind = "carried" if carried(made, loop, 2) else "control"
                 if made.place in there and (made.place != place or kind == "carried"):
                     mine[(made.place, kind, test.condition)] = None
+    for trail in trails:
+        for draw in trail.draws.values():
+            for index in sorted(draw.count.calls) if draw.count and draw.iteration in (0, 2) else ():
+                made, place = trail.calls[index], source_place(draw)
+                kind = "carried" if carried(made, draw.loop, draw.iteration) else "control"
+                if made.place in there:
+                    control.setdefault(place, {})[(made.place, kind, draw.count.text if draw.count else "")] = None
     feeds: dict[Place, set[Place]] = defaultdict(set)
     for src, dst, kind in edges:
         if kind == "data":
@@ -61,6 +64,5 @@ def _chosen(trails: Sequence[Trail]) -> dict[Place, Diagram | None]:
     said: dict[Place, dict[int, str]] = defaultdict(dict)
     for number, trail in enumerate(trails):
         for call in steady(trail):
-            plain = {n: replace_values(v, written_out) for n, v in call.arguments.items() if not isinstance(v, Value)}
-            said[call.place][number] = _ADDRESS.sub("", repr(plain))
+            said[call.place][number] = as_given(call)
     return {place: diagram(arguments, trails) for place, arguments in said.items()}

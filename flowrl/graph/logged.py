@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..errors import At, ProgramError
-from .op import described
+from .arguments import described
 from .values import BatchValue, FieldValue, MetricsValue
 
 #: Names that every line of ``metrics.jsonl`` has or may have.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from .terms import Draw, Symbol, TCall, TNumber, Trail
+from .symbols import Symbol
+from .terms import Draw, TCall, TNumber, Trail
+from .values import Value, replace_values
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object that says no more of itself
 Place = tuple[object, ...]
 Key = tuple[Place, Place, str]  # from, to, kind
 
@@ -44,3 +48,13 @@ def as_written(text: str) -> Any:
     """A number that is known by its expression alone, to stand for it where arguments are written or compared."""
     nowhere: Any = None
     return Symbol(nowhere, TNumber(frozenset(), text, text))
+
+
+def as_given(call: TCall) -> str:
+    """What a call is given besides results of other calls, as it is written."""
+    plain = {
+        name: replace_values(value, written_out)
+        for name, value in call.arguments.items()
+        if isinstance(value, Symbol) or not isinstance(value, Value)
+    }
+    return _ADDRESS.sub("", repr(plain)) + call.text

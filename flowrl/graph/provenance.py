@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import At
 from ..marks import UNMARKED, Marks, marks, other_ids, saved_vocabulary, values
-from .op import CallShape, Op, Signature, Spec
+from .call_errors import misread
+from .op import Op
+from .signature import CallShape, Signature
+from .spec import Spec
 from .terms import Reading, TBatch
 from .values import BatchValue, is_handle
 
@@ -62,7 +65,7 @@ class Provenance:
             if isinstance(value, BatchValue)
         }
         name = worker.name if worker else ""
-        for error in op.misread(title, name, arguments, reads):
+        for error in misread(op, title, name, arguments, reads):
             error.at = at
             self.tracer.wrong(error)
         own = self._known(self._reader(worker, arguments))
@@ -79,7 +82,7 @@ class Provenance:
 
     def _other(self, title: str, field: str, maker: str, own: str, at: At) -> None:
         """Ids of a tokenizer that was told differently: an error where it is another one, else noted."""
-        theirs, mine = (saved_vocabulary(name) if Path(name).is_dir() else "" for name in (maker, own))
+        theirs, mine = map(saved_vocabulary, (maker, own))
         if theirs and mine and theirs != mine:
             error = other_ids(title, field, maker, own)
             error.at = at

@@ -21,8 +21,8 @@ class Node:
     ``Node("critic.values", worker="critic", op="values", file="algorithms/ppo.py", line=28, ...)``. ``branch`` says
     under which outcome of the program's own conditions the call happens, None when always. ``stage`` is ``step`` for
     what happens in every step, ``once`` for what lies outside ``flow.steps``. ``loss`` is what an update minimises, in
-    words, ``expression`` how arithmetic is written. ``repeats``: it is made once for each of the values that a growing
-    list brings from earlier steps.
+    words, ``settings`` what else a call is given that is not the default, ``{"n": "8"}``, ``expression`` how arithmetic
+    is written. ``repeats``: it is made once for each of the values that a growing list brings from earlier steps.
 
     With a plan it also says where it runs: ``pool``, ``mesh`` ("fsdp=4,tp=2") and ``layout``, how rows and weights lie
     on it. ``kind`` is ``op`` for a call; between an update and what generates from its weights the plan puts a node of
@@ -47,6 +47,7 @@ class Node:
     stage: str = "step"
     signature: str = ""
     loss: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
     expression: str = ""
     repeats: bool = False
     kind: str = "op"  # op | publish | reshard
@@ -85,7 +86,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker of the flow: ``WorkerInfo("actor", "Actor", line=8)``.
+    """A worker of the flow: ``WorkerInfo("actor", "Actor", line=8)``. ``settings``: what it was declared with.
 
     ``pool``, ``mesh`` and ``layout`` are those of the engine that it serves to the ops of others, where a plan says so.
     """
@@ -95,6 +96,7 @@ class WorkerInfo:
     file: str = ""
     line: int = 0
     describes: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
     pool: str | None = None
     mesh: str | None = None
     layout: str | None = None

@@ -59,6 +59,18 @@ def relaxed_calls(traced: Traced) -> frozenset[Site]:
     return frozenset(site(pair.sampler) for pair in trained_on(traced))
 
 
+def main_samplers(traced: Traced) -> frozenset[Site]:
+    """Calls that sample the rows which the first trained worker is trained on; without such, the first that samples.
+
+    They are what the length of responses of a step is of; others are recorded under their own names.
+    """
+    pairs = sorted(trained_on(traced), key=lambda pair: pair.sampler.index)
+    if pairs:
+        return frozenset(site(pair.sampler) for pair in pairs if pair.update.worker == pairs[0].update.worker)
+    first = next((c for t in traced.trails for c in t.calls if samples(c.op, c.serves)), None)
+    return frozenset() if first is None else frozenset({site(first)})
+
+
 def gives_rows(op: Op) -> bool:
     """Whether the result of an op holds rows, and not a number made of them."""
     if op.returns == "raw":  # a filter, a join of rows, or arithmetic

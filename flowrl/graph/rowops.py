@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 from ..batch import already_there
 from ..errors import At, FieldError, ProgramError, RowsError
 from ..marks import unlike
-from .arithmetic import BY_ROW, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, result_type
-from .op import Op, Signature, described
+from .arguments import described
+from .arithmetic import BY_ROW, COMPARISONS, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, result_type
+from .op import Op
+from .scalars import ScalarValue
+from .signature import Signature
 from .site import caller
-from .terms import Rows, Symbol, TBatch, TField, TNumber, Use
+from .symbols import Symbol
+from .terms import Rows, TBatch, TField, TNumber, Use, together
 from .types import FieldType
-from .values import BatchValue, FieldValue, ScalarValue, Value
+from .values import BatchValue, FieldValue, Value
 from .written import SYMBOLS, method, written
 
 if TYPE_CHECKING:
@@ -44,7 +48,7 @@ class RowOps:
         if op.name == "sub" and (error := unlike("a subtraction", {f.name or "value": f.marks for f in fields})):
             error.at = at
             self.tracer.wrong(error)
-        uses = [u for a in args if isinstance(a, Value) for u in self.tracer.uses(a)]
+        uses = [u for a in args if isinstance(a, Value) for u in self.tracer.reads.uses(a)]
         signature = Signature({"batch": {f.name or "value": f.type for f in fields}}, {})
         name, text = op.name, self._text(op, args)
         call = self.tracer.record(op, "batch", at, signature, uses, text=text)
@@ -65,20 +69,20 @@ class RowOps:
         """Arithmetic on numbers: a node where one of them is not read yet, a symbol otherwise."""
         numbers = [a.ref for a in args if isinstance(a, ScalarValue)]
         keys = [a.ref.key if isinstance(a, ScalarValue) else repr(a) for a in args]
-        calls = frozenset[int]().union(*(n.calls for n in numbers))
         text, key = self._text(op, args), f"{op.name}({', '.join(keys[::-1] if self._reflected(op) else keys)})"
+        whole = op.name != "truediv" and all(_is_whole(a) for a in args)
+        found = together(numbers, text, key, whole or op.name in COMPARISONS)
         if all(isinstance(a, Symbol) or not isinstance(a, Value) for a in args):
-            labels = {n.label for n in numbers if n.calls}
-            return Symbol(self.tracer, TNumber(calls, text, key, labels.pop() if len(labels) == 1 else "value"))
+            return self.tracer.symbol(replace(found, step=_later(op.name, args)))
         call = self.tracer.record(
             op,
             "batch",
             at,
             Signature({}, {}),
-            [u for a in args if isinstance(a, Value) for u in self.tracer.uses(a)],
+            [u for a in args if isinstance(a, Value) for u in self.tracer.reads.uses(a)],
             text=text,
         )
-        return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, key))
+        return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, key, whole=found.whole))
 
     @staticmethod
     def _reflected(op: Op) -> bool:
@@ -89,7 +93,8 @@ class RowOps:
         if name == "count":
             text = "len(batch)"
             call = self.tracer.record(op, "batch", at, Signature({}, {}), _rows_of(batch), text=text)
-            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, f"c{call.index}", "count"))
+            number = TNumber(frozenset({call.index}), text, f"c{call.index}", "count", whole=True)
+            return ScalarValue(self.tracer, number)
         if name in GROUPED:
             field_ = self.tracer.field(BatchValue(self.tracer, batch), rest[0])
             text = f"{name}({rest[0]})"
@@ -98,7 +103,7 @@ class RowOps:
                 "batch",
                 at,
                 Signature({"batch": {rest[0]: field_.ref.type}}, {}),
-                self.tracer.uses(field_),
+                self.tracer.reads.uses(field_),
                 text=text,
             )
             return FieldValue(self.tracer, TField(FieldType("f32"), call.index, "", batch.rows, text=text))
@@ -127,7 +132,9 @@ class RowOps:
             self.tracer.wrong(self._different_rows("filter", batch.rows, mask.ref.rows, at))
         reads = {"batch": {mask.ref.name or "value": mask.ref.type}}
         text = f"filter({_operand(mask)})"
-        call = self.tracer.record(op, "batch", at, Signature(reads, {}, "filter"), self.tracer.uses(mask), text=text)
+        call = self.tracer.record(
+            op, "batch", at, Signature(reads, {}, "filter"), self.tracer.reads.uses(mask), text=text
+        )
         rows: Rows = ("filter", batch.rows, call.index)
         return BatchValue(self.tracer, TBatch(passed_on(batch.fields, call.index, rows), rows, call.index))
 
@@ -276,6 +283,20 @@ def _operand(value: Any) -> str:
     else:
         text = value.ref.text if isinstance(value, ScalarValue) else repr(value)
     return text if len(text) <= _LONGEST else "..."  # of a number that grows from step to step
+
+
+def _is_whole(value: Any) -> bool:
+    return value.ref.whole if isinstance(value, ScalarValue) else type(value) is int
+
+
+def _later(name: str, args: Sequence[Any]) -> tuple[int, int] | None:
+    """Which step it is: ``step - 1`` is one step before ``step``."""
+    shifts = [a for a in args if type(a) is int]
+    steps: list[tuple[int, int]] = [a.ref.step for a in args if isinstance(a, Symbol) and a.ref.step is not None]
+    if len(steps) != 1 or len(shifts) != 1 or name not in ("add", "sub") or (name == "sub" and args[0] is shifts[0]):
+        return None
+    loop, before = steps[0]
+    return loop, before + shifts[0] * (1 if name == "add" else -1)
 
 
 def _rows_of(batch: TBatch) -> list[Use]:

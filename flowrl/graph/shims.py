@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import builtins
 import math
+import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
-from .terms import Symbol, TNumber
-from .values import BatchValue, ScalarValue
+from . import session as sessions
+from .scalars import ScalarValue
+from .site import is_users
+from .symbols import Symbol, symbols_of
+from .values import BatchValue
 
 
 class _Like(type):
-    """A class that answers ``isinstance`` and attributes like the built-in it stands for."""
+    """A class that answers ``isinstance`` and attributes like the built-in it stands for, also of symbols."""
 
     real: type
 
     def __instancecheck__(cls, instance: object) -> bool:
+        if type(instance) is Symbol:
+            return instance.stands_for is cls.real
         return isinstance(instance, cls.real)
 
     def __getattr__(cls, name: str) -> Any:
@@ -43,7 +50,9 @@ def _len(x: Any) -> Any:
 
 
 def _print(*args: Any, **kwargs: Any) -> None:
-    """A trace prints nothing."""
+    """A trace prints nothing; other threads do."""
+    if sessions.current() is None:
+        print(*args, **kwargs)  # noqa: T201  it is theirs
 
 
 class _Math(types.ModuleType):
@@ -51,51 +60,66 @@ class _Math(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(math, name)
-        return _of_symbols(found) if callable(found) else found
-
-
-def _of_symbols(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        numbers = [x.session.read(x, float) if isinstance(x, ScalarValue) else x for x in args]
-        symbols = [x for x in numbers if isinstance(x, Symbol)]
-        if not symbols:
-            return fn(*args)
-        refs: list[TNumber] = [x.ref for x in symbols]
-        text, key = (
-            f"{fn.__name__}({', '.join(getattr(x.ref, said) if isinstance(x, Symbol) else repr(x) for x in numbers)})"
-            for said in ("text", "key")
-        )
-        labels = {ref.label for ref in refs if ref.calls}
-        label = labels.pop() if len(labels) == 1 else "value"
-        calls = frozenset[int]().union(*(ref.calls for ref in refs))
-        return Symbol(symbols[0].session, TNumber(calls, text, key, label))
-
-    return call
+        return symbols_of(found) if callable(found) else found
 
 
 _MATH = _Math("math")
-_SHIMS = {**vars(builtins), "float": _Float, "int": _Int, "len": _len, "print": _print}
+_SHIMS: dict[str, Any] = {"float": _Float, "int": _Int, "len": _len, "print": _print}
+_ABSENT = object()
+_LOCK = threading.RLock()
 
 
-def shimmed(program: Callable[..., Any]) -> Callable[..., Any]:
-    """The program with these names, and with a copy of its module's globals, so that a trace leaves no marks there.
+@contextmanager
+def shims(program: Callable[..., Any]) -> Generator[None]:
+    """Inside the block the user's modules that a program leads to see these names. One thread at a time.
 
-    Functions of the same module that it calls see them too.
+    They stand in the modules themselves, so that methods and closures see them too. A name of the module's own stays.
     """
-    home = program.__globals__
-    scope: dict[str, Any] = {**home, "__builtins__": _SHIMS}
+    with _LOCK:
+        back: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for home in _homes(program):
+                for name, shim in {**{n: s for n, s in _SHIMS.items() if n not in home}, **_of_math(home)}.items():
+                    back.append((home, name, home.get(name, _ABSENT)))
+                    home[name] = shim
+            yield
+        finally:
+            for home, name, was in reversed(back):
+                if was is _ABSENT:
+                    home.pop(name, None)
+                else:
+                    home[name] = was
+
+
+def _of_math(home: dict[str, Any]) -> dict[str, Any]:
+    """What a module has of ``math``: itself, and its functions under names of their own."""
+    found: dict[str, Any] = {}
     for name, value in home.items():
-        if isinstance(value, types.FunctionType) and value.__globals__ is home:
-            scope[name] = _rebuilt(value, scope)
-        elif value is math:
-            scope[name] = _MATH
+        if value is math:
+            found[name] = _MATH
         elif isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
-            scope[name] = _of_symbols(value)
-    return _rebuilt(program, scope)
+            found[name] = symbols_of(value)
+    return found
 
 
-def _rebuilt(fn: Any, scope: dict[str, Any]) -> Any:
-    made = types.FunctionType(fn.__code__, scope, fn.__name__, fn.__defaults__, fn.__closure__)
-    made.__kwdefaults__ = fn.__kwdefaults__
-    made.__dict__.update(fn.__dict__)
-    return made
+def _homes(program: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The globals of a program, and of the user's modules whose functions, classes and objects are found from there."""
+    homes = [program.__globals__]
+    seen = {id(homes[0])}
+    for home in homes:
+        for value in list(home.values()):
+            module = _module(value)
+            if module is None or id(vars(module)) in seen:
+                continue
+            seen.add(id(vars(module)))
+            if is_users(module):
+                homes.append(vars(module))
+    return homes
+
+
+def _module(value: Any) -> types.ModuleType | None:
+    """A module, that of a function or a class, or that of the class of an object."""
+    if isinstance(value, types.ModuleType):
+        return value
+    of: Any = value if isinstance(value, (types.FunctionType, type)) else type(value)
+    return sys.modules.get(of.__module__) if isinstance(of.__module__, str) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 from ..errors import At
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STAND_INS = tuple(os.path.join(_HOME, "graph", name) for name in ("scalars.py", "symbols.py"))
 _PACKAGE = __name__.partition(".")[0] + "."
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -30,6 +32,40 @@ def user_frame() -> FrameType | None:
     while frame is not None and _ours(frame):
         frame = frame.f_back
     return frame
+
+
+def own_call() -> bool:
+    """Whether the method of a value that asks was called by flowrl itself, and not by the user or a library."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith(_STAND_INS):
+        frame = frame.f_back
+    return frame is not None and _ours(frame)
+
+
+def users_line() -> At:
+    """The nearest line of the user's own code, also where a library of others was called from there."""
+    frame = first = user_frame()
+    while frame is not None and not is_users_code(frame.f_code):
+        frame = frame.f_back
+    frame = frame or first
+    return At("<unknown>", 0) if frame is None else place(frame)
+
+
+def is_users_code(code: CodeType) -> bool:
+    """Whether code is the user's own: of no library, and not of flowrl."""
+    return not code.co_filename.startswith((_HOME, *_LIBRARIES, "<frozen"))
+
+
+def instruction() -> tuple[int, int]:
+    """The frame outside of flowrl that is nearest, and how far it is: equal for calls of one instruction."""
+    frame = user_frame()
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
+
+
+def stores() -> bool:
+    """Whether that instruction puts something into a list or a dict: ``seen[x] = y``."""
+    frame = user_frame()
+    return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("STORE_S")
 
 
 def _ours(frame: FrameType) -> bool:

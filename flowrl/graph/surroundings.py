@@ -15,6 +15,7 @@ import types
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -26,14 +27,32 @@ LARGE = 1 << 26  # bytes of an array or a tensor: larger ones are not copied, an
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis)))
 
 
-class Surroundings:
-    """All that a program can reach and change: its module's values, closures, defaults, and what these hold.
+@dataclass(frozen=True)
+class Place:
+    """Something that can change, as it was: ``Place("LEVELS", "items", LEVELS, [1])``.
 
-    Objects of libraries are left out, save containers, arrays, tensors and random generators.
+    ``kind``: ``names`` of a module, ``attributes`` of an object, a class or slots, ``entries`` of a dict, ``items`` of
+    a list, a deque or a bytearray, ``members`` of a set, the ``content`` of a closure's cell, the ``state`` of a random
+    generator, ``numbers`` of a tensor or an array.
     """
 
-    def __init__(self, program: Callable[..., Any]) -> None:
+    name: str
+    kind: str
+    holder: Any
+    was: Any
+
+
+class Surroundings:
+    """All that programs can reach and change: their modules' values, closures, defaults, and what these hold.
+
+    Objects of libraries are left out, save containers, arrays, tensors and random generators. ``seen``: all of it, with
+    names, those nearest to the programs first; ``places``: what of it can change.
+    """
+
+    def __init__(self, program: Callable[..., Any], *others: Callable[..., Any]) -> None:
         self.program = program
+        self.seen: list[tuple[str, Any]] = []
+        self.places: list[Place] = []
         self.whole = True  # nothing was left out because there is too much of it
         self._kinds: dict[type, bool] = {}
         self._looks: dict[type, Callable[[str, Any], None] | None] = {}
@@ -41,7 +60,7 @@ class Surroundings:
             (types.FunctionType, self._function),
             (types.MethodType, lambda name, m: self._hold(name, [m.__self__, m.__func__])),
             (partial, lambda name, p: self._hold(name, [p.func, *p.args, *p.keywords.values()])),
-            (types.ModuleType, lambda name, module: self._mapping(name, module.__dict__)),
+            (types.ModuleType, lambda name, module: self._mapping(name, module.__dict__, "names")),
             (types.CellType, self._cell),
             (type, self._class),
             (dict, self._mapping),
@@ -53,7 +72,7 @@ class Surroundings:
         self._seen: dict[int, Any] = {}  # kept, so that no other object gets its id
         self._back: list[Callable[[], None]] = []
         self._taken: list[tuple[str, Callable[[], bool]]] = []  # what cannot be put back: its name, whether it changed
-        self._waiting: deque[tuple[str, Any]] = deque([("", program)])
+        self._waiting: deque[tuple[str, Any]] = deque(("", root) for root in (program, *others))
         while self._waiting:
             if len(self._seen) > LIMIT:
                 self.whole = False
@@ -66,17 +85,20 @@ class Surroundings:
         for put_back in self._back:
             put_back()
 
+    def taken(self) -> list[str]:
+        """The names of what was changed and cannot be put back, such as iterators."""
+        return [name for name, changed in self._taken if changed()]
+
     def leaks(self) -> list[ProgramError]:
-        """What was changed and cannot be put back."""
+        """The same, as findings of a check."""
         return [
             ProgramError(
                 f"'{name}' is outside of the program, and the program takes from it or changes it: check, which runs "
                 "the program too, has done so already.",
-                at=self._line(name),
+                at=line_of(self.program, name),
                 fix="Make it inside of the program, which begins with it anew.",
             )
-            for name, changed in self._taken
-            if changed()
+            for name in self.taken()
         ]
 
     # -- what there is ------------------------------------------------------------------------------------------
@@ -89,6 +111,7 @@ class Surroundings:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
+        self.seen.append((name, value))
         if kind not in self._looks:
             self._looks[kind] = next((look for of, look in self._ways if issubclass(kind, of)), None)
         if (look := self._looks[kind]) is not None:
@@ -124,8 +147,8 @@ class Surroundings:
             return
         if id(fn.__globals__) not in self._seen:
             self._seen[id(fn.__globals__)] = fn.__globals__
-            self._mapping("", fn.__globals__)
-        self._mapping(fn.__name__, fn.__dict__)
+            self._mapping("", fn.__globals__, "names")
+        self._mapping(fn.__name__, fn.__dict__, "attributes")
         names = fn.__code__.co_freevars
         self._waiting.extend((n, cell) for n, cell in zip(names, fn.__closure__ or (), strict=False))
         self._hold(fn.__name__, [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()])
@@ -139,7 +162,7 @@ class Surroundings:
         def put_back() -> None:
             cell.cell_contents = value
 
-        self._back.append(put_back)
+        self._note(name, "content", cell, value, put_back)
         self._hold(name, [value])
 
     def _class(self, name: str, cls: type) -> None:
@@ -155,10 +178,14 @@ class Surroundings:
                 if attribute not in now or now[attribute] is not value:
                     setattr(cls, attribute, value)
 
-        self._back.append(put_back)
+        self._note(name, "attributes", cls, was, put_back)
         self._waiting.extend((f"{name}.{n}" if name else n, v) for n, v in was.items())
 
-    def _mapping(self, name: str, mapping: dict[Any, Any]) -> None:
+    def _note(self, name: str, kind: str, holder: Any, was: Any, put_back: Callable[[], None]) -> None:
+        self.places.append(Place(name, kind, holder, was))
+        self._back.append(put_back)
+
+    def _mapping(self, name: str, mapping: dict[Any, Any], kind: str = "entries") -> None:
         was = dict(mapping)
 
         def put_back() -> None:
@@ -171,10 +198,11 @@ class Surroundings:
                 mapping.clear()
                 mapping.update(was)
 
-        self._back.append(put_back)
+        self._note(name, kind, mapping, was, put_back)
         for key, value in was.items():
             if type(value) not in _PLAIN:
-                self._waiting.append((str(key) if not name else f"{name}[{key!r}]", value))
+                part = f"[{key!r}]" if kind == "entries" else f".{key}"
+                self._waiting.append((f"{name}{part}" if name else str(key), value))
         self._hold(name, was)
 
     def _sequence(self, name: str, values: Any) -> None:
@@ -185,7 +213,7 @@ class Surroundings:
                 values.clear()
                 values.extend(was)
 
-        self._back.append(put_back)
+        self._note(name, "items", values, was, put_back)
         self._hold(name, was)
 
     def _set(self, name: str, values: set[Any]) -> None:
@@ -196,22 +224,21 @@ class Surroundings:
                 values.clear()
                 values.update(was)
 
-        self._back.append(put_back)
+        self._note(name, "members", values, was, put_back)
         self._hold(name, was)
 
-    def _random(self, name: str, generator: random.Random) -> None:
-        del name
-        state = generator.getstate()
-        self._back.append(lambda: generator.setstate(state))
+    def _random(self, name: str, generator: Any) -> None:
+        state = state_of(generator)
+        self._note(name, "state", generator, state, lambda: set_state(generator, state))
 
     def _object(self, name: str, value: Any) -> None:
         """The attributes of an object, in its dict and in slots."""
         try:
-            attributes: dict[str, Any] = object.__getattribute__(value, "__dict__")
+            attributes: dict[str, Any] | None = object.__getattribute__(value, "__dict__")
         except AttributeError:
-            attributes = {}
-        if attributes:
-            self._mapping(name or type(value).__name__, attributes)
+            attributes = None
+        if attributes is not None:
+            self._mapping(name or type(value).__name__, attributes, "attributes")
         slots = [s for cls in type(value).__mro__ for s in _slots(cls)]
         was = {s: getattr(value, s) for s in slots if hasattr(value, s)}
         if slots:
@@ -223,46 +250,69 @@ class Surroundings:
                     elif slot not in was and hasattr(value, slot):
                         object.__delattr__(value, slot)
 
-            self._back.append(put_back)
+            self._note(name, "attributes", value, was, put_back)
             self._hold(name, was.values())
 
     def _numbers(self, name: str, value: Any) -> None:
         """A tensor or an array: copied where it is small."""
-        if type(value).__name__ == "Generator" and hasattr(value, "bit_generator"):
-            state = value.bit_generator.state
-            self._back.append(lambda: setattr(value.bit_generator, "state", state))
+        if type(value).__name__ in ("Generator", "RandomState"):
+            self._random(name, value)
         elif hasattr(value, "copy_"):  # a tensor counts its changes
             version = _version(value)
             was = value.detach().clone() if value.nbytes <= LARGE else None
             if was is None:
                 self._taken.append((name, lambda: _version(value) != version))
             else:
-                self._back.append(lambda: value.detach().copy_(was) if _version(value) != version else None)
+
+                def put_back() -> None:
+                    if _version(value) != version:
+                        value.detach().copy_(was)
+
+                self._note(name, "numbers", value, was, put_back)
         elif hasattr(value, "tobytes") and getattr(value, "flags", None) is not None and value.flags.writeable:
             if value.nbytes <= LARGE:
                 copied = value.copy()
-                self._back.append(lambda: value.__setitem__(..., copied))
+                self._note(name, "numbers", value, copied, lambda: value.__setitem__(..., copied))
             else:
                 total = hash(value.tobytes())
                 self._taken.append((name, lambda: hash(value.tobytes()) != total))
 
-    def _line(self, name: str) -> At:
-        """The line of the program that names a value, else its first."""
-        first = defined_at(self.program)
-        line = next(self._lines(name), None)
-        return first if line is None else At(first.file, line, linecache.getline(first.file, line).strip())
-
     def _names(self, name: str) -> bool:
-        return next(self._lines(name), None) is not None
+        return next(_lines(self.program, name), None) is not None
 
-    def _lines(self, name: str) -> Iterator[int]:
-        """The lines of the program's own code that name a value, or what it is a part of."""
-        root = name.partition("[")[0].partition(".")[0]
-        for code in _codes(self.program.__code__):
-            for instruction in dis.get_instructions(code):
-                line = instruction.positions.lineno if instruction.positions else None
-                if instruction.argval == root and line is not None:
-                    yield line
+
+def state_of(generator: Any) -> Any:
+    """The state of a random generator: of Python, numpy or torch."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Give a random generator a state that it had."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def line_of(program: Callable[..., Any], name: str) -> At:
+    """The line of a program that names a value, else its first."""
+    first = defined_at(program)
+    line = next(_lines(program, name), None)
+    return first if line is None else At(first.file, line, linecache.getline(first.file, line).strip())
+
+
+def _lines(program: Callable[..., Any], name: str) -> Iterator[int]:
+    """The lines of a program's own code that name a value, or what it is a part of."""
+    root = name.partition("[")[0].partition(".")[0]
+    for code in _codes(program.__code__):
+        for instruction in dis.get_instructions(code):
+            line = instruction.positions.lineno if instruction.positions else None
+            if instruction.argval == root and line is not None:
+                yield line
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import At, FlowError
 from ..marks import UNMARKED, Marks
-from .op import Op, Signature
-from .oracle import Decision, Path
+from .op import Op
+from .oracle import Path
+from .signature import Signature
 from .types import FieldType
-from .values import ScalarValue, Value
 
 Rows = tuple[Any, ...]  # a term that is equal for two batches exactly when their rows have the same keys
 
@@ -64,10 +64,22 @@ class Use:
 
 
 @dataclass(frozen=True)
+class TNumber:
+    """A traced number: the calls it comes from, how it is written, a key equal for equal numbers, if it is whole."""
+
+    calls: frozenset[int]
+    text: str
+    key: str
+    label: str = "value"
+    whole: bool = False
+    step: tuple[int, int] | None = None  # the loop whose step it is, and how many after the first
+
+
+@dataclass(frozen=True)
 class Draw:
     """Rows taken from a source of data: ``Draw(1, ("variable", ...), "prompts", ...)``; ``key`` tells sources apart.
 
-    ``lines`` lead to it from the program's own down.
+    ``lines`` lead to it from the program's own down. ``source`` is what they are drawn from.
     """
 
     number: int
@@ -79,6 +91,8 @@ class Draw:
     loop: int
     iteration: int
     lines: tuple[object, ...] = ()
+    source: Any = field(default=None, compare=False, repr=False)
+    count: TNumber | None = None  # how many, where the program computes it
 
 
 @dataclass(frozen=True)
@@ -110,16 +124,6 @@ class TBatch:
 
 
 @dataclass(frozen=True)
-class TNumber:
-    """A traced number: the calls it comes from, how it is written, and a key equal for equal numbers."""
-
-    calls: frozenset[int]
-    text: str
-    key: str
-    label: str = "value"
-
-
-@dataclass(frozen=True)
 class TMetrics:
     """What an update will report."""
 
@@ -127,32 +131,11 @@ class TMetrics:
     title: str
 
 
-class Symbol(ScalarValue):
-    """A number that the program has read, or a step: arithmetic gives symbols, a comparison asks the oracle."""
-
-    __slots__ = ()
-    __hash__ = Value.__hash__
-
-    def __float__(self) -> float:
-        return 1.0
-
-    def __int__(self) -> int:
-        return 1
-
-    def __index__(self) -> int:
-        return 1
-
-    def __round__(self, digits: int | None = None) -> Any:
-        return self
-
-    def __format__(self, spec: str) -> str:
-        try:
-            return format(1.0, spec)
-        except ValueError:
-            return format(1, spec)
-
-    def __str__(self) -> str:
-        return self.ref.text
+def together(numbers: Sequence[TNumber], text: str, key: str, whole: bool = False) -> TNumber:
+    """What is computed of some numbers. It keeps the label of what it comes from where that is one."""
+    calls = frozenset[int]().union(*(n.calls for n in numbers))
+    labels = {n.label for n in numbers if n.calls}
+    return TNumber(calls, text, key, labels.pop() if len(labels) == 1 else "value", whole)
 
 
 @dataclass
@@ -173,7 +156,6 @@ class TCall:
     updates: str | None
     uses: tuple[Use, ...] = ()
     serves: tuple[str, ...] = ()
-    decided: tuple[Decision, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     text: str = ""
     others: tuple[str, ...] = ()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import At, FlowError, ProgramError
 from . import session as sessions
-from .oracle import Path
-from .shims import shimmed
-from .site import defined_at, raised_at
+from .exits import Run, certain, forks, remarks
+from .oracle import Numbers, Path
+from .shims import shims
+from .site import defined_at, is_users_code, raised_at
 from .surroundings import LIMIT, Surroundings
+from .symbols import Symbol
 from .terms import Adder, Lint, Traced
 from .tracer import Tracer
+from .values import find
 
 PATH_CAP = 64
 _SYMBOLIC = ("Symbol", "ScalarValue", "FieldValue", "BatchValue", "MetricsValue")
@@ -32,12 +36,48 @@ def trace(
     ``owner`` is the handle of the flow's first model, whose tokenizer is that of data without one.
 
     Errors do not stop the trace: a missing field is reported and then taken as there, so that all are found in one go.
+    Where plain Python is given a number, each path is run with another one too (:mod:`flowrl.graph.exits`).
     """
+    around = Surroundings(program)
+    numbers = Numbers()
+
+    def run(path: Path, meanings: dict[str, tuple[str, At]], rounds: int = 2) -> Run:
+        tracer = Tracer(path, adders, program, meanings, rounds=rounds, owner=owner)
+        done = _run(tracer, program, parameters)
+        around.restore()
+        return done
+
+    traced = _explored(name, program, run, numbers, cap)
+    if any(trail.path.exits for trail in traced.trails):
+        numbers.forks = forks(traced.trails, lambda told, used: run(Path(told, numbers=used), {}), numbers)
+        if numbers.forks:
+            traced = _explored(name, program, run, numbers, cap)
+        _add(traced.lints, remarks(traced.trails, numbers))
+    _add(traced.errors, around.leaks())
+    if not around.whole:
+        what = f"{LIMIT} objects around the program are put back after check; it may change others for good."
+        _add(traced.lints, [Lint("state", what, defined_at(program))])
+    return traced
+
+
+def _explored(name: str, program: Callable[..., Any], run: Callable[..., Run], numbers: Numbers, cap: int) -> Traced:
+    """All paths of a program. Where one fails on a number that it was given, all are run again with the next."""
+    while True:
+        before = dict(numbers.choices), set(numbers.plain)
+        traced = _paths(name, program, run, numbers, cap)
+        if (numbers.choices, numbers.plain) != before:
+            continue
+        if traced.trails or not numbers.plain:
+            return traced
+        numbers.plain.clear()  # that is not what it fails on
+        numbers.symbols_only = True
+
+
+def _paths(name: str, program: Callable[..., Any], run: Callable[..., Run], numbers: Numbers, cap: int) -> Traced:
     traced = Traced(name, [], [], [])
     broken: list[tuple[FlowError, Path]] = []
     waiting: list[tuple[bool, ...]] = [()]
     meanings: dict[str, tuple[str, At]] = {}  # of the names that are logged
-    around = Surroundings(program)
     while waiting:
         if len(traced.trails) >= cap:
             traced.capped = True
@@ -49,43 +89,38 @@ def trace(
                 )
             )
             break
-        path = Path(told=waiting.pop(0))
-        tracer = Tracer(path, adders, program, meanings, owner=owner)
-        failure, crashed = _run(tracer, program, parameters)
-        around.restore()
+        path = Path(told=waiting.pop(0), numbers=numbers)
+        done = run(path, meanings)
+        if done.refused - numbers.plain and not numbers.symbols_only:
+            numbers.plain |= done.refused
+            return traced
+        if done.crashed and numbers.give_up(path):
+            return traced
         waiting += path.others()
-        if failure is None:
-            traced.trails.append(tracer.trail)
-        elif crashed:
-            broken.append((failure, path))
-        else:
-            tracer.errors.append(failure)
-        traced.whole &= failure is None
-        _add(traced.errors, tracer.errors)
-        _add(traced.lints, tracer.lints)
+        if done.failure is None:
+            traced.trails.append(done.tracer.trail)
+        elif done.crashed:
+            broken.append((done.failure, path))
+        traced.whole &= done.failure is None
+        _add(traced.errors, certain(done, lambda told, used: run(Path(told, numbers=used), {}), numbers))
+        _add(traced.lints, done.tracer.lints)
     if traced.trails:
-        longer = Tracer(Path(), adders, program, dict(meanings), rounds=3, owner=owner)
-        traced.longer = longer.trail if _run(longer, program, parameters)[0] is None else None
-        around.restore()
-    _add(traced.errors, around.leaks())
-    if not around.whole:
-        what = f"{LIMIT} objects around the program are put back after check; it may change others for good."
-        _add(traced.lints, [Lint("state", what, defined_at(program))])
-    if not traced.trails:
-        _add(traced.errors, [failure for failure, _ in broken[:1]])
-    else:  # the trace may take paths that no run takes, where plain Python fails
+        longer = run(Path(numbers=numbers), dict(meanings), rounds=3)
+        traced.longer = longer.tracer.trail if longer.failure is None else None
         _add(traced.lints, [_not_followed(failure, path) for failure, path in broken])
+    else:  # the trace may take paths that no run takes, where plain Python fails
+        _add(traced.errors, [failure for failure, _ in broken[:1]])
     return traced
 
 
-def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, Any]) -> tuple[FlowError | None, bool]:
-    """Run one path. What ended it, and whether that was Python's error and not one of flowrl."""
-    with sessions.using(tracer):
+def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, Any]) -> Run:
+    """Run one path."""
+    with sessions.using(tracer), shims(program):
         try:
-            shimmed(program)(**parameters)
+            program(**parameters)
         except FlowError as error:
             error.at = error.at or raised_at(error)
-            return error, False
+            return Run(tracer, error)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             symbolic = any(word in said for word in _SYMBOLIC)
@@ -95,13 +130,24 @@ def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, A
                 else "Mend that line; check runs the program with its defaults, and with symbols for numbers."
             )
             what = f"the program failed while it was traced: {said.rstrip('.')}."
-            return ProgramError(what, at=raised_at(error) or defined_at(program), fix=fix), True
-    return None, False
+            failure = ProgramError(what, at=raised_at(error) or defined_at(program), fix=fix)
+            refused = "Symbol" in said and not isinstance(error, (AttributeError, LookupError))
+            return Run(tracer, failure, True, _refused(error, tracer) if refused else frozenset())
+    return Run(tracer)
+
+
+def _refused(error: Exception, tracer: Tracer) -> frozenset[str]:
+    """The symbols that a library would not take, as they are written: those that its functions hold, else the last."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    held = [list(frame.f_locals.values()) for frame in frames if not is_users_code(frame.f_code)]
+    found = frozenset(str(value.ref.text) for value in find(held) if isinstance(value, Symbol))
+    last = next((text for text in reversed(tracer.symbols) if text not in tracer.trail.path.numbers.plain), None)
+    return found or (frozenset() if last is None else frozenset((last,)))
 
 
 def _not_followed(failure: FlowError, path: Path) -> Lint:
     said = failure.what.partition("traced: ")[2]
-    where = " and ".join(dict.fromkeys(d.label for d in path.taken))
+    where = " and ".join(dict.fromkeys(d.label for d in path.taken if not path.fixed(d)))
     return Lint("path", f"not followed further where {where}: {said}", failure.at or At("<unknown>", 0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from ..errors import ProgramError, near
 from .site import caller
@@ -36,6 +36,12 @@ class Value:
 
     def __bool__(self) -> bool:
         return self.session.read(self, bool)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.ref}>"
@@ -132,8 +138,11 @@ class BatchValue(Value):
     def __len__(self) -> int:
         return self.session.read(self.count(), int)
 
+    def __bool__(self) -> bool:
+        return self.session.read(self.count(), bool)
 
-class _Arithmetic(Value):
+
+class Arithmetic(Value):
     """Arithmetic and comparisons, deferred."""
 
     __slots__ = ()
@@ -171,13 +180,13 @@ def _deferred(name: str) -> Callable[..., Any]:
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(_Arithmetic, f"__{_name}__", _deferred(_name))
-    setattr(_Arithmetic, f"__r{_name}__", _deferred(f"r{_name}"))
+    setattr(Arithmetic, f"__{_name}__", _deferred(_name))
+    setattr(Arithmetic, f"__r{_name}__", _deferred(f"r{_name}"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "neg", "abs", "invert"):
-    setattr(_Arithmetic, f"__{_name}__", _deferred(_name))
+    setattr(Arithmetic, f"__{_name}__", _deferred(_name))
 
 
-class FieldValue(_Arithmetic):
+class FieldValue(Arithmetic):
     """A field of a batch that is not there yet. Arithmetic is per element, reductions give numbers."""
 
     __slots__ = ()
@@ -235,30 +244,6 @@ class FieldValue(_Arithmetic):
         return self._call("lengths_column")
 
 
-class ScalarValue(_Arithmetic):
-    """A number that is not there yet. ``float(x)``, ``if x > 0`` wait for it."""
-
-    __slots__ = ()
-
-    def __float__(self) -> float:
-        return float(self.session.read(self, float))  # in a trace that is a symbol, which is the number 1 to others
-
-    def __int__(self) -> int:
-        return int(self.session.read(self, int))
-
-    def __index__(self) -> int:
-        return int(self.session.read(self, int))
-
-    def __round__(self, digits: int | None = None) -> Any:
-        return round(self.session.read(self, float), digits)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.session.read(self, float), spec)
-
-    def __str__(self) -> str:
-        return str(self.session.read(self, str))
-
-
 class MetricsValue(Value):
     """What an update will report. An entry is an attribute: ``metrics.loss``."""
 
@@ -271,6 +256,9 @@ class MetricsValue(Value):
 
     def __getitem__(self, name: str) -> Any:
         return self.session.field(self, name)
+
+    def __bool__(self) -> bool:
+        return True  # an update always reports something
 
 
 def is_handle(value: Any) -> bool:

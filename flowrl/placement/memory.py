@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from .mesh import Mesh
@@ -78,15 +78,18 @@ class Usage:
         return ceil(self.rows / max(1, int(cache / self.row * (1 + 1e-12))))
 
 
-def resident(role: Role, use: str, place: Place, plan: Plan, load: Workload, *, micro: int = 0) -> Usage:
+def resident(
+    role: Role, use: str, place: Place, plan: Plan, load: Workload, *, micro: int = 0, reads: bool = False
+) -> Usage:
     """What the worker keeps on each device of ``place`` for ``use``: ``train``, which is any call but a ``generate``.
 
-    ``load``: the rows of its largest call; ``micro``: tokens of a forward pass, 0 for the default.
+    ``load``: the rows of its largest call; ``micro``: tokens of a forward pass, 0 for the default. ``reads``: a worker
+    that generates has calls of the other use too.
     """
     if role.model is None:
         return Usage(role.name, use, {}, {})
     if use == "generate":
-        return _generating(role, place, plan, load, micro)
+        return _generating(role, place, plan, load, micro, reads=reads)
     trains = training if role.optimized else reading
     usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
     if place.offload:  # in host memory: the device has the layers at work
@@ -99,19 +102,22 @@ def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = "hf", mic
     """Mixed-precision AdamW, 16 bytes per parameter before sharding (Rajbhandari et al. 2019, arXiv:1910.02054, 3.1).
 
     Weights and gradients in the dtype of the model; an fp32 master copy and two fp32 moments, 12 bytes (8 for an fp32
-    model, its own master). Adapters have gradients and optimizer state for themselves alone, frozen weights have
-    neither.
+    model, its own master, and moments are as wide as it). Adapters have gradients and optimizer state for themselves
+    alone, frozen weights have neither; a worker that trains some of its weights holds the others in fp32 too.
     """
     model = _model(role)
-    state = 12 if model.dtype_bytes < 4 else 8
+    state = 12 if model.dtype_bytes < 4 else 2 * model.dtype_bytes
     trained = optimizer_parameters(role, mesh) if role.lora or role.frozen else parameters_on_device(role, mesh)
+    still = parameters_on_device(role, mesh) * (1 if role.lora else role.frozen)
     tokens = _micro(load, mesh, micro)
     in_flight = min(mesh["pp"], max(1, ceil(rows_of_replica(load, mesh) * _length(load) / max(tokens, 1))))
     return Usage(
         role.name,
         "train",
         idle={
-            "weights": parameters_on_device(role, mesh) * model.dtype_bytes + _adapters(role, mesh),
+            "weights": parameters_on_device(role, mesh) * model.dtype_bytes
+            + still * (max(4, model.dtype_bytes) - model.dtype_bytes)
+            + _adapters(role, mesh),
             "optimizer": optimizer_parameters(role, mesh, backend) * state,
         },
         working={
@@ -192,15 +198,23 @@ def activations(
     return layers * tokens * model.hidden * model.dtype_bytes / shards + layer
 
 
-def _generating(role: Role, place: Place, plan: Plan, load: Workload, micro: int) -> Usage:
-    """Same pool, mesh and backend as training: one copy serves both. Otherwise it is another layout of its own."""
-    trained = plan.place_of(role.name, "train") if role.trains else None
-    apart = trained is not None and trained.pool != place.pool
-    usage = generating(role, place.mesh, load, staging=apart or (role.trains and plan.pipeline.staleness > 0))
-    if trained is None or apart or (trained.mesh, trained.backend) != (place.mesh, place.backend):
+def over_base(usage: Usage, role: Role, mesh: Mesh, owner: str) -> Usage:
+    """The same of a worker whose weights lie under those of ``owner``, a use that has them: it has its adapters."""
+    own = _adapters(role, mesh)
+    idle = {part: own if part == "weights" else size for part, size in usage.idle.items()}
+    return replace(usage, idle={part: size for part, size in idle.items() if size}, shares=owner)
+
+
+def _generating(role: Role, place: Place, plan: Plan, load: Workload, micro: int, *, reads: bool) -> Usage:
+    """Same pool, mesh and backend as the other use: one copy serves both. Otherwise it is another layout of its own."""
+    other = plan.place_of(role.name, "train")
+    staging = role.trains and (other.pool != place.pool or plan.pipeline.staleness > 0)
+    usage = generating(role, place.mesh, load, staging=staging)
+    same = (other.pool, other.mesh, other.backend) == (place.pool, place.mesh, place.backend)
+    if not (same and (role.trains or reads)):
         return usage
     idle = {part: size for part, size in usage.idle.items() if part != "weights"}
-    return Usage(role.name, "generate", idle, usage.working, usage.least, usage.rows, usage.row, f"{role.name}.train")
+    return replace(usage, idle=idle, shares=f"{role.name}.train")
 
 
 def _model(role: Role) -> ModelShape:

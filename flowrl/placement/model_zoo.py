@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ModelError, near
+from ..hub import cached_file
 from .model import ModelShape
 
 
@@ -67,7 +67,7 @@ def find_shape(name: str) -> ModelShape:
     for short, (hub, config) in SHIPPED.items():
         if name.lower() in (short, hub.lower()):
             return ModelShape.from_config(config, short)
-    cached = _cached(name)
+    cached = cached_file(name, "config.json")
     if cached is not None:
         return _read(cached, name)
     meant = near(name.lower().rpartition("/")[2], SHIPPED)
@@ -88,20 +88,3 @@ def _read(path: Path, name: str) -> ModelShape:
     if not isinstance(config, dict):
         raise ModelError(f"the config.json of '{name}' is no mapping of names.")
     return ModelShape.from_config(cast("dict[str, Any]", config), name)
-
-
-def _cached(name: str) -> Path | None:
-    """``config.json`` of a hub name, where the hub library keeps it; ``refs/main`` says which snapshot is current."""
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    hub = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-    wanted = "models--" + name.replace("/", "--").lower()
-    if not hub.is_dir():
-        return None
-    for folder in hub.iterdir():
-        if folder.name.lower() != wanted:
-            continue
-        snapshots = sorted((folder / "snapshots").glob("*/config.json"))
-        main = folder / "refs" / "main"
-        current = main.read_text().strip() if main.is_file() else ""
-        return next((p for p in snapshots if p.parent.name == current), snapshots[-1] if snapshots else None)
-    return None

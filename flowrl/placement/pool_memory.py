@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -10,7 +10,7 @@ from math import ceil
 
 from ..errors import PlanError
 from .hardware import Hardware
-from .memory import Usage, reserve, resident, room
+from .memory import Usage, over_base, reserve, resident, room
 from .plan import Plan
 from .work import Role, Workload
 
@@ -108,9 +108,8 @@ class PoolMemory:
         """
         parts = self._parts(turn, set(self.swaps(turns)))
         own = turn.residents[0] if turn.residents else ""
-        usage = self.residents.get(own)
-        weights = f"{usage.shares if usage and usage.shares else own} weights"
-        return sum(size for name, size in parts.items() if name not in ("reserve", weights, f"{own} kv cache"))
+        counted = {"reserve", f"{own} kv cache", *(f"{name} weights" for name in self._with_shared(own))}
+        return sum(size for name, size in parts.items() if name not in counted)
 
     def fits(self, turns: Sequence[Turn]) -> PlanError | None:
         """None, or which turn needs how much of what, and what would help. Nobody raises it here: ``at`` is not known.
@@ -137,8 +136,13 @@ class PoolMemory:
 
     def _present(self, turn: Turn) -> tuple[str, ...]:
         """The residents that a turn needs on the devices, with those whose weights they share."""
-        shared = (self.residents[n].shares for n in turn.residents if n in self.residents)
-        return tuple(n for n in dict.fromkeys((*turn.residents, *shared)) if n in self.residents)
+        wanted = (n for resident in turn.residents for n in self._with_shared(resident))
+        return tuple(n for n in dict.fromkeys(wanted) if n in self.residents)
+
+    def _with_shared(self, name: str) -> tuple[str, ...]:
+        """A resident, and those that have the weights that it works with."""
+        usage = self.residents.get(name)
+        return (name, *self._with_shared(usage.shares)) if usage is not None and usage.shares else (name,)
 
     def _stays(self, name: str, turn: Turn, swapped: set[str]) -> bool:
         return name not in swapped or name in self._present(turn)
@@ -226,14 +230,15 @@ class PoolMemory:
 def pool_memory(
     plan: Plan,
     pool: str,
-    roles: Iterable[Role],
+    roles: Sequence[Role],
     loads: Mapping[tuple[str, str], Workload],
     micro: Mapping[str, int] | None = None,
+    bases: Mapping[str, str] | None = None,
 ) -> PoolMemory | None:
     """The memory of one pool of a plan; None for a pool without devices of a cluster, whose memory is not known.
 
     ``loads``: the largest call of a worker in a use; a use without one does not live anywhere. ``micro``: tokens of a
-    forward pass by worker, where a call says so.
+    forward pass by worker, where a call says so. ``bases``: the worker that has the weights of another in memory.
     """
     devices = plan.pools[pool].devices
     if plan.cluster is None or not devices:
@@ -244,9 +249,33 @@ def pool_memory(
             place, load = plan.place_of(role.name, use), loads.get((role.name, use))
             if load is not None and place.pool == pool:
                 tokens = micro.get(role.name, 0) if micro else 0
-                residents[f"{role.name}.{use}"] = resident(role, use, place, plan, load, micro=tokens)
+                reads = (role.name, "train") in loads
+                residents[f"{role.name}.{use}"] = resident(role, use, place, plan, load, micro=tokens, reads=reads)
     hardware = Hardware(plan.cluster, devices)
-    return PoolMemory(pool, hardware.names, hardware.memory, residents)
+    return PoolMemory(pool, hardware.names, hardware.memory, _with_bases(residents, bases or {}, roles, plan))
+
+
+def _with_bases(
+    residents: Mapping[str, Usage], bases: Mapping[str, str], roles: Sequence[Role], plan: Plan
+) -> dict[str, Usage]:
+    """The residents of a pool, where weights that several workers have in common are those of one of them."""
+    found = dict(residents)
+    holders: dict[str, str] = {}  # the worker at the bottom -> the use that has its weights in memory
+    by_name = {role.name: role for role in roles}
+    for worker in sorted(by_name, key=lambda name: name in bases):  # whoever has weights of its own comes first
+        bottom = worker
+        while bottom in bases:
+            bottom = bases[bottom]
+        for use in ("train", "generate"):
+            name = f"{worker}.{use}"
+            if name not in found or found[name].shares or "weights" not in found[name].idle:
+                continue
+            if worker not in bases or bottom not in holders:
+                holders.setdefault(bottom, name)
+            elif use == "train" or f"{worker}.train" not in found:  # else a copy that generates, adapters merged
+                mesh = plan.place_of(worker, use).mesh
+                found[name] = over_base(found[name], by_name[worker], mesh, holders[bottom])
+    return found
 
 
 def _gb(size: float) -> str:

@@ -55,6 +55,10 @@ class Role:
         """Whether its backward pass recomputes activations: on backends that shard a model it is taken to."""
         return self.checkpointing or backend != "hf"
 
+    def assumes_recomputation(self, backend: str) -> bool:
+        """Whether that is assumed, where its driver does not ask for it."""
+        return self.optimized and self.recomputes(backend) and not self.checkpointing
+
 
 @dataclass(frozen=True)
 class Work:

@@ -38,6 +38,12 @@ def check_runs_here(plan: Plan, *, ranks: bool = False) -> None:
         )
 
 
+def in_one_process(plan: Plan) -> bool:
+    """Whether a process has all that the plan places: one device for each pool."""
+    places = [place for _, _, place in plan.roles()]
+    return all(p.mesh.size == 1 and len(plan.pools[p.pool].devices) <= 1 for p in places)
+
+
 def _too_many(pool: Pool) -> PlanError:
     return PlanError(
         f"pool '{pool.name}' has {len(pool.devices)} devices; this process runs a pool on one device.",

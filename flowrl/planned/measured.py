@@ -12,10 +12,12 @@ from ..errors import PlanError, shown
 from ..graph.record import Graph
 from ..placement.lengths import Lengths
 from ..placement.plan import Plan
+from ..runtime.run_record import records_within
 from ..schedule.simulation import Bar, Simulation, pool_times
-from .moved import lines_of, moved, sampled_lengths, with_moved
+from .moved import moved, sampled_lengths, with_moved
+from .row_lengths import Tokens
 from .see import overlaid
-from .study import Tokens, pool_text
+from .study import pool_text
 
 
 def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ()) -> Simulation | None:
@@ -23,7 +25,8 @@ def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ())
 
     ``workers``: of the flow, in the order of the graph, for the colours.
     """
-    lines = [line for line in lines_of(run / "timeline.jsonl") if line.get("program") == program and line.get("pool")]
+    found = records_within(run / "timeline.jsonl")
+    lines = [line for line in found if line.get("program") == program and line.get("pool")]
     if not lines:
         return None
     zero = min(line["start"] for line in lines)
@@ -41,7 +44,7 @@ def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ())
             for n in lines
         ]
     )
-    seconds = [line["seconds"] for line in lines_of(run / "metrics.jsonl") if line.get("program") == program]
+    seconds = [line["seconds"] for line in records_within(run / "metrics.jsonl") if line.get("program") == program]
     traffic = moved(run, program)
     makespan = max(bar.end for bar in bars)
     used = dict.fromkeys(bar.pool for bar in bars)
@@ -79,7 +82,7 @@ def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
         if not traffic.exists():
             what = f"{shown(str(run))} is no folder of a run: it has no {traffic.name}."
             raise PlanError(what, fix="Name the folder that flowrl run --out DIR wrote.")
-        have = dict.fromkeys(str(line["program"]) for line in lines_of(traffic) if line.get("responses"))
+        have = dict.fromkeys(str(line["program"]) for line in records_within(traffic) if line.get("responses"))
         what = f"the run {shown(str(run))} has no rows that '{program}' has sampled."
         raise PlanError(what, have=list(have), fix="Name a run of this program.")
     prompt, quantiles = found

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from ..graph.record import Edge, Graph
+from ..runtime.run_record import records_within
 
 Bytes = Mapping[str, Mapping[str, float]]  # by node and field
 
@@ -32,7 +31,7 @@ class Moved:
 
 def moved(run: Path, program: str) -> Moved | None:
     """What a program of a run moved, from its ``traffic.jsonl``; None for a run without one."""
-    lines = [line for line in lines_of(run / "traffic.jsonl") if line.get("program") == program]
+    lines = [line for line in records_within(run / "traffic.jsonl") if line.get("program") == program]
     if not lines:
         return None
     steps, lags = len({line["step"] for line in lines}), Counter[int]()
@@ -45,7 +44,7 @@ def moved(run: Path, program: str) -> Moved | None:
 
 def sampled_lengths(run: Path, program: str) -> tuple[float, tuple[float, ...]] | None:
     """Tokens of an average prompt of a run, and quantiles of its responses; None for a run that sampled nothing."""
-    lines = [line for line in lines_of(run / "traffic.jsonl") if line.get("program") == program]
+    lines = [line for line in records_within(run / "traffic.jsonl") if line.get("program") == program]
     prompts, responses = ([line[what] for line in lines if line.get(what)] for what in ("prompts", "responses"))
     if not prompts or not responses:
         return None
@@ -90,11 +89,3 @@ def _average(lines: Iterable[Bytes], steps: int) -> Bytes:
         for node, fields in line.items():
             total.setdefault(node, Counter()).update(fields)
     return {node: {name: size / steps for name, size in fields.items()} for node, fields in total.items()}
-
-
-def lines_of(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The records of a file of lines; none where there is no file. A line that was cut off by a crash is left out."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:  # splitlines() would part the texts in a line that have separators
-        yield from (json.loads(text) for text in file if text.endswith("\n"))

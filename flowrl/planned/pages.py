@@ -13,6 +13,7 @@ from ..graph.draw import render
 from ..graph.record import Graph
 from ..placement.plan import Plan
 from ..placement.plan_file import read
+from ..runtime.run_record import read_record
 from ..schedule.report import render as report
 from ..schedule.simulation import Simulation
 from .measured import measured, measured_graph
@@ -38,7 +39,7 @@ def look_at(run: Path, program: str | None = None) -> tuple[Graph, Simulation | 
         meant = near(name, graphs)
         fix = f"Write --program {meant}." if meant else None
         raise UsageError(f"the run in {run} has no program '{name}'.", have=list(graphs), fix=fix)
-    graph = Graph.from_json(graphs[name])
+    graph = replace(Graph.from_json(graphs[name]), program=name)
     flown = measured(run, name, _plan(record), tuple(worker.name for worker in graph.workers))
     if flown is None:
         return graph, None
@@ -65,10 +66,9 @@ def write_pages(run: Path) -> dict[str, Path]:
 
 
 def _record(run: Path) -> Mapping[str, Any]:
-    path = run / "run.json"
-    if not path.exists():
+    if not (run / "run.json").exists() and not (run / "checkpoints").exists():
         raise UsageError(f"{run} holds no run.", fix="Name the folder that a run was recorded in, with --out.")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_record(run)[0]
 
 
 def _graphs(record: Mapping[str, Any], run: Path) -> Mapping[str, Any]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ..errors import At, FlowError, ModelError
 from ..graph.terms import Traced
 from ..graph.values import is_handle
 from ..placement.model import ModelShape, shape_named
+from ..placement.plan import Plan
 from ..placement.work import Role
 from ..workers.base import Worker
 from ..workers.freeze import frozen_names
-from ..workers.records import Lora, Model
+from ..workers.records import Lora, Model, dtypes
 from .scheme import sampled_workers, trained_workers
 
 #: The name of the input embedding in the shapes of models.
 EMBEDDING = "model.embed_tokens.weight"
+#: Bytes of a number.
+BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
 
 
 class HandleLike(Protocol):
@@ -33,15 +38,33 @@ class HandleLike(Protocol):
     def at(self) -> At: ...
 
 
-def roles_of(handles: Sequence[HandleLike], traced: Traced) -> dict[str, Role]:
+def roles_of(handles: Sequence[HandleLike], traced: Traced, plan: Plan) -> dict[str, Role]:
     """Every worker by name. Raises ModelError, with the line of the worker, for a model of unknown size."""
     trained, sampled = trained_workers(traced), sampled_workers(traced)
-    return {h.name: _role(h, h.name in trained, h.name in sampled) for h in handles}
+    return {h.name: _role(h, h.name in trained, h.name in sampled, plan) for h in handles}
 
 
-def _role(handle: HandleLike, trains: bool, generates: bool) -> Role:
+def dtypes_of(handle: HandleLike, plan: Plan) -> tuple[str, str]:
+    """The dtypes of a worker's weights and of its computation, on the device that the plan gives it.
+
+    A device that is not said (``auto``) is taken for a GPU.
+    """
+    trained = handle.cls.is_trained(handle.arguments)
+    return dtypes(_dtype(handle), trained=trained, cuda=plan.device(handle.name) != "cpu")
+
+
+def _dtype(handle: HandleLike) -> str:
+    """The dtype that was asked for, of the worker or of the one whose model it has."""
+    said: str = handle.arguments.get("dtype", "auto")
+    of: Any = handle.arguments.get("of")
+    return _dtype(of) if said == "auto" and is_handle(of) else said
+
+
+def _role(handle: HandleLike, trains: bool, generates: bool, plan: Plan) -> Role:
     try:
         model = _shape(handle)
+        if model is not None:
+            model = replace(model, dtype_bytes=BYTES[dtypes_of(handle, plan)[1]])
     except FlowError as error:
         error.at = error.at or handle.at
         raise
@@ -87,6 +110,14 @@ def _frozen(handle: HandleLike, model: ModelShape | None) -> float:
 
 
 def _adapters(model: ModelShape, lora: Lora) -> int:
-    """Parameters of low-rank adapters on every linear layer: r (rows + columns) of each weight."""
+    """Parameters of low-rank adapters: r (rows + columns) of the weight of each linear layer that gets one."""
     layered = (w for w in model.weights() if w.layer is not None and len(w.shape) == 2)
-    return sum(lora.r * (w.shape[0] + w.shape[1]) for w in layered)
+    chosen = (w for w in layered if _adapted(w.name.removesuffix(".weight"), lora.targets))
+    return sum(lora.r * (w.shape[0] + w.shape[1]) for w in chosen)
+
+
+def _adapted(layer: str, targets: str | Sequence[str]) -> bool:
+    """Whether a layer gets an adapter: peft takes a text as a pattern, and a list as the ends of names."""
+    if isinstance(targets, str):
+        return targets == "all-linear" or re.fullmatch(targets, layer) is not None
+    return any(layer == target or layer.endswith(f".{target}") for target in targets)

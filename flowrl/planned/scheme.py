@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..graph.compile import ids_by_site
-from ..graph.relaxed import relaxed_calls, samples
+from ..graph.relaxed import main_samplers, relaxed_calls, samples
 from ..graph.terms import Traced
 from ..placement.plan import Plan
 from ..schedule.events import Follower, Memory, Setup
@@ -30,7 +32,7 @@ def scheme_of(
     plan: Plan,
     workers: tuple[str, ...],
     *,
-    memory: dict[str, Memory] | None = None,
+    memory: Mapping[str, Memory] | None = None,
     in_one: bool = False,
 ) -> Scheme:
     """How the calls of a program look to the schedule under a plan.
@@ -42,7 +44,8 @@ def scheme_of(
     if in_one:
         followers = {w: Follower("main", "main", shared=True) for w in follow}
         setup = Setup(("main",), followers)
-        return Scheme(dict.fromkeys(workers, "main"), setup=setup, nodes=ids_by_site(traced))
+        pools = dict.fromkeys(workers, "main")
+        return Scheme(pools, setup=setup, nodes=ids_by_site(traced), main=main_samplers(traced))
     train = {w: plan.place_of(w, "train").pool for w in workers}
     generate = {w: plan.place_of(w, "generate").pool for w in workers}
     steps = plan.pipeline
@@ -60,7 +63,8 @@ def scheme_of(
             steps.window,
             steps.publish,
             steps.chunks,
-            memory or {},
+            dict(memory or {}),
         ),
         ids_by_site(traced),
+        main_samplers(traced),
     )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FieldError, ProgramError, RowsError, near
-from ..graph.op import CallShape, op
+from ..graph.declare import op
+from ..graph.signature import CallShape
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 
 from ..errors import ProgramError
-from ..graph.allowed import number, takes
-from ..graph.op import op
+from ..graph.allowed import number
+from ..graph.arguments import takes
+from ..graph.declare import op
 
 
 @op(owner="rl", cost="local")

@@ -13,8 +13,11 @@ from inspect import Parameter
 from typing import TYPE_CHECKING
 
 from ..errors import ProgramError
+from ..graph import allowed
 from ..graph import session as sessions
-from ..graph.op import CallShape, op
+from ..graph.arguments import takes
+from ..graph.declare import op
+from ..graph.signature import CallShape
 from .said import one_of
 
 if TYPE_CHECKING:
@@ -78,7 +81,14 @@ class Weights:
 Part = Correction | Rejection | Weights
 
 
-def correct(level: str = "token", how: str = "truncate", *, low: float = 0.0, high: float = 2.0) -> Correction:
+#: The bounds that each way has a use for.
+_BOUNDS = {"weigh": (), "truncate": ("high",), "veto": ("low",)}
+
+
+@takes(level=allowed.one_of(*LEVELS), how=allowed.one_of(*HOWS))
+def correct(
+    level: str = "token", how: str = "truncate", *, low: float | None = None, high: float | None = None
+) -> Correction:
     """A weight for rows that another policy sampled: ``w = exp(log p_anchor - log p_rollout)``, bounded.
 
     With the anchor ``rollout`` the policy itself stands in for the anchor, without gradient. Tokens that are left out
@@ -88,11 +98,24 @@ def correct(level: str = "token", how: str = "truncate", *, low: float = 0.0, hi
         level: ``token``; ``sequence``, the product over the row; or ``geometric``, its mean per token.
         how: ``weigh``: w. ``truncate``: ``min(w, high)`` (TIS). ``clip``: ``clamp(w, low, high)``. ``mask``: w inside
             ``[low, high]``, else 0 (IcePop; MIS). ``reject``: 1 inside, else 0. ``veto``: 0 for a whole row of which
-            one token's ratio is below ``low``, else 1.
-        low, high: bounds of w itself, not of its distance to 1 and not of its inverse.
+            one token's ratio is below ``low``, else 1, whatever the level.
+        low, high: bounds of w itself, not of its distance to 1 and not of its inverse; 0 and 2 unless they are given.
     """
-    one_of("rl.correct", "level", level, LEVELS)
-    one_of("rl.correct", "how", how, HOWS)
+    for name, bound, open_ in (("low", low, 0.0), ("high", high, float("inf"))):
+        if bound not in (None, open_) and name not in _BOUNDS.get(how, (name,)):
+            raise ProgramError(
+                f"rl.correct: how='{how}' has no use for {name}={bound}.",
+                at=sessions.caller(),
+                fix=f'Leave {name}= out, or write how="clip", "mask" or "reject", which have two bounds.',
+            )
+    if how == "veto" and not low:
+        raise ProgramError(
+            "rl.correct: how='veto' leaves out rows with a ratio below low=, and none is below 0.",
+            at=sessions.caller(),
+            fix="Give low= the smallest ratio of a token that may be, such as 1e-4.",
+        )
+    low = 0.0 if low is None else low
+    high = max(2.0, low) if high is None and how == "veto" else 2.0 if high is None else high
     if not 0 <= low <= high:
         raise ProgramError(
             f"rl.correct: low={low}, high={high} are no bounds of a ratio.",
@@ -102,6 +125,12 @@ def correct(level: str = "token", how: str = "truncate", *, low: float = 0.0, hi
     return Correction(level, how, float(low), float(high))
 
 
+@takes(
+    divergence=allowed.one_of(*DIVERGENCES),
+    level=allowed.one_of(*OVER),
+    limit=allowed.number(least=0, finite=False, fix="Give the largest divergence that stays, 0 or more."),
+    of=allowed.one_of("anchor", "policy"),
+)
 def reject(
     divergence: str, level: str = "token", *, limit: float, negative: bool = False, of: str = "anchor"
 ) -> Rejection:
@@ -119,15 +148,6 @@ def reject(
         negative: leave out tokens with A < 0 alone.
         of: what is held against the policy that sampled: the ``anchor``, or the ``policy`` as it is in this pass.
     """
-    one_of("rl.reject", "divergence", divergence, DIVERGENCES)
-    one_of("rl.reject", "level", level, OVER)
-    one_of("rl.reject", "of", of, ("anchor", "policy"))
-    if not limit >= 0:
-        raise ProgramError(
-            f"rl.reject: limit={limit} would leave out what both policies agree on.",
-            at=sessions.caller(),
-            fix="Give the largest divergence that stays, 0 or more.",
-        )
     return Rejection(divergence, level, float(limit), negative, of)
 
 

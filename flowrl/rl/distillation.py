@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError
 from ..graph import session as sessions
-from ..graph.op import CallShape, op
+from ..graph.declare import op
+from ..graph.signature import CallShape
 from .said import ANCHORS, one_of
 from .spec import Loss
 

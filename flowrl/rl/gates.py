@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from ..errors import ProgramError
 from ..graph import session as sessions
-from ..graph.allowed import number, takes
+from ..graph.allowed import number, one_of
+from ..graph.arguments import takes
 from .policy import Gate
-from .said import one_of
 
 _CLIP = number(least=0, fix="Give how far the ratio may go, such as 0.2.")
 _HIGH = number(least=0, finite=False)
@@ -48,14 +48,13 @@ def gmpo(clip: float = 0.4, *, high: float | None = None) -> Gate:
     return Gate("gmpo", {"low": clip, "high": clip if high is None else high}, by_token=True)
 
 
-@takes(low=_CLIP, high=_HIGH, cap=number(above=0, finite=False))
+@takes(kind=one_of("tv", "kl"), low=_CLIP, high=_HIGH, cap=number(above=0, finite=False))
 def dppo(kind: str = "tv", *, low: float = 0.15, high: float | None = None, cap: float = 20.0) -> Gate:
     """``-sg(min(w, cap)) A log p``, 0 for tokens that moved too far in the direction of A (arXiv:2602.04879).
 
     Too far is by the two-outcome divergence of p and the anchor's q at the sampled token: ``tv``: ``|p - q|``;
     ``kl``: ``q log(q/p) + (1-q) log((1-q)/(1-p))``. ``high`` bounds a rise, ``low`` a fall.
     """
-    one_of("rl.gates.dppo", "kind", kind, ("tv", "kl"))
     return Gate("dppo", {"kind": kind, "low": low, "high": low if high is None else high, "cap": cap})
 
 

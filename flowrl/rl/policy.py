@@ -103,69 +103,85 @@ def policy_loss(
     ``selected_fraction`` of ``only``; ``kl``, ``entropy`` where asked. A log-ratio beyond 20 counts as 20 and has no
     gradient.
     """
-    title = f"rl.{name}"
+    title, with_kl, with_entropy = f"rl.{name}", not is_zero(kl), not is_zero(entropy)
+    kl_weighted = kl_weighted and with_kl
+    corrections = parts_of(correction)
+    _check_ratio(title, gate, ratio, anchor, corrections)
+    check_kl(title, kl_kind, kl_bound, kl_gradient, weighted=kl_weighted)
+    parts = {
+        "gate": gate,
+        "ratio": ratio,
+        "anchor": anchor,
+        "corrections": corrections,
+        "only": only,
+        "kl": kl,
+        "kl_kind": kl_kind,
+        "kl_bound": kl_bound,
+        "kl_gradient": kl_gradient,
+        "kl_weighted": kl_weighted,
+        "entropy": entropy,
+    }
+    followed = gate.follows or kl_weighted  # the ratio is computed
+    return Loss(
+        name=name,
+        reads=_reads(gate, anchor, corrections, only, kl_kind if with_kl else None, followed=followed),
+        parameters=parts,
+        allowed={"kl": _KL, "entropy": _ENTROPY},
+        math="flowrl.rl.math.policy:policy_loss",
+        aggregate=aggregate,
+        norm=norm,
+        needs_entropy=with_entropy,
+        needs_distribution=kl_kind == "full" and with_kl,
+        corrects_stale=_weighs(corrections) or (anchor == "rollout" and gate.follows),
+        zero_advantage_is_zero=gate.silent and not with_kl and not with_entropy,
+        reports=tuple(
+            report
+            for reported, *reports in (
+                (followed, "ratio", "approx_kl"),
+                (gate.clips, "clip_fraction"),
+                (corrections, "weight"),
+                (only, "selected_fraction"),
+                (with_kl, "kl"),
+                (with_entropy, "entropy"),
+            )
+            if reported
+            for report in reports
+        ),
+        remarks=kl_remarks(title, kl_kind, kl_gradient, weighted=kl_weighted) if with_kl else (),
+    )
+
+
+def _check_ratio(title: str, gate: Gate, ratio: str, anchor: str, corrections: Sequence[Part]) -> None:
+    """Raise ProgramError for a ratio that there is not, that the gate cannot take, or that would count twice."""
     one_of(title, "ratio", ratio, RATIOS)
+    one_of(title, "anchor", anchor, ANCHORS)
     if gate.by_token and ratio != "token":
         raise ProgramError(
             f"{title}: the gate '{gate.name}' takes the ratio of each token, and was given ratio={ratio!r}.",
             at=sessions.caller(),
             fix="Leave out ratio=.",
         )
-    one_of(title, "anchor", anchor, ANCHORS)
-    check_kl(title, kl_kind, kl_bound, kl_gradient, weighted=kl_weighted and not is_zero(kl))
-    corrections = parts_of(correction)
-    weighs = any(c.weighs for c in corrections)
-    if weighs and gate.follows and anchor == "rollout":
+    if _weighs(corrections) and gate.follows and anchor == "rollout":
         raise ProgramError(
             f"{title}: the ratio is to the policy that sampled, and the correction would count it twice.",
             at=sessions.caller(),
             fix='Write anchor="old" (with actor.logprobs before), a correction that only rejects, or leave it out.',
         )
-    return Loss(
-        name=name,
-        reads=_reads(gate, anchor, corrections, only, None if is_zero(kl) else kl_kind, kl_weighted),
-        parameters={
-            "gate": gate,
-            "ratio": ratio,
-            "anchor": anchor,
-            "corrections": corrections,
-            "only": only,
-            "kl": kl,
-            "kl_kind": kl_kind,
-            "kl_bound": kl_bound,
-            "kl_gradient": kl_gradient,
-            "kl_weighted": kl_weighted and not is_zero(kl),
-            "entropy": entropy,
-        },
-        allowed={"kl": _KL, "entropy": _ENTROPY},
-        math="flowrl.rl.math.policy:policy_loss",
-        aggregate=aggregate,
-        norm=norm,
-        needs_entropy=not is_zero(entropy),
-        needs_distribution=kl_kind == "full" and not is_zero(kl),
-        corrects_stale=weighs or (anchor == "rollout" and gate.follows),
-        zero_advantage_is_zero=gate.silent and is_zero(kl) and is_zero(entropy),
-        reports=(
-            *(("ratio", "approx_kl") if gate.follows or (kl_weighted and not is_zero(kl)) else ()),
-            *(("clip_fraction",) if gate.clips else ()),
-            *(("weight",) if corrections else ()),
-            *(("selected_fraction",) if only else ()),
-            *(() if is_zero(kl) else ("kl",)),
-            *(() if is_zero(entropy) else ("entropy",)),
-        ),
-        remarks=() if is_zero(kl) else kl_remarks(title, kl_kind, kl_gradient, weighted=kl_weighted),
-    )
+
+
+def _weighs(corrections: Sequence[Part]) -> bool:
+    return any(part.weighs for part in corrections)
 
 
 def _reads(
-    gate: Gate, anchor: str, corrections: Sequence[Part], only: str | None, kl: str | None, kl_weighted: bool
+    gate: Gate, anchor: str, corrections: Sequence[Part], only: str | None, kl: str | None, *, followed: bool
 ) -> str:
     anchored = {
         "rollout": ["rollout_logprobs"],
         "old": ["old_logprobs"],
         "loglinear": ["rollout_logprobs", "versions"],
     }[anchor]
-    fields = [*anchored] if gate.follows or (kl_weighted and kl) else []
+    fields = [*anchored] if followed else []
     fields += fields_read(corrections, anchored)
     fields += ["advantages", "response_mask", *([gate.reads] if gate.reads else [])]
     if only:

@@ -9,12 +9,13 @@ is in ``math/preference.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ..errors import ProgramError
 from ..graph import session as sessions
-from .said import is_zero, one_of
+from ..graph.allowed import Allowed, number, one_of
+from ..graph.arguments import takes
+from .said import is_zero
 from .spec import Loss
 
 _PREFERRED = "preferred: bool[], response_mask"
@@ -24,18 +25,12 @@ OF_EACH = ("sppo", "nca", "bco", "apo_zero", "apo_down")
 SMOOTHED = ("sigmoid", "robust", "exo")
 
 
-def _check(title: str, name: str, said: Any, fits: Callable[[float], bool], what: str, fix: str) -> None:
-    """Refuse a number that makes no sense. One that the program computes is not looked at."""
-    if isinstance(said, (int, float)) and not fits(said):
-        raise ProgramError(f"{title}: {name}={said} {what}.", at=sessions.caller(), fix=fix)
+_BETA = number(above=0, fix="Write beta=0.1.")
+_SMOOTHING = number(least=0, below=0.5, fix="Give a number from 0 to below 0.5; at 0.5 the preferences say nothing.")
 
 
-def _positive(title: str, name: str, said: Any) -> None:
-    _check(title, name, said, lambda n: n > 0, "is not above 0", f"Write {name}=0.1.")
-
-
-def _not_negative(title: str, name: str, said: Any) -> None:
-    _check(title, name, said, lambda n: n >= 0, "is below 0", f"Write {name}=0 to leave its part out.")
+def _weight(name: str) -> Allowed:
+    return number(least=0, fix=f"Write {name}=0 to leave its part out.")
 
 
 def _loss(name: str, reads: str, parameters: dict[str, Any], *, on: str = "logprobs", groups: bool = True) -> Loss:
@@ -53,17 +48,13 @@ def _loss(name: str, reads: str, parameters: dict[str, Any], *, on: str = "logpr
     )
 
 
-def _smoothing(title: str, said: Any) -> None:
-    _check(
-        title,
-        "label_smoothing",
-        said,
-        lambda s: 0 <= s < 0.5,
-        "is no share of wrong preferences",
-        "Give a number from 0 to below 0.5; at 0.5 the preferences say nothing.",
-    )
-
-
+@takes(
+    kind=one_of(*OF_DIFFERENCE, *OF_EACH),
+    beta=_BETA,
+    label_smoothing=_SMOOTHING,
+    nll=_weight("nll"),
+    tau=number(above=0, fix="Write tau=0.05."),
+)
 def preference_loss(
     kind: str = "sigmoid",
     *,
@@ -108,11 +99,6 @@ def preference_loss(
     where it has a weight.
     """
     title = "rl.preference_loss"
-    one_of(title, "kind", kind, (*OF_DIFFERENCE, *OF_EACH))
-    _positive(title, "beta", beta)
-    _positive(title, "tau", tau)
-    _not_negative(title, "nll", nll)
-    _smoothing(title, label_smoothing)
     for name, said, kinds in (
         ("label_smoothing", label_smoothing, SMOOTHED),
         ("margin", margin, tuple(k for k in OF_DIFFERENCE if k != "ipo")),
@@ -145,6 +131,7 @@ def preference_loss(
     return _loss("preference_loss", reads, parameters)
 
 
+@takes(beta=_BETA, label_smoothing=_SMOOTHING)
 def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Loss:
     """``-(1 - s) log sigmoid(m) - s log sigmoid(-m)``, ``m = beta (h_w - h_l)`` (DPO, arXiv:2305.18290, eq. 7).
 
@@ -161,11 +148,10 @@ def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Loss:
     Reads ``ref_logprobs`` and ``preferred``. Reports ``chosen_reward`` and ``rejected_reward``, ``beta h`` of the two;
     ``reward_margin`` between them; ``reward_accuracy``, how often the chosen one is above.
     """
-    _positive("rl.dpo", "beta", beta)
-    _smoothing("rl.dpo", label_smoothing)
     return _loss("dpo", f"ref_logprobs, {_PREFERRED}", {"beta": beta, "label_smoothing": label_smoothing})
 
 
+@takes(beta=_BETA)
 def ipo(*, beta: float = 0.1, average: bool = True) -> Loss:
     """``(h_w - h_l - 1 / (2 beta))^2`` (IPO, arXiv:2310.12036, eq. 17, where beta is called tau).
 
@@ -178,10 +164,10 @@ def ipo(*, beta: float = 0.1, average: bool = True) -> Loss:
 
     Reads ``ref_logprobs`` and ``preferred``. Reports what :func:`dpo` does, of this ``h``.
     """
-    _positive("rl.ipo", "beta", beta)
     return _loss("ipo", f"ref_logprobs, {_PREFERRED}", {"beta": beta, "average": average})
 
 
+@takes(beta=number(above=0, fix="Write beta=2.0."), margin=_weight("margin"))
 def simpo(*, beta: float = 2.0, margin: float = 1.0) -> Loss:
     """``-log sigmoid(beta (m_w - m_l) - margin)`` (SimPO, arXiv:2405.14734, eq. 6, where the margin is called gamma).
 
@@ -194,11 +180,10 @@ def simpo(*, beta: float = 2.0, margin: float = 1.0) -> Loss:
 
     Reads ``preferred``. Reports what :func:`dpo` does, with ``beta m`` as the reward.
     """
-    _positive("rl.simpo", "beta", beta)
-    _not_negative("rl.simpo", "margin", margin)
     return _loss("simpo", _PREFERRED, {"beta": beta, "margin": margin})
 
 
+@takes(beta=_BETA, nll=_weight("nll"), label_smoothing=_SMOOTHING)
 def cpo(*, beta: float = 0.1, nll: float = 1.0, label_smoothing: float = 0.0) -> Loss:
     """``-log sigmoid(beta (log p_w - log p_l)) - nll log p_w`` (CPO, arXiv:2401.08417).
 
@@ -213,12 +198,10 @@ def cpo(*, beta: float = 0.1, nll: float = 1.0, label_smoothing: float = 0.0) ->
 
     Reads ``preferred``. Reports ``nll``, the second term, and what :func:`dpo` does, with ``beta log p`` as the reward.
     """
-    _positive("rl.cpo", "beta", beta)
-    _not_negative("rl.cpo", "nll", nll)
-    _smoothing("rl.cpo", label_smoothing)
     return _loss("cpo", _PREFERRED, {"beta": beta, "nll": nll, "label_smoothing": label_smoothing})
 
 
+@takes(weight=_weight("weight"))
 def orpo(*, weight: float = 0.1) -> Loss:
     """``-m_w - weight log sigmoid(log odds(m_w) - log odds(m_l))`` (ORPO, arXiv:2403.07691, eq. 6 and 7).
 
@@ -232,10 +215,10 @@ def orpo(*, weight: float = 0.1) -> Loss:
     Reads ``preferred``. Reports ``nll``, the first term; ``log_odds``, the difference of the two; and what :func:`dpo`
     does, with ``m`` as the reward.
     """
-    _not_negative("rl.orpo", "weight", weight)
     return _loss("orpo", _PREFERRED, {"weight": weight})
 
 
+@takes(beta=_BETA, desirable=_weight("desirable"), undesirable=_weight("undesirable"))
 def kto(*, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0, reference_point: float = 0.0) -> Loss:
     """``desirable (1 - sigmoid(beta (h - z0)))`` of a preferred row, ``undesirable (1 - sigmoid(beta (z0 - h)))`` else.
 
@@ -250,9 +233,6 @@ def kto(*, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0, 
     Reads ``ref_logprobs`` and ``preferred``. Reports ``reward``, ``beta h``, and ``reward_accuracy``, how often a row
     lies on its side of ``z0``.
     """
-    _positive("rl.kto", "beta", beta)
-    _not_negative("rl.kto", "desirable", desirable)
-    _not_negative("rl.kto", "undesirable", undesirable)
     parameters = {
         "beta": beta,
         "desirable": desirable,
@@ -262,6 +242,7 @@ def kto(*, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0, 
     return _loss("kto", f"ref_logprobs, {_PREFERRED}", parameters, groups=False)
 
 
+@takes(center=_weight("center"))
 def bradley_terry(*, margin: str | None = None, center: float = 0.0) -> Loss:
     """``-log sigmoid(r_w - r_l - margin) + center (r_w + r_l)^2`` of a reward model (arXiv:2203.02155, eq. 1).
 
@@ -274,6 +255,5 @@ def bradley_terry(*, margin: str | None = None, center: float = 0.0) -> Loss:
 
     Reads ``preferred``. Reports ``accuracy``, how often ``r_w`` is above, and ``margin``, ``r_w - r_l``.
     """
-    _not_negative("rl.bradley_terry", "center", center)
     reads = _PREFERRED if margin is None else f"{_PREFERRED}, {margin}: f32[]"
     return _loss("bradley_terry", reads, {"margin": margin, "center": center}, on="scores")

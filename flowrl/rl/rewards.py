@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import ProgramError
 from ..graph import session as sessions
-from ..graph.allowed import number, takes
-from ..graph.op import CallShape, op
+from ..graph.allowed import number
+from ..graph.arguments import takes
+from ..graph.declare import op
+from ..graph.signature import CallShape
 from .said import ANCHORS, KL_KINDS, one_of, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:

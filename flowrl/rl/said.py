@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ProgramError, near
+from ..errors import ProgramError
+from ..graph import allowed
 from ..graph import session as sessions
-from ..graph.op import CallShape
+from ..graph.allowed import check_values
+from ..graph.signature import CallShape
 
 if TYPE_CHECKING:
     from ..batch import Batch
@@ -24,14 +26,8 @@ def is_zero(number: Any) -> bool:
 
 
 def one_of(title: str, name: str, said: Any, words: Sequence[str]) -> str:
-    """``said``, where it is one of the words. Raises ProgramError with the nearest of them."""
-    if said not in words:
-        meant = near(str(said), words) or words[0]
-        raise ProgramError(
-            f"{title}: {name}={said!r} is none of {', '.join(words)}.",
-            at=sessions.caller(),
-            fix=f'Write {name}="{meant}".',
-        )
+    """``said``, where it is one of the words: for what decides which fields an op reads, before the op takes it."""
+    check_values(title, {name: said}, {name: allowed.one_of(*words)})
     return said
 
 

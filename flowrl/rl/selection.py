@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..graph.allowed import number, takes, whole
-from ..graph.op import CallShape, op
+from ..graph.allowed import number, whole
+from ..graph.arguments import takes
+from ..graph.declare import op
+from ..graph.signature import CallShape
 from .said import ANCHORS, one_of
 
 if TYPE_CHECKING:

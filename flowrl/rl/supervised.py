@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..graph.allowed import number, takes
+from ..graph.allowed import number
+from ..graph.arguments import takes
 from .spec import Loss
 
 

@@ -9,11 +9,14 @@ from typing import Any
 from ..batch import CallInfo
 from ..errors import At
 from ..graph.op import Op
-from ..graph.values import find
+from ..graph.values import Value, find, is_handle
 
 
 class Call:
     """An op call on its way: what to run, and later its result or its error. ``parts``: results of its pieces.
+
+    ``arguments`` are by parameter, defaults filled in; ``values`` those that are not there yet, at any depth in them,
+    and ``handles`` the names of workers among them. ``into`` renames the fields that it adds.
 
     ``fields`` are those of its batch, where they are known before it is run. One that only ``adds`` some to the rows
     of another call has that as its ``base``. ``reads`` are the fields that it reads of each batch, by parameter, where
@@ -23,15 +26,16 @@ class Call:
     __slots__ = (
         "__weakref__",
         "adds",
-        "args",
+        "arguments",
         "at",
         "base",
         "done",
         "error",
         "fields",
+        "handles",
         "index",
         "info",
-        "kwargs",
+        "into",
         "op",
         "origins",
         "outside",
@@ -39,6 +43,7 @@ class Call:
         "reads",
         "result",
         "step",
+        "values",
         "worker",
     )
 
@@ -47,12 +52,14 @@ class Call:
         index: int,
         op: Op,
         worker: str | None,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        into: Mapping[str, str],
         at: At | None,
         info: CallInfo,
     ) -> None:
-        self.index, self.op, self.worker, self.args, self.kwargs = index, op, worker, args, kwargs
+        self.index, self.op, self.worker, self.arguments, self.into = index, op, worker, arguments, into
+        self.values: tuple[Value, ...] = tuple(find(arguments))
+        self.handles = tuple(a.name for a in arguments.values() if is_handle(a))
         self.at, self.info, self.step = at, info, info.step
         self.done = False
         self.result: Any = None
@@ -68,7 +75,7 @@ class Call:
     @property
     def edge(self) -> str:
         """From which calls its rows come, in words: ``reward.score -> actor.update``."""
-        makers = dict.fromkeys(maker(v.ref).title for v in find((self.args, self.kwargs)))
+        makers = dict.fromkeys(maker(v.ref).title for v in self.values)
         return f"{', '.join(makers)} -> {self.title}" if makers else ""
 
     @property
@@ -78,7 +85,7 @@ class Call:
     def finish(self, result: Any, error: BaseException | None = None) -> None:
         """Set the outcome, and let go of the inputs."""
         self.result, self.error = result, error
-        self.args, self.kwargs = (), {}
+        self.arguments, self.values = {}, ()
         self.done = True
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..batch import Batch, CallInfo, Column, Key
 from ..errors import At, FlowError, RankLost
-from ..graph.op import Op, Signature, missing_field, written_twice
+from ..graph.call_errors import misread, missing_field, written_twice
+from ..graph.op import Op
+from ..graph.signature import Signature
 from ..graph.values import is_handle
+from .disk import Checksum
 from .fleet import Fleet, told
 from .group import Group
 from .lineage import Made, needed
@@ -33,6 +36,7 @@ class Asked:
     program: int
     piece: int = 0
     at: At | None = None
+    into: Mapping[str, str] = field(default_factory=dict[str, str])  # other names for the fields that it adds
     edge: str = ""  # from whom its rows come, for a call that does not answer
 
 
@@ -45,41 +49,35 @@ class Calls:
 
     # -- one call ---------------------------------------------------------------------------------------------------
 
-    def run(self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, asked: Asked, group: Group | None, arguments: Mapping[str, Any]) -> Any:
         """Run a call on the ranks of a group, or one of a library where its rows are."""
-        return self.begun(asked, group, args, kwargs)()
+        return self.begun(asked, group, arguments)()
 
-    def begun(
-        self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[], Any]:
+    def begun(self, asked: Asked, group: Group | None, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """Begin a call; what is given waits for it, and begins it again if what it lost can be made again."""
         seen = self.fleet.renewals
         first: list[Callable[[], Any]] = []
         try:
-            first.append(self._begun(asked, group, args, kwargs))
+            first.append(self._begun(asked, group, arguments))
         except RankLost as lost:
             first.append(partial(_raised, lost))
         return lambda: self.fleet.lasting(
-            lambda: (first.pop() if first else self._begun(asked, group, args, kwargs))(), seen
+            lambda: (first.pop() if first else self._begun(asked, group, arguments))(), seen
         )
 
-    def _begun(
-        self, asked: Asked, group: Group | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[], Any]:
-        args, kwargs = rebuilt((args, dict(kwargs)), _remote)
-        kwargs = dict(kwargs)
-        if group is None and (known := on_driver(asked.op, args)) is not UNKNOWN:
+    def _begun(self, asked: Asked, group: Group | None, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+        arguments = rebuilt(dict(arguments), _remote)
+        if group is None and (known := on_driver(asked.op, arguments)) is not UNKNOWN:
             return lambda: known
-        if group is None and not found((args, dict(kwargs)), Values):  # numbers alone
-            return partial(asked.op.apply, None, args, kwargs, asked.info)
-        into = kwargs.pop("into", None) or {}
-        arguments, reads = self._bound(asked, group, args, kwargs, into)
+        if group is None and not found(arguments, Values):  # numbers alone
+            return partial(asked.op.run, None, arguments, asked.into, asked.info)
+        reads = self._reads(asked, group, arguments)
         main = next((v for v in found(arguments, (Remote,))), None)
         with self.fleet.order:  # nothing is renewed between what a task says and its way there
             if group is not None and group.is_away:  # its generating use has no memory of its own
                 self.fleet.swapped("onload", self.fleet.pool_of(group.ranks[0]), f"{group.name}.train", group.onload())
             shares = group.shares(asked.op, arguments, main) if group else {self._home(arguments): None}
-            tasks = {r: self._task(asked, group, arguments, into, reads, main, r, keys) for r, keys in shares.items()}
+            tasks = {r: self._task(asked, group, arguments, reads, main, r, keys) for r, keys in shares.items()}
             made = self._making(asked, group, tasks, arguments)
             seen, begun = self.fleet.renewals, self._sent(asked, group, tasks)
 
@@ -109,7 +107,7 @@ class Calls:
     def _sent(self, asked: Asked, group: Group | None, tasks: Mapping[int, Task]) -> dict[int, Any]:
         """Send tasks."""
         try:
-            self.fleet.bring_back([(t.args, dict(t.kwargs)) for t in tasks.values()])
+            self.fleet.bring_back([dict(t.arguments) for t in tasks.values()])
         except RankLost:
             for rank, task in tasks.items():
                 for id in task.frees:
@@ -138,17 +136,9 @@ class Calls:
             lost.torn = lost.torn or (changes and set(begun_not) != set(tasks))
             raise
 
-    def _bound(
-        self,
-        asked: Asked,
-        group: Group | None,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        into: Mapping[str, str],
-    ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """Arguments by parameter, and the fields that each batch is read for; all of one that is not among them."""
-        op = asked.op
-        arguments = op.bind(group, args, kwargs)
+    def _reads(self, asked: Asked, group: Group | None, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields that each batch is read for, by parameter; all of one that is not among them."""
+        op, into = asked.op, asked.into
         main = arguments.get(op.batch_parameter)
         have = frozenset(main.fields) if isinstance(main, Remote) else frozenset[str]()
         init = group.blueprint.arguments if group else {}
@@ -166,17 +156,16 @@ class Calls:
             error.at = error.at or asked.at
             raise error
         reads: dict[str, Any] = {p: tuple(f) for p, f in signature.reads.items()}
-        named = tuple(a for a in args[1:] if isinstance(a, str))  # a group's mean is of the field that is named
+        named = tuple(a for a in arguments.values() if isinstance(a, str))  # the field of a group's mean
         if op.owner == "batch" and (named or op.name == "filter"):
             reads = {op.batch_parameter: named}
-        return arguments, reads
+        return reads
 
     def _task(
         self,
         asked: Asked,
         group: Group | None,
         arguments: Mapping[str, Any],
-        into: Mapping[str, str],
         reads: Mapping[str, Any],
         main: Remote | None,
         rank: int,
@@ -203,15 +192,14 @@ class Calls:
             name: given(value, reads.get(name)) if isinstance(value, Values) else rebuilt(value, given)
             for name, value in arguments.items()
         }
-        positional, named = _passed(asked.op, sent)
         keeps = group is None or (rank == group.ranks[0] if keys is None else rank in group.keepers)
         return Task(
             asked.title,
             asked.op.name if group is not None else asked.op,
             group.key if group is not None else None,
-            positional,
-            {**named, "into": dict(into)} if into else named,
+            sent,
             asked.info,
+            into=dict(asked.into),
             keep=self.fleet.number() if keeps else 0,
             weights=(group.version, group.dirty) if group is not None else (0, False),
             journal=(asked.program, asked.index) if asked.op.external else None,
@@ -256,7 +244,7 @@ class Calls:
         first, tasks = next(iter(replies.values())), made.tasks
         for rank, reply in replies.items():
             if reply.alike:
-                reply.keys = found((tasks[rank].args, dict(tasks[rank].kwargs)), (Fetch,))[0].keys
+                reply.keys = found(dict(tasks[rank].arguments), (Fetch,))[0].keys
         if group is not None:
             still = {
                 rank: r for rank, r in replies.items() if not self.fleet.renewed_after(seen, rank)
@@ -296,8 +284,8 @@ class Calls:
         self.fleet.traffic.records += sum(bytes_of(c) for c in columns)
         return got
 
-    def written(self, value: Remote | RemoteColumn, file: Path) -> Mapping[str, Any]:
-        """Have a rank write rows to a file; what is no tensor of them."""
+    def written(self, value: Remote | RemoteColumn, file: Path) -> tuple[Mapping[str, Any], Mapping[str, Checksum]]:
+        """Have a rank write rows to a file; what is no tensor of them, and the file's checksum."""
         return self.fleet.lasting(lambda: self._at_home("write_rows", value, str(file), what="rows of a checkpoint"))
 
     def _at_home(self, method: str, value: Remote | RemoteColumn, *args: Any, what: str) -> Any:
@@ -327,7 +315,7 @@ def _misread(
         for param, value in arguments.items()
         if isinstance(value, Remote)
     }
-    return op.misread(asked.title, group.name if group is not None else "", arguments, reads)
+    return misread(op, asked.title, group.name if group is not None else "", arguments, reads)
 
 
 def _raised(error: RankLost) -> Any:
@@ -349,13 +337,6 @@ def _remote(item: Any) -> Any:
         batch = Batch.of(len(item), value=item)
         return RemoteColumn(batch.keys, Remote.drawn(batch).columns["value"])
     return item
-
-
-def _passed(op: Op, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments by parameter as a call writes them, without ``self``."""
-    bound = op.parameters.bind_partial()
-    bound.arguments.update({**({"self": None} if op.is_method else {}), **arguments})
-    return bound.args[1 if op.is_method else 0 :], dict(bound.kwargs)
 
 
 def _children(parents: Sequence[Key], stored: Sequence[Stored]) -> tuple[Key, ...]:

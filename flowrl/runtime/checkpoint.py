@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..batch import Batch, Column
 from ..errors import ResumeError
+from .disk import Checksum, checksum, replace_file, sync, write_tensors, writing
+from .disk import remove as take_away
 from .group import Group
 from .remote import Remote, RemoteColumn
+from .run_record import with_checksum, without_checksum
 from .state_files import StateFiles, files_of, read_record, write_record, write_shards
 
 FORMAT = 2
 KEEP = 2
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"\d{6,}")
+_OURS = re.compile(r"\.?(\d{6,})(\.(part|gone|damaged))?")
+
+WriteRows = Callable[[Any, Path], tuple[Mapping[str, Any], Mapping[str, Checksum]]]
 
 
 def save(
@@ -24,59 +34,86 @@ def save(
     manifest: Mapping[str, Any],
     workers: Mapping[str, Any],
     live: Mapping[int, Any],
-    write_rows: Callable[[Any, Path], Mapping[str, Any]] | None = None,
+    write_rows: WriteRows | None = None,
 ) -> Path:
     """Write ``folder/NNNNNN`` with the state of workers and the live values; older ones than two are taken away.
 
-    The files of a worker that has not changed since the last checkpoint are linked, not written again. ``write_rows``
-    has rows that lie on ranks written there.
+    The files of a worker that has not changed since the last checkpoint but one are links to those of then: the two
+    that are kept share none, so that damage to a file is damage to one of them. ``write_rows`` has rows that lie on
+    ranks written there. The manifest has the checksums of all files, and of itself. Raises DiskError where the disk
+    does not take it: then nothing of it stays.
     """
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    before = latest(folder)
-    number = int(before.name) + 1 if before else 0
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    before = _all(folder)[-2:-1]
+    ours = {p: int(found[1]) for p in folder.iterdir() if (found := _OURS.fullmatch(p.name))}
+    number = max(ours.values(), default=-1) + 1
     target, made = folder / f"{number:06d}", folder / f".{number:06d}.part"
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
+    for left in ours:
+        if left.name.startswith("."):  # of a checkpoint that was not finished, or not taken away to its end
+            take_away(left)
+    try:
+        with writing(made):
+            made.mkdir()
+        _write(made, before[0] if before else None, manifest, workers, live, write_rows)
+        with writing(target):
+            sync(made)
+            made.rename(target)
+            sync(folder)
+    except BaseException:
+        take_away(made)
+        raise
+    kept = _all(folder)[-KEEP:]
+    for stale in ours:
+        if stale not in kept and not stale.name.startswith("."):
+            remove(stale)
+    return target
+
+
+def _write(
+    made: Path,
+    before: Path | None,
+    manifest: Mapping[str, Any],
+    workers: Mapping[str, Any],
+    live: Mapping[int, Any],
+    write_rows: WriteRows | None,
+) -> None:
+    """Write the files of a checkpoint, its manifest last."""
     stamps: dict[str, int] = {}
-    old = _read(before)["stamps"] if before else {}
+    files: dict[str, Checksum] = {}
+    past: dict[str, Any] = {"stamps": {}}
+    if before is not None:
+        with suppress(OSError, ValueError):  # what is damaged by now is written anew
+            past = _read(before)
     for name, worker in workers.items():
         stamps[name] = worker.stamp
-        if before and old.get(name) == worker.stamp and (before / f"{name}.json").exists():
-            for file in files_of(before, name):
-                _same_file(file, made / file.name)
+        if before and past["stamps"].get(name) == worker.stamp and (before / f"{name}.json").exists():
+            files |= _linked(before, made, name, past.get("files", {}))
         elif isinstance(worker, Group):
-            worker.save_state(made, name)
+            files |= worker.save_state(made, name)
         else:
             shards, record = worker.state_shards()
-            write_shards(made, name, 0, shards)
-            write_record(made, name, record)
+            files |= write_shards(made, name, 0, shards) | write_record(made, name, record)
     here = {i: v for i, v in live.items() if not isinstance(v, (Remote, RemoteColumn))}
     tensors, values = _packed(here)
     for index, value in live.items():
         if index not in here:
             assert write_rows is not None, "rows that lie on ranks are written there"
-            meta = write_rows(value, made / f"live.{index}.safetensors")
+            meta, found = write_rows(value, made / f"live.{index}.safetensors")
+            files |= found
             values[str(index)] = {"rows": meta, "column": isinstance(value, RemoteColumn)}
     distinct, same = _distinct(tensors)
     if distinct:
-        save_file(distinct, made / "live.safetensors")
-    full = {"format": FORMAT, **manifest, "stamps": stamps, "live": values, "live_same": same}
-    (made / "manifest.json").write_text(json.dumps(full, indent=1))
-    for file in made.iterdir():
-        _sync(file)
-    _sync(made)
-    made.rename(target)
-    _sync(folder)
-    for stale in _all(folder)[:-KEEP]:
-        shutil.rmtree(stale)
-    return target
+        files["live.safetensors"] = write_tensors(made / "live.safetensors", distinct)
+    _write_manifest(
+        made,
+        {"format": FORMAT, **manifest, "stamps": stamps, "live": values, "live_same": same, "files": files},
+    )
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint in a folder."""
-    found = _all(folder)
+def latest(folder: Path, but: Collection[Path] = ()) -> Path | None:
+    """The newest checkpoint in a folder, not one of ``but``. Nothing is said of whether it is damaged."""
+    found = [p for p in _all(folder) if p not in but]
     return found[-1] if found else None
 
 
@@ -87,48 +124,59 @@ def end(folder: Path, progress: Mapping[str, Any]) -> None:
     """
     newest = latest(folder)
     assert newest is not None, "a checkpoint was taken at the end of the loop"
-    _rewrite(newest, {**_read(newest), "ended": dict(progress)})
+    _write_manifest(newest, {**_read(newest), "ended": dict(progress)})
 
 
-def reopen(checkpoint: Path) -> bool:
-    """Have a checkpoint be again what it was at the end of its program's last loop; False where it never was that."""
-    manifest = _read(checkpoint)
-    if manifest.pop("ended", None) is None:
-        return False
-    _rewrite(checkpoint, manifest)
-    return True
+def reopen(checkpoint: Path) -> None:
+    """Have a checkpoint be again what it was at the end of its program's last loop."""
+    _write_manifest(checkpoint, {n: v for n, v in _read(checkpoint).items() if n != "ended"})
 
 
 def remove(checkpoint: Path) -> None:
-    """Take a checkpoint away: its manifest first, so that it is never found in part."""
-    (checkpoint / "manifest.json").unlink()
-    shutil.rmtree(checkpoint)
+    """Take a checkpoint away. It gets a hidden name first, by which what a kill has left of it is known later."""
+    with writing(checkpoint):
+        gone = checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.gone"))
+    take_away(gone)
+
+
+def put_aside(checkpoint: Path) -> None:
+    """Give a damaged checkpoint a name by which it is none; it goes when the next one has been taken."""
+    with writing(checkpoint):
+        checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.damaged"))
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
-    return json.loads((checkpoint / "manifest.json").read_text())
+    """Its manifest. Raises OSError, and ValueError that says what is wrong with it."""
+    return without_checksum((checkpoint / MANIFEST).read_bytes())
 
 
-def _rewrite(checkpoint: Path, manifest: Mapping[str, Any]) -> None:
-    """Put another manifest in the place of a checkpoint's own, at once."""
-    part = checkpoint / "manifest.part"
-    part.write_text(json.dumps(manifest, indent=1))
-    _sync(part)
-    part.replace(checkpoint / "manifest.json")
-    _sync(checkpoint)
+def _write_manifest(checkpoint: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest, in the place of another one at once."""
+    replace_file(checkpoint / MANIFEST, json.dumps(with_checksum(manifest), indent=1))
 
 
-def load_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Its manifest; ``program`` is None where that has ended. Raises ResumeError for a format that is unknown."""
+def load_manifest(checkpoint: Path, *, reopened: bool = False) -> dict[str, Any]:
+    """Its manifest; ``program`` is None where that has ended, unless it is to be ``reopened``.
+
+    Raises ResumeError for a format that is unknown.
+    """
     manifest = _read(checkpoint)
     if manifest.get("format") != FORMAT:
         raise ResumeError(
             f"checkpoint {checkpoint} has format {manifest.get('format')}; this flowrl reads {FORMAT}.",
             fix="Resume with the flowrl that wrote it.",
         )
-    if "ended" in manifest:
+    if "ended" in manifest and not reopened:
         return {**manifest, **manifest["ended"], "program": None}
     return manifest
+
+
+def record_within(checkpoint: Path) -> dict[str, Any] | None:
+    """The copy of run.json in a checkpoint; None where it has none that can be trusted."""
+    try:
+        return _read(checkpoint).get("record")
+    except (OSError, ValueError):
+        return None
 
 
 def load_worker(checkpoint: Path, name: str, worker: Any) -> None:
@@ -202,28 +250,31 @@ def _unpacked(index: str, said: Mapping[str, Any], tensors: Mapping[str, Any]) -
         mine = {n.partition("/")[2]: t for n, t in tensors.items() if n.partition("/")[0] == index}
         return Batch.from_tensors(mine, said["batch"])
     if "metrics" in said:
-        from ..graph.op import Metrics
+        from ..graph.metrics import Metrics
 
         return Metrics(said["metrics"])
     return said["plain"]
 
 
+def numbered(folder: Path) -> list[Path]:
+    """Whatever has the name of a checkpoint, the newest last. Raises OSError for a folder that cannot be read."""
+    return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=lambda p: int(p.name))
+
+
 def _all(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("[0-9]*") if (p / "manifest.json").exists())
+    return [p for p in numbered(folder) if os.path.exists(p / MANIFEST)] if folder.exists() else []
 
 
-def _same_file(there: Path, here: Path) -> None:
-    """Link a file, or copy it where the file system has no links."""
-    try:
-        os.link(there, here)
-    except OSError:
-        shutil.copy2(there, here)
-
-
-def _sync(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _linked(there: Path, here: Path, name: str, known: Mapping[str, Any]) -> dict[str, Checksum]:
+    """Link the files of a worker, or copy them where the file system has no links; their checksums."""
+    found: dict[str, Checksum] = {}
+    for file in files_of(there, name):
+        copy = here / file.name
+        try:
+            os.link(file, copy)
+        except OSError:
+            with writing(copy):
+                shutil.copyfile(file, copy)
+                sync(copy)
+        found[file.name] = Checksum(*known[file.name]) if file.name in known else checksum(copy)
+    return found

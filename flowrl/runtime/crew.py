@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from ..batch import Batch
 from ..errors import FlowError, RankLost, ResumeError, RunError
 from ..graph.op import Op
-from ..graph.values import find, is_handle, replace_values
+from ..graph.relaxed import Site
+from ..graph.values import is_handle, replace_values
 from ..schedule.events import Call as Scheduled
 from ..schedule.events import Command, Commit, Event, Finished, Issued, Memory, Publish, Stage, Start
 from ..schedule.machine import Machine
@@ -33,9 +34,7 @@ class Hands(Protocol):
 
     def home(self, workers: Mapping[str, Any], scheme: Scheme) -> Container[str]: ...
     def far(self, command: Command) -> bool: ...
-    def begin(
-        self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[], Any]: ...
+    def begin(self, call: Call, piece: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]: ...
     def swap(self, command: Start, groups: Callable[[str], Any], memory: Mapping[str, Memory]) -> None: ...
     def drawn(self, batch: Batch) -> Any: ...
     def readable(self, value: Any) -> Any: ...
@@ -201,18 +200,18 @@ class Crew:
             if command.offload or command.onload:
                 self.hands.swap(command, self._resident, self.scheme.setup.memory)
             worker = self._worker(call.op, call.worker)
-            given = replace_values((call.args, dict(call.kwargs)), lambda v: self._given(v.ref, call, command))
-            args = tuple(self._open_handle(a) for a in given[0])
-            kwargs = {k: self._open_handle(v) for k, v in given[1].items()}
+            given = replace_values(call.arguments, lambda v: self._given(v.ref, call, command))
+            arguments = {name: self._open_handle(value) for name, value in given.items()}
+            batch = next((a for a in arguments.values() if isinstance(a, (Batch, Remote))), None)
+            nothing = call.parts is not None and any(a is NOTHING for a in arguments.values())
             if call.op.owner != "data":
-                self._note_begin(call, command.piece, worker, args, kwargs)
-            if call.parts is not None and any(a is NOTHING for a in (*args, *kwargs.values())):
+                self._note_begin(call, command.piece, worker, {} if nothing else arguments, batch)
+            if nothing:
                 return lambda: self._end(call, command, lambda: NOTHING, None, start)
-            wait = self.hands.begin(call, command.piece, worker, args, kwargs)
+            wait = self.hands.begin(call, command.piece, worker, arguments)
         except BaseException as error:
             self._broke(call, error)
             return None
-        batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, (Batch, Remote))), None)
         return lambda: self._end(call, command, wait, batch, start)
 
     def _end(
@@ -289,12 +288,10 @@ class Crew:
         return self.servers.get(value.name, self.workers[value.name]) if is_handle(value) else value
 
     def _note_begin(
-        self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, call: Call, piece: int, worker: Any, arguments: Mapping[str, Any], rows: Batch | Remote | None
     ) -> None:
         """Note what a call is given: bytes by field, and of an update how old its rows are."""
-        nothing = any(a is NOTHING for a in (*args, *kwargs.values()))
-        read = {} if nothing else bytes_read(call, worker, args, kwargs)
-        rows = next((a for a in (*args, *kwargs.values()) if isinstance(a, (Batch, Remote))), None)
+        read = bytes_read(call, worker, arguments) if arguments else {}
         found = lags(call, worker.version, rows) if call.op.updates == "weights" else {}
         with self._changed:
             traffic, node = self.book.of(call).traffic, self._node(call)
@@ -304,8 +301,11 @@ class Crew:
 
     def _node(self, call: Call) -> str:
         """The id of a call in the graph."""
-        at = call.at
-        return self.scheme.nodes.get((call.title, at.file, at.line), call.title) if at else call.title
+        return self.scheme.nodes.get(self._site(call), call.title)
+
+    def _site(self, call: Call) -> Site:
+        """By what a call is known to the trace."""
+        return (call.title, call.at.file, call.at.line) if call.at is not None else (call.title, "", 0)
 
     def _note(
         self, call: Call, piece: int, result: Any, given: Batch | Remote | None, start: float, end: float
@@ -324,29 +324,26 @@ class Crew:
             size = 0 if rows is None else len(rows)
             step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, piece))
             if call.op.cost in ("generate", "external") and call.op.rows == "expand":
-                step.tokens += tokens_of(result, "response_ids")
-                step.responses += len(result)
+                name = "" if self._site(call) in self.scheme.main else node
+                tokens, responses = step.sampled.get(name, (0, 0))
+                step.sampled[name] = tokens + tokens_of(result, "response_ids"), responses + len(result)
                 step.traffic.prompts += row_tokens(result, "prompt_ids")
                 step.traffic.responses += row_tokens(result, "response_ids")
 
     def _scheduled(self, call: Call, worker: Any) -> Scheduled:
         """A call as the schedule sees it."""
-        refs = [v.ref for v in find((call.args, call.kwargs))]
-        handles = [a.name for a in (*call.args, *call.kwargs.values()) if is_handle(a)]
-        arguments: Mapping[str, Any] = {}
+        refs = [v.ref for v in call.values]
         cut = self.scheme.setup.pieces > 1 and bool(refs) and all(can_cut(r) for r in refs)
-        if cut:
-            arguments = call.op.bind(worker, call.args, {k: v for k, v in call.kwargs.items() if k != "into"})
         made = self.scheme.call(
             call.index,
             -1 if call.outside else call.step,
             call.op,
             call.worker,
-            (call.title, call.at.file, call.at.line) if call.at is not None else (call.title, "", 0),
+            self._site(call),
             inputs=dict.fromkeys(m.index for m in map(maker, refs) if not m.done),
-            handles=handles,
+            handles=call.handles,
             init=worker.arguments if worker else {},
-            arguments=arguments,
+            arguments=call.arguments if cut else {},
             cut=cut,
         )
         if made.rowwise:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from ..batch import Batch, CallInfo, Column, Key
-from ..column import _bytes_of
-from ..graph.op import Metrics, Op
+from ..column import raw_bytes
+from ..errors import FlowError
+from ..graph.apply import merge
+from ..graph.metrics import Metrics
+from ..graph.op import Op
+from ..graph.signature import Signature
+from ..workers.answers import handed_to
 from .journal import Journal
 
+MOMENT = 0.02  # seconds within which answers are written down together
 _ROWS_NAMED = 4  # in a message
 
 
@@ -51,8 +59,8 @@ def once(
     place: tuple[int, int],
     op: Op,
     worker: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    into: Mapping[str, str],
     info: CallInfo,
     warn: Callable[[str], None],
 ) -> Any:
@@ -61,29 +69,39 @@ def once(
     ``place`` is the call's: the number of its program in the run, and its own in the program. Rows are asked for again
     as far as they depend on each other: alone, with those of their prompt, or all of the call (``pieces=`` of the op).
     """
-    main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+    main = next((a for a in arguments.values() if isinstance(a, Batch)), None)
     if main is None:
-        return op.apply(worker, args, kwargs, info)
-    arguments = op.bind(worker, args, {k: v for k, v in kwargs.items() if k != "into"})
+        return op.run(worker, arguments, into, info)
     init = getattr(worker, "init_arguments", {})
-    read = _read(op, init, arguments, main)
+    signature = op.signature(init, arguments, frozenset(main.fields))
+    read = _read(op, signature, main)
     prints = Fingerprints.of(read, _beside(arguments))
     known = [line for line in journal.answers(*place) if line.get("op", info.op) == info.op]  # older ones do not say
     if op.returns != "batch":
-        return _value_once(journal, place, info.op, known, main, prints, lambda: op.apply(worker, args, kwargs, info))
+        return _value_once(journal, place, info.op, known, main, prints, lambda: op.run(worker, arguments, into, info))
     unit = "call" if op.rows == "regroup" else op.unit(init, arguments)
-    found = {key: line for line in known for key in _answered(line, main.keys, prints, unit, read)}
+    found = _answered(known, main.keys, prints, unit, read)
     lacking = [i for i, key in enumerate(main.keys) if key not in found]
     if lacking and (said := _differences(known, main.keys, prints, [main.keys[i] for i in lacking])):
         warn(f"{op.title(worker)} of step {info.step}: {said}")
-    answers = [_taken(line, [k for k in found if found[k] is line]) for line in _distinct(found.values())]
+    answers = [_taken(line, keys) for line, keys in _by_line(found)]
     if lacking or not len(main):
         some = main if len(lacking) == len(main) else main.take(lacking)
-        asked = [some if a is main else a for a in args], {k: some if v is main else v for k, v in kwargs.items()}
-        result = op.apply(worker, tuple(asked[0]), asked[1], info)
-        fresh = result.select(*(n for n in result.fields if not op.inherits or n not in main.fields)).with_call(None)
+        asked = {name: some if value is main else value for name, value in arguments.items()}
+
+        def made(rows: Batch, adds: Mapping[str, Any]) -> Batch:
+            return _added(op, merge(op, info.op, rows, adds, signature, into), main)
+
         kept = prints if some is main else _some(prints, lacking)
-        journal.keep(*place, some.keys, kept.rows, kept.fields, op=info.op, adds=fresh)
+        book = _Book(journal, place, info.op, some, kept, made)
+        with handed_to(book.keep if unit != "call" and op.rows != "regroup" else None):
+            try:
+                result = op.run(worker, asked, into, info)
+            except BaseException:
+                book.flush()
+                raise
+        fresh = _added(op, result, main)
+        book.close(fresh)
         if some is main:
             return result
         answers.append(fresh)
@@ -116,9 +134,88 @@ def _plain(value: Any) -> Any:
     return Metrics(value) if isinstance(value, dict) else value
 
 
-def _read(op: Op, init: Mapping[str, Any], arguments: Mapping[str, Any], main: Batch) -> Batch:
+class _Book:
+    """The answers of one call to ``rows``, written down as they come, those of a moment together.
+
+    ``made`` gives what the op adds to some of the rows, of what they were given for its fields.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        place: tuple[int, int],
+        title: str,
+        rows: Batch,
+        prints: Fingerprints,
+        made: Callable[[Batch, Mapping[str, Any]], Batch],
+    ) -> None:
+        self.journal, self.place, self.title, self.rows, self.prints = journal, place, title, rows, prints
+        self._keys, self._made = rows.select(), made
+        self._lock = threading.Lock()
+        self._came: list[tuple[list[int], Mapping[str, Any]]] = []  # and is not written yet
+        self._written: list[tuple[list[int], Batch]] = []
+        self._timer: threading.Timer | None = None
+        self._open = True
+
+    def keep(self, rows: Sequence[int], adds: Mapping[str, Any]) -> None:
+        """Have it written down what some rows were given. What comes after the end of the call is forgotten."""
+        with self._lock:
+            if self._open:
+                self._came.append((list(rows), adds))
+                if self._timer is None:
+                    self._timer = threading.Timer(MOMENT, self.flush)
+                    self._timer.daemon = True
+                    self._timer.start()
+
+    def flush(self) -> None:
+        """Write down what came."""
+        with self._lock:
+            self._timer = None
+            came, self._came = (self._came, []) if self._open else ([], [])
+            parts = [(rows, self._made(self._keys.take(rows), adds)) for rows, adds in _together(came)]
+            for rows, adds in parts:
+                with suppress(FlowError, OSError):  # as of a full disk: the end of the call meets it too, and says so
+                    self._write(rows, adds)
+                    self._written.append((rows, adds))
+
+    def close(self, adds: Batch) -> None:
+        """The call has ended: write down the rest, and what another answer has replaced since it came."""
+        with self._lock:
+            self._open = False
+            if self._timer is not None:
+                self._timer.cancel()
+            among, children = set(self.rows.keys), dict[Key, list[int]]()
+            for place, key in enumerate(adds.keys if self._written else ()):
+                children.setdefault(_parent(key, among) or key, []).append(place)
+
+            def final(rows: Sequence[int]) -> Batch:
+                return adds.take([place for i in rows for place in children.get(self.rows.keys[i], ())])
+
+            done = {i for rows, kept in self._written if final(rows).digest() == kept.digest() for i in rows}
+            rest = [i for i in range(len(self.rows)) if i not in done]
+            if rest or not len(self.rows):
+                self._write(rest, final(rest) if done else adds)
+
+    def _write(self, rows: Sequence[int], adds: Batch) -> None:
+        kept, keys = _some(self.prints, rows), tuple(self.rows.keys[i] for i in rows)
+        self.journal.keep(*self.place, keys, kept.rows, kept.fields, op=self.title, adds=adds)
+
+
+def _together(came: Sequence[tuple[list[int], Mapping[str, Any]]]) -> list[tuple[list[int], Mapping[str, Any]]]:
+    """Answers as few as they can be: lists are put together, one after the other."""
+    if len(came) < 2 or not all(isinstance(values, list) for _, adds in came for values in adds.values()):
+        return list(came)
+    names = came[0][1]
+    return [([i for rows, _ in came for i in rows], {n: [v for _, adds in came for v in adds[n]] for n in names})]
+
+
+def _added(op: Op, made: Batch, main: Batch) -> Batch:
+    """What a call has made, without what its batch had before."""
+    return made.select(*(n for n in made.fields if not op.inherits or n not in main.fields)).with_call(None)
+
+
+def _read(op: Op, signature: Signature, main: Batch) -> Batch:
     """The rows with the fields that the call reads: what its answer depends on, and what a rank has of them."""
-    signature = op.signature(init, arguments, frozenset(main.fields))
     fields = signature.reads.get(op.batch_parameter)
     return main if fields is None else main.select(*(n for n in fields if n in main))
 
@@ -137,25 +234,37 @@ def _beside(arguments: Mapping[str, Any]) -> str:
     return json.dumps({n: v for n, v in said.items() if v is not None}, sort_keys=True)
 
 
-def _answered(line: Mapping[str, Any], keys: Sequence[Key], prints: Fingerprints, unit: str, read: Batch) -> list[Key]:
-    """The rows of a call that a line of the journal answers."""
-    if "adds" not in line:
-        return []
-    if "keys" not in line:  # as journals were once written: by call
-        return list(keys) if line["inputs"] == read.digest() else []
-    known = dict(zip(line["keys"], line["inputs"], strict=True))
-    same = {key for key, of in zip(keys, prints.rows, strict=True) if known.get(key) == of}
-    if unit == "row":
-        return [key for key in keys if key in same]
-    group = (lambda key: key[0]) if unit == "prompt" else (lambda key: 0)
-    asked, journalled = _by(group, keys), _by(group, line["keys"])
-    return [
-        k for g, mine in asked.items() if set(mine) <= same and set(journalled.get(g, ())) == set(mine) for k in mine
-    ]
+def _answered(
+    known: Sequence[Mapping[str, Any]], keys: Sequence[Key], prints: Fingerprints, unit: str, read: Batch
+) -> dict[Key, Mapping[str, Any]]:
+    """The rows of a call that lines of the journal answer, each with the newest such line; ``known`` begins with it."""
+    now = dict(zip(keys, prints.rows, strict=True))
+    group: Callable[[Key], Any] = {"row": lambda k: k, "prompt": lambda k: k[0]}.get(unit, lambda k: 0)
+    asked = _by(group, keys)
+    found: dict[Key, Mapping[str, Any]] = {}
+    for line in (line for line in known if "adds" in line):
+        if "keys" not in line:  # as journals were once written: by call
+            mine = keys if line["inputs"] == read.digest() else ()
+            found = dict.fromkeys(mine, line) | found
+            continue
+        same = {key for key, of in zip(line["keys"], line["inputs"], strict=True) if now.get(key) == of}
+        for of, journalled in _by(group, line["keys"]).items():
+            mine = asked.get(of, ())
+            if mine and mine[0] not in found and set(mine) <= same and set(journalled) == set(mine):
+                found.update(dict.fromkeys(mine, line))
+    return found
 
 
-def _by(group: Callable[[Key], int], keys: Sequence[Key]) -> dict[int, list[Key]]:
-    found: dict[int, list[Key]] = {}
+def _by_line(found: Mapping[Key, Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], list[Key]]]:
+    """The lines that answer rows, each with the rows that it answers."""
+    lines: dict[int, tuple[Mapping[str, Any], list[Key]]] = {}
+    for key, line in found.items():
+        lines.setdefault(id(line), (line, []))[1].append(key)
+    return list(lines.values())
+
+
+def _by(group: Callable[[Key], Any], keys: Sequence[Key]) -> dict[Any, list[Key]]:
+    found: dict[Any, list[Key]] = {}
     for key in keys:
         found.setdefault(group(key), []).append(key)
     return found
@@ -195,10 +304,6 @@ def _some(prints: Fingerprints, rows: Sequence[int]) -> Fingerprints:
     )
 
 
-def _distinct(lines: Any) -> list[Any]:
-    return list({id(line): line for line in lines}.values())
-
-
 def _differences(
     known: Sequence[Mapping[str, Any]], keys: Sequence[Key], prints: Fingerprints, lacking: Sequence[Key]
 ) -> str:
@@ -227,6 +332,6 @@ def _contents(name: str, column: Column) -> list[bytes]:
     if isinstance(column.values, list):
         return [head + json.dumps(value, sort_keys=True).encode() for value in column.values]
     if column.lengths is None:
-        return [head + _bytes_of(column.values[i : i + 1]) for i in range(len(column))]
+        return [head + raw_bytes(column.values[i : i + 1]) for i in range(len(column))]
     ends = column.offsets.tolist()
-    return [head + _bytes_of(column.values[a:b]) for a, b in pairwise(ends)]
+    return [head + raw_bytes(column.values[a:b]) for a, b in pairwise(ends)]

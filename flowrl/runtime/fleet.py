@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -21,11 +21,18 @@ R = TypeVar("R")
 class Link(Protocol):
     """How the driver reaches ranks: ``send`` begins a call, ``wait`` gives the answers by rank.
 
-    ``wait`` raises RankLost for a rank that died or has not answered ``deadline`` seconds after its call began.
+    ``wait`` raises RankLost for a rank that died or has not answered ``deadline`` seconds after its call began. It
+    calls ``on_death`` as soon as one has died and others still work: they may wait for it.
     """
 
     def send(self, rank: int, method: str, *args: Any) -> Any: ...
-    def wait(self, begun: Mapping[int, Any], what: str, deadline: float | None = None) -> dict[int, Any]: ...
+    def wait(
+        self,
+        begun: Mapping[int, Any],
+        what: str,
+        deadline: float | None = None,
+        on_death: Callable[[], None] | None = None,
+    ) -> dict[int, Any]: ...
 
 
 @dataclass
@@ -68,9 +75,11 @@ class Fleet:
         with self.order:
             return {rank: self.link.send(rank, method, *args) for rank, args in calls.items()}
 
-    def answered(self, begun: Mapping[int, Any], what: str) -> dict[int, Any]:
+    def answered(
+        self, begun: Mapping[int, Any], what: str, on_death: Callable[[], None] | None = None
+    ) -> dict[int, Any]:
         """Wait for calls that were begun. Raises what failed first."""
-        answers = self.link.wait(begun, what, self.deadline)
+        answers = self.link.wait(begun, what, self.deadline, on_death)
         failed = [(rank, a) for rank, a in sorted(answers.items()) if isinstance(a, Failed)]
         if failed:
             rank, first = failed[0]
@@ -121,11 +130,10 @@ class Fleet:
         for rank, id in self.lineage.missing(wanted):
             made = self.lineage.of(id)
             if made is None or not made.repeatable:
-                raise RankLost(
-                    f"rows that rank {rank} held are needed, and cannot be made again.", ranks=[rank], torn=True
-                )
+                what = f"rows that rank {rank} held are needed, and cannot be made again."
+                raise RankLost(what, ranks=[rank], torn=True, alive=True)
             tasks = made.again(id)
-            self.bring_back([(t.args, dict(t.kwargs)) for t in tasks.values()])
+            self.bring_back([dict(t.arguments) for t in tasks.values()])
             what = f"{made.title} of step {made.step}, once more"
             try:
                 with present(*made.stamps):
@@ -137,7 +145,8 @@ class Fleet:
                 raise RankLost(f"{what} failed: {error}", ranks=[rank], torn=True) from error
             for r, reply in answers.items():
                 if made.checks.get(tasks[r].keep, reply.check) != reply.check:
-                    raise RankLost(f"{made.title} gave other rows when rank {r} made them again.", ranks=[r], torn=True)
+                    what = f"{made.title} gave other rows when rank {r} made them again."
+                    raise RankLost(what, ranks=[r], torn=True, alive=True)
             self.lineage.made_again({t.keep: r for r, t in tasks.items()})
 
     def lose(self, ranks: Collection[int]) -> None:
@@ -148,7 +157,7 @@ class Fleet:
         for ends, (name, _, numbers) in list(self._routes.items()):
             if not set(numbers).isdisjoint(ranks):
                 del self._routes[ends]
-                self.everywhere([r for r in numbers if r not in ranks], "disconnect", name)
+                self._part(name, [r for r in numbers if r not in ranks])
 
     # -- objects ----------------------------------------------------------------------------------------------------
 
@@ -189,18 +198,22 @@ class Fleet:
             ends_of = {rank: (name, moves, n, len(ranks), meeting, seconds) for rank, n in numbers.items()}
             begun = self.begin("connect", ends_of)
             try:
-                self.answered(begun, f"connecting {source.title} with {target.title}")
-            except BaseException:
-                for rank in ranks:  # some may wait for one that is gone; whoever renews it may wait for them
-                    self.link.send(rank, "disconnect", name)
+                what = f"connecting {source.title} with {target.title}"
+                self.answered(begun, what, lambda: self._part(name, ranks))
+            except BaseException:  # some may wait for one that is gone; whoever renews it may wait for them
+                self._part(name, ranks)
                 raise
             self._routes[ends] = (name, moves, numbers)
         return self._routes[ends]
 
     def part_ways(self, source: Group, target: Group) -> None:
-        """Forget a route that nobody takes again."""
-        name, _, numbers = self._routes.pop((source.key, source.ranks, target.key, target.ranks))
-        self.everywhere(sorted(numbers), "disconnect", name)
+        """Forget a route that nobody takes again. Who waits on it for others does so no longer."""
+        name, _, numbers = self._routes.pop((source.key, source.ranks, target.key, target.ranks), ("", None, {}))
+        self._part(name, numbers)
+
+    def _part(self, name: str, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.link.send(rank, "disconnect", name)
 
     def forget(self) -> None:
         """The run goes back to a checkpoint: rows and connections are made again when they are needed."""

@@ -6,14 +6,15 @@ import shutil
 from pathlib import Path
 
 from ..errors import UsageError
+from ..workers.notes import NAME as NOTES
 from .lock import NAME, Lock
 
 
-def take_folder(out: Path, *, resume: bool, overwrite: bool) -> Lock:
+def take_folder(out: Path, *, resume: bool, overwrite: bool, unlock: bool = False) -> Lock:
     """Make a folder ready for a run, and keep it to this process until the lock is released.
 
     Raises UsageError where it is in use, holds something else, or holds a run that nobody said to go on with or to
-    write over.
+    write over. ``unlock`` says that a process on another host, which has its lock there, is gone.
     """
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; a run needs a folder.", fix="Name another folder with --out.")
@@ -21,11 +22,11 @@ def take_folder(out: Path, *, resume: bool, overwrite: bool) -> Lock:
     if not (out / NAME).exists():  # in a folder that is somebody else's not even a lock is written
         _check_contents(out, resume=resume, overwrite=overwrite, a_run=a_run)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that is there already keeps its mode
     except OSError as error:
         what = f"{out} cannot be the folder of a run: {error.strerror}."
         raise UsageError(what, fix="Name another folder with --out.") from None
-    lock = Lock(out)
+    lock = Lock(out, unlock=unlock)
     try:
         _check_contents(out, resume=resume, overwrite=overwrite, a_run=a_run)
         if not resume:
@@ -38,9 +39,9 @@ def take_folder(out: Path, *, resume: bool, overwrite: bool) -> Lock:
 
 
 def _check_contents(out: Path, *, resume: bool, overwrite: bool, a_run: bool) -> None:
-    there = [p.name for p in out.iterdir() if p.name != NAME] if out.exists() else []
+    there = [p.name for p in out.iterdir() if not p.name.startswith((NAME, NOTES))] if out.exists() else []
     if resume:
-        if "run.json" not in there:
+        if not {"run.json", "checkpoints"} & set(there):  # of a lost run.json a checkpoint has a copy
             raise UsageError(
                 f"--resume: {out} holds no run.", fix="Name the folder of a run with --out, or leave out --resume."
             )

@@ -16,6 +16,7 @@ from ..errors import RankLost, RunError
 from ..graph.op import Op
 from ..workers.weights import digest
 from .balance import balanced
+from .disk import Checksum
 from .moves.plan import Held, Moves, plan_moves
 from .remote import Remote
 from .task import Blueprint, Post
@@ -242,7 +243,11 @@ class Group:
         dtypes = {name: kind for name, (kind, _) in moves.dtypes.items()}
         wanted = source.digest(staged.number, dtypes)
         begun = self.fleet.begin("move", dict.fromkeys(numbers, (route, source.key, staged.number, self.key)))
-        answers = self.fleet.answered(begun, what)
+        try:
+            answers = self.fleet.answered(begun, what, lambda: self.fleet.part_ways(source, self))
+        except BaseException:
+            self.fleet.part_ways(source, self)
+            raise
         received = {numbers[rank]: moved.received for rank, moved in answers.items() if moved.received}
         assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
         self.fleet.moved(what, moves, answers)
@@ -331,12 +336,13 @@ class Group:
         return bool(next(iter(found.values())))
 
     @_present
-    def save_state(self, folder: Path, file: str) -> None:
-        """Write the state, each rank its part."""
+    def save_state(self, folder: Path, file: str) -> dict[str, Checksum]:
+        """Write the state, each rank its part. Returns the checksums of the files."""
         ranks = self.ranks if self.post.collective else self.ranks[:1]
         weights = (self.version, self.dirty)
         asked = {rank: (self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
-        self.fleet.answered(self.fleet.begin("save_state", asked), f"{self.name}: saving its state")
+        parts = self.fleet.answered(self.fleet.begin("save_state", asked), f"{self.name}: saving its state")
+        return {name: said for part in parts.values() for name, said in part.items()}
 
     def part(self, ranks: Sequence[int]) -> Group:
         """The same worker on some of its ranks: to take weights from there, or to bring them there."""

@@ -8,16 +8,19 @@ from typing import Any
 from ..batch import Batch
 from ..schedule.events import Command, Memory, Start
 from ..schedule.scheme import Scheme
+from ..workers.notes import Notes
 from .call import Call
 from .external import once
 from .journal import Journal
+from .user_calls import user_call
+from .warned import heard
 
 
 class Here:
     """Runs the calls of program ``number`` of a run where the driver is."""
 
-    def __init__(self, number: int, journal: Journal, warn: Callable[[str], None]) -> None:
-        self.number, self.journal, self.warn = number, journal, warn
+    def __init__(self, number: int, journal: Journal, warn: Callable[[str], None], notes: Notes | None = None) -> None:
+        self.number, self.journal, self.warn, self.notes = number, journal, warn, notes or Notes()
 
     def home(self, workers: Mapping[str, Any], scheme: Scheme) -> Container[str]:
         """The pools that the driver's thread serves: that of the first model (docs/design/0006-home-pool.md)."""
@@ -39,14 +42,17 @@ class Here:
         """A value as records take it."""
         return value
 
-    def begin(
-        self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[], Any]:
+    def begin(self, call: Call, piece: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """What runs a call: nothing is done before."""
-        return lambda: self.apply(call, worker, args, kwargs)
+        return lambda: self.run(call, worker, arguments)
 
-    def apply(self, call: Call, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, call: Call, worker: Any, arguments: Mapping[str, Any]) -> Any:
         """Run a call. One that touches the world is answered from the journal where it was made before."""
-        if not call.op.external:
-            return call.op.apply(worker, args, kwargs, call.info)
-        return once(self.journal, (self.number, call.index), call.op, worker, args, kwargs, call.info, self.warn)
+        with (
+            user_call(call.op, worker, arguments.values(), call.info, self.notes, self.warn),
+            heard(self.warn, call.info),
+        ):
+            if not call.op.external:
+                return call.op.run(worker, arguments, call.into, call.info)
+            place = (self.number, call.index)
+            return once(self.journal, place, call.op, worker, arguments, call.into, call.info, self.warn)

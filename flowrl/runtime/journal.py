@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..batch import Batch, Key
+from .lines import Lines, read_lines, sealed
 
 
 class Journal:
-    """An append-only file of JSON lines, ``journal.jsonl``. A line that was cut off by a crash is dropped.
+    """An append-only file of JSON lines, ``journal.jsonl``, with a checksum each (:mod:`flowrl.runtime.lines`).
+
+    A last line that was cut off by a crash is dropped when the next one is written. A damaged line is left as it is and
+    counts for nothing. ``damage`` has a text for each of both: what it is, and what that means.
 
     ``{"program": 0, "read": 3, "value": 0.25}``: the program's fourth read gave 0.25.
     ``{"program": 0, "call": 17, "op": "reward.score", "keys": [[0, 0], ...], "inputs": ["9f...", ...], "fields": {...},
@@ -21,22 +23,48 @@ class Journal:
     (:mod:`flowrl.runtime.external`); ``value`` in place of ``adds`` where it gives no rows. A call has a line for each
     time that some of its rows were asked for.
 
-    ``beside``: a pattern of the journals that others write in the same folder; they are read too.
+    ``beside``: a pattern of the journals that others write in the same folder; they are read too. Raises ResumeError
+    for a file that cannot be read.
     """
 
     def __init__(self, path: Path, *, beside: str = "") -> None:
         self.path = path
         self.reads: dict[tuple[int, int], Any] = {}
+        self.damage: list[str] = []
         self._external: dict[tuple[int, int], list[dict[str, Any]]] = {}  # by program and call
-        others = sorted(p for p in path.parent.glob(beside) if p != path) if beside else []
-        for line in (*(line for other in others for line in _whole_lines(other)), *lines(path)):
-            if "read" in line:
+        self._lines = Lines(path)
+        for other in sorted(p for p in path.parent.glob(beside) if p != path) if beside else []:
+            self._take(other, Lines(other).torn)
+        self._take(path, self._lines.torn)
+        self._lock = threading.Lock()
+        self._kept: list[list[tuple[int, int]]] = [[], []]  # before the last sync, and since then
+
+    def _take(self, path: Path, torn: int) -> None:
+        """Know what a file of lines holds; ``torn`` bytes at its end are no whole line."""
+        damaged: list[int] = []
+        for number, line in ((line.number, line.record) for line in read_lines(path)):
+            if line is None or not ({"program", "read", "value"} <= set(line) or {"program", "call"} <= set(line)):
+                damaged.append(number)
+            elif "read" in line:
                 self.reads[(line["program"], line["read"])] = line["value"]
             else:
                 self._external.setdefault((line["program"], line["call"]), []).append(_with_keys(line))
-        self._file = path.open("a", encoding="utf-8")
-        self._lock = threading.Lock()
-        self._kept: list[list[tuple[int, int]]] = [[], []]  # before the last sync, and since then
+        if damaged:
+            which, are = (f"line {damaged[0]}", "is") if len(damaged) == 1 else (f"{len(damaged)} lines", "are")
+            first = "" if len(damaged) == 1 else f" (the first is line {damaged[0]})"
+            self.damage.append(
+                f"{which} of {path.name} {are} damaged{first}: rows whose answers were there are asked again where the "
+                "run needs them"
+            )
+        if torn:
+            self.damage.append(
+                f"{path.name} ends in the middle of a line: its last {torn} bytes are cut off, and what they held is "
+                "asked again where the run needs it"
+            )
+
+    def begin(self) -> None:
+        """Make the file of a new run."""
+        self._lines.begin()
 
     def read(self, program: int, number: int, value: Any) -> None:
         """Keep the value of a read."""
@@ -77,10 +105,7 @@ class Journal:
             return self._external.get((program, call), [])[::-1]
 
     def _write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line, separators=(",", ":")) + "\n"
-        with self._lock:  # pools write from threads of their own
-            self._file.write(text)
-            self._file.flush()
+        self._lines.append(sealed(line))
 
     def sync(self) -> None:
         """Have the disk hold all of it. Calls from before the last sync are not made again."""
@@ -88,33 +113,12 @@ class Journal:
             for key in self._kept.pop(0):
                 self._external.pop(key, None)
             self._kept.append([])
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._lines.sync()
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 def _with_keys(line: dict[str, Any]) -> dict[str, Any]:
     """A line with keys as batches have them."""
     return {**line, "keys": tuple(tuple(key) for key in line["keys"])} if "keys" in line else line
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a JSONL file; a last line without its end is dropped from the file."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        whole = 0
-        for raw in file:
-            if not raw.endswith(b"\n"):
-                break
-            whole += len(raw)
-            yield json.loads(raw)
-        file.truncate(whole)
-
-
-def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file that somebody else may be writing."""
-    with path.open("rb") as file:
-        yield from (json.loads(raw) for raw in file if raw.endswith(b"\n"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..batch import Batch
 from ..errors import FlowError
-from ..graph.op import Op, Signature, written_twice
+from ..graph.call_errors import written_twice
+from ..graph.op import Op
+from ..graph.signature import Signature
 from ..graph.values import BatchValue
 from .call import Call
 
@@ -22,33 +24,32 @@ def shortest(call: Call, names: frozenset[str]) -> Call:
     return call
 
 
-def declared(op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Signature, Any] | None:
+def declared(op: Op, worker: Any, arguments: Mapping[str, Any]) -> tuple[Signature, Any] | None:
     """What a call reads and adds, and its main batch; None where only the run can tell."""
-    if op.owner == "batch":
+    main = arguments.get(op.batch_parameter)
+    if op.owner == "batch" or not isinstance(main, BatchValue) or main.ref.fields is None:
         return None
     try:
-        arguments = op.bind(worker, args, {k: v for k, v in kwargs.items() if k != "into"})
-        main = arguments.get(op.batch_parameter)
-        if not isinstance(main, BatchValue) or main.ref.fields is None:
-            return None
         return op.signature(worker.arguments if worker else {}, arguments, main.ref.fields), main
     except (FlowError, TypeError):  # said with its line when the call is run
         return None
 
 
-def fields_after(op: Op, args: tuple[Any, ...], added: frozenset[str] | None) -> frozenset[str] | None:
-    """The fields of a call's batch, as far as they are known before it is run."""
-    first = args[0].ref.fields if args and isinstance(args[0], BatchValue) and isinstance(args[0].ref, Call) else None
+def fields_after(op: Op, given: Sequence[Any], added: frozenset[str] | None) -> frozenset[str] | None:
+    """The fields of a call's batch, as far as they are known before it is run; ``given`` are its arguments."""
+    fields = _fields(given[0]) if given else None
     if op.owner != "batch":
-        return None if first is None or added is None else first | added if op.inherits else added
-    if first is None:
+        return None if fields is None or added is None else fields | added if op.inherits else added
+    if fields is None:
         return None
     if op.name == "filter":
-        return first
-    if op.name == "join" and isinstance(args[1], BatchValue):
-        other = args[1].ref.fields
-        return None if other is None else first | other
-    return None
+        return fields
+    other = _fields(given[1]) if op.name == "join" else None
+    return None if other is None else fields | other
+
+
+def _fields(value: Any) -> frozenset[str] | None:
+    return value.ref.fields if isinstance(value, BatchValue) and isinstance(value.ref, Call) else None
 
 
 def _merge(batch: Batch, made: Batch, names: tuple[str, ...]) -> Batch:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..graph.op import Op, written_twice
+from ..graph.call_errors import written_twice
+from ..graph.op import Op
 from .remote import Remote, RemoteColumn
 
 UNKNOWN = object()  # the answer where columns are needed after all
 
 
-def on_driver(op: Op, args: Sequence[Any]) -> Any:
+def on_driver(op: Op, arguments: Mapping[str, Any]) -> Any:
     """The result of an operation on keys and names alone, or UNKNOWN."""
     if op.owner not in ("batch", "data"):
         return UNKNOWN
+    args, _ = op.parameters.passed(arguments)
     values = [a for a in args if isinstance(a, (Remote, RemoteColumn))]
     if not values and not any(isinstance(a, Mapping) for a in args):
         return op.fn(*args)  # numbers

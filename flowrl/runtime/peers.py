@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..batch import Column
-from ..column import _concat
+from ..column import concat
 from ..workers.base import Worker
 from ..workers.records import Build, Sampled
+from ..workers.sampling import SamplingArguments
 from .balance import balanced
 from .task import Named, Serving
 
@@ -70,19 +71,21 @@ class Policy:
     def read_version(self) -> int:
         return self._at.version
 
-    def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, **how: Any) -> Sampled:
+    def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments) -> Sampled:
         """See :meth:`flowrl.workers.actor.Actor.respond`."""
         import torch
 
         shares = balanced([int(n) + 1 for n in prompts.lengths], len(self._at.ranks))
         asked = [(r, rows) for r, rows in zip(self._at.ranks, shares, strict=True) if rows]
-        calls = [(r, "respond", self._at.name, prompts.take(rows), seeds[rows], starts[rows], how) for r, rows in asked]
+        calls = [
+            (r, "respond", self._at.name, prompts.take(rows), seeds[rows], starts[rows], said) for r, rows in asked
+        ]
         answers = self._rank.ask_all(calls, self._peers)
         order = torch.tensor([i for _, rows in asked for i in rows]).argsort().tolist()
         columns: list[Column] = []
         for name in ("ids", "rollout_logprobs", "sampling_logprobs"):
             parts = [getattr(a, name) for a in answers]
-            columns.append(_concat(name, parts, {}))
+            columns.append(concat(name, parts, {}))
         finished = torch.cat([a.finished for a in answers])[order]
         ids, rollout, sampling = (column.take(order) for column in columns)
         return Sampled(ids, rollout, sampling, finished, answers[0].temperature)

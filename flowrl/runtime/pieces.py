@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..batch import Batch, Column
-from ..column import _concat
+from ..column import concat
 from .call import Call, Part
 from .remote import Remote, RemoteColumn, joined
 
@@ -89,4 +89,4 @@ def together(parts: list[Any]) -> Any:
         return RemoteColumn(tuple(k for p in made for k in p.keys), joined([p.source for p in made]))
     assert all(isinstance(p, Column) for p in made), "calls that are run in pieces give batches or fields"
     known: Mapping[tuple[int, ...], Any] = {}
-    return _concat("a field", made, dict(known))
+    return concat("a field", made, dict(known))

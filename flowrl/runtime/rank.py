@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch, Column
-from ..column import _bytes_of
+from ..column import raw_bytes
 from ..errors import RunError
 from ..graph.op import Op
 from ..workers.base import KEPT, Engine, ModelWorker, Opening, Worker
+from ..workers.notes import NAME, Notes
 from ..workers.records import Build, Sampled
+from ..workers.sampling import SamplingArguments
 from ..workers.tokenizer import actor_of, find_tokenizer
+from .disk import Checksum, write_tensors
 from .external import once
 from .journal import Journal
 from .moves.plan import holdings
@@ -36,6 +39,8 @@ from .remote import (
 )
 from .state_files import StateFiles, read_record, write_record, write_shards
 from .task import Failed, Named, Post, Reply, Setting, Task, unopened
+from .user_calls import user_call
+from .warned import heard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,13 +58,14 @@ class Rank(Weights):
     """The workers and objects of one process. ``number`` counts over all ranks of the run."""
 
     def __init__(self, number: int, pool: str, setting: Setting, peers: Peers, *, host: str = "127.0.0.1") -> None:
-        super().__init__(host)
+        super().__init__(host, Path(setting.folder))
         self.number, self.pool, self.setting, self.peers = number, pool, setting, peers
         self.objects: dict[int, Batch] = {}
         self._serves = threading.Lock()  # one call at a time is in the engine of a policy
         self._journal: Journal | None = None
         self._tokenizers: dict[str, Any] = {}
         self._now = _Now()
+        self._notes = Notes(Path(setting.folder), f"{NAME}.{pool}.{number}")
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
@@ -82,6 +88,7 @@ class Rank(Weights):
                 seed=self.setting.seed,
                 device=post.device,
                 serving=post.serving,
+                notes=self._notes,
             )
         )
         worker.check_kept()
@@ -117,12 +124,12 @@ class Rank(Weights):
         return self._serving(name).positions  # type: ignore[attr-defined]
 
     def respond(
-        self, name: str, prompts: Column, seeds: Tensor, starts: Tensor, how: Mapping[str, Any]
+        self, name: str, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments
     ) -> Sampled | Failed:
         """One response per prompt, for an environment on another rank, or on this one among several."""
         try:
             with self._serves:
-                return self._serving(name).respond(prompts, seeds, starts, **how)  # type: ignore[attr-defined]
+                return self._serving(name).respond(prompts, seeds, starts, said)  # type: ignore[attr-defined]
         except Exception as error:
             return Failed.of(error)
 
@@ -159,7 +166,7 @@ class Rank(Weights):
             self.free(task.frees)
             self._now.pulled, self._now.warnings = 0, []
             given = self._arguments(task)
-            return given if isinstance(given, Failed) else self._run(task, *given)
+            return given if isinstance(given, Failed) else self._run(task, given)
         except BaseException as error:
             return Failed.of(error)
 
@@ -205,7 +212,7 @@ class Rank(Weights):
                 raise answer.error or RunError(answer.text)
         return answers
 
-    def _arguments(self, task: Task) -> tuple[Any, dict[str, Any]] | Failed:
+    def _arguments(self, task: Task) -> dict[str, Any] | Failed:
         """What an op is called with, its rows brought here.
 
         Of ranks that compute together none begins where one lacks its rows: it would wait for that one in the midst of
@@ -219,7 +226,7 @@ class Rank(Weights):
 
         failed = arguments = None
         try:
-            arguments = rebuilt(task.args, given), rebuilt(dict(task.kwargs), given)
+            arguments = rebuilt(dict(task.arguments), given)
         except Exception as error:
             failed = Failed.of(error)
         all_here = failed is None
@@ -233,16 +240,17 @@ class Rank(Weights):
         assert arguments is not None, "nothing failed"
         return arguments
 
-    def _run(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reply:
+    def _run(self, task: Task, arguments: Mapping[str, Any]) -> Reply:
         worker = self._worker(task)
-        first = next((f for f in found((task.args, dict(task.kwargs)), (Fetch,))), None)
+        first = next((f for f in found(dict(task.arguments), (Fetch,))), None)
         op = inspect.getattr_static(type(worker), task.op) if isinstance(task.op, str) else task.op
-        if task.journal is not None:
-            warn = self._now.warnings.append
-            result = once(self.journal(), task.journal, op, worker, args, kwargs, task.info, warn)
-        else:
-            result = op.apply(worker, args, kwargs, task.info)
-        reply = self._kept(task, op, result, args, kwargs, first)
+        warn = self._now.warnings.append
+        with user_call(op, worker, arguments.values(), task.info, self._notes, warn), heard(warn, task.info):
+            if task.journal is not None:
+                result = once(self.journal(), task.journal, op, worker, arguments, task.into, task.info, warn)
+            else:
+                result = op.run(worker, arguments, task.into, task.info)
+        reply = self._kept(task, op, result, arguments, first)
         if worker is not None:
             reply.weights = (worker.version, worker.dirty, worker.stamp)
         reply.pulled, reply.warnings = self._now.pulled, tuple(self._now.warnings)
@@ -269,9 +277,7 @@ class Rank(Weights):
             return self._serving(named.name)
         return Policy(self, at)
 
-    def _kept(
-        self, task: Task, op: Op, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any], first: Fetch | None
-    ) -> Reply:
+    def _kept(self, task: Task, op: Op, result: Any, arguments: Mapping[str, Any], first: Fetch | None) -> Reply:
         """Keep rows and columns here; numbers go to the driver."""
         if isinstance(result, Column):
             keys = first.keys if first is not None and len(first.keys) == len(result) else None
@@ -279,7 +285,7 @@ class Rank(Weights):
             result, column = Batch(keys, {"value": result}), True
         elif isinstance(result, Batch):
             column = False
-            main = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+            main = next((a for a in arguments.values() if isinstance(a, Batch)), None)
             if op.inherits and main is not None:
                 result = result.select(*(n for n in result.fields if n not in main.fields))
         else:
@@ -307,16 +313,20 @@ class Rank(Weights):
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
-    def save_state(self, key: tuple[str, bool], folder: str, file: str, part: int, weights: tuple[int, bool]) -> None:
-        """Write this rank's part of a worker's state; the first part also writes what is no tensor."""
+    def save_state(
+        self, key: tuple[str, bool], folder: str, file: str, part: int, weights: tuple[int, bool]
+    ) -> dict[str, Checksum]:
+        """Write this rank's part of a worker's state; the first part also writes what is no tensor.
+
+        Returns the checksums of the files.
+        """
         worker = self.workers[key]
         worker.version, worker.dirty = weights
         shards, record = worker.state_shards()
         if part:  # every rank has what a worker keeps besides its model
             shards = [s for s in shards if not s.name.startswith(KEPT)]
-        write_shards(Path(folder), file, part, shards)
-        if part == 0:
-            write_record(Path(folder), file, record)
+        found = write_shards(Path(folder), file, part, shards)
+        return found if part else found | write_record(Path(folder), file, record)
 
     def load_state(self, key: tuple[str, bool], folder: str, file: str) -> tuple[int, bool, int]:
         """Take a worker's state back, whichever ranks have written it."""
@@ -332,16 +342,12 @@ class Rank(Weights):
         except Exception as error:
             return Failed.of(error)
 
-    def write_rows(self, wanted: Fetch, path: str) -> dict[str, Any]:
-        """Write rows that the program holds into a checkpoint; returns what is no tensor of them."""
-        from safetensors.torch import save_file
-
+    def write_rows(self, wanted: Fetch, path: str) -> tuple[dict[str, Any], dict[str, Checksum]]:
+        """Write rows that the program holds into a checkpoint; returns what is no tensor of them, and the checksum."""
         made = self.materialise(wanted)
         batch = made if isinstance(made, Batch) else Batch(wanted.keys, {"value": made})
-        tensors = {n: t.clone() for n, t in batch.tensors().items()}
-        if tensors:
-            save_file(tensors, path)
-        return batch.meta()
+        tensors, file = batch.tensors(), Path(path)
+        return batch.meta(), {file.name: write_tensors(file, tensors)} if tensors else {}
 
 
 def _check(rows: Batch) -> str:
@@ -350,7 +356,7 @@ def _check(rows: Batch) -> str:
     for name in rows.fields:
         values, lengths = rows[name].values, rows[name].lengths
         total.update(name.encode())
-        total.update(repr(values).encode() if isinstance(values, list) else _bytes_of(values))
+        total.update(repr(values).encode() if isinstance(values, list) else raw_bytes(values))
         if lengths is not None:
-            total.update(_bytes_of(lengths))
+            total.update(raw_bytes(lengths))
     return total.hexdigest()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
+from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from ..workers.base import ModelWorker, Worker
@@ -19,24 +20,24 @@ Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
 class Weights:
     """Base of a rank. ``routes``: planned moves by name, this rank's number in them, and its wire."""
 
-    def __init__(self, host: str) -> None:
-        self.host = host
+    def __init__(self, host: str, folder: Path) -> None:
+        self.host, self.folder = host, folder
         self.workers: dict[Key, Worker] = {}
         self.posts: dict[Key, Post] = {}
         self.aside: dict[tuple[str, int], list[Shard]] = {}
         self.away: dict[Key, Away] = {}
         self.routes: dict[str, tuple[Moves, int, Any]] = {}
         self._meeting: set[str] = set()  # names of moves for which ranks are being connected
-        self._parted: set[str] = set()  # names of which nobody wants to hear any more
+        self._parted: deque[str] = deque(maxlen=100)  # the latest of which nobody wants to hear any more
 
     def forget_weights(self) -> None:
         """Let go of staged weights and of connections."""
         self.aside.clear()
         self._meeting.clear()
-        for _, _, wire in self.routes.values():
+        while self.routes:
+            _, (_, _, wire) = self.routes.popitem()
             if wire is not None:
                 wire.close()
-        self.routes.clear()
 
     def shards(self, key: Key) -> list[Shard]:
         """The live weights of a worker on this rank; none for one without a model."""
@@ -67,53 +68,58 @@ class Weights:
         """Forget a version that was set aside."""
         self.aside.pop((name, version), None)
 
-    def meeting_point(self) -> tuple[str, int]:
-        """A host and a free port of this process, where others can meet."""
-        return self.host, free_port()
+    def meeting_point(self) -> str:
+        """A place in the folder of the run where ranks can meet."""
+        from .moves.meeting import new_meeting
 
-    def join_pool(self, size: int, number: int, host: str, port: int, seconds: float) -> None:
+        return new_meeting(self.folder)
+
+    def join_pool(self, size: int, number: int, meeting: str, seconds: float) -> None:
         """Join the process group of the ranks of this pool, in which its models compute together."""
         import torch
 
+        from .moves.known import know_groups
+        from .moves.meeting import meet
+
+        know_groups()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         torch.distributed.init_process_group(
             backend,
-            init_method=f"tcp://{host}:{port}",
+            store=meet(meeting, size),
             world_size=size,
             rank=number,
             timeout=timedelta(seconds=seconds),
         )
 
-    def connect(
-        self, name: str, moves: Moves, me: int, size: int, meeting: tuple[str, int] | None, seconds: float
-    ) -> None:
+    def connect(self, name: str, moves: Moves, me: int, size: int, meeting: str | None, seconds: float) -> None:
         """Get ready for moves of weights between some ranks, of which this is number ``me``."""
+        self.routes[name] = (moves, me, self._wire(name, me, size, meeting, seconds) if meeting is not None else None)
+        if name in self._parted:
+            self.disconnect(name)
+
+    def _wire(self, name: str, me: int, size: int, meeting: str, seconds: float) -> Any:
+        """The wire to the others, who are waited for until :meth:`disconnect` says that they do not come."""
         from .moves.wire import Wire
 
-        if name in self.routes and self.routes[name][2] is not None:
-            self.routes[name][2].close()
-        wire = None
-        if meeting is not None:
-            device = next((p.device for p in self.posts.values() if p.device != "cpu"), "cpu")
-            where: dict[str, Any] = {"host": meeting[0], "port": meeting[1], "device": device}
-            self._meeting.add(name)
-            if name in self._parted:
-                self._meeting.discard(name)
-            wire = Wire(me=me, size=size, timeout=seconds, wanted=lambda: name in self._meeting, **where)
-            if name not in self._meeting:
-                wire.close()
+        device = next((p.device for p in self.posts.values() if p.device != "cpu"), "cpu")
+        self._meeting.add(name)
+        if name in self._parted:
             self._meeting.discard(name)
-        self.routes[name] = (moves, me, wire)
+        try:
+            how: dict[str, Any] = {"timeout": seconds, "device": device, "wanted": lambda: name in self._meeting}
+            return Wire(me=me, size=size, meeting=meeting, **how)
+        finally:
+            self._meeting.discard(name)
 
     def disconnect(self, name: str) -> None:
-        """Close the wire of moves that nobody makes again, or is not to meet the others of any more."""
-        self._parted.add(name)
+        """Close the wire of moves that nobody makes again. Who waits for the others does so no more."""
+        self._parted.append(name)
         self._meeting.discard(name)
         _, _, wire = self.routes.pop(name, (None, None, None))
         if wire is not None:
-            wire.close()
+            wire.close("its other ends are not there any more")
 
     def move(self, route: str, source: Key, number: int | None, target: Key) -> Any:
         """Do this rank's part of the moves: ``source`` as it was set aside, or as it is, into ``target``."""
@@ -161,10 +167,3 @@ def everybody(ready: bool) -> bool:
     said = torch.tensor([ready], dtype=torch.uint8)
     torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MIN)
     return bool(said)
-
-
-def free_port() -> int:
-    """A port that nobody uses just now."""
-    with socket.socket() as held:
-        held.bind(("", 0))
-        return held.getsockname()[1]

@@ -15,14 +15,18 @@ from ..graph.values import is_handle
 from ..schedule.events import Command, Memory, Start
 from ..schedule.scheme import Scheme
 from ..workers.base import Engine
+from ..workers.notes import Notes
 from ..workers.records import Build, Model
 from ..workers.tokenizer import actor_of, find_tokenizer
 from . import checkpoint
 from .call import Call
 from .calls import Asked, Calls
+from .damage import damaged_files
+from .disk import Checksum
 from .fleet import Fleet, Link
 from .group import Group
 from .journal import Journal
+from .moves.meeting import forget_meetings
 from .remote import Remote, RemoteColumn, rebuilt
 from .task import Blueprint, Named, Post, Setting, unopened
 from .workplace import Declared
@@ -82,6 +86,7 @@ class RanksPlace:
         self.workers: dict[str, Group] = {}
         self.servers: dict[str, Group] = {}
         self._warn: Callable[[str], None] = lambda text: None
+        self.notes = Notes()  # those of ranks are theirs
         self._joined: set[str] = set()
         self._started = False
         self._torn: set[int] = set()  # ranks that were to be renewed within a program, and were not to the end
@@ -160,6 +165,7 @@ class RanksPlace:
     def _start(self) -> None:
         if not self._started:
             self._started = True
+            forget_meetings(Path(self.setting.folder))
             self.ranks.start(self.setting)
             self._note()
 
@@ -173,9 +179,9 @@ class RanksPlace:
         if pool in self._joined or not any(s.pool == pool and s.post.collective for s in self.stands.values()):
             return
         ranks = self.fleet.pools[pool]
-        host, port = self.fleet.everywhere(ranks[:1], "meeting_point")[ranks[0]]
+        meeting = self.fleet.everywhere(ranks[:1], "meeting_point")[ranks[0]]
         seconds = (self.fleet.deadline or 1740.0) + 60  # the driver is the first to find that a rank hangs
-        begun = self.fleet.begin("join_pool", {r: (len(ranks), n, host, port, seconds) for n, r in enumerate(ranks)})
+        begun = self.fleet.begin("join_pool", {r: (len(ranks), n, meeting, seconds) for n, r in enumerate(ranks)})
         self.fleet.answered(begun, f"joining the ranks of pool '{pool}'")
         self._joined.add(pool)
 
@@ -201,7 +207,7 @@ class RanksPlace:
         self.fleet.lineage.settled(sys.maxsize)  # steps are counted from anew
         return RanksHands(self.calls, number)
 
-    def write_rows(self, value: Remote | RemoteColumn, file: Path) -> Mapping[str, Any]:
+    def write_rows(self, value: Remote | RemoteColumn, file: Path) -> tuple[Mapping[str, Any], Mapping[str, Checksum]]:
         """Have rows that the program holds written into a checkpoint by a rank."""
         return self.calls.written(value, file)
 
@@ -230,13 +236,13 @@ class RanksPlace:
         }
 
     def recover(self, lost: RankLost) -> bool:
-        """Start the pools of the lost ranks again, and have all others forget what they hold.
+        """Start the pools of the lost ranks again, where they are not alive, and have all others forget what they hold.
 
         The workers of other pools stay open; they take back their state from the checkpoint.
         """
         if not lost.ranks:
             return False
-        pools = {self.fleet.pool_of(rank) for rank in {*lost.ranks, *self._torn}}
+        pools = {self.fleet.pool_of(rank) for rank in {*(() if lost.alive else lost.ranks), *self._torn}}
         self._torn = set()
         dead = [rank for pool in pools for rank in self.fleet.pools[pool]]
         self._joined -= pools  # all of this is forgotten first: others may die while these are started
@@ -246,8 +252,9 @@ class RanksPlace:
                 group.aside.clear()
                 if group.ranks[0] in dead:
                     del groups[name]
-        self.ranks.restart(dead)
-        self._note()
+        if dead:
+            self.ranks.restart(dead)
+            self._note()
         alive = [r for ranks in self.fleet.pools.values() for r in ranks if r not in dead]
         self.fleet.everywhere(alive, "forget")
         return True
@@ -313,7 +320,7 @@ class RanksPlace:
                 return lambda new: self._copied(trained, new)
         folder = checkpoint.latest(Path(self.setting.folder) / "checkpoints")
         if folder is not None and checkpoint.load_manifest(folder)["stamps"].get(group.title) == group.stamp:
-            return lambda new: new.load_state(folder, group.title)
+            return None if damaged_files(folder, group.title) else lambda new: new.load_state(folder, group.title)
         return None
 
     def _copied(self, source: Group, new: Group) -> None:
@@ -345,6 +352,7 @@ class RanksPlace:
         if self._started:
             self.ranks.stop()
             self._started = False
+            forget_meetings(Path(self.setting.folder))
 
 
 class RanksHands:
@@ -377,12 +385,10 @@ class RanksHands:
         """Rows for a record, brought here."""
         return self.calls.brought(value) if isinstance(value, (Remote, RemoteColumn)) else value
 
-    def begin(
-        self, call: Call, piece: int, worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[], Any]:
+    def begin(self, call: Call, piece: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """Begin a call on the ranks of its worker, or where its rows are; what is given waits for it."""
-        asked = Asked(call.op, call.title, call.info, call.index, self.number, piece, call.at, call.edge)
-        return self.calls.begun(asked, worker, args, kwargs)
+        asked = Asked(call.op, call.title, call.info, call.index, self.number, piece, call.at, call.into, call.edge)
+        return self.calls.begun(asked, worker, arguments)
 
 
 def _blueprint(name: str, said: Declared) -> Blueprint:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,10 @@ from ..batch import Batch, Column
 from ..errors import At
 from ..graph.logged import Logged, Names
 from .call import outcome
+from .disk import hexadecimal, writing
+from .lines import Lines, prefix_checksum
 from .records import Step
+from .run_record import records_within, write_record
 from .traffic import spread
 
 STREAMS = ("metrics", "timeline", "traffic", "trajectories", "events")
@@ -28,19 +30,22 @@ PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "num
 class Recorder:
     """The files of one run folder. Lines are written when a step commits, so they can be cut back to a checkpoint."""
 
-    def __init__(self, folder: Path, *, groups: int, every: int) -> None:
+    def __init__(self, folder: Path, *, groups: int, every: int, record: Mapping[str, Any] | None = None) -> None:
+        """``record``: what run.json holds of a run that goes on. Nothing is written here."""
         self.folder, self.groups, self.every = folder, groups, every
-        folder.mkdir(parents=True, exist_ok=True)
-        self._files = {name: (folder / f"{name}.jsonl").open("a", encoding="utf-8") for name in STREAMS}
+        self.record: dict[str, Any] = dict(record or {})
+        self._files = {name: Lines(folder / f"{name}.jsonl") for name in STREAMS}
+        self._damaged: set[str] = set()  # files with lines that are none, until they are mended
         self.history: list[dict[str, Any]] = []
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
         self._last = time.perf_counter()
-        self._zero = self._last - self._age()
+        age = time.time() - self.record["started"] if "started" in self.record else 0.0  # of a run that is continued
+        self._zero = self._last - age
 
-    def _age(self) -> float:
-        """Seconds since the run began, of a run that is continued."""
-        path = self.folder / "run.json"
-        return time.time() - json.loads(path.read_text())["started"] if path.exists() else 0.0
+    def begin(self) -> None:
+        """Make the files of a new run."""
+        for file in self._files.values():
+            file.begin()
 
     def restart_clock(self) -> None:
         """Leave what came before out of the next step's seconds."""
@@ -53,11 +58,12 @@ class Recorder:
         lines = self._numbers(program, step)
         for line in lines:
             line["seconds"] = round(seconds / len(lines), 6)
-            if step.tokens:
-                line |= {
-                    "response_length": step.tokens / max(step.responses, 1),
-                    "tokens_per_second": round(step.tokens / max(seconds, 1e-9), 1),
-                }
+            for name, (tokens, responses) in step.sampled.items():
+                if not tokens:
+                    continue
+                before = f"{name}/" if name else ""
+                line[f"{before}response_length"] = tokens / responses
+                line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
             self.write("metrics", line)
             self.history.append(line)
         for timing in step.timings:
@@ -99,31 +105,53 @@ class Recorder:
 
     def write(self, stream: str, line: Mapping[str, Any]) -> None:
         """Append a line; NaN and infinities are written as null, as JSON has none."""
-        self._files[stream].write(json.dumps(_finite(line), ensure_ascii=False) + "\n")
-        self._files[stream].flush()
+        self._files[stream].append(json.dumps(_finite(line), ensure_ascii=False))
 
-    def marks(self) -> dict[str, int]:
-        """How long each file is now, for a checkpoint."""
-        return {name: file.tell() for name, file in self._files.items()}
+    def marks(self) -> dict[str, tuple[int, str]]:
+        """How long each file is now, and its checksum, for a checkpoint."""
+        return {name: (file.size, hexadecimal(file.checksum())) for name, file in self._files.items()}
 
-    def cut_back(self, marks: Mapping[str, int]) -> None:
-        """Forget what was written after a checkpoint; the steps will be run again. Events stay."""
-        for name, length in marks.items():
-            if name != "events":
-                self._files[name].truncate(length)
-                self._files[name].seek(0, os.SEEK_END)
-        with (self.folder / "metrics.jsonl").open(encoding="utf-8") as file:
-            self.history = [json.loads(line) for line in file if line.endswith("\n")]
+    def cut_back(self, marks: Mapping[str, Any]) -> list[str]:
+        """Forget what was written after a checkpoint; the steps will be run again. Events stay.
+
+        Returns what is to be said of files that are not as they were then. They are cut, and those mended, in
+        :meth:`settle`. An older flowrl has marked lengths alone.
+        """
+        said: list[str] = []
+        for name, mark in marks.items():
+            if name == "events":
+                continue
+            length, known = (mark, None) if isinstance(mark, int) else mark
+            file, size = self._files[name], min(length, self._files[name].size)
+            if size < length:
+                said.append(
+                    f"{file.path.name} has {size} bytes of the {length} that it had at the checkpoint: the lines that "
+                    "are lacking are lost"
+                )
+                self._damaged |= {name} if size else set()
+            elif known is not None and hexadecimal(prefix_checksum(file.path, size)) != known:
+                said.append(
+                    f"{file.path.name} has other contents than it had at the checkpoint: lines that are no JSON are "
+                    "left out"
+                )
+                self._damaged.add(name)
+            file.cut(size, None if known is None or name in self._damaged or size < length else int(known, 16))
+        self.history = list(records_within(self.folder / "metrics.jsonl", self._files["metrics"].size))
+        return said
+
+    def settle(self) -> None:
+        """Cut the files where they were said to be cut, and leave out what is no line of the damaged ones."""
+        for name, file in self._files.items():
+            file.settle()
+            if name in self._damaged:
+                file.keep_records()
+        self._damaged.clear()
 
     def run_record(self, **updates: Any) -> dict[str, Any]:
         """Merge into run.json, atomically."""
-        path = self.folder / "run.json"
-        record = json.loads(path.read_text()) if path.exists() else {}
-        record.update(updates)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(record, indent=1, ensure_ascii=False))
-        part.replace(path)
-        return record
+        self.record.update(updates)
+        write_record(self.folder, self.record)
+        return self.record
 
     def _trajectories(self, program: str, step: int, some: Batch, tokenizer: Any) -> None:
         columns = {n: some[n].to_list() for n in some.fields}
@@ -160,7 +188,8 @@ class Recorder:
         axes.grid(alpha=0.3)
         axes.legend()
         path = self.folder / "reward.png"
-        figure.savefig(path, dpi=120)
+        with writing(path):
+            figure.savefig(path, dpi=120)
         return path
 
 

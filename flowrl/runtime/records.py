@@ -73,7 +73,11 @@ class Traffic:
 
 @dataclass
 class Step:
-    """What a step gathers until it commits."""
+    """What a step gathers until it commits.
+
+    ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
+    name of those whose rows are trained on.
+    """
 
     number: int
     logs: list[tuple[Any, list[Logged]]] = field(default_factory=list[tuple[Any, list[Logged]]])
@@ -81,8 +85,7 @@ class Step:
     traffic: Traffic = field(default_factory=Traffic)
     rows: Any = None  # a Batch, or a Remote: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it
-    tokens: int = 0
-    responses: int = 0
+    sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
 
@@ -107,7 +110,7 @@ class Point:
 
     record: dict[str, Any] | None
     live: dict[int, Any]
-    marks: dict[str, int]
+    marks: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Hooks:
 
     commit: Callable[[Step], None]
     checkpoint: Callable[[Point], None]
-    marks: Callable[[], dict[str, int]]
+    marks: Callable[[], dict[str, Any]]
     due: Callable[[int], bool]
     stop: Callable[[], bool]
     warn: Callable[[str], None]

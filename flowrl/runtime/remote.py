@@ -8,9 +8,9 @@ from itertools import accumulate
 from typing import Any
 
 from ..batch import Batch, Column, Key
-from ..column import _concat
+from ..column import concat
 from ..errors import FieldError, RowsError, near
-from ..graph.op import Spec
+from ..graph.spec import Spec
 from ..marks import UNMARKED, Marks
 
 DRIVER = -1  # the rank of what the driver made itself: rows that it drew from a data source
@@ -395,7 +395,7 @@ def put_together(wanted: Fetch, get: Callable[[Take], Mapping[str, Column]]) -> 
         for there, here in part.fields:
             known: dict[tuple[int, ...], Any] = {}
             found = [b[name] for b, name in zip(brought, there, strict=True)]
-            whole = found[0] if len(found) == 1 else _concat(here, found, known)
+            whole = found[0] if len(found) == 1 else concat(here, found, known)
             columns[here] = whole if part.order == tuple(range(len(whole))) else whole.take(list(part.order))
     for name, kind in wanted.kinds.items():
         if name not in columns:

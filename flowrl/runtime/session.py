@@ -11,12 +11,14 @@ from typing import Any
 
 from ..batch import Batch, CallInfo, Column
 from ..errors import ProgramError, ResumeError
+from ..graph.arguments import bad_call
 from ..graph.arithmetic import result_kind
 from ..graph.logged import Logged
 from ..graph.op import Op
+from ..graph.scalars import ScalarValue
 from ..graph.session import nested_steps
 from ..graph.site import caller
-from ..graph.values import BatchValue, FieldValue, MetricsValue, ScalarValue, Value, replace_values
+from ..graph.values import BatchValue, FieldValue, MetricsValue, Value, replace_values
 from ..schedule.events import Closed, Ended, Opened, Resumed
 from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
@@ -180,22 +182,31 @@ class Running:
         return plain
 
     def call(self, op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        found = declared(op, worker, args, kwargs)
-        if found is None:
-            call = self._make(op, worker, args, kwargs)
-            call.fields = fields_after(op, args, None)
-            return self._value(op, call, args)
-        signature, main = found
         into: Mapping[str, str] = kwargs.get("into") or {}
-        added = frozenset(into.get(n, n) for n in signature.adds)
+        given = {n: v for n, v in kwargs.items() if n != "into"} if "into" in kwargs else kwargs
+        try:
+            arguments = op.bind(args, given)
+        except TypeError as error:
+            raise bad_call(_title(op, worker), op.parameters.named, given, error, caller(), ProgramError) from None
+        return self._call(op, worker, arguments, into)
+
+    def _call(self, op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str]) -> Any:
+        """Issue a call on as few calls before it as it needs, and give its value."""
+        found = declared(op, worker, arguments)
+        if found is None:
+            call = self._make(op, worker, arguments, into)
+            call.fields = fields_after(op, tuple(arguments.values()), None)
+            return self._value(op, call, arguments)
+        signature, main = found
+        added = frozenset(into.get(n, n) for n in signature.adds) if into else frozenset(signature.adds)
         whole: Call = main.ref
         short = whole
         if op.rows in ("same", "apart") and op.batch_parameter in signature.reads:
             short = shortest(whole, frozenset(signature.reads[op.batch_parameter]))
         if short is not whole:
             narrow = BatchValue(self, short)
-            args, kwargs = replace_values((args, dict(kwargs)), lambda v: narrow if v is main else v)
-        call = self._make(op, worker, args, kwargs, signature.reads)
+            arguments = replace_values(arguments, lambda v: narrow if v is main else v)
+        call = self._make(op, worker, arguments, into, signature.reads)
         if op.returns == "batch":
             call.fields = short.fields | added if op.rows == "same" and short.fields is not None else None
             if op.rows == "same":
@@ -203,27 +214,27 @@ class Running:
             else:
                 call.fields = fields_after(op, (main,), added)
             if short is not whole and op.inherits:
-                made = self._make(MERGE, None, (main, BatchValue(self, call), tuple(sorted(added))), {})
+                rest = {"batch": main, "made": BatchValue(self, call), "names": tuple(sorted(added))}
+                made = self._make(MERGE, None, rest, {})
                 made.base, made.adds = whole, added
                 made.fields = whole.fields | added if whole.fields is not None else None
                 return BatchValue(self, made)
-        return self._value(op, call, args)
+        return self._value(op, call, arguments)
 
     def _make(
         self,
         op: Op,
         worker: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        into: Mapping[str, str],
         reads: Mapping[str, Collection[str]] | None = None,
     ) -> Call:
         """Issue a call, and in the eager runtime run it."""
-        name = worker.name if worker else None
-        call = self._issue(op, name, f"{name or op.owner}.{op.name}", args, kwargs)
+        call = self._issue(op, worker.name if worker else None, _title(op, worker), arguments, into)
         call.reads = reads
-        note_origins(call, args, kwargs, self.scheme)
+        note_origins(call, self.scheme)
         if not call.done:
-            refuse_stale(call, kwargs, self.scheme)
+            refuse_stale(call, self.scheme)
             self.crew.issue(call, worker)
         return call
 
@@ -234,11 +245,13 @@ class Running:
         """Whether what is issued now lies before the cut of a resumed run."""
         return self.cut is not None and self.calls < self.cut.calls
 
-    def _issue(self, op: Op, name: str | None, title: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def _issue(
+        self, op: Op, name: str | None, title: str, arguments: Mapping[str, Any], into: Mapping[str, str]
+    ) -> Call:
         index, step = self.calls, self._now
         occurrence = self._counts[(title, step)] = self._counts.get((title, step), -1) + 1
         self._course.update(title.encode())
-        call = Call(index, op, name, args, kwargs, None, CallInfo(self.seed, self.program, step, title, occurrence))
+        call = Call(index, op, name, arguments, into, None, CallInfo(self.seed, self.program, step, title, occurrence))
         call.outside = self._open_step is None
         self.calls += 1
         if self.cut is not None and index < self.cut.calls:
@@ -265,8 +278,8 @@ class Running:
         """A digest of the titles of all calls so far."""
         return self._course.hexdigest()
 
-    def _value(self, op: Op, call: Call, args: tuple[Any, ...]) -> Any:
-        kind = result_kind(op, args) if op.returns == "raw" else op.returns
+    def _value(self, op: Op, call: Call, arguments: Mapping[str, Any]) -> Any:
+        kind = result_kind(op, arguments) if op.returns == "raw" else op.returns
         made = {"batch": BatchValue, "metrics": MetricsValue, "scalar": ScalarValue, "field": FieldValue}.get(kind)
         return None if made is None else made(self, call)
 
@@ -301,7 +314,7 @@ class Running:
                 return None
         draws.made += 1
         self._loop_end = None
-        call = self._issue(_DRAW, None, "data.draw", (), {})
+        call = self._issue(_DRAW, None, "data.draw", {}, {})
         if not call.done:
             tokenizer = self.hooks.tokenizer(getattr(draws.source, "tokenizer", None))
             call.finish(self.crew.hands.drawn(draws.source.to_batch(rows, self.draws, tokenizer)))
@@ -353,11 +366,10 @@ class Running:
             return
         if self.scheme.setup.staleness == 0:
             self._settle()
-        stop = self.hooks.stop()
-        if stop or self.hooks.due(step.number):
+        if self.hooks.stop() or self.hooks.due(step.number):
             self.hooks.checkpoint(self._point(step.number))
-        if stop:
-            raise Interrupted
+            if self.hooks.stop():  # also where that came meanwhile
+                raise Interrupted
 
     def _rest(self) -> None:
         """A loop has come to its number of steps: one of more steps would go on from here."""
@@ -413,6 +425,10 @@ class Running:
         }
         kept = (Batch, Column, Remote, RemoteColumn, dict, int, float, bool, list)
         return record, {i: r for i, r in live.items() if isinstance(r, kept)}
+
+
+def _title(op: Op, worker: Any) -> str:
+    return f"{worker.name if worker else op.owner}.{op.name}"
 
 
 def _plain(value: Any, readable: Callable[[Any], Any]) -> Any:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..graph.relaxed import samples, stale_rows
 from ..graph.site import caller
-from ..graph.values import BatchValue, FieldValue, find, is_handle
+from ..graph.values import BatchValue, FieldValue
 from ..schedule.scheme import Scheme
 from .call import Call, maker
 
 
-def note_origins(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], scheme: Scheme) -> None:
+def note_origins(call: Call, scheme: Scheme) -> None:
     """Note which workers the rows of a call were sampled from, and in which step."""
-    rows = [v for v in find((args, kwargs)) if isinstance(v, (BatchValue, FieldValue))]
+    rows = [v for v in call.values if isinstance(v, (BatchValue, FieldValue))]
     found = frozenset[tuple[str, int, bool]]().union(*(maker(v.ref).origins for v in rows))
-    handles = tuple(a.name for a in (*args, *kwargs.values()) if is_handle(a))
-    if samples(call.op, handles) and call.worker is not None:
+    if samples(call.op, call.handles) and call.worker is not None:
         at = call.at
         site = (call.title, at.file, at.line) if at is not None else (call.title, "", 0)
         relaxed = scheme.setup.staleness > 0 and site in scheme.relaxed and not call.outside
-        found |= {(worker, call.step, relaxed) for worker in handles or (call.worker,)}
+        found |= {(worker, call.step, relaxed) for worker in call.handles or (call.worker,)}
     call.origins = found
 
 
-def refuse_stale(call: Call, kwargs: Mapping[str, Any], scheme: Scheme) -> None:
+def refuse_stale(call: Call, scheme: Scheme) -> None:
     """Raise ProgramError where an update is given rows that can be stale, and its loss does not correct for them.
 
     Rows are stale that were sampled in an earlier step, and may be stale when the plan relaxes the call that sampled
     them. ``allow_stale=True`` on the update overrides it.
     """
-    loss = kwargs.get("loss")
-    if call.op.cost != "train" or loss is None or getattr(loss, "corrects_stale", True) or kwargs.get("allow_stale"):
+    said = call.arguments
+    loss = said.get("loss")
+    if call.op.cost != "train" or loss is None or getattr(loss, "corrects_stale", True) or said.get("allow_stale"):
         return
     for worker, step, relaxed in sorted(call.origins):
         if worker == call.worker and (relaxed or step < call.step) and worker in scheme.setup.followers:

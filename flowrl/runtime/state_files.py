@@ -10,34 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ResumeError
 from ..workers.weights import Box, Shard
+from .disk import Checksum, write_file, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def write_shards(folder: Path, name: str, part: int, shards: Iterable[Shard]) -> None:
+def write_shards(folder: Path, name: str, part: int, shards: Iterable[Shard]) -> dict[str, Checksum]:
     """Write the main ones of a rank's shards to ``NAME.PART.safetensors`` and their boxes to ``NAME.PART.boxes``.
 
-    ``NAME.0.boxes`` is ``[{"name": "weights.lm_head.weight", "shape": [64, 32], "offset": [0, 0]}, ...]``, in the order
-    of the tensors.
+    Returns the checksums of the files. ``NAME.0.boxes`` is, in the order of the tensors,
+    ``[{"name": "weights.lm_head.weight", "shape": [64, 32], "offset": [0, 0]}, ...]``.
     """
-    from safetensors.torch import save_file
-
     boxes: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
     for shard in shards:
         if not shard.main or not shard.tensor.numel():
             continue
-        tensor = shard.tensor.detach().cpu().contiguous()
-        memory = tensor.untyped_storage().data_ptr()
-        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-        tensors[str(len(boxes))] = tensor if whole and memory not in seen else tensor.clone()
-        seen.add(memory)
+        tensors[str(len(boxes))] = shard.tensor
         boxes.append({"name": shard.name, "shape": list(shard.shape), "offset": list(shard.offset)})
-    (folder / f"{name}.{part}.boxes").write_text(json.dumps(boxes))
+    said = folder / f"{name}.{part}.boxes"
+    found = {said.name: write_file(said, [json.dumps(boxes).encode()])}
     if tensors:
-        save_file(tensors, folder / f"{name}.{part}.safetensors")
+        numbers = folder / f"{name}.{part}.safetensors"
+        found[numbers.name] = write_tensors(numbers, tensors)
+    return found
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
@@ -115,9 +112,10 @@ class StateFiles:
         return True
 
 
-def write_record(folder: Path, name: str, record: Mapping[str, Any]) -> None:
-    """Write what of a worker's state is no tensor, to ``NAME.json``."""
-    (folder / f"{name}.json").write_text(json.dumps(record))
+def write_record(folder: Path, name: str, record: Mapping[str, Any]) -> dict[str, Checksum]:
+    """Write what of a worker's state is no tensor, to ``NAME.json``; returns its checksum."""
+    path = folder / f"{name}.json"
+    return {path.name: write_file(path, [json.dumps(record).encode()])}
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any]:

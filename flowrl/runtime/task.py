@@ -89,6 +89,8 @@ class Serving:
 class Task:
     """One call, or the part of it that falls to this rank. ``op`` is the name of a worker's op, or one of a library.
 
+    ``arguments`` are by parameter; ``into`` renames the fields that it adds.
+
     ``weights``: version of the worker's weights, and whether they were updated since. ``keep``: the number under which
     the result is kept; 0 for a rank whose result is that of another one. ``journal``: (program, call) of one
     that touches the world. ``frees``: objects that nobody needs any more.
@@ -97,9 +99,9 @@ class Task:
     title: str
     op: Op | str
     worker: tuple[str, bool] | None
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     info: CallInfo
+    into: Mapping[str, str] = field(default_factory=dict[str, str])
     keep: int = 0
     weights: tuple[int, bool] = (0, False)
     journal: tuple[int, int] | None = None

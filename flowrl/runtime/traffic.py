@@ -7,7 +7,7 @@ from typing import Any
 
 from ..batch import Batch, Column
 from ..graph.op import Op
-from ..graph.values import FieldValue, find
+from ..graph.values import FieldValue
 from .call import Call, Part
 from .remote import Remote, RemoteColumn, bytes_of, oldest_of
 
@@ -15,14 +15,14 @@ PARTS = 20  # of the rows, between the quantiles of their lengths
 _NUMBER = 8  # bytes of a number that a call gives
 
 
-def bytes_read(call: Call, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
+def bytes_read(call: Call, worker: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of each field that a call is given to read: ``{"tokens": 3152, "advantages": 1576}``.
 
-    ``args`` and ``kwargs`` are those of ``call`` with values in the place of references. An op that does not declare
-    what it reads, such as a filter, is given all fields.
+    ``arguments`` are those of ``call`` with values in the place of references. An op that does not declare what it
+    reads, such as a filter, is given all fields.
     """
     found: dict[str, int] = {}
-    for name, column in (*_declared(call, worker, args, kwargs), *_fields(call, args, kwargs)):
+    for name, column in (*_declared(call, worker, arguments), *_fields(call, arguments)):
         found[name] = found.get(name, 0) + _bytes(column)
     return found
 
@@ -86,38 +86,34 @@ def spread(lengths: Sequence[int]) -> list[int]:
     return [ordered[round(part * (len(ordered) - 1) / PARTS)] for part in range(PARTS + 1)] if ordered else []
 
 
-def _declared(
-    call: Call, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Column | RemoteColumn]]:
+def _declared(call: Call, worker: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Column | RemoteColumn]]:
     """The fields that an op declares to read, of each batch that it is given."""
     op = call.op
     if op.owner == "batch":
+        args, _ = op.parameters.passed(arguments)
         for batch in (a for a in args if isinstance(a, (Batch, Remote))):
             named = [a for a in args if isinstance(a, str)]  # a group's mean is of the field that is named
             yield from ((name, batch[name]) for name in batch.fields if name in named or not named)
         return
-    reads = call.reads if call.reads is not None else _reads(op, worker, args, kwargs)
+    reads = call.reads if call.reads is not None else _reads(op, worker, arguments)
     for parameter, fields in reads.items():
-        value = op.argument(parameter, args, kwargs)
+        value = arguments.get(parameter)
         if isinstance(value, (Batch, Remote)):
             yield from ((name, value[name]) for name in fields if name in value)
 
 
-def _reads(op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Collection[str]]:
+def _reads(op: Op, worker: Any, arguments: Mapping[str, Any]) -> Mapping[str, Collection[str]]:
     """What an op reads of each batch, where only the rows themselves say which fields they have."""
-    arguments = op.bind(worker, args, {k: v for k, v in kwargs.items() if k != "into"})
     main = arguments.get(op.batch_parameter)
     if not isinstance(main, (Batch, Remote)):
         return {}
     return op.signature(_init(worker), arguments, frozenset(main.fields)).reads
 
 
-def _fields(
-    call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Column | RemoteColumn]]:
+def _fields(call: Call, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Column | RemoteColumn]]:
     """Single fields that a call is given, under the names that they have in their batches."""
-    fields = [v for v in find((call.args, dict(call.kwargs))) if isinstance(v, FieldValue)]
-    columns = [a for a in (*args, *kwargs.values()) if isinstance(a, (Column, RemoteColumn))]
+    fields = [v for v in call.values if isinstance(v, FieldValue)]
+    columns = [a for a in arguments.values() if isinstance(a, (Column, RemoteColumn))]
     if len(fields) == len(columns):
         for value, column in zip(fields, columns, strict=True):
             yield (value.ref.name if isinstance(value.ref, Part) else "value"), column

@@ -10,9 +10,11 @@ from typing import Any, Protocol, cast
 from ..errors import FlowError, RankLost, WorkerError
 from ..graph.values import is_handle
 from ..workers.base import Engine, Opening, Worker
+from ..workers.notes import Notes
 from ..workers.records import Build
 from ..workers.tokenizer import actor_of, find_tokenizer
 from .crew import Hands
+from .disk import Checksum
 from .here import Here
 from .journal import Journal
 from .remote import RemoteColumn
@@ -49,6 +51,7 @@ class Workplace:
     workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
     servers: dict[str, Worker] = field(default_factory=dict[str, Worker])  # generating copies of their own
     serving_devices: Mapping[str, str] = field(default_factory=dict[str, str])  # of those
+    notes: Notes = field(default_factory=Notes)  # of the rows that user code is at
     _tokenizers: dict[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
 
     def open(self, name: str) -> Worker:
@@ -77,13 +80,13 @@ class Workplace:
 
     def hands(self, number: int, journal: Journal) -> Hands:
         """Who runs the calls of a program."""
-        return Here(number, journal, self.warn)
+        return Here(number, journal, self.warn, self.notes)
 
     def record(self) -> dict[str, Any]:
         """What a run should keep of where it ran."""
         return {}
 
-    def write_rows(self, value: Any, file: Path) -> Mapping[str, Any]:
+    def write_rows(self, value: Any, file: Path) -> tuple[Mapping[str, Any], Mapping[str, Checksum]]:
         """Rows that lie on ranks, written by one of them: there are none in one process."""
         raise AssertionError("rows lie in this process")
 
@@ -122,10 +125,11 @@ class Workplace:
             peer=lambda handle: self.open(handle.name) if is_handle(handle) else handle,
             tokenizer=self.tokenizer,
             warn=self.warn,
-            beside=lambda handle: is_handle(handle) and self.pools.get(handle.name) == self.pools.get(name),
+            apart=lambda handle: "" if self._in_one_pool(name, handle) else "it is in another pool",
             seed=self.seed,
             device=device,
             serving=serving,
+            notes=self.notes,
         )
         try:
             worker.open(opening)
@@ -138,6 +142,9 @@ class Workplace:
                 f"worker '{name}' could not be opened: {type(error).__name__}: {error}", at=said.at
             ) from error
         return worker
+
+    def _in_one_pool(self, name: str, handle: Any) -> bool:
+        return is_handle(handle) and self.pools.get(handle.name) == self.pools.get(name)
 
     def tokenizer(self, said: Any) -> Any:
         """The tokenizer that ``said`` names: a handle, a function, a name or folder; None: the actor's."""

@@ -8,10 +8,12 @@ from typing import Any
 
 from ..errors import At
 from ..graph import session as sessions
-from ..graph.op import Op, Signature
+from ..graph.op import Op
 from ..graph.oracle import Path
 from ..graph.relaxed import site
-from ..graph.shims import shimmed
+from ..graph.shims import shims
+from ..graph.signature import Signature
+from ..graph.surroundings import Surroundings
 from ..graph.terms import Rows, SourceLike, TCall, TNumber, Use
 from ..graph.tracer import Tracer
 from ..graph.values import BatchValue, Value, find
@@ -70,8 +72,12 @@ class Flight(Tracer):
 
     def fly(self, program: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
         """Run the program to its end, and let the clock go on until all is done. Raises FlowError as a trace does."""
-        with sessions.using(self):
-            shimmed(program)(**parameters)
+        around = Surroundings(program)
+        try:
+            with sessions.using(self), shims(program):
+                program(**parameters)
+        finally:
+            around.restore()
         self.clock.end()
         if self.errors:
             raise self.errors[0]
@@ -117,6 +123,13 @@ class Flight(Tracer):
                 return outcome
         return super().read(value, kind)
 
+    def number(self, value: Value, way: str) -> int:
+        known = len(self.trail.path.taken)
+        found = super().number(value, way)
+        for decision in self.trail.path.taken[known:]:
+            self.assumed.conditions.setdefault(f"{value.ref.text} != {found}", decision.at)
+        return found
+
     def _lint_read(self, ref: TNumber, at: At) -> None:
         del ref, at  # the check has said it; here it only costs time
 
@@ -139,7 +152,7 @@ class Flight(Tracer):
                 rows = rows or self.count(value.ref.rows)
                 sources |= {id(s): s for s in self.sources(value.ref.rows)}
                 if op.rows != "same":  # rows made anew take along every field
-                    makers |= dict.fromkeys(use.call for use in self.uses(value) if use.call is not None)
+                    makers |= dict.fromkeys(use.call for use in self.reads.uses(value) if use.call is not None)
         call = super().record(op, worker, at, signature, [Use(m, "") for m in makers], serves, given, text)
         n = given.get("n")
         if op.rows == "expand" and isinstance(n, int):

@@ -25,6 +25,7 @@ class Scheme:
     residents: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     setup: Setup = field(default_factory=lambda: Setup(("main",)))
     nodes: Mapping[Site, str] = field(default_factory=dict[Site, str])  # ids of the graph
+    main: frozenset[Site] = frozenset()  # the calls whose responses are the step's own
 
     def call(
         self,

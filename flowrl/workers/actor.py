@@ -1,99 +1,31 @@
-"""The policy: it generates, says how likely its tokens are, and is trained. And the frozen copy of it."""
+"""The policy: a language model that generates, says how likely its tokens are, and is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ..batch import Column
 from ..errors import ModelError
-from ..graph.allowed import number, takes, whole, worker
-from ..graph.op import CallShape, Metrics, Spec, op
+from ..graph.allowed import number, whole, worker
+from ..graph.arguments import takes
+from ..graph.declare import op
+from ..graph.metrics import Metrics
+from ..graph.signature import CallShape
+from ..graph.spec import Spec
 from ..graph.values import is_handle
-from ..marks import OWN, UNMARKED, Marks, marks, spelled
-from ..marks import values as mark_values
+from ..marks import OWN, Marks, marks, spelled
 from .ask import asked_columns, written
-from .base import Engine, ModelWorker, Opening, SharedWeights, Stored, trains
+from .base import ModelWorker, Opening, trains
 from .freeze import read_freeze
 from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Optim, Sampled, Sampling
-from .tokens import append, at_temperature, constant, marked, masked
+from .sampling import GENERATED, SamplingArguments, Stop, sampled_fields, sampled_marks, sampling_marks
+from .temperature import adds_scaled, at_temperature, logprobs_of, tempered
+from .tokens import marked, masked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import Batch
-
-GENERATED = (
-    "response_ids: i32[*response], tokens: i32[*token], response_mask: bool[*response], "
-    "rollout_logprobs: f32[*response], sampling_logprobs: f32[*response], versions: i32[*response], "
-    "temperature: f32[], finished: bool[], finish_reason: any"
-)
-
-
-def _tempered(reads: str) -> Callable[[CallShape], str]:
-    """``reads=`` of an op that looks at rows at their own temperature, unless the call says another one."""
-
-    def declared(shape: CallShape) -> str:
-        own = shape.call.get("temperature") is None and "temperature" in shape.have
-        return f"{reads}, temperature" if own else reads
-
-    return declared
-
-
-def sampling_marks(shape: CallShape) -> Mapping[str, Marks]:
-    """``marks=`` of an op that samples: what is known of the rows before there is one."""
-    said = {**shape.init, **{n: v for n, v in shape.call.items() if v is not None}}
-    greedy = shape.call.get("greedy")
-    known = isinstance(greedy, bool)
-    temperature = 1.0 if greedy is True else said.get("temperature")
-    cuts = [f"{n}={spelled(said[n])}" for n, off in _CUTS.items() if n in said and spelled(said[n]) != spelled(off)]
-    cut = "greedy" if greedy is True else ", ".join(cuts)
-    return sampled_marks(
-        spelled(temperature) if known else "?",
-        cut if known and "?" not in cut else "?",
-        worker=shape.worker,
-        tokenizer=shape.tokenizer,
-    )
-
-
-#: What leaves tokens out, or changes how likely they are beside the temperature, and its value that does not.
-_CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-
-
-def sampled_marks(temperature: str | list[str], cut: str, *, worker: str, tokenizer: str) -> dict[str, Marks]:
-    """The marks of the fields that sampling adds."""
-    rows = marks(tokenizer=tokenizer, sampler=worker, temperature=temperature)
-    logprobs = marks(scale="row", temperature=temperature)
-    return {
-        "response_ids": rows,
-        "tokens": rows,
-        "temperature": marks(temperature=temperature),
-        "rollout_logprobs": logprobs,
-        "sampling_logprobs": logprobs | marks(cut=cut),
-    }
-
-
-def _scaled(shape: CallShape) -> Marks:
-    """The marks of log-probabilities of rows at their own temperature, or at that of the call."""
-    said = shape.call.get("temperature")
-    if said is not None:
-        return marks(scale=spelled(said))
-    if "temperature" not in shape.have:
-        return marks(scale="1")
-    return marks(scale="row", temperature=mark_values(shape.marks.get("temperature", UNMARKED), "temperature"))
-
-
-def _adds_scaled(*names: str) -> Callable[[CallShape], Mapping[str, Marks]]:
-    """``marks=`` of an op that adds log-probabilities, or computes them for itself."""
-    return lambda shape: dict.fromkeys(names, _scaled(shape))
-
-
-def _scaled_rows(batch: Batch, temperature: float | None) -> Marks:
-    """The same of real rows."""
-    shape = CallShape({}, {"temperature": temperature}, frozenset(batch.fields))
-    own = batch["temperature"].marks if "temperature" in batch else UNMARKED
-    return _scaled(replace(shape, marks={"temperature": own}))
+    from ..batch import Batch, Column
 
 
 def _asked(shape: CallShape) -> Mapping[str, Marks]:
@@ -102,7 +34,7 @@ def _asked(shape: CallShape) -> Mapping[str, Marks]:
 
 
 def _update_reads(shape: CallShape) -> str | Mapping[str, str]:
-    reads = _tempered("tokens, response_mask")(shape)
+    reads = tempered("tokens, response_mask")(shape)
     return trains("logprobs", f"{reads}, finished" if "finished" in shape.have else reads, what="actor")(shape)
 
 
@@ -150,7 +82,7 @@ class Actor(ModelWorker):
         top_k: int = 0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        stop: int | str | tuple[int | str, ...] = (),
+        stop: Stop = (),
         lora: Lora | None = None,
         freeze: str | Sequence[str] = (),
         dtype: str = "auto",
@@ -175,10 +107,6 @@ class Actor(ModelWorker):
         self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
         if of is not None:
             check_base(of, lora)
-
-    @classmethod
-    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
-        cls(**arguments)
 
     def build(self) -> Build:
         source: Build | None = None if self.of is None else self._source.build()
@@ -217,7 +145,7 @@ class Actor(ModelWorker):
         top_k: int | None = None,
         min_p: float | None = None,
         repetition_penalty: float | None = None,
-        stop: int | str | tuple[int | str, ...] | None = None,
+        stop: Stop | None = None,
     ) -> Mapping[str, Any]:
         """Sample ``n`` responses per row. Each row becomes ``n`` rows; their keys append 0 to n-1.
 
@@ -228,9 +156,7 @@ class Actor(ModelWorker):
         repetition penalty, temperature, top-k, top-p, min-p; a greedy token knows of the penalty alone.
         A token depends on its row's seed and its place alone, never on other rows (docs/workers.md).
         """
-        children = batch.expand(n)
-        sampling = self._sampling(
-            stop,
+        said = SamplingArguments(
             greedy=greedy,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -238,20 +164,11 @@ class Actor(ModelWorker):
             top_k=top_k,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            stop=stop,
         )
-        sampled = self.engine.generate(batch["prompt_ids"], n, children.row_seeds(), sampling)
-        made = {
-            "response_ids": sampled.ids,
-            "tokens": append(children["prompt_ids"], sampled.ids, dim="token"),
-            "response_mask": constant(sampled.ids, True, "bool"),
-            "rollout_logprobs": sampled.rollout_logprobs,
-            "sampling_logprobs": sampled.sampling_logprobs,
-            "versions": constant(sampled.ids, self.read_version(), "i32"),
-            "temperature": Column.of([sampled.temperature] * len(children), dtype="f32"),
-            "finished": Column(sampled.finished),
-            "finish_reason": Column(["stop" if stopped else "length" for stopped in sampled.finished.tolist()]),
-        }
-        return marked(made, self.sampled_marks(sampled))
+        children = batch.expand(n)
+        sampled = self._sample(batch["prompt_ids"], n, children.row_seeds(), said)
+        return marked(sampled_fields(children, sampled, self.read_version()), self.sampled_marks(sampled))
 
     def sampled_marks(self, sampled: Sampled) -> dict[str, Marks]:
         """Where the fields of rows come from that this worker has sampled."""
@@ -283,42 +200,25 @@ class Actor(ModelWorker):
         """How many tokens a row may have, prompt and response; None where the model does not say."""
         return self.engine.positions
 
-    def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, **how: Any) -> Sampled:
+    def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments) -> Sampled:
         """One response per prompt, for an environment that holds this handle.
 
         ``prompts`` i32[*prompt], ``seeds`` i64[rows], ``starts`` i64[rows]: how many tokens of the row's
-        random sequence were used before. ``how`` are arguments of :meth:`generate`.
+        random sequence were used before.
         """
-        return self.engine.generate(prompts, 1, seeds, self._sampling(**how), starts)
+        return self._sample(prompts, 1, seeds, said, starts)
 
-    def _sampling(self, stop: int | str | tuple[int | str, ...] | None = None, **said: Any) -> Sampling:
-        """The worker's own way of sampling, with what a call says in its place; None says nothing."""
-        stops = tuple(self._token(s) for s in _several(self.stop if stop is None else stop))
-        return replace(self.sampling, stop=stops, **{n: value for n, value in said.items() if value is not None})
-
-    def _token(self, said: int | str) -> int:
-        if isinstance(said, int):
-            return said
-        ids = self.tokenizer.encode(said, add_special_tokens=False)
-        if len(ids) != 1:
-            raise ModelError(
-                f"stop={said!r} is {len(ids)} tokens of this tokenizer, not one.",
-                fix="Give a string that is one token, or its id.",
-            )
-        reads = self.tokenizer.decode(ids)
-        if said.strip() not in reads:
-            raise ModelError(
-                f"stop={said!r} is no token of this tokenizer, which reads it as {reads!r}.",
-                fix="Give a string that is one token, or its id.",
-            )
-        return int(ids[0])
+    def _sample(
+        self, prompts: Column, n: int, seeds: Tensor, said: SamplingArguments, starts: Tensor | None = None
+    ) -> Sampled:
+        return self.engine.generate(prompts, n, seeds, said.over(self.sampling, self.stop, self.tokenizer), starts)
 
     @op(
-        reads=_tempered("tokens, response_mask"),
+        reads=tempered("tokens, response_mask"),
         adds="old_logprobs: f32[*response]",
         cost="forward",
         pieces=True,
-        marks=_adds_scaled("old_logprobs"),
+        marks=adds_scaled("old_logprobs"),
     )
     @takes(temperature=number(above=0))
     def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
@@ -326,10 +226,9 @@ class Actor(ModelWorker):
 
         ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
         """
-        found = self.engine.logprobs(at_temperature(batch, temperature))
-        return {"old_logprobs": found.marked(_scaled_rows(batch, temperature))}
+        return {"old_logprobs": logprobs_of(self.engine, batch, temperature)}
 
-    @op(reads=_tempered("tokens, response_mask"), adds="entropies: f32[*response]", cost="forward", pieces=True)
+    @op(reads=tempered("tokens, response_mask"), adds="entropies: f32[*response]", cost="forward", pieces=True)
     @takes(temperature=number(above=0))
     def entropies(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
         """Adds ``entropies``: of the distribution before each response token, in nats, under the weights of now.
@@ -338,7 +237,7 @@ class Actor(ModelWorker):
         """
         return {"entropies": self.engine.logprobs(at_temperature(batch, temperature), entropy=True)[1]}
 
-    @op(reads=_update_reads, updates="weights", cost="train", marks=_adds_scaled(OWN))
+    @op(reads=_update_reads, updates="weights", cost="train", marks=adds_scaled(OWN))
     @takes(pretraining_weight=number(least=0), temperature=number(above=0), **UPDATE)
     def update(
         self,
@@ -414,117 +313,3 @@ def check_base(of: Any, lora: Lora | None) -> None:
             f"'{name}' has no adapters (lora=), so its weights are no base for those of another actor.",
             fix=f"Give '{name}' adapters, lora=fl.Lora(r=8), or this actor a model of its own, model=.",
         )
-
-
-def _several(stop: int | str | tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """A text would be a tuple of its letters."""
-    return (stop,) if isinstance(stop, (int, str)) else tuple(stop)
-
-
-class Reference(ModelWorker):
-    """A frozen language model: another model, or ``of=actor``, the actor as it is when the program starts.
-
-    Of an actor with adapters that are not trained yet it reads the actor's own model with the adapters off, where both
-    are in one pool of this process and have the same dtype: bit for bit what a copy gives. Else it has a copy, and says
-    so.
-    """
-
-    @takes(of=worker("engine", form="the handle of a worker with a model"), dtype=MODEL["dtype"])
-    def __init__(
-        self, model: str | Mapping[str, Any] | Model | None = None, *, of: Any = None, dtype: str = "auto"
-    ) -> None:
-        if (model is None) == (of is None):
-            raise ModelError("A reference is a model of its own, or of another worker.", fix="Give model= or of=actor.")
-        self.model = None if model is None else Model.of(model)
-        self.of, self.dtype = of, dtype
-        self._opening: Opening | None = None
-        self._shared = False  # it reads the model of an actor with adapters
-
-    @classmethod
-    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
-        cls(**arguments)
-
-    def build(self) -> Build:
-        if self.model is not None:
-            return Build(self.model, dtype=self.dtype)
-        source: Build = self._source.build()
-        dtype = source.dtype if self.dtype == "auto" else self.dtype
-        return Build(source.model, dtype=dtype, seed=source.seed)
-
-    def open(self, opening: Opening) -> None:
-        """Open an engine of its own, or read that of an actor with adapters, where both take turns and it can be."""
-        self._opening = opening
-        self.introduce(opening.peer)
-        if self.of is not None and self._source.build().lora is not None and self._share(opening):
-            return
-        super().open(opening)
-
-    def _share(self, opening: Opening) -> bool:
-        """Read the actor's model with its adapters off. False, and a warning, where that cannot be."""
-        found = self.found_beside(opening, lambda engine: engine.base_alone(self.build()))
-        if found is None:
-            return False
-        self._engine, self._shared = found, True
-        return True
-
-    def own_engine(self) -> Engine:
-        if self._shared and self._opening is not None:
-            self._shared = False
-            source = self._engine
-            super().open(self._opening)
-            self.engine.copy_weights_from(source)
-        return self.engine
-
-    def program_starts(self) -> None:
-        if not isinstance(self._source, ModelWorker):  # elsewhere its weights are moved by the runtime
-            return
-        if not (self._shared and self._opening is not None and self._share(self._opening)):
-            self.own_engine().copy_weights_from(self._source.engine)
-        self.touched()
-
-    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        try:
-            super().load_state(tensors, record)
-        except SharedWeights:
-            self.own_engine()
-            super().load_state(tensors, record)
-
-    def load_state_shards(self, files: Stored, record: Mapping[str, Any]) -> None:
-        try:
-            super().load_state_shards(files, record)
-        except SharedWeights:
-            self.own_engine()
-            super().load_state_shards(files, record)
-
-    @op(
-        reads=_tempered("tokens, response_mask"),
-        adds="ref_logprobs: f32[*response]",
-        cost="forward",
-        pieces=True,
-        marks=_adds_scaled("ref_logprobs"),
-    )
-    @takes(temperature=number(above=0))
-    def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
-        """Adds ``ref_logprobs``: of each response token under this model.
-
-        ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
-        """
-        found = self.engine.logprobs(at_temperature(batch, temperature))
-        return {"ref_logprobs": found.marked(_scaled_rows(batch, temperature))}
-
-    @op(
-        reads=_tempered("tokens, response_mask"),
-        adds="ref_distribution: f32[*response, vocab]",
-        cost="forward",
-        pieces=True,
-        marks=_adds_scaled("ref_distribution"),
-    )
-    @takes(temperature=number(above=0))
-    def distribution(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
-        """Adds ``ref_distribution``: log-probabilities of the whole vocabulary before each response token.
-
-        ``temperature`` is as in :meth:`logprobs`. It is as large as tokens times vocabulary: for small vocabularies,
-        and losses with ``kl_kind="full"``.
-        """
-        found = self.engine.distribution(at_temperature(batch, temperature))
-        return {"ref_distribution": found.marked(_scaled_rows(batch, temperature))}

@@ -10,7 +10,7 @@ from ..batch import Column
 from ..data.conversations import templated
 from ..data.prompts import encode
 from ..errors import At, FieldError, ModelError, ProgramError
-from ..graph.op import CallShape
+from ..graph.signature import CallShape
 from ..marks import other_ids, values, vocabulary
 from .tokens import pack
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..errors import ModelError, ProgramError, WorkerError
-from ..graph.allowed import number, takes, worker
-from ..graph.op import CallShape, Metrics, Op, op
+from ..graph.allowed import number, worker
+from ..graph.arguments import takes
+from ..graph.declare import op
+from ..graph.metrics import Metrics
+from ..graph.op import Op
+from ..graph.signature import CallShape
 from ..graph.site import caller, defined_at
 from ..marks import vocabulary
 from .kept import Mark, pack, undeclared, unpack
+from .notes import Notes
 from .records import Build, Model, Sampled, Sampling
 from .weights import Shard
 
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from ..batch import Batch, Column
 
 State = tuple[dict[str, "Tensor"], dict[str, Any]]
+RANKS = "on ranks every worker has weights of its own, which make way for others alone"
 KEPT = "keeps."  # before the names of tensors that a subclass of a model worker keeps besides its model
 
 
@@ -79,8 +85,9 @@ class Opening:
     warn: Callable[[str], None]
     seed: int = 0
     device: str = "auto"
-    beside: Callable[[Any], bool] = lambda handle: False  # whether a worker is in this pool, so that both take turns
+    apart: Callable[[Any], str] = lambda handle: RANKS  # why weights cannot be those of that worker too; empty: can be
     serving: bool = False  # the copy that only generates: it has no optimizer, and adapters are merged into it
+    notes: Notes = field(default_factory=Notes)  # of the rows that user code is at
 
 
 class Worker:
@@ -105,7 +112,8 @@ class Worker:
     name: str = ""
     init_arguments: Mapping[str, Any] = {}
     keeps: ClassVar[tuple[str, ...]] = ()
-    _default_lr: ClassVar[float | None] = None  # what lr=None means; None: frozen
+    without_effect: ClassVar[tuple[str, ...]] = ()  # arguments that change no results: a resume may have others
+    notes_rows: ClassVar[bool] = False  # it notes by itself which rows its user code is at
     copies_of: ClassVar[bool] = True  # with ``of=`` it has that worker's weights when a program starts
     version: int = 0  # publishes so far
     dirty: bool = False  # updated since the last publish
@@ -146,7 +154,7 @@ class Worker:
     @classmethod
     def is_trained(cls, arguments: Mapping[str, Any]) -> bool:
         """Whether a worker of these arguments is trained; ``lr=None`` freezes one that could be."""
-        frozen = "lr" in arguments and arguments["lr"] is None and cls._default_lr is None
+        frozen = "lr" in arguments and arguments["lr"] is None
         return hasattr(cls, "update") and not frozen
 
     def open(self, opening: Opening) -> None:
@@ -222,9 +230,6 @@ class Worker:
     @contextmanager
     def _watched(self, op: Op) -> Iterator[None]:
         """Hold an op to what it declares: raise WorkerError where it has changed kept state and does not say so."""
-        if not self.keeps or op.updates:
-            yield
-            return
         before = {name: Mark(getattr(self, name, None)) for name in self.keeps}
         yield
         for name, mark in before.items():
@@ -336,7 +341,7 @@ class ModelWorker(Worker):
         """The engine that ``ask`` finds with that of the worker behind ``of=``. None, and a warning, for a reason."""
         found: Any = "it is in another process"
         if isinstance(self._source, ModelWorker):
-            found = ask(self._source.engine) if opening.beside(self.of) else "it is in another pool"
+            found = opening.apart(self.of) or ask(self._source.engine)
         if isinstance(found, str):
             opening.warn(f"'{self.name}' has a copy of the weights of '{getattr(self.of, 'name', '')}': {found}.")
             return None

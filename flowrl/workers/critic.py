@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..graph.allowed import takes
-from ..graph.op import Metrics, Spec, op
+from ..graph.arguments import takes
+from ..graph.declare import op
+from ..graph.metrics import Metrics
+from ..graph.spec import Spec
 from ..rl import value_clip
 from .base import ModelWorker, trains
 from .freeze import read_freeze
@@ -20,7 +22,7 @@ VALUE_LOSS: Spec = value_clip()
 
 
 class _Scalar(ModelWorker):
-    """A model with a scalar head. Without ``lr`` the class's ``rate`` is taken; with None it is not trained."""
+    """A model with a scalar head. With ``lr=None`` it is frozen: it has no optimizer, and cannot be updated."""
 
     @takes(**OPTIM, **MODEL)
     def __init__(
@@ -43,16 +45,11 @@ class _Scalar(ModelWorker):
         seed: int = 0,
     ) -> None:
         self.model = Model.of(model)
-        lr = self._default_lr if lr is None else lr
         self.trains = lr is not None
         self.freeze = read_freeze(freeze, lr=lr, lora=lora)
         self.optim = Optim(lr or 0.0, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
         self.lora, self.dtype = lora, dtype
         self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
-
-    @classmethod
-    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
-        cls(**arguments)
 
     def build(self) -> Build:
         return Build(
@@ -66,18 +63,58 @@ class _Scalar(ModelWorker):
             seed=self.seed,
         )
 
+    def _train(self, batch: Batch, loss: Spec, **how: Any) -> Metrics:
+        self.updated()
+        return Metrics(self.engine.update(masked(batch, loss), loss, **how))
+
 
 class Critic(_Scalar):
     """A value model: what the rest of a response is worth, before each of its tokens. Arguments as :class:`Actor`."""
 
-    _default_lr = 1e-5
+    @takes(**OPTIM, **MODEL)
+    def __init__(
+        self,
+        model: str | Mapping[str, Any] | Model,
+        *,
+        lr: float | None = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        grad_clip: float | None = 1.0,
+        schedule: str = "constant",
+        warmup: int = 0,
+        total: int | None = None,
+        min_lr: float = 0.0,
+        lora: Lora | None = None,
+        freeze: str | Sequence[str] = (),
+        dtype: str = "auto",
+        gradient_checkpointing: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            model,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            grad_clip=grad_clip,
+            schedule=schedule,
+            warmup=warmup,
+            total=total,
+            min_lr=min_lr,
+            lora=lora,
+            freeze=freeze,
+            dtype=dtype,
+            gradient_checkpointing=gradient_checkpointing,
+            seed=seed,
+        )
 
     @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward", pieces=True)
     def values(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``values``: for each response token, of the state in which it was chosen."""
         return {"values": self.engine.values(batch)}
 
-    @op(reads=trains("values", "tokens, response_mask"), updates="weights", cost="train")
+    @op(reads=trains("values", "tokens, response_mask", what="critic"), updates="weights", cost="train")
     @takes(**UPDATE)
     def update(
         self,
@@ -91,24 +128,21 @@ class Critic(_Scalar):
         lr: float | None = None,
     ) -> Metrics:
         """Regress to ``returns``, with squared error clipped around the old ``values``; the rest as :class:`Actor`."""
-        self.updated()
-        return Metrics(
-            self.engine.update(
-                masked(batch, loss),
-                loss,
-                minibatch=minibatch,
-                minibatch_tokens=minibatch_tokens,
-                epochs=epochs,
-                micro_tokens=micro_tokens,
-                lr=lr,
-            )
+        return self._train(
+            batch,
+            loss,
+            minibatch=minibatch,
+            minibatch_tokens=minibatch_tokens,
+            epochs=epochs,
+            micro_tokens=micro_tokens,
+            lr=lr,
         )
 
 
 class RewardModel(_Scalar):
     """A scalar head over the whole row: its value at the last token is the reward.
 
-    Arguments as :class:`Actor`; ``lr=None`` is a reward model that is not trained.
+    Arguments as :class:`Actor`, but ``lr`` is None unless it is said: the model is frozen.
     """
 
     @op(reads="tokens", adds="rewards: f32[]", cost="forward", pieces=True)
@@ -130,15 +164,12 @@ class RewardModel(_Scalar):
         lr: float | None = None,
     ) -> Metrics:
         """Train on the rows, with a loss on scores such as ``rl.bradley_terry()``; the rest as :class:`Actor`."""
-        self.updated()
-        return Metrics(
-            self.engine.update(
-                masked(batch, loss),
-                loss,
-                minibatch=minibatch,
-                minibatch_tokens=minibatch_tokens,
-                epochs=epochs,
-                micro_tokens=micro_tokens,
-                lr=lr,
-            )
+        return self._train(
+            batch,
+            loss,
+            minibatch=minibatch,
+            minibatch_tokens=minibatch_tokens,
+            epochs=epochs,
+            micro_tokens=micro_tokens,
+            lr=lr,
         )

@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..batch import CallInfo
 from ..column import Column
 from ..errors import RewardError, WorkerError
-from ..graph.allowed import takes, whole, worker
-from ..graph.op import CallShape, op
+from ..graph.allowed import number, problem, whole, worker
+from ..graph.arguments import takes
+from ..graph.declare import op
+from ..graph.signature import CallShape
 from ..graph.site import defined_at
 from ..graph.types import STANDARD
 from ..marks import Marks, other_ids, spelled, values, vocabulary
-from .actor import GENERATED, sampled_marks, sampling_marks
 from .base import Opening, Worker
+from .failures import Died, Late, said
+from .notes import DEATHS, Notes, Row, code_of, named_row
 from .records import SAMPLING
-from .reward import named_row
+from .sampling import GENERATED, SamplingArguments, Stop, sampled_marks, sampling_marks
 from .tokens import append, marked, pack
+from .user_code import Aside
 
 if TYPE_CHECKING:
     from ..batch import Batch
@@ -153,15 +158,24 @@ class Env(Worker):
 
     ``row`` holds the columns of the batch. An observation is text; an empty one adds nothing. Rewards add up. ``done``
     is true where the episode is over, or the name of its outcome: ``"won"``.
-    ``turns`` is the most turns of an episode (32 unless a subclass or a call says otherwise). A third function,
-    ``anchor``, says which states are the same.
+    ``turns`` is the most turns of an episode (32 unless a subclass or a call says otherwise). ``timeout`` is the most
+    seconds of one call of these functions, ten minutes unless a subclass says otherwise; with None they are called in
+    the thread of the op, where a debugger works, and may take for ever. A third function, ``anchor``, says which
+    states are the same.
     """
 
     turns: int = 32
+    timeout: float | None = 600.0
+    notes_rows = True
     _tokenizer: Any = None
+    _aside: Aside | None = None
+    _notes = Notes()
 
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
+        fix = "Give seconds for one call of reset, step or anchor, or None to wait for ever."
+        if not (allowed := number(above=0, fix=fix) | None).accepts(cls.timeout):
+            raise WorkerError(f"{cls.__name__}: {problem('timeout', cls.timeout, allowed)}", fix=fix)
         for name, handed, gives in (
             ("reset", ("row", "seed"), "(state, observation)"),
             ("step", ("state", "action"), "(state, observation, reward, done)"),
@@ -203,7 +217,11 @@ class Env(Worker):
         return observation
 
     def open(self, opening: Opening) -> None:
-        self._opening = opening
+        self._opening, self._notes = opening, opening.notes
+
+    def close(self) -> None:
+        if self._aside is not None:
+            self._aside.close()
 
     @op(reads=_columns, adds=PLAYED, rows="expand", cost="external", pieces=True, marks=_played)
     @takes(
@@ -211,7 +229,7 @@ class Env(Worker):
         n=whole(least=1, fix="Give n= 1 or more."),
         turns=whole(least=1),
         turn_tokens=whole(least=1),
-        temperature=SAMPLING["temperature"],
+        **{name: rule for name, rule in SAMPLING.items() if name != "max_tokens"},
     )
     def rollout(
         self,
@@ -223,14 +241,21 @@ class Env(Worker):
         turn_tokens: int | None = None,
         greedy: bool = False,
         temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        stop: Stop | None = None,
     ) -> Mapping[str, Any]:
         """Play ``n`` episodes per row with ``policy``, the handle of an actor that serves.
 
         A response is everything after the prompt: observations (``response_mask`` false) and sampled tokens
         (true). Sampled ids are kept as sampled and never made again from text; the next turn's prompt is
-        exactly the tokens so far. ``turn_tokens`` bounds one turn. Whether an episode is over is asked before
+        exactly the tokens so far. ``turn_tokens`` bounds one turn, the others from ``greedy`` to ``stop`` say how
+        its tokens are sampled, as in :meth:`Actor.generate`. Whether an episode is over is asked before
         each turn, so nothing is sampled after its end; it also ends where the model has no position left. An
-        exception in user code, or a result that is not as declared, raises RewardError with the row.
+        exception in user code, a call of it that takes longer than ``timeout``, or a result that is not as declared,
+        raises RewardError with the row.
 
         ``turn_rewards`` and ``turn_states`` have one value per turn: its reward, and the number of the anchor
         before it, equal where anchors are. ``turn_ids`` is the turn, from 0, of a sampled token; -1 for observations.
@@ -242,12 +267,21 @@ class Env(Worker):
         episodes = self._begin(children, policy)
         seeds = children.row_seeds()
         limit = self.turns if turns is None else turns
-        how: dict[str, Any] = {"greedy": greedy, "temperature": temperature, "max_tokens": turn_tokens}
+        said = SamplingArguments(
+            greedy=greedy,
+            max_tokens=turn_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+        )
         for _ in range(limit):
             active = [i for i, e in enumerate(episodes) if not e.over]
             if not active:
                 break
-            self._turn(children, episodes, active, seeds, policy, how)
+            self._turn(children, episodes, active, seeds, policy, said)
         return marked(self._fields(children, episodes), played_marks(episodes, policy))
 
     def _begin(self, rows: Batch, policy: Any) -> list[Episode]:
@@ -258,9 +292,9 @@ class Env(Worker):
         prompts = columns.pop("prompt_ids")
         seeds = rows.row_seeds("episode").tolist()
         episodes: list[Episode] = []
-        for i, key in enumerate(rows.keys):
-            row = {n: c[i] for n, c in columns.items()}
-            state, observation = self._user("reset", _begun, key, row, seeds[i])
+        given = [({n: c[i] for n, c in columns.items()}, seeds[i]) for i in range(len(rows))]
+        begun = self._user("reset", _begun, rows, range(len(rows)), given)
+        for i, (state, observation) in enumerate(begun):
             episode = Episode(state, observation, list(prompts[i]), policy.positions)
             if observation:
                 episode.observe(policy.tokenizer.encode(observation, add_special_tokens=False))
@@ -268,42 +302,61 @@ class Env(Worker):
         return episodes
 
     def _turn(
-        self, rows: Batch, episodes: list[Episode], active: list[int], seeds: Any, policy: Any, how: Mapping[str, Any]
+        self, rows: Batch, episodes: list[Episode], active: list[int], seeds: Any, policy: Any, said: SamplingArguments
     ) -> None:
         """One turn of all episodes that go on: sample, step, observe."""
         import torch
 
-        for i in active:
-            e = episodes[i]
-            e.turn_states.append(self._user("anchor", _numbered, rows.keys[i], e.state, e.observation))
+        seen = [(episodes[i].state, episodes[i].observation) for i in active]
+        for i, anchor in zip(active, self._user("anchor", _numbered, rows, active, seen), strict=True):
+            episodes[i].turn_states.append(anchor)
         contexts = pack([episodes[i].prompt + episodes[i].tokens for i in active], "prompt", "i32")
         starts = torch.tensor([len(episodes[i].tokens) for i in active], dtype=torch.int64)
-        sampled = policy.respond(contexts, seeds[torch.tensor(active)], starts, **how)
+        sampled = policy.respond(contexts, seeds[torch.tensor(active)], starts, said)
         version = policy.read_version()
         ids = sampled.ids.to_list()
         rollout, sampling = sampled.rollout_logprobs.to_list(), sampled.sampling_logprobs.to_list()
         stopped = sampled.finished.tolist()
         texts = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        acted = [(episodes[i].state, text) for i, text in zip(active, texts, strict=True)]
+        stepped = self._user("step", _stepped, rows, active, acted)
         for place, i in enumerate(active):
             episode = episodes[i]
             episode.act(ids[place], rollout[place], sampling[place], version)
             episode.temperature, episode.cut = sampled.temperature, not stopped[place]
-            episode.state, episode.observation, reward, episode.outcome = self._user(
-                "step", _stepped, rows.keys[i], episode.state, texts[place]
-            )
+            episode.state, episode.observation, reward, episode.outcome = stepped[place]
             episode.turn_rewards.append(reward)
             if episode.observation and not episode.outcome:
                 episode.observe(policy.tokenizer.encode(episode.observation, add_special_tokens=False))
 
-    def _user(self, name: str, take: Callable[[Any], Any], key: tuple[int, ...], *args: Any) -> Any:
-        """Call user code and take what it returned apart; a failure of either names the row."""
-        try:
-            return take(getattr(self, name)(*args))
-        except WorkerError:
-            raise
-        except Exception as error:
-            title = f"{self.name or type(self).__name__}.{name}"
-            raise RewardError(f"{title} failed for row {named_row(key)}: {type(error).__name__}: {error}.") from error
+    def _user(
+        self, name: str, take: Callable[[Any], Any], rows: Batch, which: Sequence[int], given: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call user code for some rows, one after another, and take what it returned apart.
+
+        A failure of either names the row.
+        """
+        title, fn = f"{self.name or type(self).__name__}.{name}", getattr(self, name)
+        call, code = rows.call or CallInfo(), code_of(fn)
+        told = [Row(call.program, call.step, title, rows.keys[i], code) for i in which]
+        dead = next((row for row in told if self._notes.died(row) >= DEATHS), None)
+        if dead is not None:
+            raise self._failed(dead, Died(self._notes.died(dead)))
+        self._aside = self._aside or Aside()
+        jobs = [lambda args=args: take(fn(*args)) for args in given]
+        outcomes = self._aside.run(jobs, self.timeout, self._notes, lambda place: told[place])
+        last = outcomes[-1] if outcomes else None
+        if isinstance(last, WorkerError):
+            raise last
+        if isinstance(last, BaseException):
+            raise self._failed(told[len(outcomes) - 1], last) from last
+        return outcomes
+
+    def _failed(self, row: Row, error: BaseException) -> RewardError:
+        longer = "; where it needs longer, write timeout = SECONDS in the class" if isinstance(error, Late) else ""
+        return RewardError(
+            f"{row.op} failed for row {named_row(row.key)}: {said(error)}.", fix=f"Mend {row.code}{longer}."
+        )
 
     def _fields(self, rows: Batch, episodes: list[Episode]) -> dict[str, Any]:
         ids = pack([e.tokens for e in episodes], "response", "i32")

@@ -17,8 +17,15 @@ _FEW = 8  # a share of fewer rows says little
 class Late(TimeoutError):
     """A row ran out of the time that it had. One that user code raises says something else."""
 
-    def __init__(self, timeout: float | None) -> None:
-        super().__init__(f"it took longer than {timeout} s")
+    def __init__(self, timeout: float | None, why: str = "") -> None:
+        super().__init__(f"it took longer than {timeout} s{why}")
+
+
+class Died(Exception):
+    """Processes that were at this row have died, so that it is not asked for again: ``Died(3)``."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(f"its process has died {times} times at this row; it is not called for it again")
 
 
 @dataclass(frozen=True)
@@ -52,12 +59,13 @@ def ask_again(
     Rows that failed are asked again, all together, ``retries`` times: after ``backoff`` seconds, and each time after
     twice as many, at most 30.
     """
-    outcomes = list(ask(range(rows)))
-    for attempt in range(policy.retries):
+    outcomes, wait = list(ask(range(rows))), policy.backoff
+    for _ in range(policy.retries):
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, BaseException)]
         if not failed:
             break
-        sleep(min(policy.backoff * 2**attempt, _LONGEST))
+        sleep(min(wait, _LONGEST))
+        wait = min(2 * wait, _LONGEST)
         for i, outcome in zip(failed, ask(failed), strict=True):
             outcomes[i] = outcome
     return outcomes
@@ -70,19 +78,22 @@ def settle(
     rows: int,
     policy: Policy,
     warn: Callable[[str], None],
+    code: str = "",
 ) -> None:
     """Say what failed: RewardError where the run is to stop, one warning else.
 
     ``failures`` are errors by the rows that failed with them, in the order of rows; ``failed`` counts those rows.
+    ``code`` is the function with its file and line.
     """
     if not failures:
         return
     first, error = next(iter(failures.items()))
-    why = _said(error)
+    why = said(error)
     if policy.on_error == "raise":
         raise RewardError(
             f"{title} failed for {first}: {why}.",
-            fix='Mend the function; or give FunctionReward retries=3, and on_error="mark" to go on without such rows.',
+            fix=f"Mend the function{f' ({code})' if code else ''}; or give FunctionReward retries=3, and "
+            'on_error="mark" to go on without such rows.',
         ) from error
     what = f"{title} failed for {first}: {why}" if len(failures) == 1 else _several(title, failures, failed, rows)
     if failed >= _FEW and failed > policy.max_failed * rows:
@@ -97,10 +108,10 @@ def _several(title: str, failures: Mapping[str, BaseException], failed: int, row
     """All failures of a call in one line: how many, and what they said, each once."""
     reasons: dict[str, list[str]] = {}
     for which, error in failures.items():
-        reasons.setdefault(_said(error), []).append(which.removeprefix("row "))
-    said = [f"{why} ({_shortened(which)})" for why, which in list(reasons.items())[:3]]
+        reasons.setdefault(said(error), []).append(which.removeprefix("row "))
+    first = [f"{why} ({_shortened(which)})" for why, which in list(reasons.items())[:3]]
     more = f", and {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
-    return f"{title} failed for {failed} of {rows} rows: {'; '.join(said)}{more}"
+    return f"{title} failed for {failed} of {rows} rows: {'; '.join(first)}{more}"
 
 
 def _shortened(which: Sequence[str]) -> str:
@@ -108,5 +119,9 @@ def _shortened(which: Sequence[str]) -> str:
     return rows if len(which) <= 3 else f"{rows} and {len(which) - 3} more"
 
 
-def _said(error: BaseException) -> str:
-    return str(error) if isinstance(error, Late) else f"{type(error).__name__}: {error}"
+def said(error: BaseException) -> str:
+    """An exception of user code in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, (Late, Died)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

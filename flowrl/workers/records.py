@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ModelError
-from ..graph.allowed import Allowed, check_record, instance, number, numbers, one_of, whole
+from ..graph.allowed import Allowed, check_record, flag, instance, number, numbers, one_of, whole
 from ..graph.values import is_handle
 from .saved_lora import read_saved
 
@@ -47,6 +47,8 @@ MODEL: Mapping[str, Allowed] = {
     "lora": instance("Lora", form="a record fl.Lora(r=...)", fix=_ADAPTERS) | None,
     "dtype": one_of("auto", "fp32", "bf16", "fp64"),
 }
+#: What a model may be allowed.
+TRUST: Mapping[str, Allowed] = {"trust_remote_code": flag(), "pickled_weights": flag()}
 #: What an update may be told.
 UPDATE: Mapping[str, Allowed] = {
     "minibatch": whole(least=1, fix="Give minibatch= the rows of one optimizer step, or leave it out for all rows."),
@@ -65,6 +67,10 @@ class Model:
     ``Model(config={"model_type": "qwen2", "hidden_size": 192, ...}, tokenizer=build_tokenizer)``.
 
     ``tokenizer`` is a name, a folder, or a function that builds one; None takes the one beside the model.
+
+    ``trust_remote_code=True`` runs Python files that lie beside the model or its tokenizer (``auto_map``), and
+    ``pickled_weights=True`` reads weights that are no safetensors (``pytorch_model.bin``), as tensors and plain data
+    alone. Neither happens unless it is said here.
     """
 
     name: str | None = None
@@ -72,8 +78,11 @@ class Model:
     tokenizer: str | Callable[[], Any] | None = None
     seed: int = 0
     revision: str | None = None
+    trust_remote_code: bool = False
+    pickled_weights: bool = False
 
     def __post_init__(self) -> None:
+        check_record(self, TRUST)
         if (self.name is None) == (self.config is None):
             raise ModelError(
                 "A model is either named or given by a configuration.",
@@ -212,6 +221,12 @@ class Build:
     @property
     def trainable(self) -> bool:
         return self.optim is not None
+
+
+def dtypes(said: str, *, trained: bool, cuda: bool) -> tuple[str, str]:
+    """The dtype of the weights and that of the computation. Weights of what is trained are never below fp32."""
+    compute = said if said != "auto" else "bf16" if cuda else "fp32"
+    return ("fp32" if trained and compute == "bf16" else compute), compute
 
 
 @dataclass(frozen=True)

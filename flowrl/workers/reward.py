@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+from ..batch import CallInfo
 from ..errors import ProgramError, WorkerError
-from ..graph.allowed import number, takes, whole
+from ..graph.allowed import number, whole
+from ..graph.arguments import described, takes
+from ..graph.declare import op
 from ..graph.habits import meant_column
-from ..graph.op import CallShape, described, op
 from ..graph.provenance import FIRST
+from ..graph.signature import CallShape
 from ..graph.types import STANDARD
 from ..marks import other_ids, values, vocabulary
+from .answers import keeper, telling
 from .base import Opening, Worker
-from .failures import Late, Policy, ask_again, settle
+from .failures import Died, Policy, ask_again, settle
+from .notes import DEATHS, Notes, Row, code_of, named_row
+from .returned import number_of, numbers_of
+from .user_code import run_rows
 
 if TYPE_CHECKING:
     from ..batch import Batch
@@ -86,6 +88,9 @@ class FunctionReward(Worker):
         tokenizer: what decodes ``response_ids``; None takes that of the flow's actor.
     """
 
+    without_effect = ("concurrency", "timeout", "retries", "backoff", "max_failed")
+    notes_rows = True
+
     @takes(
         concurrency=whole(least=1),
         timeout=number(above=0, fix="Give seconds, or None to wait for ever.") | None,
@@ -130,10 +135,7 @@ class FunctionReward(Worker):
         self.timeout, self.said_tokenizer = timeout, tokenizer
         self._tokenizer: Callable[[], Any] = lambda: None
         self._warn: Callable[[str], None] = lambda text: None
-
-    @classmethod
-    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
-        cls(**arguments)
+        self._notes = Notes()
 
     @classmethod
     def declared_tokenizer(cls, arguments: Mapping[str, Any]) -> Any:
@@ -143,7 +145,7 @@ class FunctionReward(Worker):
 
     def open(self, opening: Opening) -> None:
         self._tokenizer = cache(lambda: opening.tokenizer(self.said_tokenizer))
-        self._warn = opening.warn
+        self._warn, self._notes = opening.warn, opening.notes
 
     @op(reads=_columns, adds=_adds, cost="external", pieces=_row_by_row)
     def score(self, batch: Batch) -> Mapping[str, Any]:
@@ -151,7 +153,9 @@ class FunctionReward(Worker):
         rows = self._arguments(batch)
         rewards, failures = self._whole(batch, rows) if self.batched else self._by_row(batch, rows)
         failed = [math.isnan(r) for r in rewards]
-        settle(self._title(), failures, sum(failed), len(rewards), self.failing, self._warn)
+        step = f" of step {batch.call.step}" if batch.call is not None else ""
+        title = f"{self._title}{step}: {_called(self.fn)}"
+        settle(title, failures, sum(failed), len(rewards), self.failing, self._warn, self._code)
         found = [self.failing.reward if f else r for f, r in zip(failed, rewards, strict=True)]
         return {"rewards": found, "failed": failed} if self.failing.marks else {"rewards": found}
 
@@ -180,12 +184,56 @@ class FunctionReward(Worker):
     def _by_row(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, BaseException]]:
         """The reward of each row, nan where it failed, and why those failed."""
 
+        told = [self._row(batch, i) for i in range(len(rows))]
+        fn, asked = self._told(rows)
+
         def ask(numbers: Sequence[int]) -> list[Any]:
-            asked = [rows[i] for i in numbers]
-            outcomes = run_rows(self.fn, asked, concurrency=self.concurrency, timeout=self.timeout)
-            return [_number(outcome) for outcome in outcomes]
+            dead = {i: self._notes.died(told[i]) for i in numbers}
+            outcomes: dict[int, Any] = {i: Died(times) for i, times in dead.items() if times >= DEATHS}
+            outcomes |= self._asked([i for i in numbers if not dead[i]], fn, self.concurrency, asked, told)
+            outcomes |= self._asked([i for i in numbers if 0 < dead[i] < DEATHS], fn, 1, asked, told)
+            return [number_of(outcomes[i]) for i in numbers]
 
         return _apart(batch, ask_again(ask, len(rows), self.failing))
+
+    def _asked(
+        self,
+        numbers: Sequence[int],
+        fn: Callable[..., Any],
+        concurrency: int,
+        rows: Sequence[Mapping[str, Any]],
+        told: Sequence[Row],
+    ) -> dict[int, Any]:
+        """What the function gives for some rows, so many of them at a time."""
+        outcomes = run_rows(
+            fn,
+            [rows[i] for i in numbers],
+            concurrency=concurrency,
+            timeout=self.timeout,
+            notes=self._notes,
+            at=lambda place: told[numbers[place]],
+        )
+        return dict(zip(numbers, outcomes, strict=True))
+
+    def _row(self, batch: Batch, i: int, count: int = 1) -> Row:
+        """A row, or so many from it on, as notes name it."""
+        call = batch.call or CallInfo()
+        texts = batch["prompt"].values if "prompt" in batch.fields else None
+        prompt = texts[i] if isinstance(texts, list) and isinstance(texts[i], str) else ""
+        return Row(call.program, call.step, self._title, batch.keys[i], self._code, prompt, count)
+
+    def _told(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Callable[..., Any], Sequence[Mapping[str, Any]]]:
+        """The function and its rows, where each reward is handed over as soon as it is there."""
+        keep = keeper()
+        if keep is None:
+            return self.fn, rows
+
+        def tell(place: int, answer: Any) -> None:
+            reward = number_of(answer)
+            if not isinstance(reward, BaseException):
+                keep([place], {"rewards": [reward], **({"failed": [False]} if self.failing.marks else {})})
+
+        return telling(self.fn, rows, tell)
 
     def _whole(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, BaseException]]:
         """One call of a batch function, with lists. Where it fails as a whole, all of its rows have failed."""
@@ -195,18 +243,27 @@ class FunctionReward(Worker):
 
         def ask(numbers: Sequence[int]) -> list[Any]:
             del numbers  # the one call
-            [outcome] = run_rows(self.fn, [lists], concurrency=1, timeout=self.timeout)
-            return [outcome if _failed(outcome) else _listed_rewards(outcome, len(batch))]
+            row = self._row(batch, 0, len(rows))
+            if (times := self._notes.died(row)) >= DEATHS:
+                return [Died(times)]
+            how: dict[str, Any] = {"concurrency": 1, "timeout": self.timeout, "notes": self._notes}
+            [outcome] = run_rows(self.fn, [lists], **how, at=lambda place: row)
+            return [outcome if _failed(outcome) else numbers_of(outcome, len(batch))]
 
         [outcome] = ask_again(ask, 1, self.failing)
         if not _failed(outcome):
-            return _apart(batch, [_number(value) for value in outcome])
+            return _apart(batch, [number_of(value) for value in outcome])
         first, last = named_row(batch.keys[0]), named_row(batch.keys[-1])
         which = f"row {first}" if len(batch) == 1 else f"all {len(batch)} rows, {first} to {last}"
         return [math.nan] * len(batch), {which: outcome}
 
+    @property
     def _title(self) -> str:
-        return f"{self.name or 'reward'}.score: {_called(self.fn)}"
+        return f"{self.name or 'reward'}.score"
+
+    @cached_property
+    def _code(self) -> str:
+        return code_of(self.fn)
 
 
 def _failed(outcome: Any) -> bool:
@@ -219,31 +276,6 @@ def _apart(batch: Batch, outcomes: Sequence[float | BaseException]) -> tuple[lis
     return [math.nan if isinstance(o, BaseException) else o for o in outcomes], why
 
 
-def _number(outcome: Any) -> float | BaseException:
-    """What a function returned as a reward; the error where it is none."""
-    if isinstance(outcome, BaseException):
-        return outcome
-    try:
-        number = float(outcome)
-    except (TypeError, ValueError):
-        return TypeError(f"it returned {outcome!r}, which is no number")
-    return number if math.isfinite(number) else ValueError(f"it returned {number}")
-
-
-def _listed_rewards(outcome: Any, rows: int) -> list[Any] | BaseException:
-    """What a function of all rows returned; the error where it is no list of so many."""
-    try:
-        values = list(outcome)
-    except TypeError:
-        return TypeError(f"it returned {outcome!r}, not a list with a reward for each row")
-    return values if len(values) == rows else ValueError(f"it returned {len(values)} rewards for {rows} rows")
-
-
-def named_row(key: tuple[int, ...]) -> str:
-    """A row in a message: ``3``, or ``3, sample 2`` for one of several of a prompt."""
-    return f"{key[0]}" + "".join(f", sample {k}" for k in key[1:2]) + "".join(f".{k}" for k in key[2:])
-
-
 def _listed(given: Any) -> str:
     """What was given in the place of a function, without where it lies in memory."""
     if isinstance(given, (list, tuple)):
@@ -253,83 +285,3 @@ def _listed(given: Any) -> str:
 
 def _called(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
-
-
-def run_rows(
-    fn: Callable[..., Any], rows: Sequence[Mapping[str, Any]], *, concurrency: int, timeout: float | None
-) -> list[Any]:
-    """Call ``fn(**row)`` for every row, ``concurrency`` at a time; results, or the exceptions, in the order of rows.
-
-    A plain function runs in threads; one that runs out of time is left behind with a TimeoutError as its result.
-    """
-    if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
-        return _run_threads(fn, rows, concurrency, timeout)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return _run_async(fn, rows, concurrency, timeout)
-    with ThreadPoolExecutor(1, "flowrl-reward") as thread:  # a thread runs one event loop; here a notebook's runs
-        return thread.submit(_run_async, fn, rows, concurrency, timeout).result()
-
-
-def _run_async(fn: Any, rows: Sequence[Mapping[str, Any]], concurrency: int, timeout: float | None) -> list[Any]:
-    async def one(gate: asyncio.Semaphore, row: Mapping[str, Any]) -> Any:
-        async with gate:
-            limit = asyncio.timeout(timeout)
-            try:
-                async with limit:
-                    return await fn(**row)
-            except Exception as error:
-                return Late(timeout) if limit.expired() and isinstance(error, TimeoutError) else error
-
-    async def all_rows() -> list[Any]:
-        gate = asyncio.Semaphore(concurrency)
-        return list(await asyncio.gather(*(one(gate, row) for row in rows)))
-
-    return asyncio.run(all_rows())
-
-
-def _run_threads(fn: Any, rows: Sequence[Mapping[str, Any]], concurrency: int, timeout: float | None) -> list[Any]:
-    results: list[Any] = [None] * len(rows)
-    done = [False] * len(rows)
-    waiting = deque(range(len(rows)))
-    started: dict[int, float] = {}  # row -> when
-    change = threading.Condition()
-
-    def work() -> None:
-        while True:
-            with change:
-                if not waiting:
-                    return
-                i = waiting.popleft()
-                started[i] = time.monotonic()
-            try:
-                result = fn(**rows[i])
-            except BaseException as error:  # also an exit that user code asks for: nobody else is told of it here
-                result = error
-            with change:
-                if done[i]:  # timed out meanwhile; another thread took this one's place
-                    return
-                results[i], done[i] = result, True
-                started.pop(i, None)
-                if not started and not waiting:
-                    change.notify()
-
-    def spawn() -> None:
-        threading.Thread(target=work, daemon=True, name="flowrl-reward").start()
-
-    for _ in range(min(concurrency, len(rows))):
-        spawn()
-    with change:
-        while not all(done):
-            now = time.monotonic()
-            late = [i for i, t in started.items() if timeout is not None and now - t >= timeout]
-            for i in late:
-                results[i], done[i] = Late(timeout), True
-                started.pop(i)
-                spawn()
-            if late:
-                continue
-            wait = None if timeout is None else min((t + timeout - now for t in started.values()), default=timeout)
-            change.wait(wait)
-    return results

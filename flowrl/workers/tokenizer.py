@@ -13,11 +13,27 @@ from ..errors import ModelError
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
-def find_tokenizer(said: Any, revision: str | None = None) -> Any:
-    """The tokenizer that ``said`` names, builds or is. Raises what transformers raises for one that cannot be read."""
+def find_tokenizer(said: Any, revision: str | None = None, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer that ``said`` names, builds or is. Raises what transformers raises for one that cannot be read.
+
+    Raises ModelError for one with Python files of its own, which are run only with ``trust_remote_code``.
+    """
     if isinstance(said, (str, Path)):
-        return _read(Path(said).expanduser(), str(said), revision)
+        try:
+            return _read(Path(said).expanduser(), str(said), revision, trust_remote_code)
+        except ValueError as error:
+            refuse_code(error, f"The tokenizer of '{said}'")
+            raise
     return said() if callable(said) and not hasattr(said, "encode") else said
+
+
+def refuse_code(error: Exception, what: str) -> None:
+    """Raise ModelError where transformers has refused to run Python files that lie beside a model."""
+    if "trust_remote_code=True" in str(error):
+        raise ModelError(
+            f"{what} has Python files of its own to be loaded with (auto_map), and they are not run.",
+            fix="If you trust them, write model=fl.Model('NAME or folder', trust_remote_code=True).",
+        ) from None
 
 
 def actor_of(workers: Mapping[str, tuple[type, Mapping[str, Any]]]) -> str:
@@ -41,12 +57,12 @@ def _is_trained(cls: Any, arguments: Mapping[str, Any]) -> bool:
     return cls.is_trained(arguments)
 
 
-def _read(folder: Path, name: str, revision: str | None) -> Any:
+def _read(folder: Path, name: str, revision: str | None, trusted: bool) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     about = folder / "tokenizer_config.json"
     whole = about.is_file() and (folder / "tokenizer.json").is_file()
     if whole and json.loads(about.read_text()).get("tokenizer_class") in _GENERIC:
         # Beside some kinds of model, Qwen2 among them, AutoTokenizer would take that kind's own, whatever stands there.
-        return PreTrainedTokenizerFast.from_pretrained(str(folder))
-    return AutoTokenizer.from_pretrained(name, revision=revision or "main")
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(name, revision=revision or "main", trust_remote_code=trusted)

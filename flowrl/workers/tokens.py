@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Column
-from ..errors import ModelError
 from ..marks import Marks
 
 if TYPE_CHECKING:
@@ -37,16 +35,6 @@ def constant(like: Column, value: Any, dtype: str) -> Column:
     return Column.packed(
         torch.full_like(like.values, value, dtype=kinds[dtype]), _lengths(like), like.dim or "response"
     )
-
-
-def at_temperature(batch: Batch, temperature: float | None) -> Batch:
-    """The rows with ``temperature`` f32[] in place of their own; None leaves them as they are."""
-    if temperature is None:
-        return batch
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ModelError(f"temperature={temperature} is no temperature.", fix="Give a number above 0.")
-    rest = batch.drop("temperature") if "temperature" in batch else batch
-    return rest.with_columns({"temperature": Column.of([float(temperature)] * len(batch), dtype="f32")})
 
 
 def marked(columns: Mapping[str, Any], marks: Mapping[str, Marks]) -> dict[str, Any]:

@@ -23,7 +23,9 @@ def driver(drivers_path):
 
 def metrics(out: Path) -> list[dict]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second")} for line in lines
+    ]
 
 
 def near(found: list[dict], wanted: list[dict]) -> None:

@@ -22,7 +22,7 @@ from flowrl.placement.meshes import splits
 from flowrl.placement.model_zoo import SHIPPED
 from flowrl.placement.plan import Pipeline, Plan
 from flowrl.placement.plan_file import read
-from flowrl.planned.study import Tokens
+from flowrl.planned.row_lengths import Tokens
 
 ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "algorithms" / "plans"

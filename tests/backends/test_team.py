@@ -4,6 +4,7 @@ import pytest
 import torch
 from ranks import run
 
+from flowrl.backends.messages import broadcast_json, gather_json
 from flowrl.backends.team import Ranks, Team, open_team
 from flowrl.errors import PlanError, ProgramError
 
@@ -43,6 +44,20 @@ def test_ranks_that_differ_along_data_axes_are_a_team():
     assert one == [pair[0], every[1], alone, pair[1]]
     assert two == [pair[1], every[2], alone, pair[0]]
     assert three == [pair[1], every[3], alone, pair[1]]
+
+
+def tells():
+    every = broadcast_json({"loss": 0.1 + 0.2, "pair": (1, None), "nan": float("nan")}, 1)
+    assert every["loss"] == 0.1 + 0.2 and every["pair"] == [1, None] and every["nan"] != every["nan"]
+    assert broadcast_json("" if torch.distributed.get_rank() == 2 else object(), 2) == ""
+    group = torch.distributed.new_group([1, 2])
+    rank = torch.distributed.get_rank()
+    return gather_json("ü" * rank), gather_json(rank, group) if rank else []
+
+
+def test_ranks_tell_each_other_what_json_can_say():
+    everybody = ["", "ü", "üü"]
+    assert run(tells, 3) == [(everybody, []), (everybody, [1, 2]), (everybody, [1, 2])]
 
 
 def fails():

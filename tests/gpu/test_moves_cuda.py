@@ -3,13 +3,15 @@
 import multiprocessing
 import os
 import signal
-import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 
 from flowrl.errors import RunError
 from flowrl.runtime.moves.execute import execute
+from flowrl.runtime.moves.meeting import new_meeting
 from flowrl.runtime.moves.plan import Held, plan_moves
 from flowrl.runtime.moves.wire import Wire
 from flowrl.workers.weights import Shard
@@ -34,7 +36,7 @@ def inside(tensor, box):
     return tensor[tuple(slice(a, b) for a, b in box)]
 
 
-def process(me, size, port, devices, shared, killed, said):
+def process(me, size, meeting, devices, shared, killed, said):
     """Rows before, columns afterwards, three times with other numbers; then one process is killed before it reads."""
     device = f"cuda:{me % devices}"
     torch.cuda.set_device(device)
@@ -43,7 +45,7 @@ def process(me, size, port, devices, shared, killed, said):
     into = torch.zeros(ROWS, COLUMNS // size, dtype=torch.bfloat16, device=device)
     target = [Shard("w", (ROWS, COLUMNS), (0, columns[me][1][0]), into)]
     equal = True
-    with Wire(me=me, size=size, port=port, timeout=60, device=device, shared=shared) as wire:
+    with Wire(me=me, size=size, meeting=meeting, timeout=60, device=device, shared=shared) as wire:
         for turn in range(3):
             source = [Shard("w", (ROWS, COLUMNS), (rows[me][0][0], 0), inside(full, rows[me]) * (turn + 1))]
             bucket = (1 << 18) << turn  # larger slots take the place of smaller ones
@@ -54,7 +56,7 @@ def process(me, size, port, devices, shared, killed, said):
         reads = [a for a in range(size) if wire.shares(a, me)]
         said.send((equal, moved.received == moves.received[me], reads, wire.staging.device.type))
         if me == killed:
-            wire.give_back = lambda number, to: os.kill(os.getpid(), signal.SIGKILL)
+            wire.give_back = lambda to: os.kill(os.getpid(), signal.SIGKILL)
         try:
             if killed is not None:
                 execute(moves, me=me, source=source, target=target, wire=wire)
@@ -67,13 +69,11 @@ def told(size, devices, shared=True, killed=None):
     """What the processes say, those that are killed the first part of it."""
     if torch.cuda.device_count() < devices:
         pytest.skip(f"needs {devices} CUDA devices")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    meeting = new_meeting(Path(tempfile.mkdtemp()))
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     started = [
-        context.Process(target=process, args=(r, size, port, devices, shared, killed, pipes[r][1]), daemon=True)
+        context.Process(target=process, args=(r, size, meeting, devices, shared, killed, pipes[r][1]), daemon=True)
         for r in range(size)
     ]
     for one in started:

@@ -11,7 +11,7 @@ from flowrl import rl
 from flowrl.batch import Batch
 from flowrl.errors import ModelError, ProgramError, WorkerError
 from flowrl.graph.allowed import flag, instance, number, numbers, one_of, text, whole
-from flowrl.graph.op import Spec
+from flowrl.graph.spec import Spec
 from flowrl.workers.records import Optim, Sampling
 
 SHARE = number(above=0, most=1)

@@ -5,7 +5,9 @@ import pytest
 import flowrl as fl
 from flowrl.batch import Batch, Column
 from flowrl.errors import FieldError, RowsError, WorkerError
-from flowrl.graph.op import Metrics, Op, Spec
+from flowrl.graph.metrics import Metrics
+from flowrl.graph.op import Op
+from flowrl.graph.spec import Spec
 
 
 class Judge(fl.Worker):

@@ -56,8 +56,8 @@ def test_python_works_on_numbers_that_are_not_there():
             print("nothing of this is seen", mean)
             flow.log(step, mean=mean)
 
-        assert all(isinstance(kept[n], fl.graph.values.ScalarValue) for n in ("float", "int", "len", "sum", "power"))
-        assert isinstance(kept["text"], str) and isinstance(kept["log"], fl.graph.values.ScalarValue)
+        assert all(isinstance(kept[n], fl.graph.scalars.ScalarValue) for n in ("float", "int", "len", "sum", "power"))
+        assert isinstance(kept["text"], str) and isinstance(kept["log"], fl.graph.scalars.ScalarValue)
         assert len(kept["range"]) == 1
 
     clean(program)

@@ -73,7 +73,7 @@ def test_adapters_have_the_only_gradients():
     usage = training(Role("actor", LLAMA, trains=True, lora=20_000_000), Mesh(), LOAD)
     assert usage.working["gradients"] == pytest.approx(40e6)
     assert usage.idle["optimizer"] == pytest.approx(240e6)
-    assert usage.idle["weights"] == pytest.approx(2 * LLAMA.parameters + 40e6)
+    assert usage.idle["weights"] == pytest.approx(4 * LLAMA.parameters + 40e6), "in fp32, beside what is trained"
 
 
 def test_activations_of_a_layer_are_those_of_korthikanti():

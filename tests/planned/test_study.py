@@ -14,8 +14,8 @@ from flowrl.placement.cost import GivenCosts
 from flowrl.placement.lengths import Lengths, read_lengths
 from flowrl.placement.mesh import Mesh
 from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+from flowrl.planned.row_lengths import Tokens
 from flowrl.planned.see import placed_graph
-from flowrl.planned.study import Tokens
 
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"
 GIVEN = {

@@ -12,7 +12,7 @@ from flowrl import rl
 from flowrl.cli import main
 from flowrl.cli.script import load_script
 from flowrl.placement.lengths import Lengths
-from flowrl.planned.study import Tokens
+from flowrl.planned.row_lengths import Tokens
 from flowrl.planned.texts import Texts, texts_of
 
 ROOT = Path(__file__).parents[2]

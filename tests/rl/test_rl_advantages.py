@@ -165,6 +165,10 @@ def test_kl_penalty_is_paid_per_token_and_gae_adds_the_reward_at_the_end():
     [
         (lambda b: rl.group_advantages(b, scale="sdt"), 'Write scale="std".'),
         (lambda b: rl.kl_penalty(b, coef=1.0, kind="k4"), 'Write kind="k1".'),
+        *(
+            (lambda b, coef=coef: rl.kl_penalty(b, coef=coef), "Give coef= the weight of the penalty, such as 0.001.")
+            for coef in (-0.1, float("nan"), float("inf"), None)
+        ),
         (lambda b: rl.kl_penalty(b, coef=1.0, anchor="rollouts"), 'Write anchor="rollout".'),
     ],
 )
@@ -285,7 +289,7 @@ def test_what_crosses_no_prompt_may_be_run_prompt_by_prompt():
     torch.testing.assert_close(parts.sort().advantages.values, whole.sort().advantages.values)
 
     def in_pieces(**said):
-        return rl_advantages.in_pieces({}, rl_advantages.bind(None, (batch,), said))
+        return rl_advantages.in_pieces({}, rl_advantages.bind((batch,), said))
 
     assert in_pieces() and in_pieces(center="optimal", scale="mean")
     assert not (in_pieces(center="batch") or in_pieces(scale="batch") or in_pieces(whiten=True))

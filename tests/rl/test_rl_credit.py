@@ -8,7 +8,7 @@ import torch
 
 from flowrl.batch import Batch, Column
 from flowrl.errors import FlowError
-from flowrl.graph.op import CallShape
+from flowrl.graph.signature import CallShape
 from flowrl.rl.advantages import gdpo, gigpo, optimal_token_baseline, pass_at_k
 
 torch.set_num_threads(1)
@@ -99,7 +99,7 @@ def test_prompts_are_apart(call, said):
     batch = random_rows(1)
     parts = Batch.concat(*(call(batch.take(rows), **said) for rows in batch.groups()))
     torch.testing.assert_close(parts.sort().advantages.values, call(batch, **said).sort().advantages.values)
-    assert call.in_pieces({}, call.bind(None, (batch,), said))
+    assert call.in_pieces({}, call.bind((batch,), said))
 
 
 # -- GDPO ---------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_gdpo_refuses_what_names_no_rewards(said, fix):
 
 
 def test_what_gdpo_would_read_can_be_asked_without_a_call():
-    reads = gdpo.reads(CallShape({}, {n: p.default for n, p in gdpo.parameters.parameters.items()}, frozenset()))
+    reads = gdpo.reads(CallShape({}, {n: p.default for n, p in gdpo.parameters.named.items()}, frozenset()))
     assert "response_mask" in reads
 
 

@@ -362,7 +362,9 @@ def correction_of(part):
     if isinstance(part, str):
         return part
     if len(part) == 4:
-        return rl.correct(*part[:2], low=part[2], high=part[3])
+        used = {"weigh": (), "truncate": ("high",), "veto": ("low",)}.get(part[1], ("low", "high"))
+        bounds = dict(zip(("low", "high"), part[2:], strict=True))
+        return rl.correct(*part[:2], **{name: bounds[name] for name in used})
     return rl.reject(*part[:2], limit=part[2], negative=part[3], of=part[4])
 
 
@@ -862,7 +864,8 @@ def test_what_the_user_says_goes_before_the_preset():
     ],
 )
 def test_what_corrects_for_stale_rows(anchor, how, stale):
-    correction = () if how is None else rl.correct("token", how)
+    low = 1e-4 if how == "veto" else None
+    correction = () if how is None else rl.correct("token", how, low=low)
     loss = rl.policy_loss(gates.ppo(), anchor=anchor, correction=correction)
     assert loss.corrects_stale is stale
     assert ("rollout_logprobs" in loss.reads) == (anchor != "old" or how is not None)
@@ -917,8 +920,14 @@ def test_reports_are_the_numbers_they_are_named_for():
         (lambda: rl.decoupled_ppo(anchor="rollout"), "would count it twice", 'anchor="old"'),
         (lambda: rl.correct("row"), "level='row' is none of token, sequence, geometric", "level="),
         (lambda: rl.correct(how="masks"), "how='masks' is none of", 'how="mask"'),
-        (lambda: rl.correct(low=3.0), "low=3.0, high=2.0 are no bounds", "0 <= low <= high"),
-        (lambda: rl.correct(low=-1.0), "low=-1.0, high=2.0 are no bounds", "0 <= low <= high"),
+        (lambda: rl.correct(how="clip", low=3.0), "low=3.0, high=2.0 are no bounds", "0 <= low <= high"),
+        (lambda: rl.correct(how="mask", low=-1.0), "low=-1.0, high=2.0 are no bounds", "0 <= low <= high"),
+        (lambda: rl.correct(high=float("nan")), "low=0.0, high=nan are no bounds", "0 <= low <= high"),
+        (lambda: rl.correct(how="veto"), "none is below 0", "such as 1e-4"),
+        (lambda: rl.correct(how="veto", low=0.0), "none is below 0", "such as 1e-4"),
+        (lambda: rl.correct(how="veto", low=0.1, high=3.0), "how='veto' has no use for high=3.0", "Leave high= out"),
+        (lambda: rl.correct(how="truncate", low=0.5), "how='truncate' has no use for low=0.5", "Leave low= out"),
+        (lambda: rl.correct(how="weigh", high=3.0), "how='weigh' has no use for high=3.0", "Leave high= out"),
         (lambda: rl.gspo(aggregat="token-mean"), "rl.gspo has no part 'aggregat'", "Write aggregate=."),
         (lambda: rl.reject("k4", limit=1.0), "divergence='k4' is none of k1, k2, k3, tv", 'divergence="k'),
         (lambda: rl.reject("k1", "geometric", limit=1.0), "level='geometric' is none of token, sequence,", "level="),

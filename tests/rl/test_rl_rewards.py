@@ -92,7 +92,7 @@ def test_equal_rewards_are_whitened_to_0(count):
 
 def test_only_whitening_looks_at_other_prompts():
     def in_pieces(op, **said):
-        return op.in_pieces({}, op.bind(None, (grades([1.0]),), said))
+        return op.in_pieces({}, op.bind((grades([1.0]),), said))
 
     assert in_pieces(length_penalty) and in_pieces(overlong_penalty, longest=4, buffer=2)
     assert in_pieces(clipped_rewards, of="grades", low=0, high=1)

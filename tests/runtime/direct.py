@@ -77,7 +77,7 @@ class Direct:
             except Exception as error:
                 return Failed.of(error)
 
-    def wait(self, begun, what, deadline=None):
+    def wait(self, begun, what, deadline=None, on_death=None):
         if dead := {*self.dead, *(r for r, a in begun.items() if a is LOST)}:
             answers = {r: a for r, a in begun.items() if r not in dead and not isinstance(a, Future)}
             raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers=answers)
@@ -110,6 +110,7 @@ def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, m
     """``flow.run`` on such ranks; gives the outcome and the place."""
     from flowrl.planned.here import scheme_here
     from flowrl.planned.scheme import scheme_of
+    from flowrl.runtime.inputs import inputs_of
     from flowrl.runtime.run import Runner, Settings, Stage
 
     given = parameters or {}
@@ -126,5 +127,16 @@ def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, m
         )
     place = place_for(flow, plan, out, *names, seed=seed, parameters=given, kill=kill,
                       swapped={r for m in (memory or {}).values() for r in m.sizes})  # fmt: skip
-    how = {"out": out, "runtime": "ray", "seed": seed, "quiet": True, "plan": plan.to_json(), **settings}
+    traces = [flow.trace(name, **given.get(name, {})) for name in names]
+    used = [h for h in flow.handles if any(h.name in stage.workers for stage in stages)]
+    inputs = inputs_of(stages, traces, used, seed=seed, plan=plan.to_json(), runtime="ray")
+    how = {
+        "out": out,
+        "inputs": inputs,
+        "runtime": "ray",
+        "seed": seed,
+        "quiet": True,
+        "plan": plan.to_json(),
+        **settings,
+    }
     return Runner(stages, place, Settings(**how)).run(), place

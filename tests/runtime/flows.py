@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -17,7 +20,35 @@ def module_of(name: str):
     return module
 
 
+def events(out: Path, kind: str) -> list[dict]:
+    """The events of a kind."""
+    lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
 def metrics(out: Path) -> list[dict]:
     """The recorded metrics, without the seconds."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+@contextmanager
+def room_for(count, out, number=errno.ENOSPC):
+    """A disk that takes so many bytes more, and of the write in which they end a part, as disks do."""
+    real, left = os.write, [count]
+
+    def write(handle, data):
+        name = os.readlink(f"/proc/self/fd/{handle}")
+        if not name.startswith(str(out)):
+            return real(handle, data)
+        if data and not left[0]:
+            raise OSError(number, os.strerror(number))
+        taken = real(handle, data[: left[0]])
+        left[0] -= taken
+        return taken
+
+    os.write = write
+    try:
+        yield left
+    finally:
+        os.write = real

@@ -69,8 +69,9 @@ def ask(tmp_path):
 
     def asking(op, rows, info=INFO, **kwargs):
         said = []
+        judge = Judge.__dict__[op]
         journal = Journal(tmp_path / "journal.jsonl")
-        made = once(journal, (0, 7), Judge.__dict__[op], Judge(), (rows,), kwargs, info, said.append)
+        made = once(journal, (0, 7), judge, Judge(), judge.bind((rows,), kwargs), {}, info, said.append)
         journal.close()
         asked, ASKED[:] = list(ASKED), []
         return made, asked, said

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
-from flowrl.errors import UsageError
+from flowrl.errors import ResumeError, UsageError
+from flowrl.runtime import lock
 from flowrl.runtime.lock import NAME, Lock, began
 
 SLOW = """
@@ -109,37 +111,123 @@ def test_of_many_at_once_one_has_the_folder(tmp_path):
 
 
 def holder(**changed):
-    here = {"space": os.readlink("/proc/self/ns/pid")} if os.path.exists("/proc/self/ns/pid") else {"space": ""}
-    said = {"host": os.uname().nodename, "pid": os.getpid(), "began": began(os.getpid()), "since": 0.0}
-    return json.dumps({**here, **said, **changed})
+    """The lock of a process of this host, which is the one that pytest runs in unless it is said."""
+    said = {**lock._here(), "pid": os.getppid(), "began": began(os.getppid()), "since": 0.0}
+    return json.dumps({**said, **changed})
 
 
 def test_a_stale_lock_is_told_from_a_live_one(tmp_path):
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     for stale in (
         holder(pid=int(ended.stdout)),  # nobody has that number any more
-        holder(began="another boot/17"),  # somebody else has it now
+        holder(began=f"{lock._boot()}/17"),  # somebody else has it now
+        holder(began="another boot/17"),  # the host was started anew
+        holder(pid=os.getpid(), began=began(os.getpid())),  # this process was another program then
+        "",
         "torn",
     ):
         (tmp_path / NAME).write_text(stale)
         Lock(tmp_path).release()
+    (tmp_path / NAME).unlink(missing_ok=True)
+    (tmp_path / NAME).mkdir()
+    Lock(tmp_path).release()
     (tmp_path / NAME).write_text(holder())
-    with pytest.raises(UsageError, match=f"is in use: process {os.getpid()} on"):
-        Lock(tmp_path)
+    for unlock in (False, True):
+        with pytest.raises(UsageError, match=f"is in use: process {os.getppid()} on"):
+            Lock(tmp_path, unlock=unlock)
 
 
-def test_of_another_host_nothing_is_known_and_the_error_says_what_to_remove(tmp_path):
-    (tmp_path / NAME).write_text(holder(host="node7", pid=12))
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A host that says which machine it is, as all but some containers do."""
+    here = lock._here()
+    monkeypatch.setattr(lock, "_here", lambda: {**here, "machine": "1f0c"})
+
+
+UNSEEN = (
+    {"host": "node7", "pid": 12},
+    {"space": "pid:[17]"},  # in another container
+    {"began": "another boot/17", "machine": "9ab3"},  # another host of the same name
+)
+
+
+@pytest.mark.parametrize("there", UNSEEN)
+def test_of_another_host_nothing_is_known_and_the_error_says_the_word(tmp_path, there):
+    (tmp_path / NAME).write_text(holder(**there))
     with pytest.raises(UsageError) as raised:
         Lock(tmp_path)
-    assert "process 12 on node7 has been running there since" in raised.value.what
-    assert raised.value.fix.endswith(f"If that process is gone, remove {tmp_path / NAME}.")
+    said = json.loads(holder(**there))
+    assert raised.value.what == (
+        f"{tmp_path} is in use: process {said['pid']} on {said['host']} has been running there since "
+        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(0))}, which cannot be seen from here; nothing was written "
+        "there for less than a minute."
+    )
+    assert raised.value.fix.endswith("If that process is gone, add --unlock.")
+    mine = Lock(tmp_path, unlock=True)
+    assert mine.taken_from == f"process {said['pid']} on {said['host']}"
+    mine.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_folder_was_given_to_another_one_stops(tmp_path):
+    mine = Lock(tmp_path)
+    mine.check()
+    (tmp_path / NAME).unlink()
+    mine.check()  # somebody has removed it: it is made again
+    assert (tmp_path / NAME).exists()
+    (tmp_path / NAME).unlink()
+    (tmp_path / NAME).write_text(holder(host="node7", pid=12))
+    with pytest.raises(ResumeError) as raised:
+        mine.check()
+    assert "was given to process 12 on node7 while this run was writing there" in raised.value.what
+    mine.release()
+    assert json.loads((tmp_path / NAME).read_text())["host"] == "node7"
+
+
+def test_a_run_stops_where_its_folder_was_given_to_another_one(small, tmp_path):
+    def judge(self, batch):
+        (tmp_path / NAME).unlink()
+        (tmp_path / NAME).write_text(holder(host="node7", pid=12))
+        return {"r": batch.y.values}
+
+    op = small.World.__dict__["judge"]
+    judge.__annotations__ = op.fn.__annotations__
+    object.__setattr__(op, "fn", judge)
+    with pytest.raises(ResumeError, match="was given to process 12 on node7"):
+        small.flow.run(out=tmp_path, quiet=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == (tmp_path / "events.jsonl").read_text() == ""
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "running"
+    with pytest.raises(UsageError, match="--unlock"):
+        small.flow.run(out=tmp_path, quiet=True, resume=True)
+
+
+def test_without_locks_of_the_file_system_one_of_many_takes_what_is_stale(tmp_path, monkeypatch):
+    """As on network file systems that have none."""
+    monkeypatch.setattr(lock, "_alone", lambda file: nullcontext())
+    for _ in range(20):
+        (tmp_path / NAME).write_text("torn")
+        taken, gate = [], threading.Barrier(4)
+
+        def take(gate=gate, taken=taken):
+            gate.wait()
+            with suppress(UsageError):
+                taken.append(Lock(tmp_path))
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(taken) == 1
+        taken[0].release()
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_cannot_read_its_folder_lets_go_of_it(small, tmp_path):
     small.flow.run("train", out=tmp_path, quiet=True, steps=1)
-    (tmp_path / "journal.jsonl").write_text("torn\n")
-    with pytest.raises(ValueError, match="Expecting value"):
+    (tmp_path / "journal.jsonl").unlink()
+    (tmp_path / "journal.jsonl").mkdir()
+    with pytest.raises(ResumeError, match="journal.jsonl cannot be read: Is a directory"):
         small.flow.run("train", out=tmp_path, quiet=True, steps=1, resume=True)
     assert not (tmp_path / NAME).exists()
     assert small.flow.run("train", out=tmp_path, quiet=True, steps=1, overwrite=True).status == "done"

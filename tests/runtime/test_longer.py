@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from flows import metrics
+from flows import events, metrics
 
 from flowrl.errors import ResumeError
 from flowrl.placement.plan import Pipeline, Place, Plan
@@ -23,8 +21,7 @@ def steps(count, program="train", **more):
 
 
 def resumed(out):
-    lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    return [line["text"] for line in lines if line["kind"] == "resumed"]
+    return [event["text"] for event in events(out, "resumed")]
 
 
 @pytest.mark.parametrize("runtime", ["eager", "local"])
@@ -36,7 +33,8 @@ def test_a_run_that_is_done_is_made_longer(small, tmp_path, runtime, every):
     again = run(small, tmp_path / "run", runtime=runtime, checkpoint_every=every, resume=True, **steps(7))
     assert again.weights_digest == whole.weights_digest
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
-    assert resumed(tmp_path / "run") == ["train from step 4; train: steps 4 -> 7"]
+    assert resumed(tmp_path / "run") == ["train from step 4"]
+    assert [event["text"] for event in events(tmp_path / "run", "changed")] == ["train: steps 4 -> 7"]
     assert len(small.CALLS) == len(set(small.CALLS)), "the world was touched twice for a row"
 
 
@@ -80,8 +78,9 @@ def test_a_program_that_others_have_gone_on_from_stays_as_it_was(small, tmp_path
     with pytest.raises(ResumeError) as raised:
         run(small, tmp_path / "run", "train", "ends", resume=True, **steps(7))
     assert raised.value.report() == (
-        "ResumeError: 'train' has ended, and 'ends' has gone on from what it gave: its parameters stay as they were "
-        "(steps 4 -> 7).\n  fix  Leave them out, or start another run with --out."
+        "ResumeError: a program that has ended stays as it was.\n"
+        "  train: steps 4 -> 7 ('ends' has gone on from what it gave)\n"
+        "  fix  Leave it as it was, or start another run with --out."
     )
 
 
@@ -93,7 +92,7 @@ def test_a_program_that_does_more_after_its_loop_is_done_again_from_the_checkpoi
     whole = run(small, tmp_path / "whole", "evaluated", resume=True, **steps(7, "evaluated"))
     assert again.weights_digest == whole.weights_digest
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
-    assert resumed(tmp_path / "run") == ["evaluated from step 3; evaluated: steps 4 -> 7"]
+    assert resumed(tmp_path / "run") == ["evaluated from step 3"]
 
 
 def test_or_from_its_start_where_there_is_none(small, tmp_path):

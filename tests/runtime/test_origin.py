@@ -10,8 +10,7 @@ from functools import partial
 from flows import module_of
 
 from flowrl.runtime.origin import device, origin
-from flowrl.runtime.resume import parameter_changes, spelled
-from flowrl.runtime.run import Stage
+from flowrl.runtime.spelled import spelled
 
 
 def git(folder, *words):
@@ -80,17 +79,3 @@ def test_trajectories_are_whole_groups_of_the_steps_that_are_asked_for(tmp_path)
     assert all(len(keys) == module.GROUP and len({k[0] for k in keys}) == 1 for keys in found.values())
     module.flow.run("stale", out=tmp_path / "none", trajectories=0, **how)
     assert rows(tmp_path / "none") == {}
-
-
-def test_parameters_of_older_records_are_those_of_now():
-    """They had the texts of ``repr``, with addresses."""
-
-    class Thing:
-        pass
-
-    made = partial(print, Thing(), len, "a", end="b")
-    old = f"print({made.args[0]!r}, {len!r}, 'a', end='b')"
-    stage = Stage("train", print, {"made": made, "thing": Thing()}, (), {}, None)
-    assert parameter_changes([{"made": old, "thing": repr(Thing())}], [stage]) == []
-    other = Stage("train", print, {"made": partial(made, end="c"), "thing": Thing()}, (), {}, None)
-    assert len(parameter_changes([{"made": old, "thing": repr(Thing())}], [other])) == 1

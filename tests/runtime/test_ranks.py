@@ -183,7 +183,8 @@ def test_rows_that_come_out_differently_send_the_run_back(small, tmp_path):
     flow = module_of("ranks_flow").flow
     plan = Plan({"a": "cpu", "b": "cpu"}, {"moody": Place("a"), "pair": Place("b")})
     found, place = run_direct(flow, plan, tmp_path, "moods", kill=("run", 1, 0), checkpoint_every=100)
-    assert found.status == "done" and place.ranks.restarted.count(0) == 2
+    assert found.status == "done" and place.ranks.restarted == [0], "who is there again is not started once more"
+    assert kinds(tmp_path) == ["lost", "renewed", "lost", "recovered"]
     events = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert any("moody.feel gave other rows when rank 0 made them again" in text for text in events)
     assert kinds(tmp_path) == ["lost", "renewed", "lost", "recovered"]
@@ -343,7 +344,7 @@ def test_steps_overlap_on_ranks_as_in_one_process(tmp_path, how):
 
 
 def numbers(line: dict) -> dict:
-    return {k: v for k, v in line.items() if k != "tokens_per_second"}
+    return {k: v for k, v in line.items() if k.split("/")[-1] != "tokens_per_second"}
 
 
 def test_a_run_that_goes_back_finds_the_python_state_of_its_start(tmp_path):
@@ -458,7 +459,9 @@ def test_on_another_plan_the_world_is_asked_nothing_again(tmp_path, monkeypatch,
     assert len(asked) == len(set(asked)) == 24
     go(after, resume=True)
     assert len(module.ASKED) == 24, "nothing was asked again"
-    assert [json.loads(e)["kind"] for e in (out / "events.jsonl").read_text().splitlines()] == ["failed", "resumed"]
+    assert [json.loads(e)["kind"] for e in (out / "events.jsonl").read_text().splitlines()] == [
+        "failed", "resumed", "changed",
+    ]  # fmt: skip
     assert metrics(out) == metrics(tmp_path / "whole")
 
 

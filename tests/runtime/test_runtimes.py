@@ -135,14 +135,14 @@ def test_another_course_is_refused(small, tmp_path, monkeypatch):
     with pytest.raises(RunError):
         run(small, tmp_path / "run", checkpoint_every=2)
     with pytest.raises(ResumeError, match="another course"):
-        run(small, tmp_path / "run", resume=True, parameters={"train": {"every": 2}})
+        run(small, tmp_path / "run", resume=True, allow_changed=True, parameters={"train": {"every": 2}})
 
 
 def test_another_seed_is_refused(small, tmp_path, monkeypatch):
     crash_at(monkeypatch, small, 6)
     with pytest.raises(RunError):
         run(small, tmp_path / "run", checkpoint_every=2)
-    with pytest.raises(ResumeError, match="seed 0"):
+    with pytest.raises(ResumeError, match="seed 0 -> 5"):
         run(small, tmp_path / "run", resume=True, seed=5)
 
 

@@ -4,8 +4,9 @@ import gc
 import multiprocessing
 import os
 import signal
-import socket
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from flowrl.errors import RunError
 from flowrl.placement.boxes import Move
 from flowrl.runtime.moves.execute import execute
+from flowrl.runtime.moves.meeting import new_meeting
 from flowrl.runtime.moves.plan import Moves
 from flowrl.runtime.moves.slots import HostMemory, Slots
 from flowrl.runtime.moves.wire import Wire
@@ -33,8 +35,7 @@ MOVES = Moves(
 @pytest.fixture
 def slots():
     """Those of two processes, here in one."""
-    store = torch.distributed.HashStore()
-    return [Slots(me, store, torch.device("cpu"), most=2) for me in (0, 1)]
+    return [Slots(torch.device("cpu"), most=2) for _ in (0, 1)]
 
 
 def test_a_slot_is_the_same_memory_at_both_ends(slots):
@@ -98,7 +99,7 @@ def spoil(end, me):
     if end == "killed while lending" and me == 0:
         Wire.lend = after(2, Wire.lend, lambda: os.kill(os.getpid(), signal.SIGKILL))
     if end == "late" and me == 1:
-        Slots.open = after(2, Slots.open, lambda: time.sleep(5))
+        Slots.open = after(1, Slots.open, lambda: time.sleep(5))
     if end == "gone" and me == 1:
         HostMemory.open = after(1, HostMemory.open, lambda: os.open("/proc/0/fd/0", os.O_RDWR))
     if end == "cannot lend" and me == 0:
@@ -119,12 +120,12 @@ def after(times, does, then):
     return spoiled
 
 
-def process(me, end, port, said):
+def process(me, end, meeting, said):
     """Numbers that tell weights and places apart, twice; or what an error says, and how long that took."""
     torch.set_num_threads(1)
     spoil(end, me)
     numbers = [torch.arange(ROWS * 256, dtype=torch.float32).view(ROWS, 256) + n for n in range(12)]
-    with Wire(me=me, size=2, port=port, timeout=20) as wire:
+    with Wire(me=me, size=2, meeting=meeting, timeout=20) as wire:
         wire.timeout = 2 if end == "late" else 20
         shares, begun = wire.shares(0, 1), time.perf_counter()
         try:
@@ -144,12 +145,10 @@ def shard(number, tensor):
 
 def two(end):
     """What both say, None for one that was killed."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    meeting = new_meeting(Path(tempfile.mkdtemp()))
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(2)]
-    both = [context.Process(target=process, args=(me, end, port, pipes[me][1]), daemon=True) for me in (0, 1)]
+    both = [context.Process(target=process, args=(me, end, meeting, pipes[me][1]), daemon=True) for me in (0, 1)]
     for one in both:
         one.start()
     for _, said in pipes:

@@ -180,3 +180,12 @@ def test_groups_with_a_missing_row_are_trained_on_the_others(tmp_path, runtime):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert outcome.status == "done" and [line["kept"] for line in lines] == [6, 6]
     assert all(line["loss"] == line["loss"] for line in lines), "no loss is nan"
+
+
+def test_no_number_of_retries_is_too_many():
+    """The seconds between them are bounded before they are a number that no float holds."""
+    slept = []
+    policy = Policy("mark", retries=1100, backoff=1.0, max_failed=1.0)
+    found = ask_again(lambda rows: [ValueError("down")] * len(rows), 1, policy, slept.append)
+    assert isinstance(found[0], ValueError) and len(slept) == 1100
+    assert slept[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0] and set(slept[5:]) == {30.0}

@@ -201,12 +201,12 @@ def forecast(**how):
             flow.log(step, actor.follow(policy) if how.get("lr", 1) is None else actor.update(batch, loss=rl.sft()))
             flow.log(step, policy.update(batch, loss=rl.sft()))
 
-    role = roles_of(flow.handles, flow.trace())["actor"]
     from flowrl.placement.memory import resident
     from flowrl.placement.plan import Plan
     from flowrl.placement.work import Workload
 
     plan = Plan.one_process()
+    role = roles_of(flow.handles, flow.trace(), plan)["actor"]
     return role, resident(role, "train", plan.place_of("actor", "train"), plan, Workload(8, 64.0, 64.0))
 
 
@@ -218,7 +218,8 @@ def test_memory_is_forecast_for_what_is_trained():
     assert whole.idle["optimizer"] == pytest.approx(12 * llama.parameters)
     assert part.idle["optimizer"] == pytest.approx(12 * trained, rel=1e-6)
     assert part.working["gradients"] == pytest.approx(2 * trained, rel=1e-6)
-    assert part.idle["weights"] == whole.idle["weights"] == none.idle["weights"]
+    assert none.idle["weights"] == whole.idle["weights"] == 2 * llama.parameters
+    assert part.idle["weights"] == pytest.approx(2 * llama.parameters + 2 * (llama.parameters - trained))
     assert "optimizer" not in none.idle and "gradients" not in none.working
 
 

@@ -556,7 +556,10 @@ def test_a_run_that_was_told_so_goes_on_and_writes_the_failures_down(calls, tmp_
     outcome = make_flow(on_error=-2.0).run(out=tmp_path, runtime=runtime, quiet=True)
     assert outcome.status == "done"
     warnings = [e["text"] for e in lines(tmp_path / "events.jsonl") if e["kind"] == "warning"]
-    assert warnings == [f"reward.score: counted failed for row {n}: ValueError: number {n}" for n in (3, 8, 13)]
+    assert warnings == [
+        f"reward.score of step {s}: counted failed for row {n}: ValueError: number {n}"
+        for s, n in ((1, 3), (2, 8), (4, 13))
+    ]
     expected = [[n + 1 + n % 2 if n % 5 != 3 else -2.0 for n in range(3 * s, 3 * s + 3)] for s in range(6)]
     assert [line["reward"] for line in lines(tmp_path / "metrics.jsonl")] == pytest.approx(
         [sum(e) / 3 for e in expected]

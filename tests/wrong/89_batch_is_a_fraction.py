@@ -1,6 +1,6 @@
-"""DataError: A data source with batch=1.0.
+"""DataError: A data source: batch=1.0 is not a whole number of at least 1.
   at   tests/wrong/89_batch_is_a_fraction.py:11   prompts = fl.data.rows(sums, batch=len(sums) / 2)
-  fix  Give batch=, the rows per step, at least 1.
+  fix  Write batch=1.
 """
 
 # Half of the rows, divided with one slash

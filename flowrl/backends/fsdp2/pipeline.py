@@ -49,18 +49,18 @@ class StageTrainer(Trainer):
         return [self._report(part, *said) for part, said in zip(parts, told, strict=True)]
 
     def _report(
-        self, part: tuple[Data, Tensor, float], loss: float, sums: dict[str, float], by_row: frozenset[str]
+        self, part: tuple[Data, Tensor, float], loss: float, sums: dict[str, float], by_row: list[str]
     ) -> Report:
         data, chosen, _ = part
         total = self.team.sum(torch.tensor(loss, dtype=torch.float64, device=self.net.device))
         held = {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
         trained = data.table.trained(chosen)
-        return Report(total, held, by_row, int(data.table.counts[trained].sum()), len(trained))
+        return Report(total, held, frozenset(by_row), int(data.table.counts[trained].sum()), len(trained))
 
 
 def _summed(
     kept: Sequence[Passed], owner: Sequence[int], parts: int
-) -> list[tuple[float, dict[str, float], frozenset[str]]]:
+) -> list[tuple[float, dict[str, float], list[str]]]:
     """Of each part the sum of its losses, the sums of what they report, and which of that is per row."""
     found = []
     for number in range(parts):
@@ -70,7 +70,7 @@ def _summed(
             for name, value in told.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         loss = sum(float(value.double()) for value, *_ in mine)
-        found.append((loss, sums, frozenset(name for *_, by_row in mine for name in by_row)))
+        found.append((loss, sums, sorted({name for *_, by_row in mine for name in by_row})))
     return found
 
 

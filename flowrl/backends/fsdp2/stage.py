@@ -14,6 +14,7 @@ from ...placement.layout import layers_of_stage
 from ...placement.mesh import Mesh
 from ..hf.net import Net
 from ..hf.pack import Micro
+from ..messages import broadcast_json, dtype_name, empty_like
 from ..team import once, rank_on
 from .net import ShardedNet, distance
 
@@ -47,17 +48,15 @@ class Pipe:
         return self.stage == self.stages - 1
 
     def told(self, item: Any) -> Any:
-        """What the last stage says, on all stages."""
-        held = [item]
-        torch.distributed.broadcast_object_list(held, self._source, group=self.group)
-        return held[0]
+        """What the last stage says, on all stages: anything that JSON can say."""
+        return broadcast_json(item, self._source, self.group)
 
     def shown(self, found: Sequence[Any], device: torch.device) -> list[Any]:
         """The tensors that the last stage has, or tuples of them, on all stages; None stays None."""
         rows = [row if isinstance(row, tuple) else (row,) for row in found]
-        kinds = self.told([[None if t is None else (tuple(t.shape), t.dtype) for t in row] for row in rows])
+        kinds = self.told([[None if t is None else (list(t.shape), dtype_name(t)) for t in row] for row in rows])
         if not self.last:
-            rows = [tuple(k and torch.empty(k[0], dtype=k[1], device=device) for k in kind) for kind in kinds]
+            rows = [tuple(k and empty_like(k[0], k[1], device) for k in kind) for kind in kinds]
         for tensor in (t for row in rows for t in row if t is not None and t.numel()):
             torch.distributed.broadcast(tensor.contiguous(), self._source, group=self.group)
         return [row[0] if len(row) == 1 else row for row in rows]

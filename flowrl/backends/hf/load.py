@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from ...errors import ModelError, near
-from ...workers.records import Build, Model
-from ...workers.tokenizer import find_tokenizer
+from ...workers.records import Build, Model, dtypes
+from ...workers.tokenizer import find_tokenizer, refuse_code
 from .saved import Saved, leave_unread
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
+ADAPTER_BIN = "adapter_model.bin"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -42,9 +43,8 @@ def pick_dtypes(build: Build, device: torch.device) -> tuple[torch.dtype, torch.
             f"dtype='{build.dtype}' is none of auto, fp32, bf16.",
             fix=f"Write dtype='{near(build.dtype, DTYPES) or 'auto'}'.",
         )
-    compute = DTYPES["bf16" if device.type == "cuda" else "fp32"] if build.dtype == "auto" else DTYPES[build.dtype]
-    wide = torch.float32 if compute == torch.bfloat16 else compute
-    return (wide if build.trainable else compute), compute
+    held, compute = dtypes(build.dtype, trained=build.trainable, cuda=device.type == "cuda")
+    return DTYPES[held], DTYPES[compute]
 
 
 def load_model(build: Build, device: torch.device, dtype: torch.dtype) -> Any:
@@ -175,11 +175,21 @@ def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool]:
     """The model, and whether its scalar head is fresh."""
     name = _existing(str(model.name))
     options: dict[str, Any] = {"num_labels": 1} if head == "scalar" else {}
+    if not model.pickled_weights:
+        _refuse_pickles(Path(name))
     try:
         loaded, info = _auto(head).from_pretrained(
-            name, revision=model.revision or "main", dtype=dtype, output_loading_info=True, **options
+            name,
+            revision=model.revision or "main",
+            dtype=dtype,
+            output_loading_info=True,
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=None if model.pickled_weights else True,
+            weights_only=True,
+            **options,
         )
     except Exception as error:
+        refuse_code(error, f"The model '{model.name}'")
         what = f"The model '{model.name}' cannot be loaded: {_first_line(error)}"
         raise ModelError(what, fix=_fix(name)) from error
     missing = sorted(info["missing_keys"])
@@ -190,6 +200,17 @@ def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool]:
             fix="Name a folder that holds a whole model of this kind.",
         )
     return loaded, bool(missing)
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Raise ModelError for a folder whose weights, or whose adapters, are pickles."""
+    for whole, pickled in (("model*.safetensors*", "pytorch_model*.bin*"), ("adapter_model.safetensors", ADAPTER_BIN)):
+        found = sorted(folder.glob(pickled)) if folder.is_dir() else []
+        if found and not any(folder.glob(whole)):
+            raise ModelError(
+                f"The weights of '{folder}' are a pickle, {found[0].name}, which is not read.",
+                fix="Save them as safetensors, or write model=fl.Model('FOLDER', pickled_weights=True).",
+            )
 
 
 def _existing(name: str) -> str:
@@ -212,6 +233,8 @@ def _existing(name: str) -> str:
 
 def _fix(name: str) -> str:
     path = Path(name).expanduser()
+    if path.is_dir():
+        return "Look at the files of that folder."
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -241,7 +264,9 @@ def load_tokenizer(model: Model) -> Any:
             return None  # transformers would make an empty one for some models
         raise ModelError(f"The folder '{said}' holds no tokenizer.", fix="Name a folder with a tokenizer.json.")
     try:
-        return find_tokenizer(name, model.revision)
+        return find_tokenizer(name, model.revision, trust_remote_code=model.trust_remote_code)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"The tokenizer of '{said}' cannot be loaded: {_first_line(error)}",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..hf.logits import Head
 from ..hf.net import Net
+from ..messages import broadcast_json, dtype_name, empty_like
 from .parallel import Parallel
 from .passes import Feed, feed, run, whole
 from .plain import Plain
@@ -85,28 +86,18 @@ class StageNet(Net):
         """What the last stage says, on all stages of the pipeline: anything that JSON can say, tensors apart."""
         if self.parallel.mesh["pp"] == 1:
             return item
-        held = [item]
         group = self.parallel.group("pp")
-        torch.distributed.broadcast_object_list(held, torch.distributed.get_process_group_ranks(group)[-1], group=group)
-        return held[0]
+        return broadcast_json(item, torch.distributed.get_process_group_ranks(group)[-1], group)
 
     def shown(self, found: list[Any]) -> list[Any]:
         """The tensors that the last stage has, or pairs of them, on all stages of the pipeline."""
         if self.parallel.mesh["pp"] == 1:
             return found
         rows: list[tuple[Tensor | None, ...]] = [row if isinstance(row, tuple) else (row,) for row in found]
-        made = self.told([[None if t is None else (list(t.shape), _name(t)) for t in row] for row in rows])
+        made = self.told([[None if t is None else (list(t.shape), dtype_name(t)) for t in row] for row in rows])
         if not self.parallel.last:
-            rows = [tuple(None if s is None else _like(s[0], s[1], self.device) for s in row) for row in made]
+            rows = [tuple(None if s is None else empty_like(s[0], s[1], self.device) for s in row) for row in made]
         group = self.parallel.group("pp")
         for tensor in (t for row in rows for t in row if t is not None and t.numel()):
             torch.distributed.broadcast(tensor, torch.distributed.get_process_group_ranks(group)[-1], group=group)
         return [row[0] if len(row) == 1 else row for row in rows]
-
-
-def _name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _like(shape: list[int], dtype: str, device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)

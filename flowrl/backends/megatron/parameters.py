@@ -11,6 +11,7 @@ from torch import Tensor
 from ...workers import weights as boxes
 from ...workers.weights import Shard
 from ..hf.parameters import Parameters, required
+from ..messages import dtype_name, gather_json
 from ..team import Team
 from .convert import Converter, is_expert
 from .optimizer import MOMENTS, Optimizer
@@ -46,12 +47,12 @@ class StageParameters(Parameters):
 
     def digest(self) -> str:
         mine = [(n, k, list(s), str(t)) for n, (k, s, t) in boxes.sums(self.shards()).items()]
-        return boxes.digest([{n: (k, tuple(s), int(t)) for n, k, s, t in said} for said in _gathered(mine)])
+        return boxes.digest([{n: (k, tuple(s), int(t)) for n, k, s, t in said} for said in gather_json(mine)])
 
     def whole_state(self) -> dict[str, Tensor]:
         """All weights by name on the first rank of the mesh, on the CPU; none on the others. Every rank calls it."""
         mine = [shard for shard in self.shards() if shard.main]
-        said = _gathered([(s.name, list(s.shape), list(s.box), _dtype(s)) for s in mine])
+        said = gather_json([(s.name, list(s.shape), list(s.box), dtype_name(s.tensor)) for s in mine])
         if self.pool.place:
             for shard in mine:
                 torch.distributed.send(shard.tensor.contiguous(), 0)
@@ -124,15 +125,3 @@ class StageParameters(Parameters):
 
     def _parameter(self, name: str) -> Tensor:
         return self.stage.get_parameter(name)
-
-
-def _dtype(shard: Shard) -> str:
-    """The dtype of a box by name."""
-    return str(shard.tensor.dtype).removeprefix("torch.")
-
-
-def _gathered(item: Any) -> list[Any]:
-    """What each rank of the mesh gave, by rank."""
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, item)
-    return found

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import islice, permutations, product
 
 from .clutter import clutter
-from .labels import settled
 from .layout import Layout, place
 from .measure import Size
 from .picture import Group, Line, Picture
@@ -30,8 +29,7 @@ def arrange(picture: Picture, sizes: Mapping[str, Size]) -> Layout:
     for groups, order, weights in _arrangements(picture.groups, tries):
         layout = place(replace(picture, groups=groups, lines=order(picture.lines)), sizes, weights)
         layouts.setdefault(tuple(sorted((id, box.x, box.y) for id, box in layout.boxes.items())), layout)
-    best = min(layouts.values(), key=lambda layout: round(clutter(layout, picture, sizes), 3))
-    return settled(best, picture, sizes) if any(group.pool for group in picture.groups) else best
+    return min(layouts.values(), key=lambda layout: round(clutter(layout, picture, sizes), 3))
 
 
 def _arrangements(groups: tuple[Group, ...], count: int) -> Iterator[tuple[tuple[Group, ...], Order, int]]:

@@ -130,6 +130,7 @@ def _node_card(node: Node, picture: Picture, kinds: Mapping[str, str]) -> dict[s
         "marks": [
             *box.notes,
             *([node.loss] if node.loss else []),
+            *(f"{name}={said}" for name, said in node.settings.items()),
             *([f"cost {node.cost}"] if node.cost not in ("none", "external") else []),
         ],
         "reads": [[name, node.types.get(name, "")] for name in node.reads],

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, product
 
-from .clutter import edges_of, enters, flat, gap, meet, straddles, word_rect
+from .clutter import edges_of, flat, gap, meet, straddles, word_rect
 from .layout import Layout, Point, Rect
 from .measure import Size
 from .picture import Picture
@@ -15,32 +15,54 @@ from .picture import Picture
 _SPACE = 5.0  # points between a line and its words
 _SWEEPS = 2
 _FINE = 2.0  # a cost below which words stay where Graphviz put them
+_CELL = 32.0  # points across a cell of the index of lines
+
+
+class _Lines:
+    """The lines of a layout by id, and an index of the cells that each one passes through."""
+
+    def __init__(self, points: Mapping[str, list[Point]]) -> None:
+        self.points = points
+        self._cells: dict[tuple[int, int], dict[str, list[Point]]] = {}
+        for id, line in points.items():
+            for x, y in line:
+                self._cells.setdefault((int(x // _CELL), int(y // _CELL)), {}).setdefault(id, []).append((x, y))
+
+    def entering(self, rect: Rect) -> int:
+        """The number of lines that have a point inside a rectangle."""
+        left, top, right, low = edges_of(rect)
+        found: set[str] = set()
+        for column in range(int(left // _CELL), int(right // _CELL) + 1):
+            for row in range(int(top // _CELL), int(low // _CELL) + 1):
+                for id, points in self._cells.get((column, row), {}).items():
+                    if id not in found and any(left < x < right and top < y < low for x, y in points):
+                        found.add(id)
+        return len(found)
 
 
 @dataclass(frozen=True)
 class _Ground:
-    """What words must keep away from: lines by id, boxes and titles, frames, the rim of the picture."""
+    """What words must keep away from: lines, boxes and titles, frames, the rim of the picture."""
 
     layout: Layout
-    lines: Mapping[str, list[Point]]
+    lines: _Lines
     boxes: tuple[Rect, ...]
 
-    def cost(self, id: str, word: Rect, others: Collection[Rect]) -> float:
-        """How ill the words of a line stand there, other words given; 0 is fine."""
+    def cost(self, id: str, word: Rect, others: Collection[Rect], enough: float = math.inf) -> float:
+        """How ill the words of a line stand there, other words given; 0 is fine. A cost above ``enough`` is a bound."""
         left, top, right, low = edges_of(word)
         outside = left < 0 or top < 0 or right > self.layout.width or low > self.layout.height
+        cost = 30.0 * outside + 6.0 * self.lines.entering(word)
+        if cost > enough:
+            return cost
         covered = sum(meet((left, top, right, low), edges_of(rect)) for rect in chain(self.boxes, others))
-        return (
-            30.0 * (covered + outside)
-            + 6.0 * sum(enters(points, word) for points in self.lines.values())
-            + 4.0 * sum(straddles(word, group) for group in self.layout.groups.values())
-            + 0.3 * gap(self.lines[id], word)
-        )
+        cost += 30.0 * covered + 4.0 * sum(straddles(word, group) for group in self.layout.groups.values())
+        return cost if cost > enough else cost + 0.3 * gap(self.lines.points[id], word)
 
 
 def settled(layout: Layout, picture: Picture, sizes: Mapping[str, Size]) -> Layout:
     """The layout with words off other words, boxes, lines and frames, and still at their own line."""
-    lines = {id: _dense(flat(route)) for id, route in layout.routes.items()}
+    lines = _Lines({id: _dense(flat(route)) for id, route in layout.routes.items()})
     titles = (word_rect(at, sizes[f"title of {name}"]) for name, at in layout.titles.items())
     ground = _Ground(layout, lines, (*layout.boxes.values(), *titles))
     places = {line.id: at for line in picture.lines if (at := layout.routes[line.id].label)}
@@ -54,13 +76,17 @@ def settled(layout: Layout, picture: Picture, sizes: Mapping[str, Size]) -> Layo
 
 def _best(id: str, here: Point, ground: _Ground, others: Collection[Rect], room: Size) -> Point:
     """The best place for the words of a line, the nearer the better where some are equal."""
-    if ground.cost(id, word_rect(here, room), others) < _FINE:
+    best, least = here, ground.cost(id, word_rect(here, room), others)
+    if least < _FINE:
         return here
-
-    def cost(at: Point) -> float:
-        return ground.cost(id, word_rect(at, room), others) + 0.01 * math.dist(at, here)
-
-    return min([here, *_beside(ground.lines[id], room)], key=cost)
+    for at in sorted(_beside(ground.lines.points[id], room), key=lambda at: math.dist(at, here)):
+        far = 0.01 * math.dist(at, here)
+        if far >= least:
+            break  # nothing farther off can be better
+        cost = far + ground.cost(id, word_rect(at, room), others, enough=least - far)
+        if cost < least:
+            best, least = at, cost
+    return best
 
 
 def _beside(points: list[Point], room: Size) -> Iterator[Point]:

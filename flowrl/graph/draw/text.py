@@ -1,10 +1,10 @@
 """The graph as a small language, one line per call, made for reading and for comparing with an earlier one::
 
     program grpo {                                                          # algorithms/grpo.py
-      worker actor: Actor                                                   # :7
+      worker actor: Actor(model='a/model', lr=0.0001)                       # :7
       data.train -> prompt_ids, answer                                      # :12
       data.heldout -> prompt_ids, answer if step % 50 == 0                  # :16
-      actor.generate(prompt_ids) -> tokens rows=expand weights<-actor.update lag=0      # :14
+      actor.generate(prompt_ids; n=8) -> tokens rows=expand weights<-actor.update lag=0      # :14
       if step % 50 == 0 {
         actor.generate#2(prompt_ids@data.heldout) -> tokens weights<-actor.update lag=0       # :16
       }
@@ -13,11 +13,12 @@
       }
     }
 
-Arguments are the fields that travel to the call. A field comes from the last call above that adds it or makes other
-rows of it, outside of blocks that the line is not in, or from the first source; else its origin is said:
-``rewards@reward.score``. ``rewards as costs`` was made as ``rewards``. A number without a name is its origin alone,
-``@batch.mean``; ``?`` marks a field that nothing adds. ``weights<-x``, ``carried<-x``, ``order<-x``, ``control<-x`` and
-``serves<-x`` say what else comes from where. Arithmetic ends in what it computes, ``= rewards - costs``.
+Arguments are the fields that travel to the call; settings that are not the default come after a semicolon. A field
+comes from the last call above that adds it or makes other rows of it, outside of blocks that the line is not in, or
+from the first source; else its origin is said: ``rewards@reward.score``. ``rewards as costs`` was made as
+``rewards``. A number without a name is its origin alone, ``@batch.mean``; ``?`` marks a field that nothing adds.
+``weights<-x``, ``carried<-x``, ``order<-x``, ``control<-x`` and ``serves<-x`` say what else comes from where.
+Arithmetic ends in what it computes, ``= rewards - costs``.
 
 A plan adds blocks behind the calls, so that two plans of a program differ in these alone::
 
@@ -39,6 +40,7 @@ from collections.abc import Iterator
 from ...errors import shown
 from ..record import Edge, Graph, Node, WorkerInfo
 from . import placed
+from .given import given
 from .picture import NAMELESS, names_of
 
 _COMMENT = 76  # where comments start; fixed, so that one long line does not move all the others
@@ -54,7 +56,8 @@ def _rows(graph: Graph) -> Iterator[str]:
     home = _file(max(files, key=files.count, default=""))
     yield _commented(f"program {graph.program} {{", ", ".join([*([home] if home else []), *_paths(graph)]))
     for worker in graph.workers:
-        yield _commented(f"  worker {worker.name}: {worker.kind}", _place(worker.file, worker.line, home))
+        how = f"({given(worker)})" if worker.settings else ""
+        yield _commented(f"  worker {worker.name}: {worker.kind}{how}", _place(worker.file, worker.line, home))
     for source in graph.sources:
         when = f" if {source.branch}" if source.branch else ""
         once = " once" if source.stage == "once" else ""
@@ -93,7 +96,8 @@ def _block(node: Node) -> str | None:
 
 def _call(node: Node, graph: Graph, edges: tuple[Edge, ...]) -> str:
     incoming = [edge for edge in edges if edge.dst == node.id]
-    words = [f"{node.id}({', '.join(_arguments(node, graph, incoming))})"]
+    inside = [", ".join(_arguments(node, graph, incoming)), *([given(node)] if node.settings else [])]
+    words = [f"{node.id}({'; '.join(inside)})"]
     if node.adds:
         words.append(f"-> {', '.join(node.adds)}")
     words += [f"rows={node.rows}"] if node.rows != "same" else []

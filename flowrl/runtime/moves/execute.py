@@ -151,12 +151,12 @@ def _begin(message: Message, carrier: Carrier, wire: Wire) -> tuple[Load | None,
     return load and (load, wire.send(load.bytes, message.target) if sends else wire.receive(load.bytes, message.source))
 
 
-def _read(message: Message, number: Tensor, carrier: Carrier, wire: Wire) -> None:
+def _read(message: Message, note: Tensor, carrier: Carrier, wire: Wire) -> None:
     """Read a message where its source has put it together, and say so."""
     with _sharing(message):
-        slot = wire.slots.open(message.source, int(number[0]))
+        slot = wire.slots.open(message.source, note)
     carrier.unload(Load(message, slot[: message.size], slot))
-    _through(message, wire.give_back(number, message.source), wire)
+    _through(message, wire.give_back(message.source), wire)
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def _through(message: Message, sending: Sending, wire: Wire) -> None:
     except RuntimeError as error:
         late = "timed out" in str(error).lower()
         peer = message.source if message.target == wire.me else message.target
-        why = f"not in {wire.timeout:g} s" if late else f"process {peer} is gone, or has given up"
+        why = f"not in {wire.timeout:g} s" if late else wire.broken or f"process {peer} is gone, or has given up"
         raise RunError(
             f"{message.pieces[0].name}, and what goes with it, did not get from process {message.source} to process "
             f"{message.target}: {why}.",

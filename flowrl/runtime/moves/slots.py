@@ -5,30 +5,30 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 from weakref import finalize
 
 import torch
 from torch import Tensor
 
-from ...errors import RunError
 from .staging import Staging
 
 #: What another process needs to open a slot: numbers and short texts.
 Told = list[Any]
+#: Bytes in which a slot is told: every message that does it has as many.
+NOTE = 1024
 
 
 class Slots:
-    """``Slots(1, store, torch.device("cpu"))``: buffers of process 1 that others read, and those of others here.
+    """``Slots(torch.device("cpu"))``: buffers of this process that others read, and those of others here.
 
-    A slot is told through the store when a reader first needs it, and known by its number from then on. In use are the
-    last ones made, at most ``most``; they stay from move to move.
+    A slot is told with the first message that a reader finds in it, and known by its number from then on. In use are
+    the last ones made, at most ``most``; they stay from move to move.
     """
 
-    def __init__(self, me: int, store: Any, device: torch.device, *, most: int = 4) -> None:
-        self._me, self._store, self._most = me, store, most
+    def __init__(self, device: torch.device, *, most: int = 4) -> None:
+        self._most = most
         self._memory = CudaMemory(device) if device.type == "cuda" else HostMemory()
         #: Gives the buffers of this process.
         self.staging = Staging(device, most=most, make=self._make)
@@ -37,42 +37,39 @@ class Slots:
         self._told: set[tuple[int, int]] = set()
         self._opened: dict[tuple[int, int], Tensor] = {}
 
-    def offer(self, readers: Sequence[int]) -> Tensor | None:
-        """A first slot of 8 bytes, to be kept until the readers have tried it; None where that cannot be done."""
+    def offer(self, readers: Sequence[int]) -> tuple[Tensor, dict[int, Told]] | None:
+        """A first slot of 8 bytes, to be kept until the readers have tried it, and what each of them has to know.
+
+        None where memory cannot be shared.
+        """
         try:
-            buffer = self._make(8)
-            for reader in readers:
-                self.tell(buffer, reader)
+            buffer = self._memory.make(8)
+            return buffer, {reader: self._memory.tell(buffer) for reader in readers}
         except (RuntimeError, OSError):
             return None
-        return buffer
 
-    def reads(self, source: int) -> bool:
+    def reads(self, told: Told | None) -> bool:
         """Whether the first slot of another process can be opened."""
         try:
-            return self.open(source, 0).numel() == 8
+            return told is not None and self._memory.open(told).numel() == 8
         except (RuntimeError, OSError):
             return False
-        finally:
-            self._opened.pop((source, 0), None)
 
-    def tell(self, buffer: Tensor, reader: int) -> int:
-        """The number under which a process can open a buffer of ``staging``."""
+    def tell(self, buffer: Tensor, reader: int) -> Tensor:
+        """A note by which a process finds a buffer of ``staging``: its number, and the first time where it is."""
         number = self._numbers[buffer.data_ptr()]
-        if (number, reader) not in self._told:
-            told = json.dumps(self._memory.tell(buffer))
-            with at_meeting():
-                self._store.set(f"slot/{self._me}/{number}/{reader}", told)
-            self._told.add((number, reader))
-        return number
+        told = None if (number, reader) in self._told else self._memory.tell(buffer)
+        self._told.add((number, reader))
+        note = json.dumps([number, told]).encode()
+        assert len(note) <= NOTE, f"a slot takes {len(note)} bytes to tell"
+        return torch.frombuffer(bytearray(note.ljust(NOTE)), dtype=torch.uint8)
 
-    def open(self, source: int, number: int) -> Tensor:
+    def open(self, source: int, note: Tensor) -> Tensor:
         """The bytes of a slot of another process. Raises OSError or RuntimeError if they cannot be reached."""
-        if (source, number) not in self._opened:
-            with at_meeting():
-                told = self._store.get(f"slot/{source}/{number}/{self._me}")
+        number, told = json.loads(note.numpy().tobytes())
+        if told is not None:
             self._opened.pop((source, number - self._most), None)  # it made place for this one
-            self._opened[source, number] = self._memory.open(json.loads(told))
+            self._opened[source, number] = self._memory.open(told)
         return self._opened[source, number]
 
     def settle(self) -> None:
@@ -159,15 +156,6 @@ class CudaMemory:
     def settle(self) -> None:
         """Wait for the copies that this process has begun."""
         torch.cuda.current_stream(self._device).synchronize()
-
-
-@contextmanager
-def at_meeting() -> Iterator[None]:
-    """Turns what the store raises inside into a RunError."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RunError("process 0, where those that move weights meet, is gone, or has given up.") from error
 
 
 def _check(path: str, name: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -16,22 +17,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import RunError
-from .slots import Slots, at_meeting
+from .known import known_gloo
+from .meeting import arrived, meet
+from .slots import NOTE, Slots
 from .staging import Staging
 
+T = TypeVar("T")
+
 _torch: Any = dist  # it has the stores without exporting them
-#: The tag of words that say that a slot was read; everything else has tag 0.
-_READ = 1
+#: The tags of words that say that a slot was read, and of one that is never sent; everything else has tag 0.
+_READ, _NEVER = 1, 2
 #: Seconds in which processes that have met connect to each other.
 _HELLO = 60.0
+_LOOK = 0.2  # seconds after which who waits looks whether it is still to
 
 
 class Wire:
-    """Point-to-point messages: ``Wire(me=0, size=4, host="10.0.0.1", port=29600, timeout=60)`` in each process.
+    """Point-to-point messages: ``Wire(me=0, size=4, meeting=new_meeting(folder), timeout=60)`` in each process.
 
-    Process 0 keeps the meeting place at ``host``, ``port``. All come within ``timeout`` seconds, and afterwards no
-    message takes longer than that. Raises RunError naming who did not come, or once ``wanted`` says no, which is asked
-    every second.
+    All come to the file of the ``meeting`` within ``timeout`` seconds, and afterwards no message takes longer than
+    that. Raises RunError naming who did not come, or once ``wanted`` says no, which is asked all the time.
+    :meth:`close` from any thread ends whatever waits.
 
     Processes that share a CUDA device, or without CUDA a host, read each other's messages where they were put together
     (:meth:`lend`), where the system allows it and not without ``shared``. Everything else on CUDA goes through NCCL if
@@ -45,8 +51,7 @@ class Wire:
         *,
         me: int,
         size: int,
-        port: int,
-        host: str = "127.0.0.1",
+        meeting: str,
         timeout: float = 300.0,
         device: str = "cpu",
         shared: bool = True,
@@ -54,18 +59,21 @@ class Wire:
     ) -> None:
         self.me, self.size, self.timeout, self.broken, self._wanted = me, size, timeout, "", wanted
         self._under_way: WeakSet[Sending] = WeakSet()
-        limit, place = timedelta(seconds=timeout), _device(device)
-        with _reached(f"process {me} did not reach process 0 at {host}:{port}", timeout):
-            self.store = self._meeting_place(host, port)
-        #: Where each process is, the same for two that share a device.
-        self.places = self._meet("place", _place(place))
-        self.slots, self._reads = self._open_slots(place, shared)
-        soon = timedelta(seconds=min(timeout, _HELLO))  # all of them are there
-        with _reached(f"process {me} did not reach the other {size - 1}", min(timeout, _HELLO)):
-            self._gloo: Any = dist.ProcessGroupGloo(_torch.PrefixStore("gloo", self.store), me, size, soon)
-        direct = size > 1 and len(set(self.places)) == size and all(p.startswith("cuda ") for p in self.places)
-        self._nccl = self._open_nccl(limit) if direct else None
-        self.staging = Staging(place if direct else torch.device("cpu"), pinned=not direct and place.type == "cuda")
+        self.store: Any = None
+        self._gloo: Any = None
+        self._nccl: Any = None
+        self._where = _device(device)
+        self.slots, self.staging = Slots(self._where), Staging(torch.device("cpu"))
+        try:
+            with _reached(f"process {me} did not reach the meeting at {meeting}", timeout):
+                self.store = meet(meeting, size)
+            #: Where each process is, the same for two that share a device.
+            self.places = self._meet("place", _place(self._where))
+            self._reads = self._who_reads(shared)
+            self._open_groups(min(timeout, _HELLO))  # all of them are there
+        except BaseException:
+            self.close("it was not opened to the end")
+            raise
 
     def send(self, tensor: Tensor, to: int, *, host: bool = False) -> Sending:
         """Begin to send a contiguous tensor, on the device of ``staging`` or, with ``host``, in host memory.
@@ -85,28 +93,30 @@ class Wire:
     def lend(self, slot: Tensor, to: int) -> Sending:
         """Have a process read a slot, the begin of a buffer of ``slots.staging``. It is through when that was read."""
         self.slots.settle()
-        read = self._begin("recv", torch.zeros(1, dtype=torch.int64), to, host=True, tag=_READ)
-        read.before = self.send(torch.tensor([self.slots.tell(slot, to)]), to, host=True)
+        read = self._begin("recv", torch.zeros(1, dtype=torch.uint8), to, host=True, tag=_READ)
+        read.before = self.send(self.slots.tell(slot, to), to, host=True)
         return read
 
     def borrow(self, source: int) -> Sending:
-        """Begin to hear which slot of a process to read: its number, for ``slots.open``."""
-        return self.receive(torch.zeros(1, dtype=torch.int64), source, host=True)
+        """Begin to hear which slot of a process to read: a note for ``slots.open``."""
+        return self.receive(torch.zeros(NOTE, dtype=torch.uint8), source, host=True)
 
-    def give_back(self, number: Tensor, to: int) -> Sending:
+    def give_back(self, to: int) -> Sending:
         """Tell a process that its slot was read and may be written again."""
         self.slots.settle()
-        return self._begin("send", number, to, host=True, tag=_READ)
+        return self._begin("send", torch.ones(1, dtype=torch.uint8), to, host=True, tag=_READ)
 
     def close(self, why: str = "it was closed") -> None:
-        """End it. What is on the way is given up, here and at the other ends."""
+        """End it, from any thread. What is on the way is given up, here and at the other ends, and so is every wait."""
         self.broken = self.broken or why
+        gloo, nccl, self._gloo, self._nccl, self.store = self._gloo, self._nccl, None, None, None
         for sending in list(self._under_way):
             sending.give_up()
-        if self._nccl is not None:
+        if gloo is not None:
+            _hang_up(gloo, self.me, self.size)
+        if nccl is not None:
             with suppress(RuntimeError):
-                self._nccl.abort()
-        self._gloo = self._nccl = None  # gloo hangs up when nobody knows the group and its messages any more
+                nccl.abort()
         self.staging.drop()
         self.slots.drop()
 
@@ -119,23 +129,29 @@ class Wire:
     def _begin(self, verb: str, tensor: Tensor, peer: int, host: bool, tag: int = 0) -> Sending:
         if self.broken:
             raise RunError(f"this wire of process {self.me} is of no more use: {self.broken}.", fix="Open another one.")
-        group: Any = self._gloo if host or self._nccl is None else self._nccl
+        gloo, nccl = self._gloo, self._nccl
+        direct = nccl is not None and not host
         try:
-            work: Any = getattr(group, verb)([tensor], peer, tag)
+            work: Any = getattr(nccl if direct else gloo, verb)([tensor], peer, tag)
         except RuntimeError as error:  # the other end is gone already: said by who waits for this message
-            work = error
-        sending = Sending(work, tensor, polled=group is self._nccl)
+            work = error.with_traceback(None)
+        except AttributeError:  # closed by another thread since we looked
+            work = RuntimeError(self.broken)
+        sending = Sending(work, tensor, polled=direct)
         self._under_way.add(sending)
+        if self.broken:
+            sending.give_up()
         return sending
+
+    # -- how they come together -------------------------------------------------------------------------------------
 
     def _meet(self, what: str, said: str) -> list[str]:
         """Say something to all, and hear the same of the others."""
         names = [f"{what}/{rank}" for rank in range(self.size)]
-        with at_meeting():
+        with _at_meeting():
             self.store.set(names[self.me], said)
             for seconds in self._tries():
-                with suppress(dist.DistStoreError):  # it took too long
-                    self.store.wait(names, timedelta(seconds=seconds))
+                if arrived(self.store, names, seconds):
                     break
             missing = [str(rank) for rank, name in enumerate(names) if not self.store.check([name])]
         if missing:
@@ -144,48 +160,62 @@ class Wire:
                 f"{self.timeout:g} s.",
                 fix="See what became of them, or give a longer timeout.",
             )
-        with at_meeting():
+        with _at_meeting():
             return [self.store.get(name).decode() for name in names]
-
-    def _meeting_place(self, host: str, port: int) -> Any:
-        """The store of process 0, as soon as it is there."""
-        how: dict[str, Any] = {"is_master": self.me == 0, "wait_for_workers": False}
-        failed: RuntimeError | None = None
-        for seconds in self._tries():
-            try:
-                store = _torch.TCPStore(host, port, timeout=timedelta(seconds=seconds), **how)
-            except RuntimeError as error:
-                failed = error
-                if self.me == 0:  # it waits for nobody
-                    break
-            else:
-                store.set_timeout(timedelta(seconds=self.timeout))
-                return store
-        raise failed or RuntimeError("no time")
 
     def _tries(self) -> Iterator[float]:
         """Seconds to try something for, again and again until the time is up. Raises RunError if nobody wants it."""
         until = time.monotonic() + self.timeout
         while (left := until - time.monotonic()) > 0:
-            if not self._wanted():
-                raise RunError(f"process {self.me} was told that the others will not come.")
+            self._check_wanted()
             yield min(1.0, left)
 
-    def _open_slots(self, device: torch.device, shared: bool) -> tuple[Slots, list[set[int]]]:
-        """The slots, and for each process whose it can read."""
-        slots = Slots(self.me, self.store, device)
-        if len(set(self.places)) == self.size:
-            return slots, [set() for _ in self.places]
-        beside = [r for r, place in enumerate(self.places) if r != self.me and place == self.places[self.me] and shared]
-        lent = slots.offer(beside) if beside else None
-        lends = self._meet("lends", "no" if lent is None else "yes")
-        reads = [source for source in beside if lends[source] == "yes" and slots.reads(source)]
-        return slots, [set(json.loads(one)) for one in self._meet("reads", json.dumps(reads))]
+    def _check_wanted(self) -> None:
+        if self.broken or not self._wanted():
+            raise RunError(f"process {self.me} was told that the others will not come.")
 
-    def _open_nccl(self, limit: timedelta) -> Any:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = limit
-        return dist.ProcessGroupNCCL(_torch.PrefixStore("nccl", self.store), self.me, self.size, options)
+    def _who_reads(self, shared: bool) -> list[set[int]]:
+        """For each process whose slots it can read: those beside it have tried it."""
+        if len(set(self.places)) == self.size:
+            return [set() for _ in self.places]
+        beside = [r for r, place in enumerate(self.places) if r != self.me and place == self.places[self.me] and shared]
+        lent = self.slots.offer(beside) if beside else None
+        lends = [json.loads(one) for one in self._meet("lends", json.dumps({} if lent is None else lent[1]))]
+        reads = [source for source in beside if self.slots.reads(lends[source].get(str(self.me)))]
+        return [set(json.loads(one)) for one in self._meet("reads", json.dumps(reads))]
+
+    def _open_groups(self, seconds: float) -> None:
+        """Connect to all others: by gloo, and by NCCL where each has a device of its own."""
+        me, size, store, soon = self.me, self.size, self.store, timedelta(seconds=seconds)
+        with _reached(f"process {me} did not reach the other {size - 1}", seconds):
+            self._gloo = self._patiently(lambda: known_gloo(_torch.PrefixStore("gloo", store), me, size, soon))
+        own = size > 1 and len(set(self.places)) == size and all(p.startswith("cuda ") for p in self.places)
+        if own:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=self.timeout)
+            self._nccl = dist.ProcessGroupNCCL(_torch.PrefixStore("nccl", store), me, size, options)
+        on_device = self._where.type == "cuda"
+        self.staging = Staging(self._where if own else torch.device("cpu"), pinned=on_device and not own)
+
+    def _patiently(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives, which cannot be told to end: it is left to a thread where nobody wants it any more."""
+        found: list[T] = []
+        failed: list[RuntimeError] = []
+
+        def work() -> None:
+            try:
+                found.append(make())
+            except RuntimeError as error:
+                failed.append(error.with_traceback(None))
+
+        thread = threading.Thread(target=work, name="flowrl-wire", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_LOOK)
+            self._check_wanted()
+        if failed:
+            raise failed[0]
+        return found.pop()
 
 
 class Sending:
@@ -196,20 +226,34 @@ class Sending:
         self.before: Sending | None = None  # one that is through earlier, and has to be kept until then
 
     def wait(self, seconds: float) -> None:
-        """Until it is through. Raises RuntimeError if that takes longer, or the other end is gone."""
-        if isinstance(self._work, RuntimeError):
-            raise self._work
+        """Until it is through. Raises RuntimeError if that takes longer, the other end is gone, or it is given up."""
+        work = self._work
+        if isinstance(work, RuntimeError):
+            raise work
         if self._polled:  # NCCL's own wait is one of the stream alone, and has no end
             until = time.monotonic() + seconds
-            while not self._work.is_completed():
+            while not work.is_completed():
                 if time.monotonic() > until:
                     raise RuntimeError(f"Timed out after {seconds:g} s")
+                if self._work is not work:
+                    raise RuntimeError("given up")
                 time.sleep(0.0002)
-        self._work.wait(timedelta(seconds=seconds))
+        work.wait(timedelta(seconds=seconds))  # gloo's ends when its group hangs up
 
     def give_up(self) -> None:
-        """Forget it, whether it is through or not."""
+        """Forget it, whether it is through or not. Who waits for it does not wait on."""
         self._work = RuntimeError("given up")
+
+
+def _hang_up(group: Any, me: int, size: int) -> None:
+    """End whatever waits in a gloo group, here and at its other ends.
+
+    It has no word for that; but when one message is late it ends all others and closes every connection, at once.
+    """
+    for peer in range(size):
+        if peer != me:
+            with suppress(RuntimeError):  # it is late, or its connection is closed already
+                group.recv([torch.zeros(1)], peer, _NEVER).wait(timedelta(milliseconds=1))
 
 
 @contextmanager
@@ -222,6 +266,15 @@ def _reached(otherwise: str, timeout: float) -> Iterator[None]:
             f"{otherwise} in {timeout:g} s.",
             fix="See whether all processes run, and whether a firewall or a wrong network interface is between them.",
         ) from error
+
+
+@contextmanager
+def _at_meeting() -> Iterator[None]:
+    """Turns what the store raises inside into a RunError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RunError("the file in which those that move weights meet cannot be read or written any more.") from error
 
 
 def _device(name: str) -> torch.device:

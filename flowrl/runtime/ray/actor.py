@@ -10,6 +10,7 @@ import ray
 
 from ..rank import Rank
 from ..task import Failed, Setting, Task
+from .signals import hear, overhear
 
 #: Lanes: calls in one of them wait for each other, those in different ones do not. ``work`` is everything else.
 LANES = {
@@ -44,6 +45,7 @@ class RankActor:
     def __init__(self, number: int, pool: str) -> None:
         self.number, self.pool = number, pool
         self._rank: Rank | None = None
+        overhear()
 
     @ray.method(concurrency_group="pull")
     def begin(self, setting: Setting, handles: Mapping[int, Any]) -> dict[str, Any]:
@@ -80,6 +82,7 @@ class RankActor:
     def _called(self, method: str, args: Sequence[Any]) -> Any:
         if method == "alive":
             return True
+        hear()
         assert self._rank is not None, "a rank is told of the run first"
         try:
             return getattr(self._rank, method)(*args)

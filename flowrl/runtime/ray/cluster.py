@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -24,11 +24,15 @@ from ...errors import ClusterLost, RankLost, RunError, UsageError
 from ..task import Failed, Setting
 from .actor import THREADS, RankActor, start
 from .head import check_head, end_head
+from .private import PrivateRay
+from .signals import deaf
 
 RESOURCE = "flowrl_rank"  # of a cluster that is started here: one for each rank on a CPU
 GRACE = 5.0  # seconds that the other ranks of a call have when one has failed
+LAST_WORDS = 1.0  # seconds that they have when one has died: what they are at is done again
 SECONDS_TO_PLACE = 600.0
 SECONDS_TO_START = 600.0
+_OUT_OF_MEMORY = "it ran out of memory, and Ray's memory monitor ended it"
 LOOK = 1.0  # seconds after which who waits looks whether others have found a rank to be lost
 SILENT = 10.0  # seconds after which a rank that does not even say that it is there counts as hung
 
@@ -40,6 +44,14 @@ class PoolOfRanks:
     name: str
     ranks: tuple[int, ...]
     gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """When ranks were asked whether they are there, and by their answers to come which processes: (rank, handle)."""
+
+    at: float
+    answers: Mapping[Any, tuple[int, Any]]
 
 
 class RayRanks:
@@ -54,7 +66,7 @@ class RayRanks:
         self.where: dict[int, dict[str, Any]] = {}
         self._groups: dict[str, Any] = {}
         self._setting: Any = None
-        self._ours = False
+        self._ours, self._private = False, PrivateRay()
         self._places: dict[int, tuple[PoolOfRanks, int]] = {
             rank: (pool, place) for pool in self.pools for place, rank in enumerate(pool.ranks)
         }
@@ -93,6 +105,7 @@ class RayRanks:
             check_head()
         except ClusterLost:  # it would wait for what is gone
             end_head()
+            self._private.close()
             self.handles.clear()
             self._groups.clear()
             return
@@ -106,6 +119,7 @@ class RayRanks:
         self._groups.clear()
         if self._ours:
             ray.shutdown()
+            self._private.close()
             self._ours = False
 
     def record(self) -> dict[str, Any]:
@@ -115,10 +129,11 @@ class RayRanks:
     def _connect(self) -> None:
         if ray.is_initialized():
             return
-        quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+        quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if self.address is not None:
             try:
-                ray.init(address=self.address, log_to_driver=False, configure_logging=False)
+                with deaf():
+                    ray.init(address=self.address, log_to_driver=False, configure_logging=False)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise UsageError(
                     f"--address {self.address}: no Ray cluster answers there: {str(error).splitlines()[0]}",
@@ -129,7 +144,13 @@ class RayRanks:
             count = len(self._places)
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             cores = max(count + 1, os.cpu_count() or 1)
-            ray.init(address="local", num_cpus=cores, resources={RESOURCE: count}, **quiet)
+            quiet |= self._private.open()
+            try:
+                with deaf():
+                    ray.init(address="local", num_cpus=cores, resources={RESOURCE: count}, **quiet)
+            except BaseException:
+                self._private.close()
+                raise
         self._ours = True
 
     def _placed(self, pool: PoolOfRanks) -> Any:
@@ -182,11 +203,17 @@ class RayRanks:
         handle = self.handles[rank]
         return start(handle, method, args), handle
 
-    def wait(self, begun: Mapping[int, Any], what: str, deadline: float | None = None) -> dict[int, Any]:
+    def wait(
+        self,
+        begun: Mapping[int, Any],
+        what: str,
+        deadline: float | None = None,
+        on_death: Callable[[], None] | None = None,
+    ) -> dict[int, Any]:
         """The answers by rank.
 
         Raises RankLost for ranks that died, here or where one of these has asked, and for those that have not answered
-        ``deadline`` seconds after this was called.
+        ``deadline`` seconds after this was called. ``on_death`` is called as soon as one has died.
         """
         check_head()
         refs = [ref for ref, _ in begun.values()]
@@ -194,22 +221,27 @@ class RayRanks:
             ray.wait(refs, num_returns=len(refs), timeout=0.2)
             ready, late = ray.wait(refs, num_returns=len(refs), timeout=0)
             if late or len(ready) < len(refs):
-                return self._one_by_one(begun, what, deadline)
+                return self._one_by_one(begun, what, deadline, on_death)
         try:
             answers = ray.get(refs, timeout=LOOK if deadline is None else min(LOOK, deadline))
         except (RayError, TimeoutError):
-            return self._one_by_one(begun, what, deadline)
+            return self._one_by_one(begun, what, deadline, on_death)
         if any(isinstance(a, Failed) for a in answers) and (dead := self._dead()[0]):
             raise self._lost(dict.fromkeys(dead, "its process is gone"), what, dict(zip(begun, answers, strict=True)))
         return dict(zip(begun, answers, strict=True))
 
-    def _one_by_one(self, begun: Mapping[int, Any], what: str, deadline: float | None) -> dict[int, Any]:
-        """The answers as they come. When one has failed, the others have some seconds more."""
+    def _one_by_one(
+        self, begun: Mapping[int, Any], what: str, deadline: float | None, on_death: Callable[[], None] | None
+    ) -> dict[int, Any]:
+        """The answers as they come. When one has failed or died, the others have some seconds more."""
         by_ref = {ref: rank for rank, (ref, _) in begun.items()}
         answers: dict[int, Any] = {}
         died: dict[int, str] = {}
         ends = None if deadline is None else time.monotonic() + deadline
+        asked: Asked | None = None
         while by_ref:
+            if asked is None and ends is not None and time.monotonic() > ends - SILENT:
+                asked = self._ask()
             left = LOOK if ends is None else max(0.0, min(LOOK, ends - time.monotonic()))
             ready = ray.wait(list(by_ref), num_returns=1, timeout=left)[0]
             check_head()
@@ -220,9 +252,12 @@ class RayRanks:
                 except RayTaskError as error:
                     answers[rank] = Failed(None, str(error.cause or error), str(error))
                 except RayError as error:
-                    died[rank] = str(error).splitlines()[0]
+                    died[rank] = _OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else str(error).splitlines()[0]
                 if rank in died or isinstance(answers.get(rank), Failed):
-                    ends = min(ends or math.inf, time.monotonic() + GRACE)
+                    ends = min(ends or math.inf, time.monotonic() + (LAST_WORDS if died else GRACE))
+                if rank in died and by_ref and on_death is not None:
+                    on_death()
+                    on_death = None
             if not ready and ends is not None and time.monotonic() >= ends:
                 break
             known = [rank for rank in by_ref.values() if self._fallen.get(rank) is begun[rank][1]]
@@ -230,13 +265,14 @@ class RayRanks:
                 raise self._lost(dict.fromkeys(known, "it is lost"), what, answers)
         failed = [a for a in answers.values() if isinstance(a, Failed)]
         self._fallen |= {rank: begun[rank][1] for rank in died}
-        dead, silent = self._dead() if died or failed or by_ref else ([], [])
-        died |= dict.fromkeys(dead, "its process is gone")
+        dead, silent = self._dead(asked) if died or failed or by_ref else ([], [])
+        died = dict.fromkeys(dead, "its process is gone") | died
         if died:
             raise self._lost(died, what, answers)
         if by_ref and (silent or not failed):
             late = silent or sorted(by_ref.values())  # who waits for a silent one is late too, and not to blame
-            self._fallen |= {rank: begun[rank][1] for rank in late if rank in begun}
+            there = {**self.handles, **{rank: handle for rank, (_, handle) in begun.items()}}
+            self._fallen |= {rank: there[rank] for rank in late}  # nobody waits as long for one of them again
             raise RankLost(
                 f"rank {late[0]} of pool '{self._places[late[0]][0].name}' has not answered {what} in time.",
                 ranks=late,
@@ -247,27 +283,40 @@ class RayRanks:
 
     def _lost(self, died: Mapping[int, str], what: str, answers: Mapping[int, Any]) -> RankLost:
         rank, more = min(died), len(died) - 1
+        memory = f": {_OUT_OF_MEMORY}" if _OUT_OF_MEMORY in died.values() else ""
         return RankLost(
             f"rank {rank} of pool '{self._places[rank][0].name}' died during {what}"
-            f"{f', and {more} more' if more else ''}.",
+            f"{f', and {more} more' if more else ''}{memory}.",
             ranks=sorted(died),
             answers=answers,
             fix="If it happens again, look into the logs of Ray for this process: memory is the usual reason.",
         )
 
-    def _dead(self) -> tuple[list[int], list[int]]:
-        """Ranks whose process is gone, and those that say nothing. Those that are being started have time."""
+    def _ask(self) -> Asked:
+        """Ask all ranks whether they are there, but for those that are being started."""
         there = {rank: handle for rank, handle in self.handles.items() if rank not in self._starting}
-        begun = {handle.pull.remote("alive"): rank for rank, handle in there.items()}
-        ready, late = ray.wait(list(begun), num_returns=len(begun), timeout=SILENT)
+        return Asked(time.monotonic(), {h.pull.remote("alive"): (rank, h) for rank, h in there.items()})
+
+    def _dead(self, asked: Asked | None = None) -> tuple[list[int], list[int]]:
+        """Ranks whose process is gone, and those that say nothing; where all had answered to ``asked``, as of now."""
         gone: list[int] = []
-        for ref in ready:
-            try:
-                ray.get(ref)
-            except RayError:
-                gone.append(begun[ref])
-                self._fallen[begun[ref]] = there[begun[ref]]
-        return gone, sorted(begun[ref] for ref in late)
+        late: list[int] = []
+        for earlier in (None,) if asked is None else (asked, None):
+            asking = earlier or self._ask()
+            left = max(0.0, asking.at + SILENT - time.monotonic())
+            ready, waited = ray.wait(list(asking.answers), num_returns=len(asking.answers), timeout=left)
+            late = [r for r, handle in (asking.answers[ref] for ref in waited) if self.handles.get(r) is handle]
+            for ref in ready:
+                rank, handle = asking.answers[ref]
+                try:
+                    ray.get(ref)
+                except RayError:
+                    if self.handles.get(rank) is handle:  # nobody has started it anew since
+                        gone.append(rank)
+                        self._fallen[rank] = handle
+            if gone or late:
+                break
+        return gone, sorted(late)
 
 
 def own_modules() -> list[ModuleType]:

@@ -1,0 +1,123 @@
+"""The run that ``kills.py`` disturbs: a small GRPO on six ranks, in a process of its own.
+
+    python benchmarks/kills_driver.py OUT [--steps 40] [--deadline 15] [--backend fsdp2] [--gloo] [--resume]
+
+Two ranks train, two generate and are the reference, two give rewards, each row apart. Every reward that is given is
+also a line in ``OUT.faults/answers.jsonl``, so that real calls are counted, and not what the run says of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "algorithms")]
+
+import faults
+
+import flowrl as fl
+from flowrl import rl
+from flowrl.placement.cluster import Cluster
+from flowrl.placement.mesh import Mesh
+from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+from tasks import arithmetic
+
+SMALL = {
+    **(arithmetic.MODEL.config or {}),
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+EVERY = 3  # steps from one checkpoint to the next
+TRAIN, ROLLOUT, REWARDS = (0, 1), (2, 3), (4, 5)
+GLOO = "--gloo" in sys.argv  # weights go as from host to host
+
+
+class Armed(fl.Actor):
+    """An actor whose ranks take faults."""
+
+    def open(self, opening: Any) -> None:
+        faults.arm(shared=not GLOO)
+        super().open(opening)
+
+
+class Judge(fl.FunctionReward):
+    """A reward whose ranks take faults."""
+
+    def open(self, opening: Any) -> None:
+        faults.arm()
+        super().open(opening)
+
+
+def odd(prompt: str, response: str) -> float:
+    """A reward with something to learn from the first token on."""
+    here = faults.here()
+    here.come_to("answer", "before")  # it was asked, and has not answered
+    faults.append(here.out, "answers.jsonl", [os.getpid(), prompt, response])
+    return sum(c in "13579" for c in response) - 0.1 * len(response)
+
+
+flow = fl.Flow("kills")
+actor = flow.worker(Armed, fl.Model(config=SMALL, tokenizer=arithmetic.build_tokenizer), lr=3e-3, max_tokens=5)
+ref = flow.worker(fl.Reference, of=actor)
+reward = flow.worker(Judge, odd, concurrency=1)
+
+
+@flow.program
+def kills(steps: int = 40):
+    for step, batch in flow.steps(arithmetic.prompts(4), steps):
+        batch = actor.generate(batch, n=3)
+        batch = reward.score(batch)
+        batch = ref.logprobs(batch)
+        batch = rl.group_advantages(batch)
+        metrics = actor.update(batch, loss=rl.ppo_clip(kl=1e-3))
+        flow.log(step, metrics, reward=batch.rewards.mean())
+
+
+MESHES = {"fsdp2": "fsdp=2", "megatron": "tp=2"}
+
+
+def plan(deadline: float, backend: str) -> Plan:
+    """Two ranks in each of three pools."""
+    trained = Place("train", Mesh.of(MESHES[backend]), backend)
+    return Plan(
+        {
+            "train": Pool("train", devices=TRAIN),
+            "rollout": Pool("rollout", devices=ROLLOUT),
+            "rewards": Pool("rewards", processes=len(REWARDS)),
+        },
+        {
+            "actor": {"train": trained, "generate": Place("rollout")},
+            "ref": Place("rollout"),
+            "reward": Place("rewards"),
+        },
+        cluster=Cluster.of("cpu:1x4"),
+        pipeline=Pipeline(deadline=deadline),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--deadline", type=float, default=15.0)
+    parser.add_argument("--backend", choices=MESHES, default="fsdp2")
+    parser.add_argument("--gloo", action="store_true", help="weights go as from host to host")
+    parser.add_argument("--resume", action="store_true")
+    asked = parser.parse_args()
+    flow.run(
+        out=asked.out,
+        parameters={"kills": {"steps": asked.steps}},
+        runtime="ray",
+        plan=plan(asked.deadline, asked.backend),
+        checkpoint_every=EVERY,
+        resume=asked.resume,
+    )
+
+
+if __name__ == "__main__":
+    main()

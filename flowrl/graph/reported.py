@@ -1,0 +1,44 @@
+"""What updates report, as far as a trace knows: the names under which it is recorded, and those that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from ..errors import At, FieldError, near
+from .logged import Logged
+from .spec import Spec
+from .terms import TCall, TMetrics
+from .values import MetricsValue
+
+#: Metrics that every update has, and those that it has or may have.
+ALWAYS_REPORTED = ("loss", "grad_norm", "lr", "tokens", "rows", "steps")
+UPDATES = (*ALWAYS_REPORTED, "truncated", "pretraining_loss")
+
+
+def recorded(item: Logged, calls: Sequence[TCall]) -> list[str]:
+    """The names under which something is recorded. Of metrics those that every update has, and its loss reports."""
+    if not item.is_metrics:
+        return [item.name]
+    if not isinstance(item.value, MetricsValue):
+        made_by_hand = cast("Mapping[str, Any]", item.value)
+        return [item.under(name) for name in made_by_hand]
+    ref: TMetrics = item.value.ref
+    loss: Any = calls[ref.call].arguments.get("loss")
+    if not isinstance(loss, Spec):
+        return []
+    return [item.under(name) for name in (*ALWAYS_REPORTED, *getattr(loss, "reports", ()))]
+
+
+def unknown_metric(ref: TMetrics, name: str, calls: Sequence[TCall], at: At) -> FieldError | None:
+    """The error of a metric that an update does not report, where its loss says what it does; else None."""
+    loss: Any = calls[ref.call].arguments.get("loss")
+    told: tuple[str, ...] = getattr(loss, "reports", ())
+    have = [*UPDATES, *told]
+    if not told or name in have:
+        return None
+    meant = near(name, have)
+    fix = f"Did you mean '{meant}'?" if meant else None
+    if name in ("kl", "entropy"):
+        fix = f"Give {name}= of the loss a weight above 0."
+    return FieldError(f"the metrics of {ref.title} have no '{name}'.", at=at, have=have, fix=fix)

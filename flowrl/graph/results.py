@@ -1,0 +1,84 @@
+"""What the calls of a trace give: the fields of a batch after them, and which rows these are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FieldError, near
+from ..marks import UNMARKED, Marks
+from .call_errors import written_twice
+from .rowops import passed_on
+from .scalars import ScalarValue
+from .terms import Rows, TBatch, TCall, TField, TMetrics, TNumber, rows_each
+from .values import BatchValue, MetricsValue
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+
+class Results:
+    """The results of one path of a trace."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def of_call(
+        self,
+        call: TCall,
+        batch: TBatch | None,
+        into: Mapping[str, str],
+        arguments: Mapping[str, Any],
+        marks: Mapping[str, Marks],
+    ) -> Any:
+        """The value that a call gives, with the fields that it adds and their ``marks``."""
+        op, signature, at = call.op, call.signature, call.at
+        if op.returns == "metrics":
+            return MetricsValue(self.tracer, TMetrics(call.index, call.title))
+        if op.returns == "scalar":
+            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), call.title, f"c{call.index}"))
+        if op.returns == "none":
+            return None
+        for word in sorted(set(into) - set(signature.adds)):
+            meant = near(word, signature.adds)
+            self.tracer.wrong(
+                FieldError(
+                    f"{call.title} adds no '{word}' that into= could rename.",
+                    at=at,
+                    have=signature.adds,
+                    fix=f"Did you mean '{meant}'?" if meant else None,
+                )
+            )
+            if meant:
+                into = {meant: into[word], **into}
+        inherited = dict(batch.fields) if batch and op.inherits else {}
+        rows, rows_call = _rows_after(call, batch, arguments)
+        if op.rows in ("expand", "filter"):  # rows were made anew: what is read later comes from here
+            inherited = passed_on(inherited, call.index, rows)
+        added = {into.get(n, n): (t, marks.get(n, UNMARKED)) for n, t in signature.adds.items()}
+        if twice := [n for n in added if n in inherited]:
+            self.tracer.wrong(written_twice(call.title, twice, at))
+        for name, (type_, own) in added.items():
+            inherited[name] = TField(type_, call.index, name, rows, (call.index, name), made=name, marks=own)
+        return BatchValue(self.tracer, TBatch(inherited, rows, rows_call))
+
+
+def _rows_after(call: TCall, batch: TBatch | None, arguments: Mapping[str, Any]) -> tuple[Rows, int | None]:
+    if batch is None or call.op.rows == "regroup":
+        return ("regroup", call.index), call.index
+    if call.op.rows in ("same", "apart"):
+        return batch.rows, batch.rows_call
+    n = arguments.get("n")
+    if call.op.rows == "expand" and isinstance(n, int):
+        return ("expand", batch.rows, n), call.index
+    made: Any = (call.index,) if call.op.rows == "expand" else call.index  # no number, as nobody knows how many
+    return (call.op.rows, batch.rows, made), call.index
+
+
+def sampled(batch: TBatch, calls: Sequence[TCall]) -> tuple[int | None, str]:
+    """How many rows each prompt has at most, and the call that sampled them; None where either is not known."""
+    if batch.rows_call is None or "preferred" in batch.fields:  # a source of pairs has two rows of each prompt
+        return None, ""
+    made = calls[: batch.rows_call + 1]
+    sampled = next((call for call in reversed(made) if call.op.rows == "expand"), None)
+    return (None, "") if sampled is None else (rows_each(batch.rows), f"{sampled.title} (line {sampled.at.line})")

@@ -1,0 +1,98 @@
+"""How long the calls of a study take on the virtual clock, priced as they are issued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..placement.mesh import Mesh
+from ..placement.work import Work, Workload
+from ..schedule.events import Call
+from ..schedule.flight import Made
+from ..schedule.virtual import Rows
+
+if TYPE_CHECKING:
+    from .study import Study
+
+
+class NoTime:
+    """Calls that take no time: for looking at a program, not at a schedule."""
+
+    def seconds(self, call: Call) -> float:
+        return 0.0
+
+    def rows(self, call: Call) -> Rows | None:
+        return None
+
+    def publish(self, worker: str) -> float:
+        return 0.0
+
+    def swap(self, pool: str, resident: str) -> float:
+        return 0.0
+
+
+class Pace:
+    """The costs of a study, for the virtual clock. Equal calls are priced once."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self.nodes: dict[int, str] = {}
+        self._works: dict[int, Work] = {}
+        self._made: dict[int, Made] = {}
+        self._known: dict[tuple[str, Workload], float] = {}
+        self._moves: dict[tuple[str, str], float] = {}
+
+    def note(self, made: Made) -> int:
+        """Remember a call before it is issued. Returns its prompt groups."""
+        study, call = self._study, made.call
+        self.nodes[call.index] = study.ids.get(call.place, call.title)
+        work = study.work(made)
+        if work is not None:
+            self._works[call.index] = work
+            self._made[call.index] = made
+        n = call.arguments.get("n")
+        return max(1, made.rows // n) if isinstance(n, int) and n else max(1, made.rows)
+
+    def seconds(self, call: Call) -> float:
+        work = self._works.get(call.id)
+        if work is None:
+            return 0.0
+        key = (work.node, work.load)
+        if key not in self._known:
+            self._known[key] = self._study.cost_model.seconds(work)
+        return self._known[key]
+
+    def rows(self, call: Call) -> Rows | None:
+        """Rows of their own lengths. An engine runs as many at once as one call has; a row takes its share of the
+        seconds that the call has for rows of average length."""
+        made = self._made.get(call.id)
+        lengths = self._study.lengths.of(made) if made is not None else None
+        if made is None or lengths is None or not lengths.varies or not made.rows:
+            return None
+        each = self.seconds(call) / lengths.mean
+        drawn = [each * tokens for tokens in lengths.draw(made.rows, f"{self._study.seed} {call.id}")]
+        size = max(1, made.rows // max(1, call.groups or self._groups(made)))
+        return Rows([drawn[i : i + size] for i in range(0, len(drawn), size)], made.rows)
+
+    def _groups(self, made: Made) -> int:
+        n = made.call.arguments.get("n")
+        return made.rows // n if isinstance(n, int) and n else made.rows
+
+    def publish(self, worker: str) -> float:
+        return self._move(("publish", worker), lambda: self._study.publish(worker))
+
+    def swap(self, pool: str, resident: str) -> float:
+        return self._move((pool, resident), lambda: self._swapped(pool, resident))
+
+    def _move(self, key: tuple[str, str], work: Callable[[], Work]) -> float:
+        if key not in self._moves:
+            self._moves[key] = self._study.cost_model.seconds(work())
+        return self._moves[key]
+
+    def _swapped(self, pool: str, resident: str) -> Work:
+        worker, _, _ = resident.rpartition(".")
+        study = self._study
+        size = study.memory[pool].sizes[resident]
+        devices = study.plan.pools[pool].devices
+        role, mesh, title = study.roles[worker], Mesh({"dp": len(devices)}), f"{resident}.offload"
+        return Work(title, title, "offload", role, Workload(0, 0, 0), mesh, devices, pool=pool, moved=size)

@@ -1,0 +1,99 @@
+"""How a run is asked to stop: by a signal it ends after its step, with a checkpoint; by a second one at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+#: Ctrl-C, what Kubernetes, Slurm and systemd send, a terminal that closes, and what Slurm is told to send before.
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+PATIENCE = 10.0  # seconds that the driver's thread has to answer the second signal
+
+
+class StopNow(KeyboardInterrupt):
+    """A second signal, in the thread of the driver: ``StopNow(signal.SIGTERM)``."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"a second {signal.Signals(number).name}")
+        self.status = 128 + number
+
+
+class Stop:
+    """Whether a run was asked to stop. ``tell`` is told so in words, once."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self.signal: int | None = None  # the first that came
+        self._ended = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self.signal is not None
+
+    @property
+    def status(self) -> int:
+        """The exit status of a run that a signal has stopped, as shells write it: 130 for SIGINT, 143 for SIGTERM."""
+        return 128 + (self.signal or signal.SIGINT)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take signals inside the block; only the main thread of a process can. What is ignored stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: dict[int, Any] = {}
+        for number in (getattr(signal, name) for name in SIGNALS if hasattr(signal, name)):
+            if number == signal.SIGINT or _is_free(number):
+                before[number] = signal.signal(number, self._came)
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        woken = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._insist, args=(ours, set(before)), daemon=True, name="flowrl-signals").start()
+        try:
+            yield
+        finally:
+            self._ended = True
+            signal.set_wakeup_fd(woken)
+            theirs.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _came(self, number: int, frame: Any) -> None:
+        del frame
+        name = signal.Signals(number).name
+        if self.signal is not None:
+            raise StopNow(number)
+        self.signal = number
+        again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
+        said = "" if number == signal.SIGINT else f"{name}: "
+        self._tell(f"{said}stopping after this step, with a checkpoint; {again} stops at once")
+
+    def _insist(self, signals: socket.socket, known: set[int]) -> None:
+        """End the process where a second signal has come and its main thread does not leave the run.
+
+        That thread is told of a signal between two steps of Python: one that is in a call of C's is told after it.
+        """
+        came: list[int] = []
+        with signals:
+            while len(came) < 2:
+                if not (said := signals.recv(64)):
+                    return
+                came += [number for number in said if number in known]
+        time.sleep(PATIENCE)
+        if not self._ended:
+            with suppress(OSError):
+                os.write(2, b"stopped at once; what was running did not end by itself\n")
+            os._exit(128 + came[1])
+
+
+def _is_free(number: int) -> bool:
+    """Whether nobody else answers a signal. nohup has SIGHUP ignored; Ray ends a driver at SIGTERM."""
+    found = signal.getsignal(number)
+    return found == signal.SIG_DFL or str(getattr(found, "__module__", "")).startswith("ray.")

@@ -1,0 +1,216 @@
+"""An answer of the world is kept as soon as it is there: a call that is killed loses those in flight, and no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from flows import metrics
+
+import flowrl as fl
+from flowrl.batch import CallInfo
+from flowrl.errors import RewardError
+from flowrl.runtime import external
+from flowrl.runtime.journal import Journal
+
+HERE = Path(__file__).parent
+INFO = CallInfo(0, "train", 0, "reward.score", 0)
+
+
+def rows(count):
+    columns = {"prompt": ["p"] * count, "x": [float(i) for i in range(count)]}
+    return fl.Batch.of(
+        [(i,) for i in range(count)],
+        response_ids=fl.Column.of([[1]] * count, dim="response", dtype="i32"),
+        **{n: fl.Column.of(values, dtype="any") for n, values in columns.items()},
+    )
+
+
+def ask(folder, fn, count=6, warnings=None, **how):
+    """Ask as a process of its own would: with what the journal's file holds."""
+    reward = fl.FunctionReward(fn, **how)
+    reward.name = "reward"
+    journal = Journal(folder / "journal.jsonl")
+    op = fl.FunctionReward.__dict__["score"]
+    said = warnings if warnings is not None else []
+    reward._warn = said.append
+    try:
+        return external.once(journal, (0, 0), op, reward, {"batch": rows(count)}, {}, INFO, said.append)
+    finally:
+        journal.close()
+
+
+def journalled(folder):
+    file = folder / "journal.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [tuple(key) for line in lines if line.endswith("\n") for key in json.loads(line)["keys"]]
+
+
+def wait_for(what, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_answers_reach_the_journal_while_the_call_goes_on(tmp_path, is_async):
+    go = threading.Event()
+
+    def fn(x):
+        if x >= 4:
+            assert go.wait(60)
+        return x
+
+    async def slow(x):
+        import asyncio
+
+        while x >= 4 and not go.is_set():
+            await asyncio.sleep(0.01)
+        return x
+
+    made = []
+    thread = threading.Thread(target=lambda: made.append(ask(tmp_path, slow if is_async else fn)))
+    thread.start()
+    wait_for(lambda: set(journalled(tmp_path)) == {(i,) for i in range(4)})
+    go.set()
+    thread.join()
+    assert made[0].rewards.to_list() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert sorted(journalled(tmp_path)) == [(i,) for i in range(6)], "each once"
+
+
+def test_a_call_that_fails_keeps_what_came_and_asks_only_the_rest_again(tmp_path):
+    asked = []
+
+    def fails(x):
+        asked.append(x)
+        if x == 3:
+            raise OSError("down")
+        return x
+
+    with pytest.raises(RewardError, match="down"):
+        ask(tmp_path, fails)
+    again = []
+    made = ask(tmp_path, lambda x: again.append(x) or x)
+    assert sorted(asked) == [0, 1, 2, 3, 4, 5] and again == [3]
+    assert made.rewards.to_list() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_rows_that_were_marked_as_failed_have_their_mark_again(tmp_path):
+    def fails(x):
+        if x == 3:
+            raise OSError("down")
+        time.sleep(0.05)
+        return x
+
+    first = ask(tmp_path, fails, on_error="mark")
+    made = ask(tmp_path, lambda x: 1 / 0, on_error="mark")
+    assert made.failed.to_list() == first.failed.to_list() == [False, False, False, True, False, False]
+    assert made.rewards.to_list()[:3] == [0.0, 1.0, 2.0]
+
+
+def test_an_answer_that_comes_after_its_row_was_given_up_does_not_stay(tmp_path):
+    late = threading.Event()
+
+    def fn(x):
+        if x == 0:
+            late.wait(0.5)  # longer than it has
+            return 9.0
+        time.sleep(0.7)
+        return x
+
+    made = ask(tmp_path, fn, timeout=0.3, on_error=-1.0, count=2, concurrency=1)
+    assert made.rewards.to_list()[0] == -1.0
+    assert ask(tmp_path, fn, timeout=0.3, on_error=-1.0, count=2).rewards.to_list() == made.rewards.to_list()
+
+
+def test_many_rows_that_are_quick_are_written_together(tmp_path):
+    ask(tmp_path, lambda x: x, count=500)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    assert len(journalled(tmp_path)) == 500 and len(lines) < 250
+
+
+class Run:
+    """A run in a process of its own, whose reward waits for the test."""
+
+    def __init__(self, folder, *words, **environment):
+        self.folder = folder
+        paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "-m", "flowrl", "run", str(HERE / "answers_driver.py"), "--quiet", "--out"]
+        self.process = subprocess.Popen(
+            [*command, str(folder / "run"), *words],
+            env={**os.environ, "ANSWERS": str(folder), "PYTHONPATH": paths, **environment},
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / "said").open("a"),
+        )
+
+    def calls(self, what):
+        file = self.folder / "calls"
+        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [(int(x), int(pid)) for kind, x, pid in lines if kind == what]
+
+    def until(self, what):
+        def there():
+            assert self.process.poll() is None, (self.folder / "said").read_text()
+            return what()
+
+        wait_for(there, 240)
+
+    def answered(self):
+        files = list((self.folder / "run").glob("journal*.jsonl"))
+        lines = [line for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return {key[0] for line in map(json.loads, lines) for key in line.get("keys", ())}
+
+
+KILLED = [
+    ("local", "driver"),
+    *(pytest.param("ray", who, marks=pytest.mark.nightly) for who in ("driver", "rank", "both")),
+]
+
+
+@pytest.mark.parametrize(("runtime", "who"), KILLED)
+def test_rows_that_have_answered_in_a_call_that_is_killed_are_not_asked_again(tmp_path, runtime, who):
+    words = ["--runtime", runtime]
+    if runtime == "ray":
+        (tmp_path / "plan.yaml").write_text("cluster: {device: cpu, nodes: 1, devices_per_node: 1}\n"
+                                            "pools: {a: {processes: 2}}\nplace: {reward: {pool: a}}\n")  # fmt: skip
+        words += ["--plan", str(tmp_path / "plan.yaml")]
+    run = Run(tmp_path, *words)
+    run.until(lambda: run.answered() >= {0, 1, 2, 3})  # of 7 rows; 4, 5 and 6 wait
+    run.until(lambda: {x for x, _ in run.calls("begin")} >= {4, 5, 6})
+    before = Counter(x for x, _ in run.calls("begin"))
+    if who != "driver":
+        os.kill(next(pid for x, pid in run.calls("begin") if x == 4), signal.SIGKILL)
+    if who != "rank":
+        run.process.kill()
+        run.process.wait()
+        (tmp_path / "go").touch()
+        run = Run(tmp_path, "--resume")
+    else:
+        (tmp_path / "go").touch()
+    assert run.process.wait(240) == 0, (tmp_path / "said").read_text()
+    counts = Counter(x for x, _ in run.calls("begin"))
+    assert set(counts) == set(range(14)) and set(before.values()) == {1}
+    again = {x for x, count in counts.items() if count > 1}
+    assert again <= {4, 5, 6}, "only what was in flight"
+    assert [line["most"] for line in metrics(tmp_path / "run")] == [3.0, 6.5]
+
+
+def test_a_batched_call_is_one_and_is_asked_again_as_a_whole(tmp_path):
+    run = Run(tmp_path, BATCHED="1")
+    run.until(lambda: any(x == 4 for x, _ in run.calls("begin")))
+    run.process.kill()
+    run.process.wait()
+    (tmp_path / "go").touch()
+    run = Run(tmp_path, "--resume", BATCHED="1")
+    assert run.process.wait(240) == 0, (tmp_path / "said").read_text()
+    counts = Counter(x for x, _ in run.calls("begin"))
+    assert [counts[x] for x in range(14)] == [2] * 5 + [1] * 9

@@ -1,0 +1,41 @@
+"""Processes of a run killed at every point, as benchmarks/kills.py does it: recovered in time, with the same weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import kills
+
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc, of Linux")
+
+#: Twelve processes in two strokes, twelve in pairs, six one by one.
+THIRTY = ["all"] * 2 + ["judges"] * 5 + ["pair"] + ["publish"] * 3 + ["checkpoint", "update", "call"]
+
+
+@pytest.mark.slow
+def test_thirty_processes_are_killed():
+    """A step comes three to fifteen seconds after a fault; the limit is for a machine that does much besides."""
+    assert (
+        kills.main(
+            ["--kinds", ",".join(THIRTY), "--faults", "30", "--limit", "60", "--deadline", "120", "--seconds", "600"]
+        )
+        == 0
+    )
+
+
+@pytest.mark.nightly
+def test_whoever_dies_in_a_publish_costs_ten_seconds():
+    """Senders, receivers and process 0 of the wire: before, during and after each thing that a publish does."""
+    assert kills.main(["--each", "--kinds", "publish", "--limit", "10"]) == 0
+
+
+@pytest.mark.nightly
+def test_nothing_grows_in_a_hundred_renewals():
+    assert kills.main(["--kinds", "renew", "--faults", "100"]) == 0

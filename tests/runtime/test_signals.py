@@ -1,0 +1,181 @@
+"""A signal ends a run after its step, with a checkpoint and the status that a shell expects; a second one at once."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flowrl.runtime import checkpoint
+
+HERE = Path(__file__).parent
+#: A mutex that is locked twice: nothing wakes the thread.
+DEADLOCK = "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
+
+
+def run(small, out, **options):
+    return small.flow.run(
+        "train", out=out, quiet=True, parameters={"train": {"steps": 8}}, runtime="local", **{"seed": 0} | options
+    )
+
+
+def lines(out):
+    return len((out / "metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("SIGTERM", "update"), ("SIGTERM", "judge"), ("SIGTERM", "checkpoint"), ("SIGHUP", "judge"), ("SIGUSR1", "judge")],
+)
+def test_wherever_the_driver_is_it_takes_a_checkpoint_and_the_run_goes_on(small, tmp_path, monkeypatch, name, where):
+    """In the op of its own pool, in user code, and in a checkpoint: the one that is being taken is enough then."""
+    whole = run(small, tmp_path / "whole")
+    number, sent = getattr(signal, name), []
+
+    def once_from_now():
+        if not sent:
+            sent.append(lines(tmp_path / "run"))
+            os.kill(os.getpid(), number)
+            time.sleep(0.02)  # long enough for another thread to hear of it
+
+    if where == "checkpoint":
+        save = checkpoint.save
+
+        def saved(*args):
+            once_from_now()
+            return save(*args)
+
+        monkeypatch.setattr(checkpoint, "save", saved)
+    else:
+        op = (small.Counter if where == "update" else small.World).__dict__[where]
+        real = op.fn
+
+        def fn(self, batch, **how):
+            if lines(tmp_path / "run") == 3:
+                once_from_now()
+            return real(self, batch, **how)
+
+        fn.__annotations__ = real.__annotations__
+        object.__setattr__(op, "fn", fn)
+    stopped = run(small, tmp_path / "run", checkpoint_every=3)
+    assert (stopped.status, stopped.exit_status) == ("interrupted", 128 + number)
+    assert lines(tmp_path / "run") == (3 if where == "checkpoint" else 4)
+    assert sent == [3]
+    done = run(small, tmp_path / "run", resume=True)
+    assert done.weights_digest == whole.weights_digest and done.exit_status == 0
+
+
+def test_what_a_process_ignores_stays_ignored_and_handlers_come_back(small, tmp_path):
+    """As nohup ignores SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        op = small.World.__dict__["judge"]
+        real = op.fn
+
+        def fn(self, batch):
+            os.kill(os.getpid(), signal.SIGHUP)
+            return real(self, batch)
+
+        fn.__annotations__ = real.__annotations__
+        object.__setattr__(op, "fn", fn)
+        handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        assert run(small, tmp_path / "run").status == "done"
+        assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        assert not [t for t in threading.enumerate() if t.name == "flowrl-signals" and t.is_alive() and t.join(1)]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+#: A driver whose user code says that it runs, and then does not come back in time.
+DRIVER = """
+import ctypes, sys, time
+sys.path.insert(0, {beside!r})
+from small_flow import Numbers
+import flowrl as fl
+from flowrl.runtime import stop
+
+stop.PATIENCE = 0.5
+
+class World(fl.Worker):
+    @fl.op(reads="x", adds="r: f32[]", cost="external")
+    def judge(self, batch):
+        if batch.keys[0][0] > 3:
+            print("inside", flush=True)
+            {hold}
+        return {{"r": batch.x.values * 2}}
+
+flow = fl.Flow("slow")
+world = flow.worker(World)
+
+@flow.program
+def slow(steps: int = 100000):
+    for step, batch in flow.steps(Numbers(), steps):
+        flow.log(step, reward=world.judge(batch).r.mean())
+"""
+
+
+def started(tmp_path, hold):
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    script = folder / "slow.py"
+    script.write_text(DRIVER.format(beside=str(HERE), hold=hold))
+    words = ["run", str(script), "--out", str(folder / "a"), "--checkpoint-every", "1", "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flowrl", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "inside\n", process.communicate()
+    return process, folder
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_second_one_ends_it_at_once_with_the_status_of_shells(tmp_path, name):
+    """Also where a thread is in user code that never returns; what it says is a command that goes on."""
+    process, folder = started(tmp_path, "time.sleep(1000)")
+    for _ in range(2):
+        process.send_signal(getattr(signal, name))
+        time.sleep(0.2)
+    said = process.communicate(timeout=20)[1].splitlines()
+    assert process.returncode == 128 + getattr(signal, name), said
+    assert said[-1].startswith("stopped at once; go on with: flowrl run ")
+    assert shlex.split(said[-1])[-3:] == ["--out", str(folder / "a"), "--resume"]
+
+
+def test_a_call_of_c_that_never_returns_is_ended_with_its_process(tmp_path):
+    process, _ = started(tmp_path, DEADLOCK)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    said = process.communicate(timeout=20)[1].splitlines()
+    assert process.returncode == 143
+    assert said[-1] == "stopped at once; what was running did not end by itself"
+
+
+@pytest.mark.slow
+def test_on_ranks_a_signal_for_the_whole_group_leaves_the_ranks_to_the_checkpoint(tmp_path):
+    """As Slurm's scancel, systemd and ``timeout`` send it."""
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    script, plan, out = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run"
+    script.write_text(DRIVER.format(beside=str(HERE), hold="time.sleep(0.3)"))
+    plan.write_text("pools:\n  b: {processes: 2}\nplace:\n  world: {pool: b}\n")
+    words = ["run", str(script), "--out", str(out), "--quiet", "--runtime", "ray", "--plan", str(plan)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flowrl", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    end = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() or lines(out) < 3:
+        assert process.poll() is None and time.monotonic() < end, process.communicate()[1]
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    said = process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 143, said
+    assert said[-2].startswith("stopped after a checkpoint; go on with: "), said
+    assert said[-1].startswith("graph: "), said
+    assert not [line for line in (out / "events.jsonl").read_text().splitlines() if '"lost"' in line]
+    assert list((out / "checkpoints").glob("*/manifest.json"))

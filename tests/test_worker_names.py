@@ -1,0 +1,58 @@
+"""Names of workers become files, options and actors: what cannot be one is refused where it is declared."""
+
+import pytest
+
+import flowrl as fl
+from flowrl.errors import WorkerError
+
+
+def exact(response: str) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../../x", "has characters that"),
+        ("a/b", "has characters that"),
+        ("a\\b", "has characters that"),
+        ("a.b", "has characters that"),
+        ("a b", "has characters that"),
+        ("-rf", "has characters that"),
+        ("1st", "has characters that"),
+        ("a\0b", "has characters that"),
+        ("a\nb", "has characters that"),
+        ("\ud800", "has characters that"),
+        ("", "is empty"),
+        ("x" * 65, "has 65 characters"),
+        ("con", "is the name of a device"),
+        ("NUL", "is the name of a device"),
+        ("com1", "is the name of a device"),
+        (3, "is no text"),
+    ],
+)
+def test_what_can_be_no_file_is_refused_at_its_line(name, why):
+    with pytest.raises(WorkerError, match=why) as error:
+        fl.Flow("f").worker(fl.FunctionReward, exact, name=name)
+    assert error.value.at.file == __file__ and error.value.fix.startswith("Use letters")
+    error.value.report().encode()  # any terminal can show it
+
+
+@pytest.mark.parametrize("name", ["judge", "judge-2", "_judge", "Judge", "richter_ä", "x" * 64])
+def test_other_names_are_fine(name):
+    assert fl.Flow("f").worker(fl.FunctionReward, exact, name=name).name == name
+
+
+def test_names_that_differ_in_case_alone_are_one_file_on_some_systems():
+    flow = fl.Flow("f")
+    actor = flow.worker(fl.Actor, fl.Model(config={"model_type": "qwen2"}), name="actor")
+    first, second = (flow.worker(fl.FunctionReward, exact, name=n) for n in ("judge", "Judge"))
+
+    @flow.program
+    def f(steps: int = 1):
+        for step, batch in flow.steps(fl.data.rows([{"prompt": "a"}]), steps):
+            batch = first.score(actor.generate(batch))
+            flow.log(step, a=batch.rewards.mean(), b=second.score(batch, into={"rewards": "b"}).b.mean())
+
+    [error] = [e for e in flow.check().errors if isinstance(e, WorkerError)]
+    assert "a worker is called 'Judge', as is the one at line" in error.what and "but for its case" in error.what
