@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms"))
 import flowrl as fl
 from flowrl import rl
 from flowrl.graph.draw import FORMATS, render
-from flowrl.placement.cluster import Cluster
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.plan import Place, Plan, Pool
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.plan import Place, Plan, Pool
 from flowrl.planned.see import placed_graph
 from tasks import arithmetic
 

@@ -20,9 +20,9 @@ import faults
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.placement.cluster import Cluster
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from tasks import arithmetic
 
 SMALL = {

@@ -24,7 +24,7 @@ import ray
 from rows import Numbers
 
 import flowrl as fl
-from flowrl.placement.plan import Plan, Pool
+from flowrl.placement.plan.plan import Plan, Pool
 
 ROWS = 128
 

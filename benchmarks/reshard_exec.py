@@ -29,7 +29,7 @@ MOVES = ("fsdp=2>tp=2", "tp=2>fsdp=2", "fsdp=2:tp=2", "fsdp=4:tp=4", "tp=4:fsdp=
 
 def model_of(hidden: int, layers: int) -> Any:
     """The shape of a Llama with half as many heads of keys and values as of queries."""
-    from flowrl.placement.model import ModelShape
+    from flowrl.placement.model.shape import ModelShape
 
     config = {
         "model_type": "llama",
@@ -48,7 +48,7 @@ def shards_of(model: Any, mesh: Any, rank: int, dtype: Any, device: str = "cpu")
     """The shards of one rank."""
     import torch
 
-    from flowrl.placement.layout import Layout
+    from flowrl.placement.model.layout import Layout
     from flowrl.workers.weights import Shard
 
     for weight, box in Layout(model, mesh).holds(rank):
@@ -119,7 +119,7 @@ def timed(do: Callable[[], object]) -> float:
 
 def parsed(move: str) -> tuple[Any, Any, int, int]:
     """Both meshes, the process of the destination's first rank, and how many processes there are."""
-    from flowrl.placement.mesh import Mesh
+    from flowrl.placement.cluster.mesh import Mesh
 
     apart = ">" in move
     old, new = (Mesh.of(text) for text in move.split(">" if apart else ":"))

@@ -39,7 +39,7 @@ def fly(steps: int, plan: Path) -> dict[str, float]:
     begun = time.perf_counter()
     sys.path.insert(0, str(HERE.parent / "algorithms"))
     from flowrl.cli.script import load_script
-    from flowrl.placement.plan import Plan
+    from flowrl.placement.plan.plan import Plan
     from flowrl.planned.scheme import scheme_of
 
     flow = load_script(str(HERE.parent / "algorithms" / "ppo.py"))

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flowrl.cli import main
-from flowrl.placement.devices import KINDS
-from flowrl.placement.roofline import Efficiency
+from flowrl.placement.cluster.devices import KINDS
+from flowrl.placement.cost.roofline import Efficiency
 
 DOCS = Path(__file__).parent
 PAGES = ("plans.md", "simulator.md")

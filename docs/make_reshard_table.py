@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from flowrl.placement.layout import Layout, common, volume
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape, shape_named
-from flowrl.placement.reshard import plan_reshard
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.model.layout import Layout, common, volume
+from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.reshard.planner import plan_reshard
 
 PAGE = Path(__file__).parent / "reshard.md"
 START, END = "<!-- tables: written by docs/make_reshard_table.py -->", "<!-- end of tables -->"

@@ -14,9 +14,9 @@ from .graph import allowed
 from .graph.arguments import takes
 from .graph.declare import op
 from .graph.metrics import Metrics
-from .placement.cluster import Cluster
-from .placement.mesh import Mesh
-from .placement.plan import Pipeline, Place, Plan, Pool
+from .placement.cluster.cluster import Cluster
+from .placement.cluster.mesh import Mesh
+from .placement.plan.plan import Pipeline, Place, Plan, Pool
 from .workers.actor import Actor
 from .workers.base import Worker
 from .workers.critic import Critic, RewardModel

@@ -27,7 +27,7 @@ from .graph.terms import Traced
 from .graph.trace import trace
 from .handle import Handle, name_problem
 from .offers import offers
-from .placement.plan import Plan
+from .placement.plan.plan import Plan
 from .planned.here import check_runs_here
 from .program import Program
 from .workers.base import Worker
@@ -37,7 +37,7 @@ from .workers.tokenizer import actor_of
 
 if TYPE_CHECKING:
     from .batch import Batch
-    from .placement.cost import Costs
+    from .placement.cost.model import Costs
     from .planned.row_lengths import Tokens
     from .planned.study import Study
     from .runtime.run import Outcome

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import main
-from flowrl.placement.plan import Plan
+from flowrl.placement.plan.plan import Plan
 
 ROOT = Path(__file__).parents[1]
 GRPO, PPO = str(ROOT / "algorithms" / "grpo.py"), str(ROOT / "algorithms" / "ppo.py")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flowrl.cli import load_script, main
 from flowrl.graph.draw import render
-from flowrl.placement.plan import Plan
+from flowrl.placement.plan.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

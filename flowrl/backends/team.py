@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PlanError, ProgramError
-from ..placement.mesh import DATA_AXES, Mesh
+from ..placement.cluster.mesh import DATA_AXES, Mesh
 from .messages import gather_json
 
 

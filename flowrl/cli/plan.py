@@ -10,12 +10,12 @@ from typing import Any
 
 from ..errors import CheckError, UsageError
 from ..flow import Flow
-from ..placement.cluster import Cluster
-from ..placement.explain import explain
-from ..placement.plan import Plan
-from ..placement.roofline import Roofline
-from ..placement.search import Found, resimulated, search
-from ..placement.show import render
+from ..placement.cluster.cluster import Cluster
+from ..placement.cost.roofline import Roofline
+from ..placement.plan.plan import Plan
+from ..placement.plan.show import render
+from ..placement.search.explain import explain
+from ..placement.search.search import Found, resimulated, search
 from ..planned.ask import corrects, problem_of
 from .studied import add_study_options, load_plan, steps_flown, study_of
 from .words import parse, put, whole_number

@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 
 from ..errors import UsageError, near
-from ..placement.cluster import Cluster
-from ..placement.groupings import GROUPINGS
-from ..placement.mesh import Mesh
-from ..placement.model import shape_named
-from ..placement.reshard import Reshard, plan_reshard
+from ..placement.cluster.cluster import Cluster
+from ..placement.cluster.mesh import Mesh
+from ..placement.model.shape import shape_named
+from ..placement.reshard.groupings import GROUPINGS
+from ..placement.reshard.planner import Reshard, plan_reshard
 from .words import unknown_option
 
 FORMATS = ("table", "json")

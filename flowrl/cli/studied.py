@@ -11,9 +11,9 @@ from typing import Any
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.op import Op
-from ..placement.cost import Calibrated, GivenCosts, load_costs
-from ..placement.lengths import read_lengths
-from ..placement.plan import Plan
+from ..placement.cost.lengths import read_lengths
+from ..placement.cost.model import Calibrated, GivenCosts, load_costs
+from ..placement.plan.plan import Plan
 from ..planned.measured import tokens_of_run
 from ..planned.row_lengths import Tokens
 from ..planned.study import Study

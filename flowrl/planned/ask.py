@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.record import Graph
-from ..placement.cluster import Cluster
-from ..placement.problem import Member, Problem
-from ..placement.work import Work
+from ..placement.cluster.cluster import Cluster
+from ..placement.cost.work import Work
+from ..placement.search.problem import Member, Problem
 from ..schedule.flight import Made
 from .study import Study
 

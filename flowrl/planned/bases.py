@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..graph.values import is_handle
-from ..placement.plan import Plan
+from ..placement.plan.plan import Plan
 from ..workers.actor import Actor
 from ..workers.records import Lora
 from ..workers.reference import Reference

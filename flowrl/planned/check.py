@@ -9,10 +9,10 @@ from ..errors import At, FlowError, ModelError, PlanError
 from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
 from ..graph.terms import Lint
-from ..placement.layout import check_layout
-from ..placement.memory import RESERVE_BYTES
-from ..placement.plan import Place
-from ..placement.work import Role
+from ..placement.cost.memory import RESERVE_BYTES
+from ..placement.cost.work import Role
+from ..placement.model.layout import check_layout
+from ..placement.plan.plan import Place
 from .engines import AXES_OF, refusals
 from .study import Study
 

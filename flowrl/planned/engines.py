@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..placement.plan import Place
-from ..placement.work import Role
+from ..placement.cost.work import Role
+from ..placement.plan.plan import Place
 
 #: Axes that a backend can split a model along. One that is not here, ``hf``, holds whole models.
 AXES_OF = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import PlanError
-from ..placement.plan import Plan, Pool
+from ..placement.plan.plan import Plan, Pool
 from ..schedule.scheme import Scheme
 
 AHEAD = 3  # calls that ranks are handed while they are at one

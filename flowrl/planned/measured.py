@@ -10,8 +10,8 @@ from statistics import median
 
 from ..errors import PlanError, shown
 from ..graph.record import Graph
-from ..placement.lengths import Lengths
-from ..placement.plan import Plan
+from ..placement.cost.lengths import Lengths
+from ..placement.plan.plan import Plan
 from ..runtime.run_record import records_within
 from ..schedule.simulation import Bar, Simulation, pool_times
 from .moved import moved, sampled_lengths, with_moved

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..placement.mesh import Mesh
-from ..placement.work import Work, Workload
+from ..placement.cluster.mesh import Mesh
+from ..placement.cost.work import Work, Workload
 from ..schedule.events import Call
 from ..schedule.flight import Made
 from ..schedule.virtual import Rows

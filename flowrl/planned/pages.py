@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import UsageError, near
 from ..graph.draw import render
 from ..graph.record import Graph
-from ..placement.plan import Plan
-from ..placement.plan_file import read
+from ..placement.plan.file import read
+from ..placement.plan.plan import Plan
 from ..runtime.run_record import read_record
 from ..schedule.report import render as report
 from ..schedule.simulation import Simulation

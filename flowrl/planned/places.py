@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..backends import open_engine, open_tokenizer
 from ..errors import UsageError
 from ..graph.terms import Traced
-from ..placement.plan import Plan
+from ..placement.plan.plan import Plan
 from ..runtime.workplace import Workplace
 from .scheme import sampled_workers, trained_workers
 from .stands import devices_by_pool, pools_on_ranks, stands_of

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from ..errors import At, FlowError, ModelError
 from ..graph.terms import Traced
 from ..graph.values import is_handle
-from ..placement.model import ModelShape, shape_named
-from ..placement.plan import Plan
-from ..placement.work import Role
+from ..placement.cost.work import Role
+from ..placement.model.shape import ModelShape, shape_named
+from ..placement.plan.plan import Plan
 from ..workers.base import Worker
 from ..workers.freeze import frozen_names
 from ..workers.records import Lora, Model, dtypes

@@ -8,8 +8,8 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from ..placement.lengths import Lengths
-from ..placement.work import Role
+from ..placement.cost.lengths import Lengths
+from ..placement.cost.work import Role
 from ..schedule.flight import Made
 from .roles import HandleLike
 from .texts import CHARACTERS, Texts, texts_of

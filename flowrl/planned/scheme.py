@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..graph.compile import ids_by_site
 from ..graph.relaxed import main_samplers, relaxed_calls, samples
 from ..graph.terms import Traced
-from ..placement.plan import Plan
+from ..placement.plan.plan import Plan
 from ..schedule.events import Follower, Memory, Setup
 from ..schedule.scheme import Scheme
 

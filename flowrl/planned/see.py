@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from ..errors import FlowError
 from ..graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
-from ..placement.plan import Plan
-from ..placement.plan_rules import numbers
-from ..placement.reshard import plan_reshard
-from ..placement.work import Workload
+from ..placement.cost.work import Workload
+from ..placement.plan.plan import Plan
+from ..placement.plan.rules import numbers
+from ..placement.reshard.planner import plan_reshard
 from ..schedule.report.figures import totals
 from ..schedule.simulation import Simulation
 from .study import Study, pool_text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import PlanError
-from ..placement.cluster import Cluster
-from ..placement.mesh import DATA_AXES, Mesh
-from ..placement.plan import Place, Plan, Pool
-from ..placement.plan_rules import TRAIN_ONLY
+from ..placement.cluster.cluster import Cluster
+from ..placement.cluster.mesh import DATA_AXES, Mesh
+from ..placement.plan.plan import Place, Plan, Pool
+from ..placement.plan.rules import TRAIN_ONLY
 from ..runtime.ranks import Stand
 from ..runtime.task import Post
 from .roles import HandleLike

@@ -10,12 +10,12 @@ from typing import Any
 
 from ..graph.compile import node_ids
 from ..graph.terms import Traced
-from ..placement.calibrate import placed
-from ..placement.cost import Calibrated, Costs
-from ..placement.plan import Plan
-from ..placement.pool_memory import PoolMemory, Turn, pool_memory
-from ..placement.roofline import Efficiency, Roofline
-from ..placement.work import Role, Work, Workload
+from ..placement.cost.calibrated import placed
+from ..placement.cost.model import Calibrated, Costs
+from ..placement.cost.pool_memory import PoolMemory, Turn, pool_memory
+from ..placement.cost.roofline import Efficiency, Roofline
+from ..placement.cost.work import Role, Work, Workload
+from ..placement.plan.plan import Plan
 from ..schedule.events import Memory
 from ..schedule.flight import Flight, Made
 from ..schedule.machine import Machine

@@ -18,7 +18,7 @@ from flowrl import rl
 from flowrl.backends.hf.engine import HFEngine
 from flowrl.batch import CallInfo
 from flowrl.errors import RunError
-from flowrl.placement.plan import Place, Plan
+from flowrl.placement.plan.plan import Place, Plan
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("grpo", "ppo", "sft")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import load_script
-from flowrl.placement.plan import Place, Plan, Pool
+from flowrl.placement.plan.plan import Place, Plan, Pool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from direct import run_direct

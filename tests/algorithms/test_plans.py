@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import load_script, main
-from flowrl.placement.cost import GivenCosts
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.meshes import splits
-from flowrl.placement.model_zoo import SHIPPED
-from flowrl.placement.plan import Pipeline, Plan
-from flowrl.placement.plan_file import read
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost.model import GivenCosts
+from flowrl.placement.model.zoo import SHIPPED
+from flowrl.placement.plan.file import read
+from flowrl.placement.plan.plan import Pipeline, Plan
+from flowrl.placement.search.meshes import splits
 from flowrl.planned.row_lengths import Tokens
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ def test_plans_for_ranks_have_nothing_to_remark_and_can_run_on_them(name):
 
 
 def size_of(model: str) -> float:
-    from flowrl.placement.model import shape_named
+    from flowrl.placement.model.shape import shape_named
 
     return 0.0 if model == OWN else shape_named(model).parameters
 

@@ -14,11 +14,11 @@ from flowrl import rl
 from flowrl.backends import open_engine
 from flowrl.batch import CallInfo, Column
 from flowrl.errors import ModelError, PlanError, ProgramError, RunError
-from flowrl.placement.layout import Layout
-from flowrl.placement.memory import training
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape
-from flowrl.placement.work import Role, Workload
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost.memory import training
+from flowrl.placement.cost.work import Role, Workload
+from flowrl.placement.model.layout import Layout
+from flowrl.placement.model.shape import ModelShape
 from flowrl.workers.records import Build, Lora, Model, Optim
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))

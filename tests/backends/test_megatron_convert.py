@@ -13,8 +13,8 @@ from flowrl.backends.megatron.parallel import Parallel
 from flowrl.backends.megatron.passes import feed
 from flowrl.backends.megatron.plain import Plain
 from flowrl.errors import PlanError
-from flowrl.placement.layout import layers_of_stage
-from flowrl.placement.mesh import Mesh
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.model.layout import layers_of_stage
 
 HEADS, GROUPS, DIM, HIDDEN, INNER, EXPERTS, VOCAB, LAYERS = 8, 4, 2, 6, 8, 4, 11, 3
 

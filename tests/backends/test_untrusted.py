@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from flowrl.backends import open_engine, open_tokenizer
 from flowrl.data.stores import Hf
 from flowrl.errors import DataError, ModelError
-from flowrl.placement.model_zoo import find_shape
+from flowrl.placement.model.zoo import find_shape
 from flowrl.workers.records import Build, Lora, Model, Optim
 from flowrl.workers.tokenizer import find_tokenizer
 

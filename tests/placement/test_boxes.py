@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from shapes import shapes
 
 from flowrl.errors import PlanError
-from flowrl.placement.boxes import Move, plan_boxes, shared, split, volume, without
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape, shape_named
-from flowrl.placement.reshard import plan_reshard
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.reshard.boxes import Move, plan_boxes, shared, split, volume, without
+from flowrl.placement.reshard.planner import plan_reshard
 
 DENSE, EXPERTS = shapes(6)
 

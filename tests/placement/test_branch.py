@@ -10,8 +10,8 @@ from math import inf
 
 import pytest
 
-from flowrl.placement.branch import Choice, Question, Stock, cheapest
-from flowrl.placement.partitions import all_counts, node_counts, partitions
+from flowrl.placement.search.branch_and_bound import Choice, Question, Stock, cheapest
+from flowrl.placement.search.partitions import all_counts, node_counts, partitions
 
 
 @dataclass

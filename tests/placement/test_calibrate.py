@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
-from flowrl.placement.calibrate import Call, Fit, calibrate
-from flowrl.placement.cost import load_costs
-from flowrl.placement.work import Role, Work, Workload
+from flowrl.placement.cost.calibrated import Call, Fit, calibrate
+from flowrl.placement.cost.model import load_costs
+from flowrl.placement.cost.work import Role, Work, Workload
 
 
 def write(folder, lines):

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
-from flowrl.placement.layout import Layout, chunk, layers_of_stage
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape, shape_named
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.model.layout import Layout, chunk, layers_of_stage
+from flowrl.placement.model.shape import ModelShape, shape_named
 
 SMALL = {
     "model_type": "llama",

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.placement import memory
-from flowrl.placement.cluster import Cluster, Nodes
-from flowrl.placement.memory import Usage, generating, reading, reserve, room, training
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape, shape_named
-from flowrl.placement.plan import Pipeline, Place, Plan, Pool
-from flowrl.placement.pool_memory import PoolMemory, Turn, pool_memory
-from flowrl.placement.sizes import kv_bytes
-from flowrl.placement.work import Role, Workload
+from flowrl.placement.cluster.cluster import Cluster, Nodes
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost import memory
+from flowrl.placement.cost.memory import Usage, generating, reading, reserve, room, training
+from flowrl.placement.cost.pool_memory import PoolMemory, Turn, pool_memory
+from flowrl.placement.cost.sizes import kv_bytes
+from flowrl.placement.cost.work import Role, Workload
+from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 
 LOAD = Workload(128, 1024, 1024)
 LLAMA = shape_named("llama-7b")

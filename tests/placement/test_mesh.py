@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
-from flowrl.placement.mesh import AXES, Mesh
+from flowrl.placement.cluster.mesh import AXES, Mesh
 
 meshes = st.dictionaries(st.sampled_from(AXES), st.integers(1, 4), max_size=4).map(Mesh)
 

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from flowrl.errors import ModelError
-from flowrl.placement.model import ModelShape, shape_named
-from flowrl.placement.model_zoo import SHIPPED
+from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.zoo import SHIPPED
 
 #: As the hub counts them, in the metadata of the weights that the models publish.
 PUBLISHED = {

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
-from flowrl.placement.cluster import Cluster, Nodes
-from flowrl.placement.devices import KINDS
-from flowrl.placement.memory import resident
-from flowrl.placement.mesh import AXES, Mesh
-from flowrl.placement.model import shape_named
-from flowrl.placement.plan import Pipeline, Place, Plan, Pool
-from flowrl.placement.plan_file import read
-from flowrl.placement.plan_rules import BACKENDS, ENGINES, numbers
-from flowrl.placement.work import Role, Workload
+from flowrl.placement.cluster.cluster import Cluster, Nodes
+from flowrl.placement.cluster.devices import KINDS
+from flowrl.placement.cluster.mesh import AXES, Mesh
+from flowrl.placement.cost.memory import resident
+from flowrl.placement.cost.work import Role, Workload
+from flowrl.placement.model.shape import shape_named
+from flowrl.placement.plan.file import read
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.placement.plan.rules import BACKENDS, ENGINES, numbers
 
 ONE_PROCESS = """\
 # two pools of this process

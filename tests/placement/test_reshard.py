@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from shapes import shapes
 
 from flowrl.errors import PlanError
-from flowrl.placement.cluster import Cluster, Nodes
-from flowrl.placement.layout import Layout
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape, shape_named
-from flowrl.placement.reshard import plan_reshard
+from flowrl.placement.cluster.cluster import Cluster, Nodes
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.model.layout import Layout
+from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.reshard.planner import plan_reshard
 
 DENSE, EXPERTS = shapes(5)
 

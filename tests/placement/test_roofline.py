@@ -4,15 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.placement import devices, traffic
-from flowrl.placement.cluster import Cluster, Nodes
-from flowrl.placement.devices import DeviceKind
-from flowrl.placement.hardware import Channel, Hardware
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape, shape_named
-from flowrl.placement.roofline import Efficiency, Roofline
-from flowrl.placement.sizes import sizes, touched_parameters
-from flowrl.placement.work import Role, Work, Workload
+from flowrl.placement.cluster import devices
+from flowrl.placement.cluster.cluster import Cluster, Nodes
+from flowrl.placement.cluster.devices import DeviceKind
+from flowrl.placement.cluster.hardware import Channel, Hardware
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost import communication as traffic
+from flowrl.placement.cost.roofline import Efficiency, Roofline
+from flowrl.placement.cost.sizes import sizes, touched_parameters
+from flowrl.placement.cost.work import Role, Work, Workload
+from flowrl.placement.model.shape import ModelShape, shape_named
 
 #: 1 Tflop/s, 1 TB/s of memory, 100 GB/s inside a node, 10 GB/s outside, 20 GB/s to the host; no latencies.
 ROUND = DeviceKind("round", {"bf16": 1e12, "fp32": 5e11}, 80e9, 1e12, 1e11, 0.0, 1e10, 0.0, 2e10)

@@ -9,20 +9,20 @@ import pytest
 from test_branch import brute
 
 from flowrl.errors import PlanError
-from flowrl.placement.asked import Asked
-from flowrl.placement.cluster import Cluster
-from flowrl.placement.cost import GivenCosts, Roofline
-from flowrl.placement.devices import KINDS
-from flowrl.placement.explain import explain, shape, to_json
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.devices import KINDS
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost.model import GivenCosts, Roofline
+from flowrl.placement.cost.work import Role, Work, Workload
 from flowrl.placement.hybridflow import SHAPES, ordering, ppo
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.meshes import meshes
-from flowrl.placement.model import ModelShape, shape_named
-from flowrl.placement.placed import Op, Placed, PoolUse, Sent, changes
-from flowrl.placement.plan import Plan, Pool
-from flowrl.placement.problem import Member, Problem
-from flowrl.placement.search import error_of, search, search_shapes
-from flowrl.placement.work import Role, Work, Workload
+from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.plan.plan import Plan, Pool
+from flowrl.placement.search.abstract import Asked
+from flowrl.placement.search.evaluator import Op, Placed, PoolUse, Sent, changes
+from flowrl.placement.search.explain import explain, shape, to_json
+from flowrl.placement.search.meshes import meshes
+from flowrl.placement.search.problem import Member, Problem
+from flowrl.placement.search.search import error_of, search, search_shapes
 
 TINY = ModelShape("tiny", 4, 64, 128, 4, 2, 16, 256)
 
@@ -161,7 +161,7 @@ def test_changes_put_the_two_level(found_async):
 
 
 def test_chosen_plans_fit_in_memory(found_13b):
-    from flowrl.placement.pool_memory import Turn, pool_memory
+    from flowrl.placement.cost.pool_memory import Turn, pool_memory
 
     problem = found_13b.problem
     loads = {(m.role.name, m.use): m.works[0].load for m in problem.members}

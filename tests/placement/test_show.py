@@ -8,9 +8,9 @@ import pytest
 
 from flowrl.errors import UsageError
 from flowrl.graph.draw.palette import HUES
-from flowrl.placement.plan import Plan
-from flowrl.placement.plan_file import read
-from flowrl.placement.show import FORMATS, picture, render, table
+from flowrl.placement.plan.file import read
+from flowrl.placement.plan.plan import Plan
+from flowrl.placement.plan.show import FORMATS, picture, render, table
 
 SPLIT = """\
 cluster: {device: h100-80, nodes: 2, devices_per_node: 8}

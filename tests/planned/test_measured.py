@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.placement.plan import Pipeline, Place, Plan
+from flowrl.placement.plan.plan import Pipeline, Place, Plan
 from flowrl.planned.measured import measured, measured_graph
 from flowrl.planned.moved import moved, with_moved
 from flowrl.planned.pages import write_pages
@@ -156,7 +156,7 @@ def test_a_publish_that_moves_nothing_says_so():
     """In one process the generating copy is the trained one: no byte goes anywhere, in text and picture."""
     from flowrl.cli import load_script
     from flowrl.graph.draw import render
-    from flowrl.placement.plan import Plan
+    from flowrl.placement.plan.plan import Plan
     from flowrl.planned.see import placed_graph
 
     flow = load_script(str(Path(__file__).parents[2] / "algorithms" / "grpo.py"))

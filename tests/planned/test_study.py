@@ -9,11 +9,11 @@ import pytest
 
 from flowrl.cli.script import load_script
 from flowrl.errors import UsageError
-from flowrl.placement.cluster import Cluster
-from flowrl.placement.cost import GivenCosts
-from flowrl.placement.lengths import Lengths, read_lengths
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost.lengths import Lengths, read_lengths
+from flowrl.placement.cost.model import GivenCosts
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.planned.row_lengths import Tokens
 from flowrl.planned.see import placed_graph
 

@@ -11,7 +11,7 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.cli import main
 from flowrl.cli.script import load_script
-from flowrl.placement.lengths import Lengths
+from flowrl.placement.cost.lengths import Lengths
 from flowrl.planned.row_lengths import Tokens
 from flowrl.planned.texts import Texts, texts_of
 

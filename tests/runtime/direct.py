@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cloudpickle
 
 from flowrl.errors import RankLost
-from flowrl.placement.plan import Plan
+from flowrl.placement.plan.plan import Plan
 from flowrl.planned.scheme import sampled_workers, trained_workers
 from flowrl.planned.stands import pools_on_ranks, stands_of
 from flowrl.runtime.rank import Rank

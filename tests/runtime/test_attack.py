@@ -16,9 +16,9 @@ from flows import module_of
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
-from flowrl.placement.cluster import Cluster
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.plan import Place, Plan, Pool
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.plan import Place, Plan, Pool
 
 pytestmark = pytest.mark.skipif(
     not os.path.isdir("/proc/self") or os.getuid() != 0, reason="only root can become another user"

@@ -16,7 +16,7 @@ from flowrl.cli.script import load_script
 from flowrl.errors import ResumeError
 from flowrl.graph.lengths import lengths
 from flowrl.graph.reached import reached
-from flowrl.placement.plan import Place, Plan
+from flowrl.placement.plan.plan import Place, Plan
 
 DRIVER = '''
 """A driver."""

@@ -9,7 +9,7 @@ from direct import Direct, run_direct
 from flows import metrics, room_for
 
 from flowrl.errors import DiskError
-from flowrl.placement.plan import Place, Plan
+from flowrl.placement.plan.plan import Place, Plan
 
 SPLIT = Plan({"a": "cpu", "b": "cpu", "c": "cpu"}, {"world": Place("b"), "fails": Place("c")})
 

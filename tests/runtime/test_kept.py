@@ -8,7 +8,7 @@ from flows import metrics, module_of
 
 import flowrl as fl
 from flowrl.errors import CheckError, WorkerError
-from flowrl.placement.plan import Place, Plan, Pool
+from flowrl.placement.plan.plan import Place, Plan, Pool
 from flowrl.runtime.recorder import Recorder
 
 

@@ -6,7 +6,7 @@ import pytest
 from flows import events, metrics
 
 from flowrl.errors import ResumeError
-from flowrl.placement.plan import Pipeline, Place, Plan
+from flowrl.placement.plan.plan import Pipeline, Place, Plan
 
 TWO_POOLS = {"a": "cpu", "b": "cpu"}
 AHEAD = Plan(TWO_POOLS, {"world": Place("b")}, pipeline=Pipeline(staleness=1))

@@ -11,7 +11,7 @@ from flows import module_of
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import FieldError, FlowError
-from flowrl.placement.plan import Place, Plan, Pool
+from flowrl.placement.plan.plan import Place, Plan, Pool
 
 APART = Plan(
     {"train": "cpu", "rollout": Pool("rollout", processes=2), "cpu": "cpu"},

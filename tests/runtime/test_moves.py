@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from flowrl.errors import FlowError, PlanError, RunError
-from flowrl.placement.boxes import Move
-from flowrl.placement.layout import Layout
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape
-from flowrl.placement.reshard import plan_reshard
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.model.layout import Layout
+from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.reshard.boxes import Move
+from flowrl.placement.reshard.planner import plan_reshard
 from flowrl.runtime.moves.execute import execute
 from flowrl.runtime.moves.meeting import new_meeting
 from flowrl.runtime.moves.messages import ALONE, messages_of

@@ -5,7 +5,7 @@ from direct import run_direct
 from flows import metrics, module_of
 
 from flowrl.errors import RunError
-from flowrl.placement.plan import Plan
+from flowrl.placement.plan.plan import Plan
 
 
 @pytest.fixture

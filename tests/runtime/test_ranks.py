@@ -15,11 +15,11 @@ from flows import metrics, module_of
 
 import flowrl as fl
 from flowrl.errors import RankLost, RunError
-from flowrl.placement.memory import reading, training
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.model import ModelShape
-from flowrl.placement.plan import Pipeline, Place, Plan, Pool
-from flowrl.placement.work import Role, Workload
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost.memory import reading, training
+from flowrl.placement.cost.work import Role, Workload
+from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.recorder import Recorder
 from flowrl.schedule.events import Memory
 

@@ -16,9 +16,9 @@ from flows import module_of
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 from flowrl.errors import RankLost, RunError
-from flowrl.placement.cluster import Cluster
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 
 STEPS = {"stale": {"steps": 5}}
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from flowrl.errors import ResumeError, RunError, UsageError
-from flowrl.placement.plan import Place, Plan
+from flowrl.placement.plan.plan import Place, Plan
 
 
 @pytest.fixture

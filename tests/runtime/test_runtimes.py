@@ -9,7 +9,7 @@ from flows import metrics
 
 import flowrl as fl
 from flowrl.errors import FieldError, ResumeError, RowsError, RunError, UsageError
-from flowrl.placement.plan import Place, Plan
+from flowrl.placement.plan.plan import Place, Plan
 
 SPLIT = Plan({"a": "cpu", "b": "cpu", "c": "cpu"}, {"world": Place("b"), "fails": Place("c")})
 

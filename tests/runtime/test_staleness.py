@@ -10,9 +10,9 @@ from flows import module_of
 
 from flowrl.batch import CallInfo
 from flowrl.errors import FlowError, PlanError
-from flowrl.placement.cluster import Cluster
-from flowrl.placement.mesh import Mesh
-from flowrl.placement.plan import Pipeline, Place, Plan, Pool
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 
 ONE = {"main": "cpu"}
 TWO = {"models": "cpu", "cpu": "cpu"}

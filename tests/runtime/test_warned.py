@@ -10,7 +10,7 @@ from direct import run_direct
 from flows import module_of
 
 from flowrl.batch import CallInfo
-from flowrl.placement.plan import Plan, Pool
+from flowrl.placement.plan.plan import Plan, Pool
 from flowrl.runtime.warned import Raised, heard
 from flowrl.workers.user_code import run_rows
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flowrl.errors import RunError
-from flowrl.placement.boxes import Move
+from flowrl.placement.reshard.boxes import Move
 from flowrl.runtime.moves.execute import execute
 from flowrl.runtime.moves.meeting import new_meeting
 from flowrl.runtime.moves.plan import Moves

@@ -14,7 +14,7 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
 from flowrl.errors import RewardError, RunError, WorkerError
-from flowrl.placement.plan import Place, Plan
+from flowrl.placement.plan.plan import Place, Plan
 
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}

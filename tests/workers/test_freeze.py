@@ -10,7 +10,7 @@ import torch
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import ModelError, ProgramError
-from flowrl.placement.model import shape_named
+from flowrl.placement.model.shape import shape_named
 from flowrl.planned.roles import roles_of
 from flowrl.workers.freeze import frozen_names
 
@@ -201,9 +201,9 @@ def forecast(**how):
             flow.log(step, actor.follow(policy) if how.get("lr", 1) is None else actor.update(batch, loss=rl.sft()))
             flow.log(step, policy.update(batch, loss=rl.sft()))
 
-    from flowrl.placement.memory import resident
-    from flowrl.placement.plan import Plan
-    from flowrl.placement.work import Workload
+    from flowrl.placement.cost.memory import resident
+    from flowrl.placement.cost.work import Workload
+    from flowrl.placement.plan.plan import Plan
 
     plan = Plan.one_process()
     role = roles_of(flow.handles, flow.trace(), plan)["actor"]

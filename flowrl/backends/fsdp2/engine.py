@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from ...errors import ModelError, PlanError
-from ...placement.mesh import Mesh
+from ...placement.cluster.mesh import Mesh
 from ...workers.records import Build
 from ...workers.weights import Shard
 from ..hf.adapters import base_name

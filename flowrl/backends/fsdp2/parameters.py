@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError
-from ...placement.layout import chunk
+from ...placement.model.layout import chunk
 from ...workers import weights as boxes
 from ...workers.weights import Shard
 from ..hf.adapters import base_name

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError, PlanError
-from ...placement.layout import layers_of_stage
-from ...placement.mesh import Mesh
+from ...placement.cluster.mesh import Mesh
+from ...placement.model.layout import layers_of_stage
 from ..hf.net import Net
 from ..hf.pack import Micro
 from ..messages import broadcast_json, dtype_name, empty_like

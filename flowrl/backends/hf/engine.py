@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...batch import Batch, Column
 from ...errors import ModelError, PlanError, ProgramError
-from ...placement.mesh import Mesh
+from ...placement.cluster.mesh import Mesh
 from ...rl.spec import Loss
 from ...workers.records import Build, Sampled, Sampling
 from ...workers.weights import Shard

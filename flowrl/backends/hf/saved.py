@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...placement.boxes import Box, shared, split, volume
+from ...placement.reshard.boxes import Box, shared, split, volume
 from ...workers.weights import Shard
 
 #: Dtypes of files whose numbers are weights as they are; others are scaled or packed.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError, ProgramError
-from ...placement.mesh import Mesh
+from ...placement.cluster.mesh import Mesh
 from ...workers.records import Build
 from ...workers.weights import Shard
 from ..hf.engine import HFEngine, prepare_unread

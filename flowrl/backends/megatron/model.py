@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...placement.layout import layers_of_stage
+from ...placement.model.layout import layers_of_stage
 from ...workers.records import Build
 from .parallel import Parallel
 from .plain import Plain, check_sizes

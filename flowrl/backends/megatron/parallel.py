@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from ...errors import PlanError
-from ...placement.mesh import Mesh
+from ...placement.cluster.mesh import Mesh
 from ..team import rank_on
 from .shim import on_cpu
 

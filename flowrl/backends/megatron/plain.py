@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError
-from ...placement.mesh import Mesh
+from ...placement.cluster.mesh import Mesh
 from ...workers.records import Build
 
 #: Kinds of models whose weights are known here.

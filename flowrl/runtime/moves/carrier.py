@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import RunError
-from ...placement.boxes import Box, shared, shown
+from ...placement.reshard.boxes import Box, shared, shown
 from ...workers.weights import Shard
 from .messages import Message
 from .staging import Staging

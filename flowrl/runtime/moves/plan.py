@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...errors import PlanError
-from ...placement.boxes import Box, Move, plan_boxes
+from ...placement.reshard.boxes import Box, Move, plan_boxes
 
 if TYPE_CHECKING:
     from ...workers.weights import Shard

@@ -1,0 +1,1 @@
+"""The machines: nodes of devices, what they can do, and meshes on them."""

@@ -1,0 +1,148 @@
+"""The machines of a plan: groups of equal nodes, devices numbered through, each of a known kind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, groupby
+from typing import Any
+
+from ...errors import PlanError
+from .devices import KINDS, DeviceKind, kind_named, kind_of_card
+
+_PART = re.compile(r"^\s*([^:\s]+)\s*:\s*(\d+)\s*x\s*(\d+)\s*$", re.ASCII)
+_HOW = "Write kind:NODESxDEVICES, such as h100-80:4x8; several with +; or auto."
+MOST = 1 << 20  # devices; more is a slip of the keyboard
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Equal nodes: ``Nodes("h100-80", count=2, devices=8)``. ``network``: Gb/s of a node, where it is known better."""
+
+    kind: str
+    count: int
+    devices: int
+    network: float | None = None
+
+    def __post_init__(self) -> None:
+        kind_named(self.kind)
+        if self.count < 1 or self.devices < 1:
+            raise PlanError(f"a cluster of {self.count} nodes with {self.devices} devices has no device.", fix=_HOW)
+        if self.count * self.devices > MOST:
+            raise PlanError(f"{self.count} nodes with {self.devices} devices are more than {MOST} devices.")
+        if self.network is not None and not self.network > 0:
+            raise PlanError(f"a network of {self.network:g} Gb/s moves nothing.")
+
+    @cached_property
+    def device_kind(self) -> DeviceKind:
+        """The kind of its devices, with the network of these nodes."""
+        kind = kind_named(self.kind)
+        if self.network is None:
+            return kind
+        share = self.network * 1e9 / 8 / self.devices
+        return replace(kind, network=share, sources={**kind.sources, "network": "the plan"})
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes in a row. Devices are numbered through them: with nodes of 8, device 8 is the first of the second node.
+
+    >>> cluster = Cluster.of("h100-80:2x8+l40s:1x4")
+    >>> cluster.size, cluster.nodes, cluster.node(8), cluster.kind(17).name, str(cluster)
+    (20, 3, 1, 'l40s', 'h100-80:2x8+l40s:1x4')
+    """
+
+    groups: tuple[Nodes, ...]
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise PlanError("a cluster has nodes.", fix=_HOW)
+        object.__setattr__(self, "groups", tuple(self.groups))
+
+    @cached_property
+    def _kinds(self) -> list[DeviceKind]:
+        return [g.device_kind for g in self.groups for _ in range(g.count)]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """For each node the number of the device behind its last one."""
+        return list(accumulate(g.devices for g in self.groups for _ in range(g.count)))
+
+    @property
+    def size(self) -> int:
+        """How many devices there are."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self._ends)
+
+    def node(self, device: int) -> int:
+        """The node that a device is in. Raises IndexError."""
+        if not 0 <= device < self.size:
+            raise IndexError(f"device {device} of {self.size}")
+        return bisect_right(self._ends, device)
+
+    def kind(self, device: int) -> DeviceKind:
+        """The kind of a device. Raises IndexError."""
+        return self._kinds[self.node(device)]
+
+    def devices_of(self, node: int) -> range:
+        """The devices of a node."""
+        return range(self._ends[node - 1] if node else 0, self._ends[node])
+
+    @staticmethod
+    def of(text: str) -> Cluster:
+        """Read ``h100-80:4x8`` (kind, nodes x devices per node), several with ``+``; ``auto``: this machine.
+
+        Raises PlanError for anything else.
+        """
+        if text.strip() == "auto":
+            return Cluster.auto()
+        groups: list[Nodes] = []
+        for part in text.split("+"):
+            found = _PART.match(part)
+            if not found:
+                raise PlanError(f"'{part.strip()}' is no cluster.", have=KINDS, fix=_HOW)
+            groups.append(Nodes(found[1], int(found[2]), int(found[3])))
+        return Cluster(tuple(groups))
+
+    @staticmethod
+    def auto() -> Cluster:
+        """The machine at hand: its GPUs as nvidia-smi names them, or else a node with a device per CPU core.
+
+        Raises PlanError for a GPU of a kind that is not known.
+        """
+        cards = _cards()
+        if not cards:
+            return Cluster((Nodes("cpu", 1, os.cpu_count() or 1),))
+        # Devices keep the order in which they are listed, so kinds that alternate become several groups.
+        return Cluster(tuple(Nodes(k, 1, len(list(same))) for k, same in groupby(map(kind_of_card, cards))))
+
+    def __str__(self) -> str:
+        return "+".join(f"{g.kind}:{g.count}x{g.devices}" for g in self.groups)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The groups as a plan file writes them."""
+        return [
+            {"device": g.kind, "nodes": g.count, "devices_per_node": g.devices}
+            | ({} if g.network is None else {"network": g.network})
+            for g in self.groups
+        ]
+
+
+def _cards() -> Sequence[str]:
+    """Names of the GPUs of this machine, none where the driver or its tool is not there."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else ()

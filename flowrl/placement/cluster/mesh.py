@@ -1,0 +1,101 @@
+"""Devices arranged along named axes, as a plan says it: ``{fsdp: 4, tp: 2}``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ...errors import PlanError, near
+
+#: Outermost first: ranks that differ in ``tp`` alone are neighbours, those that differ in ``pp`` are furthest apart.
+AXES = ("pp", "dp", "fsdp", "cp", "ep", "tp")
+#: Axes that rows are split over. ``cp`` splits the tokens of a row, ``tp`` and ``pp`` see every row.
+DATA_AXES = ("dp", "fsdp", "ep")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Sizes by axis, axes of size 1 left out, in the order of :data:`AXES` whatever order they were written in.
+
+    >>> mesh = Mesh({"tp": 2, "fsdp": 4, "pp": 1})
+    >>> str(mesh), mesh.size, mesh["tp"], mesh["pp"], mesh.data
+    ('fsdp=4,tp=2', 8, 2, 1, 4)
+    >>> mesh.coordinates(5)
+    {'fsdp': 2, 'tp': 1}
+
+    Raises PlanError for an axis that is none of :data:`AXES`, or a size below 1.
+    """
+
+    axes: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        for axis, size in self.axes.items():
+            if axis not in AXES:
+                meant = near(axis, AXES)
+                raise PlanError(
+                    f"a mesh has no axis '{axis}'.", have=AXES, fix=f"Did you mean '{meant}'?" if meant else None
+                )
+            if size < 1:
+                raise PlanError(f"axis {axis}={size}: a mesh has at least one device along each axis.")
+        kept = {a: self.axes[a] for a in AXES if self.axes.get(a, 1) > 1}
+        object.__setattr__(self, "axes", kept)
+
+    @staticmethod
+    def of(text: str) -> Mesh:
+        """Read ``tp=8,pp=4,dp=4``; ``1`` is a single device. Raises PlanError with the near miss."""
+        axes: dict[str, int] = {}
+        if text.strip() == "1":
+            return Mesh()
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            axis, sep, size = part.partition("=")
+            if not sep or not size.strip().isdigit():
+                raise PlanError(f"'{part}' is no axis of a mesh.", fix="Write axes with sizes: tp=8,pp=4,dp=4.")
+            if axis.strip() in axes:
+                raise PlanError(f"axis '{axis.strip()}' is there twice in '{text}'.")
+            axes[axis.strip()] = int(size)
+        return Mesh(axes)
+
+    @property
+    def size(self) -> int:
+        """How many devices it takes."""
+        size = 1
+        for n in self.axes.values():
+            size *= n
+        return size
+
+    @property
+    def data(self) -> int:
+        """Into how many parts rows are split."""
+        return self["dp"] * self["fsdp"] * self["ep"]
+
+    def __getitem__(self, axis: str) -> int:
+        return self.axes.get(axis, 1)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.axes.items()))
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands along each axis."""
+        found: dict[str, int] = {}
+        for axis in reversed(list(self.axes)):
+            rank, found[axis] = divmod(rank, self.axes[axis])
+        return {a: found[a] for a in self.axes}
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """The rank at these coordinates; axes left out count as 0."""
+        rank = 0
+        for axis, size in self.axes.items():
+            rank = rank * size + coordinates.get(axis, 0)
+        return rank
+
+    def groups(self, *axes: str) -> Iterator[tuple[int, ...]]:
+        """Ranks that differ along ``axes`` alone: ``Mesh({"dp": 2, "tp": 2}).groups("tp")`` gives (0, 1), (2, 3)."""
+        seen: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.size):
+            at = self.coordinates(rank)
+            seen.setdefault(tuple(n for a, n in at.items() if a not in axes), []).append(rank)
+        for ranks in seen.values():
+            yield tuple(ranks)
+
+    def __str__(self) -> str:
+        return ",".join(f"{a}={n}" for a, n in self.axes.items()) or "1"

@@ -1,0 +1,152 @@
+"""Seconds that the devices of a call spend on sending: activations between shards, weights and gradients, a publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from ..cluster.hardware import Channel, Hardware
+from ..cluster.mesh import Mesh
+from ..model.shape import ModelShape
+from .sizes import kv_bytes, micro_tokens, parameters_on_device, parts_of
+from .work import Role, Work
+
+
+def model_of(work: Work) -> ModelShape:
+    """The model that a call computes."""
+    assert work.role.model is not None, f"{work.title} computes no model"
+    return work.role.model
+
+
+def activations(work: Work, hardware: Hardware, tokens: float, passes: int) -> float:
+    """All that ranks exchange while ``tokens`` tokens of a replica go ``passes`` times through the layers.
+
+    It comes in micro-batches, which are not rounded up: with one token more a step must not become faster.
+    """
+    parts = max(1.0, tokens / micro_tokens(work.load, work.micro))
+    layers = model_of(work).layers / work.mesh["pp"]
+    by_layer = tensor_parallel(work, hardware, tokens / parts) + expert_parallel(work, hardware, tokens / parts)
+    by_layer += context_parallel(work, hardware, tokens / parts)
+    return parts * (passes * layers * by_layer + min(passes, 2) * stage_to_stage(work, hardware, tokens / parts))
+
+
+def tensor_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
+    """Two all-reduces of the activations of a layer (Shoeybi et al. 2019, arXiv:1909.08053, section 3)."""
+    size = _activation(work, tokens / work.mesh["cp"])
+    return 2 * hardware.along(work.mesh, "tp").all_reduce(size, work.mesh["tp"])
+
+
+def context_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
+    """Keys and values of a layer go round the ring (Liu et al. 2023, arXiv:2310.01889)."""
+    mesh, model = work.mesh, model_of(work)
+    size = kv_bytes(model, mesh, tokens) / (model.layers / mesh["pp"])
+    return (mesh["cp"] - 1) * hardware.along(mesh, "cp").send(size)
+
+
+def expert_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
+    """Tokens go to their experts and come back: two all-to-alls in a layer (Lepikhin et al. 2020, arXiv:2006.16668)."""
+    model, ranks = model_of(work), work.mesh["ep"]
+    if not model.experts:
+        return 0.0
+    size = _activation(work, tokens / work.mesh["cp"]) * model.experts_per_token
+    return 2 * hardware.along(work.mesh, "ep").all_to_all(size, ranks)
+
+
+def stage_to_stage(work: Work, hardware: Hardware, tokens: float) -> float:
+    """The activations of a micro-batch to the next stage, or their gradients back."""
+    if work.mesh["pp"] == 1:
+        return 0.0
+    return hardware.along(work.mesh, "pp").send(_activation(work, tokens / work.mesh["cp"]))
+
+
+def decoded_token(work: Work, hardware: Hardware, rows: float, groups: float) -> float:
+    """One token for ``rows`` rows: all-reduces in every layer, and with pp a message from stage to stage."""
+    mesh, model = work.mesh, model_of(work)
+    size = _activation(work, rows / groups)
+    seconds = 2 * model.layers * hardware.along(mesh, "tp").all_reduce(size, mesh["tp"])
+    return seconds + (mesh["pp"] * hardware.along(mesh, "pp").send(size) if mesh["pp"] > 1 else 0.0)
+
+
+def sharded_weights(work: Work, hardware: Hardware, tokens: float, times: int) -> float:
+    """FSDP: for each micro-batch the weights of each layer are gathered, or their gradients reduced and scattered.
+
+    ``times``: 1 for a forward pass, 2 with a backward pass, 3 with gradients (Zhao et al. 2023, arXiv:2304.11277).
+    """
+    mesh, model = work.mesh, model_of(work)
+    layers = model.layers / mesh["pp"]
+    layer = parameters_on_device(work.role, mesh, sharded=False) * model.dtype_bytes / layers
+    parts = max(1.0, tokens / micro_tokens(work.load, work.micro))
+    return parts * times * layers * hardware.along(mesh, "fsdp").all_gather(layer, mesh["fsdp"])
+
+
+def gradients(work: Work, hardware: Hardware) -> float:
+    """Replicas of a weight agree on its gradient: an all-reduce, once for each optimizer step.
+
+    A distributed optimizer reduces, scatters and gathers instead, which is as many bytes.
+    """
+    mesh, model, parts = work.mesh, model_of(work), parts_of(work.role)
+    shards = mesh["tp"] * mesh["pp"] * mesh["fsdp"]
+    trained = 1 - work.role.frozen
+    dense = (work.role.lora or trained * parts.dense) / shards * model.dtype_bytes
+    experts = 0.0 if work.role.lora else trained * parts.experts / shards / mesh["ep"] * model.dtype_bytes
+    copies = mesh["dp"] * mesh["cp"]
+    seconds = hardware.along(mesh, "dp", "cp", "ep").all_reduce(dense, copies * mesh["ep"])
+    return seconds + hardware.along(mesh, "dp", "cp").all_reduce(experts, copies)
+
+
+def publish_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...]) -> float:
+    """Bytes that the device receives which receives most, when weights go from one mesh to another.
+
+    A shard of the destination less the shard of the source that the device has already, if it has one: for nested
+    meshes on the same devices that is (t p - t_g p_g) / (t_g p_g t p) M, HybridFlow's table 2 (arXiv:2409.19256).
+    Adapters are published alone.
+    """
+    if role.model is None:
+        return 0.0
+    if role.lora:
+        size = float(role.lora * role.model.dtype_bytes)
+        wanted, had = size / (mesh["tp"] * mesh["pp"]), size / (source["tp"] * source["pp"] * source["fsdp"])
+    else:
+        wanted = parameters_on_device(role, mesh, sharded=False) * role.model.dtype_bytes
+        had = parameters_on_device(role, source) * role.model.dtype_bytes
+    return max(0.0, wanted - had) if to and set(to) <= set(devices) else wanted
+
+
+@lru_cache(maxsize=1024)
+def planned_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...]) -> float:
+    """The same, as the reshard planner has it weight by weight: exact for any meshes, and slower."""
+    from ..reshard.planner import plan_reshard
+
+    if role.model is None or role.lora or not devices or not to:  # without devices there are no shards to compare
+        return publish_bytes(role, source, devices, mesh, to)
+    return float(max(plan_reshard(role.model, source, mesh, devices, to).received))
+
+
+#: Bytes that the device receives which receives most, of a publish between these meshes and devices.
+Received = Callable[[Role, Mesh, tuple[int, ...], Mesh, tuple[int, ...]], float]
+
+
+def publish(work: Work, hardware: Hardware, received: Received = publish_bytes) -> float:
+    """From the ranks that train to those that generate. Slices are passed on in a ring, so receiving decides.
+
+    Inside a pool whose source replicas are each in one node, nothing crosses the network.
+    """
+    if work.source is None:
+        return 0.0
+    source, devices = work.source
+    if not devices and work.pool == work.source_pool:  # one process: the copies share their memory
+        return 0.0
+    size = received(work.role, source, devices, work.mesh, work.devices)
+    return _between(hardware, source, devices, work.devices).send(size)
+
+
+def _between(hardware: Hardware, source: Mesh, devices: tuple[int, ...], to: tuple[int, ...]) -> Channel:
+    both = Hardware.of(hardware.cluster, tuple(dict.fromkeys((*devices, *to))), hardware.link, hardware.network)
+    own = Hardware.of(hardware.cluster, devices)
+    inside = set(to) <= set(devices) and not own.crosses(source, "pp", "fsdp", "ep", "tp")
+    return both.channel(0 if both.one_node or inside else 1)
+
+
+def _activation(work: Work, tokens: float) -> float:
+    model = model_of(work)
+    return tokens * model.hidden * model.dtype_bytes

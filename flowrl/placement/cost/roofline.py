@@ -1,0 +1,211 @@
+"""Seconds of a call from first principles: operations over peak, bytes over bandwidth, rings over links.
+
+Each term is a closed form of the model's size, the rows and the devices, times a factor of :class:`Efficiency`. The
+factors are not measured on the machine at hand: predictions of two plans compare well where the same terms rule both,
+and are no promise of seconds. ``flowrl calibrate`` gives those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from ..cluster.cluster import Cluster
+from ..cluster.hardware import Hardware
+from . import communication as traffic
+from .communication import model_of
+from .memory import room
+from .sizes import (
+    decode_operations,
+    forward_operations,
+    kv_bytes,
+    micro_tokens,
+    optimizer_parameters,
+    parameters_on_device,
+    prefill_operations,
+    rows_of_replica,
+    touched_parameters,
+)
+from .work import Work
+
+_SOURCES = {
+    "train": "assumed; Narayanan et al. 2021 (arXiv:2104.04473) report 44 to 52 % of peak in pre-training",
+    "forward": "assumed, a little above training: no optimizer, no backward pass",
+    "prefill": "assumed; Pope et al. 2022 (arXiv:2211.05102) report 76 % for large batches",
+    "decode": "assumed, as prefill: it decides only where many rows decode at once",
+    "memory": "assumed",
+    "link": "assumed",
+    "network": "assumed",
+    "host": "assumed",
+    "overlap": "assumed: FSDP and gradient traffic runs beside the computation",
+    "step_s": "assumed: scheduling and sampling of one decoded token",
+    "row_s": "assumed: one row of a reward or environment without a given time, on one process",
+}
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How much of a peak is reached: ``Efficiency(train=0.4)``; ``sources`` says where each figure is from.
+
+    Factors of peak operations (``train``, ``forward``, ``prefill``, ``decode``), of bandwidths (``memory``, ``link``,
+    ``network``, ``host``), the part of the computation that traffic of weights and gradients can hide behind
+    (``overlap``), and seconds that nothing else accounts for: ``step_s`` per decoded token, ``row_s`` per external row.
+    """
+
+    train: float = 0.40
+    forward: float = 0.45
+    prefill: float = 0.50
+    decode: float = 0.50
+    memory: float = 0.70
+    link: float = 0.70
+    network: float = 0.70
+    host: float = 0.70
+    overlap: float = 0.50
+    step_s: float = 1e-3
+    row_s: float = 1e-2
+    sources: Mapping[str, str] = field(default_factory=lambda: _SOURCES)
+
+    @staticmethod
+    def ideal() -> Efficiency:
+        """Every peak reached, nothing hidden, nothing added: the bare formulas."""
+        return Efficiency(1, 1, 1, 1, 1, 1, 1, 1, overlap=0, step_s=0, row_s=0, sources={})
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Predicted seconds on a cluster: ``Roofline(Cluster.of("h100-80:2x8")).seconds(work)``.
+
+    A pool without devices runs on the device kind ``cpu``, each of its processes as one such device.
+    ``row_seconds``: seconds of one row by title, for ops that run user code (``{"reward.score": 0.2}``); rows spread
+    over the processes. A worker without a model costs the same way, whatever its op. Of devices of several kinds the
+    slowest decides. ``received`` gives the bytes of a publish: the reshard planner, which raises PlanError for a mesh
+    that does not divide the model, or ``traffic.publish_bytes``, a closed form. Left out: sharing of a network by pools
+    that work at once, prompts shared by a group, experts that are chosen unevenly, stragglers other than ``longest``.
+    """
+
+    cluster: Cluster | None = None
+    efficiency: Efficiency = Efficiency()
+    row_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    received: traffic.Received = traffic.planned_bytes
+
+    @property
+    def source(self) -> str:
+        return "roofline"
+
+    def seconds(self, work: Work) -> float:
+        """Seconds of one call, 0 for a call that computes nothing."""
+        kind = work.kind
+        if kind == "none" or (kind not in ("publish", "offload", "onload") and not work.load.rows):
+            return 0.0
+        if kind == "publish":
+            return traffic.publish(work, self._hardware(work), self.received)
+        if kind in ("offload", "onload"):
+            return work.moved / self._hardware(work).host / self.efficiency.host
+        if kind == "external" or work.role.model is None:
+            row = self.row_seconds.get(work.title, self.efficiency.row_s)
+            return row * ceil(work.load.rows / max(1, work.processes, work.mesh.data))
+        return sum(self.terms(work).values())
+
+    def terms(self, work: Work) -> dict[str, float]:
+        """The seconds of a generate, forward or train by what they are spent on; they add up to :meth:`seconds`."""
+        if work.kind == "generate":
+            return self._generate(work)
+        return self._train(work) if work.kind == "train" else self._forward(work)
+
+    def _hardware(self, work: Work) -> Hardware:
+        e = self.efficiency
+        return Hardware.of(self.cluster, work.devices[: work.mesh.size], e.link, e.network)
+
+    def _compute(self, work: Work, operations: float, part: float) -> float:
+        """Seconds of so many operations of a replica, on its shards, at ``part`` of their peak."""
+        shards = work.mesh["tp"] * work.mesh["pp"] * work.mesh["cp"]
+        return operations / shards / self._hardware(work).flops(model_of(work).dtype_bytes) / part
+
+    def _generate(self, work: Work) -> dict[str, float]:
+        rows = rows_of_replica(work.load, work.mesh, work.processes)
+        prefill = self._compute(work, prefill_operations(work.role, rows, work.load), self.efficiency.prefill)
+        prefill += traffic.activations(work, self._hardware(work), rows * work.load.prompt, passes=1)
+        return {"prefill": prefill, **self._decode(work, rows)}
+
+    def _decode(self, work: Work, rows: float) -> dict[str, float]:
+        """A token for every row at a time: the slower of reading memory and computing, then what ranks exchange.
+
+        Rows that the KV cache has no room for wait for the next wave; waves are even. With ``longest`` the last wave
+        is as long as its longest response, all others as the mean: finished rows make room. With pp the rows go round
+        in as many groups as there are stages, each of which reads the weights of a stage when it comes by.
+        """
+        mesh, load, hardware, e = work.mesh, work.load, self._hardware(work), self.efficiency
+        waves = ceil(rows / self.rows_at_once(work))
+        steps = (waves - 1) * load.response + max(load.response, load.longest)
+        if not load.response:
+            return {"decode": 0.0, "exchange": 0.0, "steps": 0.0}
+        groups = min(mesh["pp"], max(1.0, rows / waves))
+        weights = touched_parameters(work.role, mesh, rows / waves / groups) * model_of(work).dtype_bytes
+        cache = kv_bytes(model_of(work), mesh, load.prompt + load.response / 2) * mesh["pp"] / groups
+        reading = (steps * weights + rows * load.response * cache) / hardware.bandwidth / e.memory
+        operations = decode_operations(work.role, rows, load) * mesh["pp"] / groups
+        return {
+            "decode": max(reading, self._compute(work, operations, e.decode)),
+            "exchange": steps * traffic.decoded_token(work, hardware, rows * load.response / steps, groups),
+            "steps": steps * e.step_s,
+        }
+
+    def rows_at_once(self, work: Work) -> int:
+        """Rows of a replica whose KV cache fits beside the weights and what others hold; one at least."""
+        model = model_of(work)
+        weights = parameters_on_device(work.role, work.mesh, sharded=False) * model.dtype_bytes
+        row = kv_bytes(model, work.mesh, work.load.prompt + work.load.response)
+        free = room(self._hardware(work).memory) - work.held - weights
+        return max(1, int(free / row)) if row else work.load.rows
+
+    def _forward(self, work: Work) -> dict[str, float]:
+        rows = rows_of_replica(work.load, work.mesh, work.processes)
+        terms = self._passes(work, rows, operations=1, passes=1, part=self.efficiency.forward)
+        tokens = rows * (work.load.prompt + work.load.response)
+        return terms | {"weights": self._exposed(terms, traffic.sharded_weights(work, self._hardware(work), tokens, 1))}
+
+    def _train(self, work: Work) -> dict[str, float]:
+        """Forward, backward (twice a forward) and, with recomputation, another forward; then the optimizer.
+
+        Adapters leave out the gradients of the weights themselves: their backward pass costs one forward. Weights that
+        are frozen do so for their part.
+        """
+        role, hardware = work.role, self._hardware(work)
+        load = replace(work.load, rows=ceil(work.load.rows / work.minibatches))
+        rows = rows_of_replica(load, work.mesh, work.processes)
+        again = 1 if role.recomputes(work.backend) else 0
+        operations = (2 if role.lora else 3 - role.frozen) + again
+        terms = self._passes(work, rows, operations, 2 + again, self.efficiency.train)
+        tokens = rows * (load.prompt + load.response)
+        weights = traffic.sharded_weights(work, hardware, tokens, 2 if role.lora else 3)
+        exposed = self._exposed(terms, weights + traffic.gradients(work, hardware))
+        terms |= {"weights": exposed, "optimizer": self._optimizer(work)}
+        return {name: seconds * work.minibatches * work.epochs for name, seconds in terms.items()}
+
+    def _passes(self, work: Work, rows: float, operations: float, passes: int, part: float) -> dict[str, float]:
+        """``operations`` times those of a forward pass, ``passes`` times its exchanges, and the bubble of pp.
+
+        With m micro-batches on p stages everything takes (m + p - 1) / m as long (Narayanan et al. 2021,
+        arXiv:2104.04473, section 2.2). There are at least as many micro-batches as stages where rows suffice.
+        """
+        tokens, stages = rows * (work.load.prompt + work.load.response), work.mesh["pp"]
+        compute = self._compute(work, operations * forward_operations(work.role, rows, work.load), part)
+        exchange = traffic.activations(work, self._hardware(work), tokens, passes)
+        micro_batches = max(tokens / micro_tokens(work.load, work.micro), min(rows, stages), 1)
+        return {
+            "compute": compute,
+            "exchange": exchange,
+            "bubble": (compute + exchange) * (stages - 1) / micro_batches,
+        }
+
+    def _exposed(self, terms: Mapping[str, float], seconds: float) -> float:
+        """What is left of the traffic when part of the computation hides it."""
+        return max(0.0, seconds - self.efficiency.overlap * terms["compute"])
+
+    def _optimizer(self, work: Work) -> float:
+        """AdamW reads gradient, master weight and two moments, and writes master, moments and weight: memory bound."""
+        width = model_of(work).dtype_bytes
+        moved = 2 * width + 24 if width < 4 else 2 * width + 20  # fp32 weights are their own master: read as well
+        size = optimizer_parameters(work.role, work.mesh, work.backend) * moved
+        return size / self._hardware(work).bandwidth / self.efficiency.memory

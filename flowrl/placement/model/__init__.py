@@ -1,0 +1,1 @@
+"""The models: sizes, weights, and which part of each weight a rank of a mesh holds."""

@@ -1,0 +1,331 @@
+"""A plan as a YAML file: read with the line of every mistake, and written so that it reads the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any, cast
+
+from ...errors import At, PlanError, near
+from ..cluster.cluster import Cluster, Nodes
+from ..cluster.mesh import AXES, Mesh
+from .plan import USES, Pipeline, Place, Plan, Pool
+from .rules import check_backend, check_inside, check_offload, check_pool_name
+
+_TOP = ("cluster", "pools", "place", "pipeline")
+_NODES = ("device", "nodes", "devices_per_node", "network")
+_POOL = ("devices", "processes", "device")
+_PLACE = ("pool", "mesh", "backend", "offload")
+_ENGINE = ("pool", "mesh", "engine")
+_PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline")
+_RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
+_PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
+
+
+def load(path: str | Path) -> Plan:
+    """Read a plan file. Raises PlanError with file, line and the nearest right word."""
+    path = Path(path)
+    if not path.exists():
+        beside = [p.name for p in path.parent.glob("*.yaml")] if path.parent.exists() else []
+        meant = near(path.name, beside)
+        raise PlanError(f"there is no plan {path}.", fix=f"Did you mean {path.parent / meant}?" if meant else None)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"the plan {path} cannot be read: {error}.", fix="Name a YAML file.") from None
+    return read(text, str(path))
+
+
+def read(text: str, file: str = "<plan>") -> Plan:
+    """Read the text of a plan; ``file`` is what errors call it. Raises PlanError."""
+    import yaml
+
+    try:
+        root = cast("Any", yaml).compose(text)  # nodes, which know their lines, have no types
+    except yaml.YAMLError as error:
+        raise _no_yaml(error, text, file) from None
+    except RecursionError:
+        raise PlanError("the plan is nested too deeply.", at=At(file, 0), fix="A plan has four levels.") from None
+    return _Reader(file, text.splitlines()).plan(root)
+
+
+def _no_yaml(error: Exception, text: str, file: str) -> PlanError:
+    mark = getattr(error, "problem_mark", None)
+    said = str(getattr(error, "problem", None) or str(error).splitlines()[0])
+    if said.startswith("but "):
+        said = f"{getattr(error, 'context', '')}, {said}"
+    lines, line = text.splitlines(), mark.line + 1 if mark else 0
+    shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    fix = "Indent with spaces." if "'\\t'" in said else None
+    return PlanError(f"the plan is no YAML: {said}.", at=At(file, line, shown), fix=fix)
+
+
+class _Reader:
+    """Walks YAML nodes, which know their lines."""
+
+    def __init__(self, file: str, lines: list[str]) -> None:
+        self.file, self.lines = file, lines
+
+    def plan(self, root: Any) -> Plan:
+        top = self._mapping(root, _TOP, "a plan") if root is not None else {}
+        cluster = self._cluster(top["cluster"]) if "cluster" in top else None
+        pools: dict[str, Pool] | None = None
+        if "pools" in top:
+            pools = {n: self._pool(n, v, cluster) for n, v in self._mapping(top["pools"], None, "pools").items()}
+            if not pools:
+                raise PlanError("a plan needs a pool.", at=self._at(top["pools"]), fix="Write main: {device: auto}.")
+        known = Plan(pools, cluster=cluster)  # the rules that pools have among each other
+        workers = self._mapping(top["place"], None, "place") if "place" in top else {}
+        place = {w: self._worker(w, v, known) for w, v in workers.items()}
+        pipeline = self._pipeline(top["pipeline"]) if "pipeline" in top else Pipeline()
+        return Plan(pools, place, cluster, pipeline, self.file)
+
+    # -- cluster and pools
+
+    def _cluster(self, node: Any) -> Cluster:
+        if _kind(node) == "ScalarNode":
+            return self._said(node, lambda: Cluster.of(self._text(node, "a cluster")))
+        parts = node.value if _kind(node) == "SequenceNode" else [node]
+        if not parts:
+            raise PlanError(
+                "a cluster has nodes.", at=self._at(node), fix="Write {device: h100-80, nodes: 1, devices_per_node: 8}."
+            )
+        return Cluster(tuple(self._nodes(p) for p in parts))
+
+    def _nodes(self, node: Any) -> Nodes:
+        entries = self._mapping(node, _NODES, "cluster")
+        if "device" not in entries:
+            raise PlanError("cluster says no device.", at=self._at(node), fix="Add device: h100-80.")
+        device = self._text(entries["device"], "a device")
+        count, devices = (self._whole(entries[k], k, 1) if k in entries else 1 for k in _NODES[1:3])
+        network = self._gigabits(entries["network"]) if "network" in entries else None
+        return self._said(entries["device"], lambda: Nodes(device, count, devices, network))
+
+    def _gigabits(self, node: Any) -> float:
+        value = self._value(node)
+        if not isinstance(value, int | float) or not 0 < value < inf:
+            raise PlanError(
+                f"network is Gb/s of a node, a number above 0, not {node.value}.",
+                at=self._at(node),
+                fix="Write network: 3200, or leave it out.",
+            )
+        return value
+
+    def _pool(self, name: str, node: Any, cluster: Cluster | None) -> Pool:
+        entries = self._mapping(node, _POOL, f"pool '{name}'")
+        at = self._at(node) if not entries else self._at(next(iter(entries.values())))
+        if len(entries) > 1:
+            first, second = list(entries)[:2]
+            raise PlanError(
+                f"pool '{name}' has both {first} and {second}.", at=self._at(entries[second]), fix="Take one out."
+            )
+        devices = self._devices(name, entries["devices"], cluster) if "devices" in entries else ()
+        processes = self._whole(entries["processes"], "processes", 1) if "processes" in entries else 0
+        device = self._text(entries["device"], "a device") if "device" in entries else "auto"
+        return Pool(name, devices, processes, "" if devices or processes else device or "nothing", at)
+
+    def _devices(self, pool: str, node: Any, cluster: Cluster | None) -> tuple[int, ...]:
+        """``0-7``, ``0,2,4-6``, ``all``, or a list of them."""
+        at = self._at(node)
+        if cluster is None:
+            raise PlanError(
+                f"pool '{pool}' has devices, but the plan has no cluster.",
+                at=at,
+                fix="Add cluster: {device: h100-80, nodes: 1, devices_per_node: 8}, or cluster: auto.",
+            )
+        sequence = _kind(node) == "SequenceNode"
+        text = ",".join(self._text(n, "devices") for n in node.value) if sequence else self._text(node, "devices")
+        if text.strip() == "all":
+            return tuple(range(cluster.size))
+        found: list[int] = []
+        for part in text.split(","):
+            said = _RANGE.match(part.strip())
+            first, last = (int(said[1]), int(said[2] or said[1])) if said else (1, 0)
+            if first > last:
+                raise PlanError(
+                    f"pool '{pool}': '{part.strip()}' are no devices.",
+                    at=at,
+                    fix='Write numbers from 0 and ranges: devices: "0-7", "0,2,4-6", or all.',
+                )
+            check_inside(pool, last, cluster, at)
+            found += range(first, last + 1)
+        return tuple(found)
+
+    # -- places
+
+    def _worker(self, worker: str, node: Any, known: Plan) -> dict[str, Place]:
+        entries = self._mapping(node, (*_PLACE, "engine", *USES), f"the place of '{worker}'")
+        uses = [u for u in USES if u in entries]
+        if not uses:
+            if "engine" in entries:
+                raise PlanError(
+                    f"the place of '{worker}' has an engine for no use.",
+                    at=self._at(entries["engine"]),
+                    fix="Write generate: {pool: ..., engine: ...}.",
+                )
+            return {"train": self._place(worker, "train", entries, node, known)}
+        other = next((k for k in entries if k not in USES), None)
+        if other:
+            raise PlanError(
+                f"the place of '{worker}' has both {uses[0]} and {other}.",
+                at=self._at(entries[other]),
+                fix=f"Write {other} below {uses[0]}.",
+            )
+        found: dict[str, Place] = {}
+        for use in uses:
+            inner = self._mapping(entries[use], _ENGINE if use == "generate" else _PLACE, f"{worker}.{use}")
+            title = f"{worker}.{use}" if len(uses) > 1 else worker
+            found[use] = self._place(title, use, inner, entries[use], known)
+        return found
+
+    def _place(self, title: str, use: str, entries: Mapping[str, Any], node: Any, known: Plan) -> Place:
+        word = "engine" if use == "generate" else "backend"
+        pool = self._text(entries["pool"], "a pool") if "pool" in entries else next(iter(known.pools))
+        check_pool_name(title, pool, known.pools, self._at(entries.get("pool", node)))
+        backend = self._text(entries[word], f"a {word}") if word in entries else "hf"
+        check_backend(title, use, backend, self._at(entries.get(word, node)))
+        mesh = self._mesh(title, entries["mesh"], pool, known) if "mesh" in entries else Mesh()
+        said = self._text(entries["offload"], "offload") if "offload" in entries else "false"
+        if said not in ("true", "false"):
+            raise PlanError(
+                f"{title}: offload is true or false, not {said}.",
+                at=self._at(entries["offload"]),
+                fix="Write offload: true.",
+            )
+        offload = said == "true"
+        check_offload(title, backend, offload, self._at(entries.get("offload", node)))
+        return Place(pool, mesh, backend, self._at(node), offload)
+
+    def _mesh(self, title: str, node: Any, pool: str, known: Plan) -> Mesh:
+        entries = self._mapping(node, AXES, f"{title}: a mesh")
+        axes = {a: self._whole(n, a, 1) for a, n in entries.items()}
+        known.check_mesh(title, axes, pool, self._at(node))
+        return Mesh(axes)
+
+    # -- pipeline
+
+    def _pipeline(self, node: Any) -> Pipeline:
+        entries = self._mapping(node, _PIPELINE, "pipeline")
+        at = {k: self._at(n) for k, n in entries.items()}
+        said: dict[str, Any] = {k: self._value(n) for k, n in entries.items()}
+        return Pipeline(**said, at=at)
+
+    # -- nodes
+
+    def _mapping(self, node: Any, known: tuple[str, ...] | None, what: str) -> dict[str, Any]:
+        if str(node.tag).endswith(":null"):  # "place:" with nothing behind it
+            return {}
+        if _kind(node) != "MappingNode":
+            raise PlanError(
+                f"{what} is a mapping of names.", at=self._at(node), fix="Write key: value lines, or {key: value}."
+            )
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            name = self._text(key, "a name")
+            if known is not None and name not in known:
+                meant = near(name, known)
+                raise PlanError(
+                    f"{what} has no '{name}'.",
+                    at=self._at(key),
+                    have=known,
+                    fix=f"Did you mean '{meant}'?" if meant else "Take it out.",
+                )
+            if name in found:
+                raise PlanError(f"{what} has '{name}' twice.", at=self._at(key), fix="Take one out.")
+            found[name] = value
+        return found
+
+    def _text(self, node: Any, what: str) -> str:
+        if _kind(node) != "ScalarNode":
+            raise PlanError(f"{what} is a single word.", at=self._at(node))
+        return str(node.value)
+
+    def _value(self, node: Any) -> int | float | str:
+        """A number where the file says one, else the word."""
+        text = self._text(node, "a setting")
+        for number in (int, float):
+            try:
+                return number(text)
+            except ValueError:
+                pass
+        return text
+
+    def _whole(self, node: Any, what: str, least: int) -> int:
+        value = self._value(node)
+        if not isinstance(value, int) or value < least:
+            raise PlanError(
+                f"{what} is a whole number from {least} up, not {node.value}.",
+                at=self._at(node),
+                fix=f"Write {what}: {least}, or more.",
+            )
+        return value
+
+    def _said(self, node: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives; its error with the line of the node."""
+        try:
+            return make()
+        except PlanError as error:
+            raise PlanError(error.what, at=self._at(node), have=error.have, fix=error.fix) from None
+
+    def _at(self, node: Any) -> At:
+        line: int = node.start_mark.line
+        return At(self.file, line + 1, self.lines[line].strip() if line < len(self.lines) else "")
+
+
+def _kind(node: Any) -> str:
+    return type(node).__name__
+
+
+def written(plan: Plan) -> str:
+    """The text of a plan file that reads as this plan."""
+    said = plan.to_json()
+    lines: list[str] = []
+    if "cluster" in said:
+        groups = [_flow(g) for g in said["cluster"]]
+        lines.append(f"cluster: {groups[0] if len(groups) == 1 else '[' + ', '.join(groups) + ']'}")
+    lines += ["pools:", *_aligned({n: _flow(p) for n, p in said["pools"].items()}, "  ")]
+    if said["place"]:
+        lines.append("place:")
+        for worker, by_use in plan.place.items():
+            if list(by_use) == ["train"]:
+                lines += _aligned({worker: _flow(_short(by_use["train"].to_json()))}, "  ")
+            else:
+                lines.append(f"  {_word(worker)}:")
+                lines += _aligned({u: _flow(p.to_json(u)) for u, p in by_use.items()}, "    ")
+    if plan.pipeline != Pipeline():
+        lines.append(f"pipeline: {_flow(said['pipeline'])}")
+    return "\n".join(lines) + "\n"
+
+
+def _short(place: Mapping[str, Any]) -> dict[str, Any]:
+    """A place without the backend that it has anyway."""
+    return {k: v for k, v in place.items() if (k, v) != ("backend", "hf")}
+
+
+def _aligned(entries: Mapping[str, str], indent: str) -> Iterable[str]:
+    width = max((len(_word(n)) for n in entries), default=0) + 1
+    return [f"{indent}{_word(n) + ':':<{width}} {text}" for n, text in entries.items()]
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, Any]", value)
+        return "{" + ", ".join(f"{_word(k)}: {_flow(v)}" for k, v in entries.items()) + "}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        import yaml
+
+        return str(yaml.safe_dump(value)).split()[0]  # 1.0e-05, which YAML reads as a number, not 1e-05
+    return _word(value) if isinstance(value, str) else str(value)
+
+
+def _word(text: str) -> str:
+    """A word as YAML reads it back: quoted where it is not plainly one."""
+    import yaml
+
+    if _PLAIN.match(text) and yaml.safe_load(text) == text:
+        return text
+    return str(cast("Any", yaml).safe_dump(text, default_style='"', allow_unicode=True, width=inf)).rstrip("\n")

@@ -1,0 +1,287 @@
+"""Where workers run and how far steps overlap: pools, places with meshes, and a pipeline, checked against a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ...errors import At, PlanError, near
+from ..cluster.cluster import Cluster
+from ..cluster.mesh import Mesh
+from .rules import (
+    TRAIN_ONLY,
+    check_backend,
+    check_devices,
+    check_disjoint,
+    check_offload,
+    check_pipeline,
+    check_pool_name,
+    check_source,
+    check_uses,
+    numbers,
+    refuse_mesh,
+)
+
+USES = ("train", "generate")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Devices whose workers take turns: ``Pool("train", devices=(0, 1, 2, 3))``.
+
+    One of three: ``devices`` are numbers of the cluster, in the order of mesh ranks; ``processes`` is how many
+    processes of the host there are, for workers without a model; ``device`` (``auto``, ``cpu``, ``cuda``, ``cuda:1``)
+    is a queue of this process, which a pool without any of them is too. Raises PlanError for two of them.
+    """
+
+    name: str
+    devices: tuple[int, ...] = ()
+    processes: int = 0
+    device: str = ""
+    at: At | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_source(self.name, self.devices, self.processes, self.device, self.at)
+        object.__setattr__(self, "devices", tuple(self.devices))
+        if not self.devices and not self.processes and not self.device:
+            object.__setattr__(self, "device", "auto")
+
+    @property
+    def size(self) -> int:
+        """How many ranks it holds: devices, processes, or 1."""
+        return len(self.devices) or self.processes or 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plan says it: ``{"devices": "0-7"}``, ``{"processes": 4}`` or ``{"device": "auto"}``."""
+        if self.devices:
+            return {"devices": numbers(self.devices)}
+        return {"processes": self.processes} if self.processes else {"device": self.device}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker runs: ``Place("train", mesh=Mesh.of("fsdp=4,tp=2"), backend="fsdp2")``.
+
+    In a plan, a place without a mesh has one of replicas (``dp``) over all devices of its pool. ``backend`` is the one
+    that trains, or the engine that generates. ``offload``: weights, gradients and optimizer live in host memory and
+    come to the device layer by layer (``fsdp2``).
+    """
+
+    pool: str
+    mesh: Mesh = field(default_factory=Mesh)
+    backend: str = "hf"
+    at: At | None = field(default=None, compare=False, repr=False)
+    offload: bool = False
+
+    def to_json(self, use: str = "train") -> dict[str, Any]:
+        """``{"pool": "train", "mesh": {"fsdp": 8}, "backend": "fsdp2"}``; without a mesh where it is a single rank."""
+        mesh = {"mesh": dict(self.mesh.axes)} if self.mesh.size > 1 else {}
+        said = {"pool": self.pool, **mesh, "engine" if use == "generate" else "backend": self.backend}
+        return {**said, "offload": True} if self.offload else said
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How far steps overlap: ``Pipeline(staleness=1, order="fifo", publish="drain", chunks=4)``.
+
+    ``staleness``: how many steps may be open behind the oldest that is not committed. ``order``: ``fifo`` trains each
+    step on its own prompts, ``window`` may exchange them for finished ones within the part ``window`` of the open
+    prompts. ``publish``: what becomes of running requests, ``drain``, ``interrupt`` or ``continue``. ``chunks``: into
+    how many parts row-wise ops are cut. Raises PlanError for other values.
+    """
+
+    staleness: int = 0
+    order: str = "fifo"
+    window: float = 0.3
+    publish: str = "drain"
+    chunks: int = 1
+    deadline: float = 0.0
+    at: Mapping[str, At] = field(default_factory=dict[str, At], compare=False, repr=False)  # by key
+
+    def __post_init__(self) -> None:
+        check_pipeline(self.to_json(), self.at, window_default=type(self).window)
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"staleness": 0, "order": "fifo", "publish": "drain", "chunks": 1}``; with ``window`` where it counts."""
+        said = {"staleness": self.staleness, "order": self.order, "window": self.window}
+        said |= {"publish": self.publish, "chunks": self.chunks}
+        if self.order == "fifo" and self.window == type(self).window:
+            del said["window"]
+        return {**said, "deadline": self.deadline} if self.deadline else said
+
+
+@dataclass(frozen=True, init=False)
+class Plan:
+    """Pools, a place for each worker and use, and the pipeline; what a plan file says.
+
+    >>> plan = Plan(
+    ...     {"train": Pool("train", devices=(0, 1, 2, 3)), "rollout": Pool("rollout", devices=(4, 5, 6, 7))},
+    ...     {"actor": {"train": Place("train", Mesh.of("fsdp=4"), "fsdp2"), "generate": Place("rollout")}},
+    ...     cluster=Cluster.of("h100-80:1x8"),
+    ... )
+    >>> plan.split("actor"), plan.devices("actor", "generate"), str(plan.place_of("actor", "generate").mesh)
+    (True, (4, 5, 6, 7), 'dp=4')
+
+    Workers of one pool take turns in program order, pools overlap. A worker without a place goes to the first pool,
+    one with a single place has it for both uses. A pool may be given by its device alone (``{"main": "cpu"}``), a
+    worker by one Place. Raises PlanError where the parts do not fit each other or the cluster.
+    """
+
+    pools: Mapping[str, Pool]
+    place: Mapping[str, Mapping[str, Place]]  # by worker, then by use: ``train``, ``generate``
+    cluster: Cluster | None
+    pipeline: Pipeline
+    file: str = field(compare=False)
+
+    def __init__(
+        self,
+        pools: Mapping[str, Pool | str] | None = None,
+        place: Mapping[str, Place | Mapping[str, Place]] | None = None,
+        cluster: Cluster | None = None,
+        pipeline: Pipeline | None = None,
+        file: str = "",
+    ) -> None:
+        whole = Pool("main", devices=tuple(range(cluster.size)) if cluster else ())
+        made = {n: p if isinstance(p, Pool) else Pool(n, device=p) for n, p in (pools or {"main": whole}).items()}
+        for name, pool in made.items():
+            if pool.name != name:
+                raise PlanError(f"pool '{pool.name}' is listed as '{name}'.", at=pool.at, fix="Give it one name.")
+            check_devices(pool.name, pool.devices, cluster, pool.at)
+        check_disjoint({p.name: (p.devices, p.at) for p in made.values()})
+        object.__setattr__(self, "pools", made)
+        object.__setattr__(self, "cluster", cluster)
+        object.__setattr__(self, "pipeline", pipeline or Pipeline())
+        object.__setattr__(self, "file", file)
+        uses = {w: {"train": p} if isinstance(p, Place) else dict(p) for w, p in (place or {}).items() if p}
+        settled = {w: {u: self._settled(w, u, p, len(by)) for u, p in by.items()} for w, by in uses.items()}
+        object.__setattr__(self, "place", settled)
+
+    def _settled(self, worker: str, use: str, place: Place, uses: int) -> Place:
+        """A place that fits, its mesh written out."""
+        title = worker if uses == 1 else f"{worker}.{use}"
+        check_uses(worker, use, place.at)
+        check_pool_name(title, place.pool, self.pools, place.at)
+        check_backend(title, use, place.backend, place.at)
+        check_offload(title, place.backend, place.offload, place.at)
+        devices = self.pools[place.pool].devices
+        if place.mesh.size == 1 and devices:
+            return replace(place, mesh=Mesh({"dp": len(devices)}))
+        self.check_mesh(title, place.mesh.axes, place.pool, place.at)
+        return place
+
+    def check_mesh(self, title: str, axes: Mapping[str, int], name: str, at: At | None) -> None:
+        """Raise PlanError for a mesh that does not take the pool as it is; the fix names devices where there are."""
+        pool, cluster = self.pools[name], self.cluster
+        if axes and (pool.processes or prod(axes.values()) != pool.size):
+            taken = {d for p in self.pools.values() if p.name != name for d in p.devices}
+            free = frozenset(range(cluster.size if cluster else 0)) - taken
+            refuse_mesh(title, axes, name, pool.devices, pool.processes, free, at)
+
+    @staticmethod
+    def one_process() -> Plan:
+        """No plan: everything in one pool of this process, on a GPU if there is one."""
+        return Plan()
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan file. Raises PlanError with file, line and the nearest right word."""
+        from .file import load
+
+        return load(path)
+
+    def place_of(self, worker: str, use: str = "train") -> Place:
+        """The place of a worker when it trains or generates; without one, the first pool.
+
+        A backend that does not generate leaves that to the reference engine: a whole model on each of its devices.
+        """
+        by_use = self.place.get(worker)
+        if by_use:
+            place = by_use.get(use) or next(iter(by_use.values()))
+            if use == "generate" and use not in by_use and place.backend in TRAIN_ONLY:
+                return Place(place.pool, Mesh({"dp": self.pools[place.pool].size}), at=place.at)
+            return place
+        pool = next(iter(self.pools.values()))
+        return Place(pool.name, Mesh({"dp": len(pool.devices)}) if pool.devices else Mesh())
+
+    def pool_of(self, worker: str, use: str = "train") -> Pool:
+        """The pool of a worker when it trains or generates."""
+        return self.pools[self.place_of(worker, use).pool]
+
+    def pool(self, worker: str, use: str = "train") -> str:
+        """The name of the pool of a worker."""
+        return self.place_of(worker, use).pool
+
+    def split(self, worker: str) -> bool:
+        """Whether it trains and generates in different pools."""
+        return self.pool(worker, "train") != self.pool(worker, "generate")
+
+    def devices(self, worker: str, use: str = "train") -> tuple[int, ...]:
+        """The devices of a worker in the order of its ranks; none where its pool has none of the cluster."""
+        return self.pool_of(worker, use).devices
+
+    def device(self, worker: str, use: str = "train") -> str:
+        """The device of the worker's first rank as this process names it: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``."""
+        pool = self.pool_of(worker, use)
+        if not pool.devices or self.cluster is None:
+            return pool.device or "cpu"
+        first = pool.devices[0]
+        return "cpu" if self.cluster.kind(first).name == "cpu" else f"cuda:{first}"
+
+    def backend(self, worker: str, use: str = "train") -> str:
+        """The backend that trains a worker, or its engine."""
+        return self.place_of(worker, use).backend
+
+    def roles(self) -> Iterator[tuple[str, str, Place]]:
+        """Every (worker, use, place) that the plan states; a worker with one place has it under one use."""
+        for worker, by_use in self.place.items():
+            for use, place in by_use.items():
+                yield worker, use, place
+
+    def check_workers(self, names: Iterable[str], backends: Iterable[str] | None = None) -> None:
+        """Raise PlanError for a place of a worker that the flow does not have, or a backend that is not there.
+
+        Without ``backends`` none is asked for, as for a plan that is looked at on another machine.
+        """
+        known, engines = list(names), None if backends is None else list(backends)
+        for name, _, place in self.roles():
+            if engines is not None and place.backend not in engines:
+                raise PlanError(
+                    f"'{name}' is placed with backend '{place.backend}', which is not there.",
+                    at=place.at,
+                    have=engines,
+                    fix=_meant(place.backend, engines),
+                )
+            if name not in known:
+                raise PlanError(
+                    f"the plan places '{name}', which is no worker of this flow.",
+                    at=place.at,
+                    have=known,
+                    fix=_meant(name, known),
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as a record: ``{"cluster": [...], "pools": {...}, "place": {...}, "pipeline": {...}}``.
+
+        A worker with one place has it directly, else by use. Without a cluster there is no such key.
+        """
+        cluster = {"cluster": self.cluster.to_json()} if self.cluster else {}
+        place: dict[str, Any] = {}
+        for worker, by_use in self.place.items():
+            by = {use: p.to_json(use) for use, p in by_use.items()}
+            place[worker] = by["train"] if list(by) == ["train"] else by
+        pools = {n: p.to_json() for n, p in self.pools.items()}
+        return {**cluster, "pools": pools, "place": place, "pipeline": self.pipeline.to_json()}
+
+    def to_yaml(self) -> str:
+        """The text of a plan file that loads to an equal plan."""
+        from .file import written
+
+        return written(self)
+
+
+def _meant(word: str, words: Iterable[str]) -> str | None:
+    meant = near(word, words)
+    return f"Did you mean '{meant}'?" if meant else None

@@ -1,0 +1,219 @@
+"""What makes a plan valid, rule by rule, for plans of a file and plans made in Python alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from math import prod
+from typing import Any
+
+from ...errors import At, PlanError, near
+from ..cluster.cluster import Cluster
+
+BACKENDS = ("hf", "fsdp2", "megatron")
+TRAIN_ONLY = ("fsdp2", "megatron")  # backends that do not generate
+ENGINES = ("hf", "vllm", "sglang")
+ORDERS = ("fifo", "window")
+PUBLISH = ("drain", "interrupt", "continue")
+MOST_STALENESS, MOST_CHUNKS = 1000, 10_000
+_COST = {"staleness": "each step in flight keeps its rows", "chunks": "each chunk is a call of its own"}
+_DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
+
+
+def numbers(devices: Iterable[int]) -> str:
+    """Devices as a plan writes them: ``(0, 1, 2, 5)`` is ``0-2,5``."""
+    runs: list[list[int]] = []
+    for d in devices:
+        if runs and runs[-1][1] == d - 1:
+            runs[-1][1] = d
+        else:
+            runs.append([d, d])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def check_source(pool: str, devices: Collection[int], processes: int, device: str, at: At | None) -> None:
+    """A pool has devices, or processes, or a device of this process."""
+    given = [n for n, v in (("devices", devices), ("processes", processes), ("device", device)) if v]
+    if len(given) > 1:
+        raise PlanError(f"pool '{pool}' has both {given[0]} and {given[1]}.", at=at, fix="Take one out.")
+    if device and not _DEVICE.match(device):
+        raise PlanError(f"pool '{pool}': '{device}' is no device.", at=at, fix="Write auto, cpu, cuda, or cuda:1.")
+    if processes < 0:
+        raise PlanError(f"pool '{pool}': {processes} processes are none.", at=at, fix="Write processes: 4.")
+
+
+def check_devices(pool: str, devices: Collection[int], cluster: Cluster | None, at: At | None) -> None:
+    """The devices of a pool are in the cluster, each once."""
+    if not devices:
+        return
+    if cluster is None:
+        raise PlanError(
+            f"pool '{pool}' has devices, but the plan has no cluster.",
+            at=at,
+            fix="Add cluster: {device: h100-80, nodes: 1, devices_per_node: 8}, or cluster: auto.",
+        )
+    if len(set(devices)) < len(devices):
+        twice = next(d for i, d in enumerate(devices) if d in tuple(devices)[:i])
+        raise PlanError(f"pool '{pool}' has device {twice} twice.", at=at, fix="Take one out.")
+    for d in (min(devices), max(devices)):
+        check_inside(pool, d, cluster, at)
+
+
+def check_inside(pool: str, device: int, cluster: Cluster, at: At | None) -> None:
+    """A device number is one of the cluster."""
+    if not 0 <= device < cluster.size:
+        raise PlanError(
+            f"pool '{pool}': there is no device {device} in {cluster}, which has {cluster.size}.",
+            at=at,
+            fix=f"Write numbers from 0 to {cluster.size - 1}, or add nodes.",
+        )
+
+
+def check_disjoint(pools: Mapping[str, tuple[tuple[int, ...], At | None]]) -> None:
+    """No device is in two pools: what shares devices takes turns, and turns are taken in a pool."""
+    owner: dict[int, str] = {}
+    for name, (devices, at) in pools.items():
+        shared = [d for d in devices if d in owner]
+        if shared:
+            other = owner[shared[0]]
+            both = [d for d in shared if owner[d] == other]
+            raise PlanError(
+                f"pools '{other}' and '{name}' share device{'s' if len(both) > 1 else ''} {numbers(both)}.",
+                at=at,
+                fix="Give each device to one pool; workers that share devices are placed in the same pool.",
+            )
+        owner.update(dict.fromkeys(devices, name))
+
+
+def check_uses(worker: str, use: str, at: At | None) -> None:
+    """A worker trains or generates."""
+    if use not in ("train", "generate"):
+        meant = near(use, ("train", "generate"))
+        raise PlanError(
+            f"the place of '{worker}' has no '{use}'.",
+            at=at,
+            have=("train", "generate"),
+            fix=f"Did you mean '{meant}'?" if meant else None,
+        )
+
+
+def check_pool_name(worker: str, pool: str, pools: Iterable[str], at: At | None) -> None:
+    """The pool of a place is one of the plan."""
+    known = list(pools)
+    if pool not in known:
+        meant = near(pool, known)
+        raise PlanError(
+            f"'{worker}' is placed in pool '{pool}', which the plan does not have.",
+            at=at,
+            have=known,
+            fix=f"Did you mean '{meant}'?" if meant else None,
+        )
+
+
+def check_backend(worker: str, use: str, backend: str, at: At | None) -> None:
+    """Training knows its backends, generation its engines; a place for both may name either."""
+    known = ENGINES if use == "generate" else BACKENDS
+    if backend not in known:
+        word, meant = ("engine" if use == "generate" else "backend"), near(backend, known)
+        fix = f"Did you mean '{meant}'?" if meant else None
+        if backend in ENGINES:
+            fix = f"An engine generates: write generate: {{engine: {backend}}}."
+        elif backend in BACKENDS:
+            fix = f"A backend trains: write train: {{backend: {backend}}}."
+        raise PlanError(f"'{worker}': there is no {word} '{backend}'.", at=at, have=known, fix=fix)
+
+
+def check_offload(worker: str, backend: str, offload: bool, at: At | None) -> None:
+    """Only one backend keeps weights and optimizer in host memory."""
+    if offload and backend != "fsdp2":
+        raise PlanError(
+            f"'{worker}': {backend} does not offload.", at=at, fix="Write backend: fsdp2, or take offload out."
+        )
+
+
+def refuse_mesh(
+    title: str,
+    axes: Mapping[str, int],
+    pool: str,
+    devices: tuple[int, ...],
+    processes: int,
+    free: Collection[int],
+    at: At | None,
+) -> None:
+    """A mesh that does not take all devices of its pool. ``free``: the devices that the pool could have."""
+    size, have = prod(axes.values()), len(devices) or 1
+    mesh = " x ".join(f"{a}={n}" for a, n in axes.items())
+    if processes:
+        raise PlanError(
+            f"{title}: mesh {mesh} needs devices, but pool '{pool}' has processes.",
+            at=at,
+            fix="Take the mesh out, or name a pool with devices.",
+        )
+    if size < have and have % size == 0:
+        said = f"Write dp: {have // size * axes['dp']}" if "dp" in axes else f"Add dp: {have // size}"
+        raise PlanError(
+            f"{title}: mesh {mesh} takes {size} device{'s' if size > 1 else ''}, but pool '{pool}' has {have}.",
+            at=at,
+            fix=f"{said}: the rest holds replicas.",
+        )
+    room = tuple(range(devices[0], devices[0] + size)) if devices else ()
+    more = f", or give '{pool}' the devices {numbers(room)}" if room and set(room) <= set(free) else ""
+    raise PlanError(
+        f"{title}: mesh {mesh} needs {size} devices, but pool '{pool}' has {have}.",
+        at=at,
+        fix=f"Change an axis size{more}.",
+    )
+
+
+def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default: float) -> None:
+    """The values of a pipeline, each alone, and the window only with its order."""
+    _whole("staleness", said["staleness"], 0, MOST_STALENESS, at)
+    _whole("chunks", said["chunks"], 1, MOST_CHUNKS, at)
+    _one_of("order", said["order"], ORDERS, at)
+    _one_of("publish", said["publish"], PUBLISH, at)
+    deadline = said.get("deadline", 0)
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
+        raise PlanError(
+            f"pipeline: deadline is a number of seconds, not {deadline}.",
+            at=at.get("deadline"),
+            fix="Write deadline: 600, or take it out to wait for ever.",
+        )
+    window = said.get("window", window_default)
+    if isinstance(window, bool) or not isinstance(window, int | float) or not 0 < window <= 1:
+        raise PlanError(
+            f"pipeline: window is a part of the open prompts, not {window}.",
+            at=at.get("window"),
+            fix="Write a number above 0, up to 1: window: 0.3.",
+        )
+    if said["order"] != "window" and ("window" in at or window != window_default):
+        raise PlanError(
+            f"pipeline: a window needs order: window, not {said['order']}.",
+            at=at.get("window"),
+            fix="Write order: window, or take the window out.",
+        )
+
+
+def _whole(key: str, value: object, least: int, most: int, at: Mapping[str, At]) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise PlanError(
+            f"pipeline: {key} is a whole number from {least} up, not {value}.",
+            at=at.get(key),
+            fix=f"Write {key}: {least}.",
+        )
+    if value > most:
+        raise PlanError(
+            f"pipeline: {key} is {value}, and {_COST[key]}: {most} at most.",
+            at=at.get(key),
+            fix=f"Write {key}: {max(least, 1)}, and simulate what more of it gains.",
+        )
+
+
+def _one_of(key: str, value: str, known: tuple[str, ...], at: Mapping[str, At]) -> None:
+    if value not in known:
+        meant = near(str(value), known)
+        raise PlanError(
+            f"pipeline: there is no {key} '{value}'.",
+            at=at.get(key),
+            have=known,
+            fix=f"Did you mean '{meant}'?" if meant else None,
+        )

@@ -1,0 +1,1 @@
+"""The search for the placement with the shortest step."""

@@ -1,0 +1,242 @@
+"""How long a set of members that share a pool takes in each stage, their meshes chosen so that all of them fit.
+
+Members of a pool take turns. Two choices of meshes are made and the faster is taken: one where everything that stays
+between calls (weights, gradients, optimizer) fits on the device at once, the KV cache having what is left; and one
+where each member has the device to itself in its turn. What then leaves the device and comes back, and what it costs,
+is what :mod:`flowrl.placement.cost.pool_memory` says for the plan, as in a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..cost.memory import Usage
+from ..cost.pool_memory import PoolMemory, Turn
+from ..cost.work import Work, Workload
+from .branch_and_bound import Set, Spot, Vector
+from .evaluator import Op
+from .parallelism import Parallelism, Way
+from .problem import Member, Problem
+
+_NOTHING = Workload(0, 0, 0)
+Ways = Mapping[str, Way]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A set on devices: the way of each member, what a step does there, and who leaves the device between turns."""
+
+    ways: Ways
+    ops: tuple[Op, ...]
+    moved: tuple[str, ...] = ()
+
+    def stages(self, count: int) -> Vector:
+        """Seconds by stage."""
+        found = [0.0] * count
+        for op in self.ops:
+            found[op.stage] += op.seconds
+        return tuple(found)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(op.seconds for op in self.ops)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """Members that share a device: seconds of all, bytes kept by all, bytes that the neediest takes in its turn."""
+
+    ways: tuple[tuple[str, Way], ...] = ()
+    seconds: float = 0.0
+    keeps: float = 0.0
+    needs: float = 0.0
+
+
+class Colocated:
+    """Costs of sets of units, as the search asks for them (:class:`flowrl.placement.search.branch_and_bound.Table`)."""
+
+    def __init__(self, parallelism: Parallelism, units: Mapping[str, tuple[str, ...]]) -> None:
+        self.parallelism, self.units = parallelism, units
+        self.problem: Problem = parallelism.problem
+        self._settled: dict[tuple[Set, Spot], Settled | None] = {}
+        self._published: dict[tuple[object, ...], float] = {}
+
+    def stages(self, members: Set, spot: Spot) -> Vector | None:
+        """Seconds by stage of the units ``members`` on ``spot``; None where they do not fit."""
+        settled = self.settle(members, spot)
+        return None if settled is None else settled.stages(len(self.problem.stages))
+
+    def settle(self, units: Set, spot: Spot) -> Settled | None:
+        """The fastest ways that fit together; None where there are none."""
+        key = (units, spot)
+        if key not in self._settled:
+            members = [self.problem.by_name[name] for unit in units for name in self.units[unit]]
+            choices = [self._together(members, spot), self._in_turns(members, spot)]
+            found = [self._ops(members, ways, spot) for ways in choices if ways is not None]
+            fitting = [settled for settled in found if settled is not None]
+            self._settled[key] = min(fitting, key=lambda s: s.seconds, default=None)
+        return self._settled[key]
+
+    # meshes
+
+    def _ways(self, member: Member, members: Iterable[Member], spot: Spot, held: float = 0.0) -> tuple[Way, ...]:
+        staging = member.use == "generate" and any(
+            generate == member.name and train not in {m.name for m in members} for train, generate in self.problem.pairs
+        )
+        return self.parallelism.ways(member, *spot, held=held, staging=staging)
+
+    def _together(self, members: Sequence[Member], spot: Spot) -> Ways | None:
+        """Everything stays on the device: the trained first, then generates with the KV cache that is left to them."""
+        capacity = self.parallelism.capacity(spot[0])
+        sums = [_Sum()]
+        for member in members:
+            if member.use != "generate":
+                sums = _front(_add(s, member, w) for s in sums for w in self._ways(member, members, spot))
+                sums = [s for s in sums if s.keeps + s.needs <= capacity]
+        best: _Sum | None = None
+        for base in sums:
+            if best is not None and base.seconds >= best.seconds:
+                break
+            total: _Sum | None = base
+            for member in (m for m in members if m.use == "generate"):
+                ways = self._ways(member, members, spot, total.keeps)
+                total = _add(total, member, ways[0]) if ways else None
+                if total is None or total.keeps + total.needs > capacity:
+                    total = None
+                    break
+            if total is not None and (best is None or total.seconds < best.seconds):
+                best = total
+        return None if best is None else dict(best.ways)
+
+    def _in_turns(self, members: Sequence[Member], spot: Spot) -> Ways | None:
+        """Each member is alone on the device in its turn, and what it keeps moves in before and out after it."""
+        found: dict[str, Way] = {}
+        for member in members:
+            ways = self._ways(member, members, spot)
+            if not ways:
+                return None
+            moves = 2 * len({self.problem.stage_of[w.node] for w in member.works})
+            costs = [w.total + moves * self._move(member, w, "onload", spot) for w in ways]
+            found[member.name] = ways[costs.index(min(costs))]
+        return found
+
+    # what a step does
+
+    def _ops(self, members: Sequence[Member], ways: Ways, spot: Spot) -> Settled | None:
+        """The ops of a step with these meshes; None if they do not fit even in turns."""
+        turns = self._turns(members)
+        kind = self.problem.cluster.groups[spot[0]].kind
+        usages = {name: self._usage(name, ways) for name in ways}
+        memory = PoolMemory("pool", kind, self.parallelism.memory(spot[0]), usages)
+        plain = [turn for turn, _, _ in turns]
+        if memory.fits(plain) is not None:
+            return None
+        moments = memory.timeline(plain).moments
+        ops: list[Op] = []
+        for (turn, stage, work), moment in zip(turns, moments, strict=True):
+            name = turn.residents[0]
+            if work is None:
+                ops.append(
+                    Op(turn.title, stage, self._publish(name, (ways[name], spot), (ways[turn.residents[1]], spot)))
+                )
+            else:
+                ops.append(Op(turn.title, stage, self._seconds(name, work, ways[name], memory.held(turn, plain), spot)))
+            for direction, who in (("onload", moment.onloaded), ("offload", moment.offloaded)):
+                for mover in who:
+                    member = self.problem.by_name[mover]
+                    seconds = self._move(member, ways[mover], direction, spot)
+                    ops.append(Op(f"{member.role.name}.{direction}", stage, seconds))
+        return Settled(ways, tuple(ops), tuple(memory.swaps(plain)))
+
+    def _turns(self, members: Sequence[Member]) -> list[tuple[Turn, int, Work | None]]:
+        """Calls in the order of their stages, and behind the last of a trained member its publish in this pool."""
+        found: list[tuple[Turn, int, Work | None]] = []
+        for stage, nodes in enumerate(self.problem.stages):
+            for member in members:
+                calls = (w for w in member.works if w.node in nodes)
+                found += [(Turn(w.title, (member.name,)), stage, w) for w in calls]
+        names = {m.name for m in members}
+        for train, generate in self.problem.pairs:
+            if train in names and generate in names:
+                title = publish_title(self.problem, train)
+                last = max(self.problem.stage_of[w.node] for w in self.problem.by_name[train].works)
+                found.append((Turn(title, (train, generate), publish=True), last, None))
+        return found
+
+    def _usage(self, name: str, ways: Ways) -> Usage:
+        """A generate with the mesh and the backend of its training in this pool needs no weights of its own."""
+        usage = ways[name].usage
+        for train, generate in self.problem.pairs:
+            if generate == name and train in ways:
+                same = (ways[train].mesh, ways[train].backend) == (ways[name].mesh, ways[name].backend)
+                if same and self.problem.by_name[train].role == self.problem.by_name[name].role:
+                    idle = {part: size for part, size in usage.idle.items() if part != "weights"}
+                    return replace(usage, idle=idle, shares=train)
+        return usage
+
+    def _seconds(self, name: str, work: Work, way: Way, held: float, spot: Spot) -> float:
+        if work.kind != "generate":
+            works = self.problem.by_name[name].works
+            return way.seconds[works.index(work)]
+        devices = self.parallelism.devices(spot[0], way.mesh.size)
+        return self.parallelism.costs.seconds(
+            self.parallelism.placed(work, way.mesh, way.backend, devices, "here", held)
+        )
+
+    def _move(self, member: Member, way: Way, direction: str, spot: Spot) -> float:
+        if not way.keeps:
+            return 0.0
+        title, devices = f"{member.role.name}.{direction}", self.parallelism.devices(spot[0], way.mesh.size)
+        work = Work(title, title, direction, member.role, _NOTHING, moved=way.keeps)
+        return self.parallelism.costs.seconds(self.parallelism.placed(work, way.mesh, way.backend, devices, "here"))
+
+    # publishes
+
+    def publish(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
+        """Seconds from the pool of the units ``source`` to that of ``target``, of all pairs between the two units."""
+        total = 0.0
+        for train, generate in self.problem.pairs:
+            if train in self.units[pair[0]] and generate in self.units[pair[1]]:
+                total += self.publish_one(train, generate, source, target)
+        return total
+
+    def publish_one(self, train: str, generate: str, source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
+        """The same of one pair of members."""
+        sender, receiver = self.settle(*source), self.settle(*target)
+        assert sender is not None and receiver is not None, "a publish was asked of sets that do not fit"
+        sent = (sender.ways[train], source[1])
+        return self._publish(train, sent, (receiver.ways[generate], target[1]), same=False)
+
+    def _publish(self, train: str, source: tuple[Way, Spot], target: tuple[Way, Spot], *, same: bool = True) -> float:
+        key = (train, source[0].mesh, source[1], target[0].mesh, target[1], same)
+        if key not in self._published:
+            role, title = self.problem.by_name[train].role, publish_title(self.problem, train)
+            behind = source[1][1] if source[1][0] == target[1][0] and not same else 0
+            sending = self.parallelism.devices(source[1][0], source[0].mesh.size)
+            receiving = self.parallelism.devices(target[1][0], target[0].mesh.size, behind)
+            work = Work(title, title, "publish", role, _NOTHING, source=(source[0].mesh, sending))
+            work = replace(work, source_pool="here", mesh=target[0].mesh, devices=receiving)
+            work = replace(work, pool="here" if same else "there", backend=target[0].backend)
+            self._published[key] = self.parallelism.costs.seconds(work)
+        return self._published[key]
+
+
+def publish_title(problem: Problem, train: str) -> str:
+    """``actor.publish``."""
+    return f"{problem.by_name[train].role.name}.publish"
+
+
+def _add(total: _Sum, member: Member, way: Way) -> _Sum:
+    ways = (*total.ways, (member.name, way))
+    return _Sum(ways, total.seconds + way.total, total.keeps + way.keeps, max(total.needs, way.needs))
+
+
+def _front(sums: Iterable[_Sum]) -> list[_Sum]:
+    """Fastest first, without those that another one is no slower and no larger than."""
+    kept: list[_Sum] = []
+    for one in sorted(sums, key=lambda s: (s.seconds, s.keeps, s.needs)):
+        if not any(k.keeps <= one.keeps and k.needs <= one.needs for k in kept):
+            kept.append(one)
+    return kept

@@ -1,0 +1,161 @@
+"""How each use of a worker is spread over n devices: HybridFlow's algorithm 2, by cost model and memory.
+
+For a use and a number of devices, every mesh that the model can be split over is costed; those that another beats in
+seconds, bytes kept and bytes needed at once are left out. What is left is chosen from when it is known who else is in
+the pool (:mod:`flowrl.placement.search.colocate`). Everything is computed once per (use, kind of device, number of
+devices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..cluster.mesh import Mesh
+from ..cost.memory import Usage, generating, reading, room, training
+from ..cost.model import Costs
+from ..cost.work import Work
+from .meshes import meshes
+from .problem import Member, Problem
+
+#: KV caches are sized in steps of this many bytes of what others keep, rounded up, so that few sizes are costed.
+_HELD_STEP = 1e9
+
+
+@dataclass(frozen=True)
+class Way:
+    """One use on one mesh: ``Way(Mesh({"fsdp": 8}), "fsdp2", seconds=(1.2, 30.5), usage=usage)``.
+
+    ``seconds`` by call of the use; ``usage``: bytes on each device.
+    """
+
+    mesh: Mesh
+    backend: str
+    seconds: tuple[float, ...]
+    usage: Usage
+
+    @cached_property
+    def total(self) -> float:
+        """Seconds of all calls of a step."""
+        return sum(self.seconds)
+
+    @cached_property
+    def keeps(self) -> float:
+        """Bytes per device from step to step."""
+        return self.usage.staying
+
+    @cached_property
+    def needs(self) -> float:
+        """Bytes more while it runs, at the least."""
+        return self.usage.needed
+
+
+class Parallelism:
+    """The ways of every use of a problem.
+
+    ``relaxed``: constraints to leave out, ``memory`` or ``divisibility``. ``like``: another one of the same problem and
+    costs, whose seconds need not be computed again.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        costs: Costs,
+        relaxed: frozenset[str] = frozenset(),
+        like: Parallelism | None = None,
+    ) -> None:
+        self.problem, self.costs, self.relaxed = problem, costs, relaxed
+        self._starts = [0]
+        for group in problem.cluster.groups:
+            self._starts.append(self._starts[-1] + group.count * group.devices)
+        self._found: dict[tuple[str, int, int, float, bool], tuple[Way, ...]] = {}
+        self._seconds: dict[tuple[object, ...], tuple[float, ...]] = like._seconds if like else {}
+
+    def devices(self, group: int, count: int, behind: int = 0) -> tuple[int, ...]:
+        """``count`` devices of a group of nodes, the first ``behind`` left out: equal to any others of that number."""
+        start = self._starts[group] + behind
+        return tuple(range(start, start + count))
+
+    def capacity(self, group: int) -> float:
+        """Bytes of a device that calls can have."""
+        return room(self.memory(group))
+
+    def memory(self, group: int) -> float:
+        """Bytes of a device."""
+        return 1e18 if "memory" in self.relaxed else self.problem.cluster.kind(self._starts[group]).memory
+
+    def ways(
+        self, member: Member, group: int, count: int, *, held: float = 0.0, staging: bool = False
+    ) -> tuple[Way, ...]:
+        """Ways that fit beside ``held`` bytes of others, fastest first; none beats another in everything.
+
+        ``staging``: weights come from another pool, and are received beside those in use.
+        """
+        held = -(-held // _HELD_STEP) * _HELD_STEP
+        key = (member.name, group, count, held, staging)
+        if key not in self._found:
+            ways = list(self._costed(member, group, count, held, staging))
+            # A pipeline adds the stages' latency to each token: an engine is given one only where it has to.
+            shallow = [w for w in ways if w.mesh["pp"] == 1] if member.use == "generate" else []
+            self._found[key] = _front(shallow or ways)
+        return self._found[key]
+
+    def _meshes(self, member: Member, group: int, size: int) -> Iterable[tuple[Mesh, str]]:
+        model = member.role.model
+        assert model is not None, f"{member.name} takes no devices"
+        nodes = self.problem.cluster.groups[group]
+        loads = [max(1, w.load.rows // w.minibatches) for w in member.works if w.kind == "train"]
+        rows = min(loads or [max([1, *(w.load.rows for w in member.works)])])
+        return meshes(
+            model,
+            member.use,
+            size,
+            node=nodes.devices,
+            rows=rows,
+            backend=member.backend or ("hf" if nodes.kind == "cpu" else ""),
+            any_split="divisibility" in self.relaxed,
+        )
+
+    def _costed(self, member: Member, group: int, size: int, held: float, staging: bool) -> Iterable[Way]:
+        devices, free = self.devices(group, size), self.capacity(group) - held
+        for mesh, backend in self._meshes(member, group, size):
+            usage = usage_of(member, mesh, backend, staging=staging)
+            if usage.staying + usage.needed <= free:
+                yield Way(mesh, backend, self._timed(member, mesh, backend, devices, held), usage)
+
+    def _timed(
+        self, member: Member, mesh: Mesh, backend: str, devices: tuple[int, ...], held: float
+    ) -> tuple[float, ...]:
+        key = (member.name, mesh, backend, devices[0], len(devices), held, "memory" in self.relaxed)
+        if key not in self._seconds:
+            works = [self.placed(w, mesh, backend, devices, member.name, held) for w in member.works]
+            self._seconds[key] = tuple(self.costs.seconds(w) for w in works)
+        return self._seconds[key]
+
+    def placed(
+        self, work: Work, mesh: Mesh, backend: str, devices: tuple[int, ...], pool: str, held: float = 0.0
+    ) -> Work:
+        """The work with where it runs."""
+        if "memory" in self.relaxed:
+            held = -1e15  # as if the KV cache had all the memory in the world
+        return replace(work, mesh=mesh, backend=backend, devices=devices, pool=pool, held=held)
+
+
+def usage_of(member: Member, mesh: Mesh, backend: str, *, staging: bool = False) -> Usage:
+    """Bytes on each device; the largest call decides."""
+    load = max((w.load for w in member.works), key=lambda load: load.tokens)
+    micro = max(w.micro for w in member.works)
+    if member.use == "generate":
+        return generating(member.role, mesh, load, staging=staging, micro=micro)
+    kind = training if member.role.optimized else reading
+    return kind(member.role, mesh, load, backend=backend, micro=micro)
+
+
+def _front(ways: Iterable[Way]) -> tuple[Way, ...]:
+    """Fastest first, without those that another one is no slower and no larger than."""
+    kept: list[Way] = []
+    for way in sorted(ways, key=lambda w: (w.total, w.keeps, w.needs)):
+        if not any(k.keeps <= way.keeps and k.needs <= way.needs for k in kept):
+            kept.append(way)
+    return tuple(kept)
