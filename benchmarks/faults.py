@@ -21,18 +21,22 @@ from typing import Any
 
 #: Where each point is: what a rank is asked for, and inside of that what the wire does.
 POINTS = {
-    "open": ("flowrl.runtime.rank", "Rank", "open"),
-    "run": ("flowrl.runtime.rank", "Rank", "run"),  # its point is the title of the call, such as actor.update
-    "sums": ("flowrl.runtime.rank", "Rank", "sums"),
-    "connect": ("flowrl.runtime.rank", "Rank", "connect"),
-    "move": ("flowrl.runtime.rank", "Rank", "move"),
-    "weights_written": ("flowrl.runtime.rank", "Rank", "weights_written"),
-    "save_state": ("flowrl.runtime.rank", "Rank", "save_state"),
-    "write_rows": ("flowrl.runtime.rank", "Rank", "write_rows"),
-    "meet": ("flowrl.runtime.moves.wire", "Wire", "_meet"),
-    "slots": ("flowrl.runtime.moves.wire", "Wire", "_who_reads"),
-    "message": ("flowrl.runtime.moves.wire", "Sending", "wait"),
-    "files": ("flowrl.runtime.rank", "", "write_shards"),
+    "open": ("flowrl.runtime.distributed.rank", "Rank", "open"),
+    "run": (
+        "flowrl.runtime.distributed.rank",
+        "Rank",
+        "run",
+    ),  # its point is the title of the call, such as actor.update
+    "sums": ("flowrl.runtime.distributed.rank", "Rank", "sums"),
+    "connect": ("flowrl.runtime.distributed.rank", "Rank", "connect"),
+    "move": ("flowrl.runtime.distributed.rank", "Rank", "move"),
+    "weights_written": ("flowrl.runtime.distributed.rank", "Rank", "weights_written"),
+    "save_state": ("flowrl.runtime.distributed.rank", "Rank", "save_state"),
+    "write_rows": ("flowrl.runtime.distributed.rank", "Rank", "write_rows"),
+    "meet": ("flowrl.runtime.transfer.wire", "Wire", "_meet"),
+    "slots": ("flowrl.runtime.transfer.wire", "Wire", "_who_reads"),
+    "message": ("flowrl.runtime.transfer.wire", "Sending", "wait"),
+    "files": ("flowrl.runtime.distributed.rank", "", "write_shards"),
     "team": ("flowrl.backends.team", "Ranks", "sum"),
 }
 WHILE = 0.01  # seconds after which a point has begun and mostly not ended
@@ -143,8 +147,8 @@ class _Here:
 
 def arm(*, shared: bool = True) -> None:
     """Watch the points of this process, once. Without ``shared`` its weights go by gloo, as from host to host."""
-    from flowrl.runtime.moves.wire import Wire
-    from flowrl.runtime.rank import Rank
+    from flowrl.runtime.distributed.rank import Rank
+    from flowrl.runtime.transfer.wire import Wire
 
     if hasattr(Rank, "faults"):
         return
@@ -159,6 +163,6 @@ def arm(*, shared: bool = True) -> None:
 
 def here() -> Any:
     """The rank of this process, where it is armed: :class:`_Here`."""
-    from flowrl.runtime.rank import Rank
+    from flowrl.runtime.distributed.rank import Rank
 
     return getattr(Rank, "faults", None)

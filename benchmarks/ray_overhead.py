@@ -80,9 +80,9 @@ class Raw:
 
 def raw(calls: int, rounds: int, *, fields: int = 1, ranks: int = 1) -> tuple[list[float], list[float]]:
     from flowrl.batch import CallInfo
-    from flowrl.runtime.remote import Kind, Remote, Stored, fetch
-    from flowrl.runtime.remote import Source as Where
-    from flowrl.runtime.task import Task
+    from flowrl.runtime.distributed.protocol import Task
+    from flowrl.runtime.values.remote_batch import Kind, Remote, Stored, fetch
+    from flowrl.runtime.values.remote_batch import Source as Where
 
     actors = [ray.remote(Raw).remote() for _ in range(ranks)]
     names = FIELDS[:fields]

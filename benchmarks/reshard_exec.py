@@ -61,9 +61,9 @@ def work(me: int, meetings: list[str], move: str, options: argparse.Namespace, s
     import torch
     import torch.distributed as dist
 
-    from flowrl.runtime.moves.execute import execute
-    from flowrl.runtime.moves.plan import Moves, holdings, plan_moves
-    from flowrl.runtime.moves.wire import Wire
+    from flowrl.runtime.transfer.execute import execute
+    from flowrl.runtime.transfer.plan import Moves, holdings, plan_moves
+    from flowrl.runtime.transfer.wire import Wire
 
     torch.set_num_threads(1)
     old, new, first, size = parsed(move)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .placement.cost.model import Costs
     from .planned.row_lengths import Tokens
     from .planned.study import Study
-    from .runtime.run import Outcome
+    from .runtime.driver.run import Outcome
 
 W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")
@@ -339,8 +339,8 @@ class Flow:
         CheckError with every finding before anything is loaded, ResumeError for a run that cannot go on so.
         """
         from .planned.stages import place_of, stage_of
-        from .runtime.inputs import inputs_of
-        from .runtime.run import Runner, Settings
+        from .runtime.driver.run import Runner, Settings
+        from .runtime.storage.inputs import inputs_of
 
         options: dict[str, Any] = {
             "runtime": runtime,

@@ -45,7 +45,7 @@ SAY = {
 VALUES = {"trust_remote_code": False, "weights_only": True, "allow_pickle": False, "shell": False}
 #: File and what it does, and why that is right.
 ALLOWED = {
-    ("flowrl/runtime/ray/cluster.py", "cloudpickle"): "Ray pickles between processes that show its token",
+    ("flowrl/runtime/distributed/ray/cluster.py", "cloudpickle"): "Ray pickles between processes that show its token",
 }
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckError, ClusterLost, DiskError, UsageError, shown
 from ..flow import RUN_OPTIONS, Flow
-from ..runtime.run_record import read_record
+from ..runtime.storage.run_record import read_record
 from .pages import draw_apart
 from .words import Words, parse, whole_number
 
 if TYPE_CHECKING:
-    from ..runtime.run import Outcome
+    from ..runtime.driver.run import Outcome
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

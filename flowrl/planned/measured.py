@@ -12,7 +12,7 @@ from ..errors import PlanError, shown
 from ..graph.record import Graph
 from ..placement.cost.lengths import Lengths
 from ..placement.plan.plan import Plan
-from ..runtime.run_record import records_within
+from ..runtime.storage.run_record import records_within
 from ..schedule.simulation import Bar, Simulation, pool_times
 from .moved import moved, sampled_lengths, with_moved
 from .row_lengths import Tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ..graph.record import Edge, Graph
-from ..runtime.run_record import records_within
+from ..runtime.storage.run_record import records_within
 
 Bytes = Mapping[str, Mapping[str, float]]  # by node and field
 

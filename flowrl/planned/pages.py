@@ -13,7 +13,7 @@ from ..graph.draw import render
 from ..graph.record import Graph
 from ..placement.plan.file import read
 from ..placement.plan.plan import Plan
-from ..runtime.run_record import read_record
+from ..runtime.storage.run_record import read_record
 from ..schedule.report import render as report
 from ..schedule.simulation import Simulation
 from .measured import measured, measured_graph

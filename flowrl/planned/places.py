@@ -11,12 +11,12 @@ from ..backends import open_engine, open_tokenizer
 from ..errors import UsageError
 from ..graph.terms import Traced
 from ..placement.plan.plan import Plan
-from ..runtime.workplace import Workplace
+from ..runtime.local.executor import Workplace
 from .scheme import sampled_workers, trained_workers
 from .stands import devices_by_pool, pools_on_ranks, stands_of
 
 if TYPE_CHECKING:
-    from ..runtime.ranks import RanksPlace
+    from ..runtime.distributed.executor import RanksPlace
 
 
 def workplace(handles: Sequence[Any], plan: Plan, *, seed: int = 0) -> Workplace:
@@ -47,14 +47,14 @@ def on_ranks(
 
     ``swapped``: the workers that take turns in the memory of their pool.
     """
-    from ..runtime.ranks import RanksPlace
+    from ..runtime.distributed.executor import RanksPlace
 
     trained = frozenset[str]().union(*(trained_workers(t) for t in traces))
     sampled = frozenset[str]().union(*(sampled_workers(t) for t in traces))
     stands = stands_of(handles, plan, trained=trained, sampled=sampled)
     pools = pools_on_ranks(plan, {s.pool for s in stands.values()} or None)
     try:
-        cluster = import_module("flowrl.runtime.ray.cluster")  # by name: Ray is imported nowhere else
+        cluster = import_module("flowrl.runtime.distributed.ray.cluster")  # by name: Ray is imported nowhere else
     except ModuleNotFoundError as error:
         raise UsageError(
             f"--runtime ray needs '{error.name}', which is not installed.",

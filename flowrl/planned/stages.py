@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import ModelError
 from ..graph.record import Graph
-from ..runtime.run import Stage
-from ..runtime.workplace import Workplace
+from ..runtime.driver.run import Stage
+from ..runtime.local.executor import Workplace
 from ..schedule.events import Memory
 from .here import scheme_here
 from .places import on_ranks, workplace

@@ -9,8 +9,8 @@ from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import DATA_AXES, Mesh
 from ..placement.plan.plan import Place, Plan, Pool
 from ..placement.plan.rules import TRAIN_ONLY
-from ..runtime.ranks import Stand
-from ..runtime.task import Post
+from ..runtime.distributed.executor import Stand
+from ..runtime.distributed.protocol import Post
 from .roles import HandleLike
 
 COLLECTIVE = TRAIN_ONLY  # backends whose ranks compute together

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from flowrl.errors import RunError
-from flowrl.runtime.moves.execute import execute
-from flowrl.runtime.moves.meeting import new_meeting
-from flowrl.runtime.moves.plan import Held, plan_moves
-from flowrl.runtime.moves.wire import Wire
+from flowrl.runtime.transfer.execute import execute
+from flowrl.runtime.transfer.meeting import new_meeting
+from flowrl.runtime.transfer.plan import Held, plan_moves
+from flowrl.runtime.transfer.wire import Wire
 from flowrl.workers.weights import Shard
 
 pytestmark = pytest.mark.gpu

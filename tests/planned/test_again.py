@@ -11,7 +11,7 @@ import pytest
 
 from flowrl.errors import UsageError
 from flowrl.planned.pages import look_at, programs_of, write_pages
-from flowrl.runtime.run import labels
+from flowrl.runtime.driver.run import labels
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
 

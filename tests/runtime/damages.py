@@ -107,7 +107,7 @@ def both(*damages: Callable[[Path], None]) -> Callable[[Path], None]:
 def other_run(run: Path) -> None:
     """The manifest of a run of the same script."""
     path = run / NEWEST / "manifest.json"
-    from flowrl.runtime.run_record import with_checksum
+    from flowrl.runtime.storage.run_record import with_checksum
 
     path.write_text(json.dumps(with_checksum({**json.loads(path.read_text()), "run": "another"})))
 

@@ -12,9 +12,9 @@ from flowrl.errors import RankLost
 from flowrl.placement.plan.plan import Plan
 from flowrl.planned.scheme import sampled_workers, trained_workers
 from flowrl.planned.stands import pools_on_ranks, stands_of
-from flowrl.runtime.rank import Rank
-from flowrl.runtime.ranks import RanksPlace
-from flowrl.runtime.task import Failed
+from flowrl.runtime.distributed.executor import RanksPlace
+from flowrl.runtime.distributed.protocol import Failed
+from flowrl.runtime.distributed.rank import Rank
 
 LOST = object()  # the answer of a rank that is gone
 
@@ -110,8 +110,8 @@ def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, m
     """``flow.run`` on such ranks; gives the outcome and the place."""
     from flowrl.planned.here import scheme_here
     from flowrl.planned.scheme import scheme_of
-    from flowrl.runtime.inputs import inputs_of
-    from flowrl.runtime.run import Runner, Settings, Stage
+    from flowrl.runtime.driver.run import Runner, Settings, Stage
+    from flowrl.runtime.storage.inputs import inputs_of
 
     given = parameters or {}
     names = programs or (flow.default_program(),)

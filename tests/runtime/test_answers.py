@@ -18,8 +18,8 @@ from flows import metrics
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.errors import RewardError
-from flowrl.runtime import external
-from flowrl.runtime.journal import Journal
+from flowrl.runtime.storage import external
+from flowrl.runtime.storage.journal import Journal
 
 HERE = Path(__file__).parent
 INFO = CallInfo(0, "train", 0, "reward.score", 0)

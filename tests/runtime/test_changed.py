@@ -192,7 +192,7 @@ def test_what_is_not_of_the_run_or_says_the_same_is_not_refused(project, tmp_pat
 def test_versions_environment_and_plan_are_told(project, tmp_path, monkeypatch):
     whole = project(steps=4)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr("flowrl.runtime.inputs.versions", lambda: {"python": "3.99", "torch": "0.1"})
+    monkeypatch.setattr("flowrl.runtime.storage.inputs.versions", lambda: {"python": "3.99", "torch": "0.1"})
     plan = Plan({"a": "cpu", "b": "cpu"}, {"judge": Place("b")})
     again = project(resume=True, plan=plan, steps=4)
     assert again.weights_digest == whole.weights_digest

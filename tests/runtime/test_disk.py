@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowrl.runtime.disk import DTYPES, Checksum, checksum, write_file, write_tensors
+from flowrl.runtime.storage.disk import DTYPES, Checksum, checksum, write_file, write_tensors
 
 ODD = {
     "scalar": torch.tensor(1.5),

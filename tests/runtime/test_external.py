@@ -9,8 +9,8 @@ import pytest
 
 import flowrl as fl
 from flowrl.batch import CallInfo
-from flowrl.runtime.external import once
-from flowrl.runtime.journal import Journal
+from flowrl.runtime.storage.external import once
+from flowrl.runtime.storage.journal import Journal
 
 ASKED: list[tuple[int, ...]] = []
 KEYS = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]

@@ -9,7 +9,7 @@ from flows import metrics, module_of
 import flowrl as fl
 from flowrl.errors import CheckError, WorkerError
 from flowrl.placement.plan.plan import Place, Plan, Pool
-from flowrl.runtime.recorder import Recorder
+from flowrl.runtime.storage.recorder import Recorder
 
 
 @pytest.fixture
@@ -264,9 +264,9 @@ def test_a_subclass_of_an_actor_keeps_what_it_names_besides_its_weights(tmp_path
 
 
 def test_ranks_that_compute_together_all_see_the_rows_that_kept_state_is_made_of():
-    from flowrl.runtime.group import Group
-    from flowrl.runtime.remote import Remote
-    from flowrl.runtime.task import Blueprint, Post
+    from flowrl.runtime.distributed.protocol import Blueprint, Post
+    from flowrl.runtime.distributed.worker_group import Group
+    from flowrl.runtime.values.remote_batch import Remote
 
     class Watched(fl.Actor):
         keeps = ("lengths",)

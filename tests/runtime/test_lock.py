@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import ResumeError, UsageError
-from flowrl.runtime import lock
-from flowrl.runtime.lock import NAME, Lock, began
+from flowrl.runtime.storage import lock
+from flowrl.runtime.storage.lock import NAME, Lock, began
 
 SLOW = """
 import sys, time

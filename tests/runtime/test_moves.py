@@ -15,11 +15,11 @@ from flowrl.placement.model.layout import Layout
 from flowrl.placement.model.shape import ModelShape
 from flowrl.placement.reshard.boxes import Move
 from flowrl.placement.reshard.planner import plan_reshard
-from flowrl.runtime.moves.execute import execute
-from flowrl.runtime.moves.meeting import new_meeting
-from flowrl.runtime.moves.messages import ALONE, messages_of
-from flowrl.runtime.moves.plan import Held, Moves, holdings, plan_moves
-from flowrl.runtime.moves.wire import Wire
+from flowrl.runtime.transfer.execute import execute
+from flowrl.runtime.transfer.meeting import new_meeting
+from flowrl.runtime.transfer.messages import ALONE, messages_of
+from flowrl.runtime.transfer.plan import Held, Moves, holdings, plan_moves
+from flowrl.runtime.transfer.wire import Wire
 from flowrl.workers.weights import Shard, digest, sums
 
 SMALL = {

@@ -9,8 +9,8 @@ from functools import partial
 
 from flows import module_of
 
-from flowrl.runtime.origin import device, origin
-from flowrl.runtime.spelled import spelled
+from flowrl.runtime.storage.origin import device, origin
+from flowrl.runtime.values.spelled import spelled
 
 
 def git(folder, *words):

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from flowrl.runtime.progress import Progress
+from flowrl.runtime.driver.progress import Progress
 
 
 @pytest.fixture

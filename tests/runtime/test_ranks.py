@@ -20,7 +20,7 @@ from flowrl.placement.cost.memory import reading, training
 from flowrl.placement.cost.work import Role, Workload
 from flowrl.placement.model.shape import ModelShape
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
-from flowrl.runtime.recorder import Recorder
+from flowrl.runtime.storage.recorder import Recorder
 from flowrl.schedule.events import Memory
 
 ONE = Plan({"a": "cpu"})
@@ -103,7 +103,7 @@ def test_every_checkpoint_after_a_loss_has_the_state_of_its_step(small, tmp_path
     """Files of a worker that has not changed are linked: what counts its changes must not begin anew."""
     small.flow.run("train", out=tmp_path / "local", quiet=True)
     totals = [m["total"] for m in metrics(tmp_path / "local")]
-    from flowrl.runtime import checkpoint
+    from flowrl.runtime.storage import checkpoint
 
     seen, real = {}, checkpoint.save
 
@@ -252,7 +252,7 @@ def test_weights_are_installed_though_their_ranks_are_started_again_meanwhile(tm
 
 
 def test_going_back_starts_what_a_renewal_has_left_half_open(tmp_path):
-    from flowrl.runtime import checkpoint
+    from flowrl.runtime.storage import checkpoint
 
     place = opened(tmp_path, ALONE)
     workers = {**place.workers, "actor.generate": place.servers["actor"]}

@@ -174,7 +174,7 @@ def test_user_code_that_fails_on_a_rank_is_told_with_the_users_line(cluster, tmp
 
 def stop_after(monkeypatch, step: int) -> None:
     """Ctrl-C once that step is recorded."""
-    from flowrl.runtime.recorder import Recorder
+    from flowrl.runtime.storage.recorder import Recorder
 
     real = Recorder.commit
 

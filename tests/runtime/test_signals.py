@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.runtime import checkpoint
+from flowrl.runtime.storage import checkpoint
 
 HERE = Path(__file__).parent
 #: A mutex that is locked twice: nothing wakes the thread.

@@ -13,11 +13,11 @@ import torch
 
 from flowrl.errors import RunError
 from flowrl.placement.reshard.boxes import Move
-from flowrl.runtime.moves.execute import execute
-from flowrl.runtime.moves.meeting import new_meeting
-from flowrl.runtime.moves.plan import Moves
-from flowrl.runtime.moves.slots import HostMemory, Slots
-from flowrl.runtime.moves.wire import Wire
+from flowrl.runtime.transfer.execute import execute
+from flowrl.runtime.transfer.meeting import new_meeting
+from flowrl.runtime.transfer.plan import Moves
+from flowrl.runtime.transfer.slots import HostMemory, Slots
+from flowrl.runtime.transfer.wire import Wire
 from flowrl.workers.weights import Shard
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory without a name, of Linux")

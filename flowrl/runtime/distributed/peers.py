@@ -1,0 +1,91 @@
+"""Workers that are on other ranks, as those of a rank meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...batch import Column
+from ...column import concat
+from ...workers.base import Worker
+from ...workers.records import Build, Sampled
+from ...workers.sampling import SamplingArguments
+from .balance import balanced
+from .protocol import Named, Serving
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Peers(Protocol):
+    """Other ranks, as this one calls them."""
+
+    def call(self, rank: int, method: str, *args: Any) -> Any: ...
+
+
+class Asking(Protocol):
+    """What a policy needs of the rank that it is called from."""
+
+    def tokenizer(self, said: Any) -> Any: ...
+    @property
+    def peers(self) -> Peers: ...
+    def ask_all(self, calls: Sequence[tuple[Any, ...]], peers: Peers | None = None) -> list[Any]: ...
+
+
+class Elsewhere:
+    """A worker that is not on this rank: what it was declared to be is known, its weights are not here."""
+
+    def __init__(self, worker: Worker, tokenizer: Callable[[], Any]) -> None:
+        self._worker, self._tokenizer = worker, tokenizer
+
+    def build(self) -> Build:
+        """The engine that it asks for where it is."""
+        return self._worker.build()  # type: ignore[attr-defined]
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer()
+
+
+class Policy:
+    """A policy on other ranks, as an environment calls it: rows go to its ranks, row by row, and come back in order.
+
+    They are the processes that there were when it was made: one that is started again may not have its weights yet.
+    """
+
+    def __init__(self, rank: Asking, at: Serving) -> None:
+        self._rank, self._at, self._peers = rank, at, rank.peers
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._rank.tokenizer(Named(self._at.name))
+
+    def identity(self) -> str:
+        """See :meth:`flowrl.workers.base.Worker.identity`."""
+        return self._at.name
+
+    @property
+    def positions(self) -> int | None:
+        return self._rank.ask_all([(self._at.ranks[0], "positions", self._at.name)], self._peers)[0]
+
+    def read_version(self) -> int:
+        return self._at.version
+
+    def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments) -> Sampled:
+        """See :meth:`flowrl.workers.actor.Actor.respond`."""
+        import torch
+
+        shares = balanced([int(n) + 1 for n in prompts.lengths], len(self._at.ranks))
+        asked = [(r, rows) for r, rows in zip(self._at.ranks, shares, strict=True) if rows]
+        calls = [
+            (r, "respond", self._at.name, prompts.take(rows), seeds[rows], starts[rows], said) for r, rows in asked
+        ]
+        answers = self._rank.ask_all(calls, self._peers)
+        order = torch.tensor([i for _, rows in asked for i in rows]).argsort().tolist()
+        columns: list[Column] = []
+        for name in ("ids", "rollout_logprobs", "sampling_logprobs"):
+            parts = [getattr(a, name) for a in answers]
+            columns.append(concat(name, parts, {}))
+        finished = torch.cat([a.finished for a in answers])[order]
+        ids, rollout, sampling = (column.take(order) for column in columns)
+        return Sampled(ids, rollout, sampling, finished, answers[0].temperature)

@@ -1,0 +1,150 @@
+"""What the driver and ranks tell each other: where a worker is, what to run, what came of it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...batch import CallInfo, Key
+from ...errors import FlowError
+from ...graph.op import Op
+from ...workers.base import Engine, ModelWorker, Worker
+from ...workers.records import Build, Model
+from ..values.remote_batch import Kind
+
+
+@dataclass(frozen=True)
+class Named:
+    """A worker by its name, where a program says its handle: ``Named("actor")``."""
+
+    name: str
+    is_handle = True
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A worker as the flow declares it, ready to travel: its class, and arguments in which handles are names."""
+
+    name: str
+    cls: type[Worker]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+
+    def make(self) -> Worker:
+        """A new worker, not open yet."""
+        worker = self.cls(*self.args, **self.kwargs)
+        worker.name, worker.init_arguments = self.name, self.arguments
+        return worker
+
+
+def unopened(blueprints: Mapping[str, Blueprint], name: str) -> Worker:
+    """A new worker, not open yet, that knows the one behind its ``of=``: it can say which engine it would ask for."""
+    worker = blueprints[name].make()
+    if isinstance(worker, ModelWorker):
+        worker.introduce(lambda of: unopened(blueprints, of.name))
+    return worker
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every rank knows of the run. ``open_tokenizer`` loads that of a model without the model."""
+
+    blueprints: Mapping[str, Blueprint]
+    open_engine: Callable[[str, Build], Engine]
+    open_tokenizer: Callable[[Model], Any]
+    folder: str
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a worker is on this rank: ``Post("actor", backend="fsdp2", axes={"fsdp": 4, "tp": 2})``."""
+
+    worker: str
+    serving: bool = False
+    backend: str = "hf"
+    device: str = "cpu"
+    axes: Mapping[str, int] = field(default_factory=dict[str, int])
+    collective: bool = False  # its ranks compute together; otherwise each for itself
+    offload: bool = False
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        return self.worker, self.serving
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where the copy of a policy is that an environment calls: its ranks, and the version of its weights."""
+
+    name: str
+    ranks: tuple[int, ...]
+    version: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call, or the part of it that falls to this rank. ``op`` is the name of a worker's op, or one of a library.
+
+    ``arguments`` are by parameter; ``into`` renames the fields that it adds.
+
+    ``weights``: version of the worker's weights, and whether they were updated since. ``keep``: the number under which
+    the result is kept; 0 for a rank whose result is that of another one. ``journal``: (program, call) of one
+    that touches the world. ``frees``: objects that nobody needs any more.
+    """
+
+    title: str
+    op: Op | str
+    worker: tuple[str, bool] | None
+    arguments: Mapping[str, Any]
+    info: CallInfo
+    into: Mapping[str, str] = field(default_factory=dict[str, str])
+    keep: int = 0
+    weights: tuple[int, bool] = (0, False)
+    journal: tuple[int, int] | None = None
+    frees: tuple[int, ...] = ()
+    policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
+
+
+@dataclass
+class Reply:
+    """What came of a task: a plain value, or what is kept of it here, without its numbers.
+
+    Rows that are those of the task's first batch, in its order, come back as ``alike``, and their keys not with them.
+    """
+
+    value: Any = None
+    keys: tuple[Key, ...] | None = None
+    alike: bool = False
+    kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # of each column
+    oldest: Sequence[int | None] = ()  # versions of the oldest token of each row, where they were sampled
+    column: bool = False
+    weights: tuple[int, bool, int] | None = None  # version, dirty, stamp of the worker after it
+    pulled: int = 0  # bytes that came from other ranks
+    warnings: tuple[str, ...] = ()
+    check: str = ""  # of the rows that are kept: the same for the same rows
+
+
+@dataclass
+class Failed:
+    """What went wrong on a rank, with the traceback there.
+
+    ``before``: the call has not begun, as its rows did not come; ``elsewhere``: those of another rank of it did not.
+    """
+
+    error: FlowError | None
+    text: str
+    traceback: str
+    before: bool = False
+    elsewhere: bool = False
+
+    @staticmethod
+    def of(error: BaseException) -> Failed:
+        """Made where it happened."""
+        trace = "".join(traceback.format_exception(error))
+        return Failed(error if isinstance(error, FlowError) else None, f"{type(error).__name__}: {error}", trace)

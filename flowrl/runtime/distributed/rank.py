@@ -1,0 +1,362 @@
+"""One rank: a process of a pool. It holds the pool's workers, runs their ops on its rows, and keeps what they make."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...batch import Batch, Column
+from ...column import raw_bytes
+from ...errors import RunError
+from ...graph.op import Op
+from ...workers.base import KEPT, Engine, ModelWorker, Opening, Worker
+from ...workers.notes import NAME, Notes
+from ...workers.records import Build, Sampled
+from ...workers.sampling import SamplingArguments
+from ...workers.tokenizer import actor_of, find_tokenizer
+from ..driver.python_warnings import heard
+from ..driver.user_calls import user_call
+from ..storage.disk import Checksum, write_tensors
+from ..storage.external import once
+from ..storage.journal import Journal
+from ..storage.state_files import StateFiles, read_record, write_record, write_shards
+from ..transfer.plan import holdings
+from ..values.remote_batch import (
+    DRIVER,
+    Fetch,
+    Kind,
+    Take,
+    bytes_of,
+    column_bytes,
+    found,
+    oldest_of,
+    put_together,
+    rebuilt,
+    sizes_of,
+)
+from .peers import Elsewhere, Peers, Policy
+from .protocol import Failed, Named, Post, Reply, Setting, Task, unopened
+from .rank_weights import Weights, everybody
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Now(threading.local):
+    """What the call of this thread has come to."""
+
+    def __init__(self) -> None:
+        self.pulled = 0
+        self.warnings: list[str] = []
+
+
+class Rank(Weights):
+    """The workers and objects of one process. ``number`` counts over all ranks of the run."""
+
+    def __init__(self, number: int, pool: str, setting: Setting, peers: Peers, *, host: str = "127.0.0.1") -> None:
+        super().__init__(host, Path(setting.folder))
+        self.number, self.pool, self.setting, self.peers = number, pool, setting, peers
+        self.objects: dict[int, Batch] = {}
+        self._serves = threading.Lock()  # one call at a time is in the engine of a policy
+        self._journal: Journal | None = None
+        self._tokenizers: dict[str, Any] = {}
+        self._now = _Now()
+        self._notes = Notes(Path(setting.folder), f"{NAME}.{pool}.{number}")
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def open(self, post: Post) -> dict[str, Any]:
+        """Open a worker here. Returns what the driver has to know of it."""
+        worker = self.setting.blueprints[post.worker].make()
+        self._now.warnings = []
+
+        def open_engine(build: Build) -> Engine:
+            from dataclasses import replace
+
+            return self.setting.open_engine(post.backend, replace(build, axes=post.axes, offload=post.offload))
+
+        worker.open(
+            Opening(
+                open_engine=open_engine,
+                peer=self._peer,
+                tokenizer=self.tokenizer,
+                warn=lambda text: self._now.warnings.append(text),
+                seed=self.setting.seed,
+                device=post.device,
+                serving=post.serving,
+                notes=self._notes,
+            )
+        )
+        worker.check_kept()
+        self.workers[post.key], self.posts[post.key] = worker, post
+        held = holdings(self.shards(post.key))
+        return {"version": worker.version, "stamp": worker.stamp, "held": held, "warnings": self._now.warnings}
+
+    def close_workers(self) -> None:
+        """Close all workers, and forget all objects: the run begins anew, or goes back to a checkpoint."""
+        for worker in self.workers.values():
+            worker.close()
+        self.workers.clear()
+        self.posts.clear()
+        self.away.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all objects and staged weights, and read the journals again."""
+        self.objects.clear()
+        self.forget_weights()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def program_starts(self, key: tuple[str, bool]) -> tuple[int, bool, int]:
+        """A program starts: its optimizer begins anew."""
+        worker = self.workers[key]
+        worker.program_starts()
+        return worker.version, worker.dirty, worker.stamp
+
+    def positions(self, name: str) -> int | None:
+        """How many tokens a row of that policy may have."""
+        return self._serving(name).positions  # type: ignore[attr-defined]
+
+    def respond(
+        self, name: str, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments
+    ) -> Sampled | Failed:
+        """One response per prompt, for an environment on another rank, or on this one among several."""
+        try:
+            with self._serves:
+                return self._serving(name).respond(prompts, seeds, starts, said)  # type: ignore[attr-defined]
+        except Exception as error:
+            return Failed.of(error)
+
+    def _serving(self, name: str) -> Worker:
+        return self.workers.get((name, True)) or self.workers[name, False]
+
+    def _peer(self, handle: Any) -> Any:
+        """The worker behind a handle: here, or what is known of it."""
+        if not getattr(type(handle), "is_handle", False):
+            return handle
+        here = self.workers.get((handle.name, False))
+        if here is not None and not isinstance(here, ModelWorker):
+            return here
+        worker = unopened(self.setting.blueprints, handle.name)  # of a model: the driver has its weights moved
+        return Elsewhere(worker, lambda: self.tokenizer(handle))
+
+    def tokenizer(self, said: Any) -> Any:
+        """The tokenizer that ``said`` names; None is that of the flow's actor."""
+        blueprints = self.setting.blueprints
+        if said is None:
+            said = Named(actor_of({n: (b.cls, b.arguments) for n, b in blueprints.items()}))
+        if not getattr(type(said), "is_handle", False):
+            return find_tokenizer(said)
+        if said.name not in self._tokenizers:
+            model = unopened(blueprints, said.name).build().model  # type: ignore[attr-defined]
+            self._tokenizers[said.name] = self.setting.open_tokenizer(model)
+        return self._tokenizers[said.name]
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def run(self, task: Task) -> Reply | Failed:
+        """Run a task. An error comes back as a record, with its traceback."""
+        try:
+            self.free(task.frees)
+            self._now.pulled, self._now.warnings = 0, []
+            given = self._arguments(task)
+            return given if isinstance(given, Failed) else self._run(task, given)
+        except BaseException as error:
+            return Failed.of(error)
+
+    def free(self, ids: Sequence[int]) -> None:
+        """Forget objects."""
+        for id in ids:
+            self.objects.pop(id, None)
+
+    def pull(self, id: int, names: Sequence[str], rows: Sequence[int]) -> dict[str, Column]:
+        """Rows of some columns of an object here, for another rank."""
+        held = self.objects[id]
+        whole = list(rows) == list(range(len(held)))
+        return {n: held[n] if whole else held[n].take(list(rows)) for n in names}
+
+    def materialise(self, wanted: Fetch) -> Batch | Column:
+        """Put together what is asked for from here and from other ranks."""
+        return put_together(wanted, self._get)
+
+    def _get(self, take: Take) -> Mapping[str, Column]:
+        if take.batch is not None:
+            return {n: take.batch[n] for n in take.names}
+        if take.rank == self.number:
+            return self.pull(take.id, take.names, take.rows)
+        assert take.rank != DRIVER, "what the driver drew comes with the task"
+        brought = self.ask(take.rank, "pull", take.id, take.names, take.rows)
+        self._now.pulled += sum(bytes_of(c) for c in brought.values())
+        return brought
+
+    def ask(self, rank: int, method: str, *args: Any) -> Any:
+        """Call another rank, or this one, and wait. Raises what failed there."""
+        return self.ask_all([(rank, method, *args)])[0]
+
+    def ask_all(self, calls: Sequence[tuple[Any, ...]], peers: Peers | None = None) -> list[Any]:
+        """Several calls at once, as (rank, method, arguments ...)."""
+        others = peers or self.peers
+        away = [others.call(*call) if call[0] != self.number else None for call in calls]
+        answers = [
+            getattr(self, call[1])(*call[2:]) if there is None else there()
+            for there, call in zip(away, calls, strict=True)
+        ]
+        for answer in answers:
+            if isinstance(answer, Failed):
+                raise answer.error or RunError(answer.text)
+        return answers
+
+    def _arguments(self, task: Task) -> dict[str, Any] | Failed:
+        """What an op is called with, its rows brought here.
+
+        Of ranks that compute together none begins where one lacks its rows: it would wait for that one in the midst of
+        the op.
+        """
+
+        def given(item: Any) -> Any:
+            if isinstance(item, Fetch):
+                return self.materialise(item)
+            return self._handle(item, task) if isinstance(item, Named) else item
+
+        failed = arguments = None
+        try:
+            arguments = rebuilt(dict(task.arguments), given)
+        except Exception as error:
+            failed = Failed.of(error)
+        all_here = failed is None
+        if task.worker is not None and self.posts[task.worker].collective:
+            all_here = everybody(all_here)
+        if failed is None and not all_here:
+            failed = Failed(None, "another rank of the call lacks its rows", "", elsewhere=True)
+        if failed is not None:
+            failed.before = True
+            return failed
+        assert arguments is not None, "nothing failed"
+        return arguments
+
+    def _run(self, task: Task, arguments: Mapping[str, Any]) -> Reply:
+        worker = self._worker(task)
+        first = next((f for f in found(dict(task.arguments), (Fetch,))), None)
+        op = inspect.getattr_static(type(worker), task.op) if isinstance(task.op, str) else task.op
+        warn = self._now.warnings.append
+        with user_call(op, worker, arguments.values(), task.info, self._notes, warn), heard(warn, task.info):
+            if task.journal is not None:
+                result = once(self.journal(), task.journal, op, worker, arguments, task.into, task.info, warn)
+            else:
+                result = op.run(worker, arguments, task.into, task.info)
+        reply = self._kept(task, op, result, arguments, first)
+        if worker is not None:
+            reply.weights = (worker.version, worker.dirty, worker.stamp)
+        reply.pulled, reply.warnings = self._now.pulled, tuple(self._now.warnings)
+        return reply
+
+    def _worker(self, task: Task) -> Any:
+        if task.worker is None:
+            return None
+        worker = self.workers[task.worker]
+        worker.version, worker.dirty = task.weights
+        return worker
+
+    def _handle(self, named: Named, task: Task) -> Any:
+        """A worker that was handed to an op: it is called from here."""
+        at = task.policies.get(named.name)
+        if at is None:  # an op that looks at its weights
+            if (named.name, False) in self.workers:
+                return self.workers[named.name, False]
+            raise RunError(
+                f"{task.title} takes the weights of '{named.name}', which is in another pool.",
+                fix=f"Place both in one pool, with the same mesh and backend as '{named.name}'.",
+            )
+        if at.ranks == (self.number,):
+            return self._serving(named.name)
+        return Policy(self, at)
+
+    def _kept(self, task: Task, op: Op, result: Any, arguments: Mapping[str, Any], first: Fetch | None) -> Reply:
+        """Keep rows and columns here; numbers go to the driver."""
+        if isinstance(result, Column):
+            keys = first.keys if first is not None and len(first.keys) == len(result) else None
+            keys = keys or tuple((i,) for i in range(len(result)))
+            result, column = Batch(keys, {"value": result}), True
+        elif isinstance(result, Batch):
+            column = False
+            main = next((a for a in arguments.values() if isinstance(a, Batch)), None)
+            if op.inherits and main is not None:
+                result = result.select(*(n for n in result.fields if n not in main.fields))
+        else:
+            return Reply(value=result)
+        if task.keep and result.fields:
+            self.objects[task.keep] = result.with_call(None)
+        kinds = {n: Kind.of(result[n]) for n in result.fields}
+        check = _check(result) if task.keep else ""
+        alike = first is not None and result.keys == first.keys
+        keys = None if alike else result.keys
+        sizes, size, oldest = sizes_of(result), column_bytes(result), oldest_of(result) or ()
+        return Reply(None, keys, alike, kinds, sizes, size, oldest, column=column, check=check)
+
+    def journal(self) -> Journal:
+        """The journal of this rank; it knows what all ranks of the run have written."""
+        if self._journal is None:
+            folder = Path(self.setting.folder)
+            self._journal = Journal(folder / f"journal.{self.pool}.{self.number}.jsonl", beside="journal*.jsonl")
+        return self._journal
+
+    def sync(self) -> None:
+        """Have the disk hold the journal."""
+        if self._journal is not None:
+            self._journal.sync()
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_state(
+        self, key: tuple[str, bool], folder: str, file: str, part: int, weights: tuple[int, bool]
+    ) -> dict[str, Checksum]:
+        """Write this rank's part of a worker's state; the first part also writes what is no tensor.
+
+        Returns the checksums of the files.
+        """
+        worker = self.workers[key]
+        worker.version, worker.dirty = weights
+        shards, record = worker.state_shards()
+        if part:  # every rank has what a worker keeps besides its model
+            shards = [s for s in shards if not s.name.startswith(KEPT)]
+        found = write_shards(Path(folder), file, part, shards)
+        return found if part else found | write_record(Path(folder), file, record)
+
+    def load_state(self, key: tuple[str, bool], folder: str, file: str) -> tuple[int, bool, int]:
+        """Take a worker's state back, whichever ranks have written it."""
+        worker = self.workers[key]
+        with StateFiles(Path(folder), file) as files:
+            worker.load_state_shards(files, read_record(Path(folder), file))
+        return worker.version, worker.dirty, worker.stamp
+
+    def bring(self, wanted: Fetch) -> Batch | Column | Failed:
+        """Rows for a reader of the run."""
+        try:
+            return self.materialise(wanted)
+        except Exception as error:
+            return Failed.of(error)
+
+    def write_rows(self, wanted: Fetch, path: str) -> tuple[dict[str, Any], dict[str, Checksum]]:
+        """Write rows that the program holds into a checkpoint; returns what is no tensor of them, and the checksum."""
+        made = self.materialise(wanted)
+        batch = made if isinstance(made, Batch) else Batch(wanted.keys, {"value": made})
+        tensors, file = batch.tensors(), Path(path)
+        return batch.meta(), {file.name: write_tensors(file, tensors)} if tensors else {}
+
+
+def _check(rows: Batch) -> str:
+    """What tells rows from others, at the price of reading them once. Keys are numbers, which hash alike everywhere."""
+    total = hashlib.sha256(str(hash(rows.keys)).encode())
+    for name in rows.fields:
+        values, lengths = rows[name].values, rows[name].lengths
+        total.update(name.encode())
+        total.update(repr(values).encode() if isinstance(values, list) else raw_bytes(values))
+        if lengths is not None:
+            total.update(raw_bytes(lengths))
+    return total.hexdigest()

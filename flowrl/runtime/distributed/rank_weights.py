@@ -1,0 +1,169 @@
+"""The weights of the workers on one rank: described, moved, set aside, and out of the way of others."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ...workers.base import ModelWorker, Worker
+from ...workers.weights import Shard, Sums, sums
+from ..transfer.plan import Moves
+from .offload import Away
+from .protocol import Post
+
+Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
+
+
+class Weights:
+    """Base of a rank. ``routes``: planned moves by name, this rank's number in them, and its wire."""
+
+    def __init__(self, host: str, folder: Path) -> None:
+        self.host, self.folder = host, folder
+        self.workers: dict[Key, Worker] = {}
+        self.posts: dict[Key, Post] = {}
+        self.aside: dict[tuple[str, int], list[Shard]] = {}
+        self.away: dict[Key, Away] = {}
+        self.routes: dict[str, tuple[Moves, int, Any]] = {}
+        self._meeting: set[str] = set()  # names of moves for which ranks are being connected
+        self._parted: deque[str] = deque(maxlen=100)  # the latest of which nobody wants to hear any more
+
+    def forget_weights(self) -> None:
+        """Let go of staged weights and of connections."""
+        self.aside.clear()
+        self._meeting.clear()
+        while self.routes:
+            _, (_, _, wire) = self.routes.popitem()
+            if wire is not None:
+                wire.close()
+
+    def shards(self, key: Key) -> list[Shard]:
+        """The live weights of a worker on this rank; none for one without a model."""
+        worker = self.workers[key]
+        return worker.engine.shards() if isinstance(worker, ModelWorker) else []
+
+    def offload(self, key: Key) -> int:
+        """Have the weights and the optimizer of a worker make way; the bytes that this frees."""
+        worker = self.workers[key]
+        if key in self.away or not isinstance(worker, ModelWorker):
+            return 0
+        shards, _ = worker.engine.state_shards()
+        self.away[key] = Away()
+        return self.away[key].put(s.tensor for s in (*shards, *worker.engine.shards()))
+
+    def onload(self, key: Key) -> int:
+        """Bring them back; the bytes that this takes."""
+        away = self.away.pop(key, None)
+        return away.bring_back() if away is not None else 0
+
+    def set_aside(self, name: str, version: int) -> None:
+        """Copy the weights as they are now, as a version that is published while training goes on."""
+        self.aside[name, version] = [
+            Shard(s.name, s.shape, s.offset, s.tensor.detach().clone(), s.main) for s in self.shards((name, False))
+        ]
+
+    def let_go(self, name: str, version: int) -> None:
+        """Forget a version that was set aside."""
+        self.aside.pop((name, version), None)
+
+    def meeting_point(self) -> str:
+        """A place in the folder of the run where ranks can meet."""
+        from ..transfer.meeting import new_meeting
+
+        return new_meeting(self.folder)
+
+    def join_pool(self, size: int, number: int, meeting: str, seconds: float) -> None:
+        """Join the process group of the ranks of this pool, in which its models compute together."""
+        import torch
+
+        from ..transfer.known import know_groups
+        from ..transfer.meeting import meet
+
+        know_groups()
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        torch.distributed.init_process_group(
+            backend,
+            store=meet(meeting, size),
+            world_size=size,
+            rank=number,
+            timeout=timedelta(seconds=seconds),
+        )
+
+    def connect(self, name: str, moves: Moves, me: int, size: int, meeting: str | None, seconds: float) -> None:
+        """Get ready for moves of weights between some ranks, of which this is number ``me``."""
+        self.routes[name] = (moves, me, self._wire(name, me, size, meeting, seconds) if meeting is not None else None)
+        if name in self._parted:
+            self.disconnect(name)
+
+    def _wire(self, name: str, me: int, size: int, meeting: str, seconds: float) -> Any:
+        """The wire to the others, who are waited for until :meth:`disconnect` says that they do not come."""
+        from ..transfer.wire import Wire
+
+        device = next((p.device for p in self.posts.values() if p.device != "cpu"), "cpu")
+        self._meeting.add(name)
+        if name in self._parted:
+            self._meeting.discard(name)
+        try:
+            how: dict[str, Any] = {"timeout": seconds, "device": device, "wanted": lambda: name in self._meeting}
+            return Wire(me=me, size=size, meeting=meeting, **how)
+        finally:
+            self._meeting.discard(name)
+
+    def disconnect(self, name: str) -> None:
+        """Close the wire of moves that nobody makes again. Who waits for the others does so no more."""
+        self._parted.append(name)
+        self._meeting.discard(name)
+        _, _, wire = self.routes.pop(name, (None, None, None))
+        if wire is not None:
+            wire.close("its other ends are not there any more")
+
+    def move(self, route: str, source: Key, number: int | None, target: Key) -> Any:
+        """Do this rank's part of the moves: ``source`` as it was set aside, or as it is, into ``target``."""
+        from ..transfer.execute import execute
+
+        moves, me, wire = self.routes[route]
+        given: list[Shard] = []
+        if source in self.workers:
+            given = self.shards(source) if number is None else self.aside[source[0], number]
+        taken = self.shards(target) if target in self.workers else []
+        return execute(moves, me=me, source=given, target=taken, wire=wire)
+
+    def sums(self, key: Key, version: int | None = None, dtypes: Mapping[str, str] | None = None) -> Sums:
+        """The part of the weights' digest that is here, in the dtypes of the copy that takes them."""
+        import torch
+
+        shards = self.shards(key) if version is None else self.aside[key[0], version]
+        if dtypes is None:
+            return sums(shards)
+        made: dict[str, Any] = {}
+        for kind in set(dtypes.values()):
+            some = [s for s in shards if dtypes.get(s.name) == kind]
+            made |= sums(some, getattr(torch, kind))
+        return made
+
+    def weights_written(self, key: Key, version: int) -> tuple[int, bool, int]:
+        """Somebody has written into the weights: they are a version now."""
+        worker = self.workers[key]
+        assert isinstance(worker, ModelWorker), "only models have weights"
+        worker.engine.weights_written()
+        worker.published(version)
+        return worker.version, worker.dirty, worker.stamp
+
+    def save_model(self, key: Key, folder: str) -> bool:
+        """Save the model as a Hugging Face folder."""
+        return self.workers[key].save_model(folder)
+
+
+def everybody(ready: bool) -> bool:
+    """Whether all ranks of the pool say so; each of them has to ask."""
+    import torch
+
+    if not torch.distributed.is_initialized():  # a pool of one rank, or the ranks of a test
+        return ready
+    said = torch.tensor([ready], dtype=torch.uint8)
+    torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MIN)
+    return bool(said)

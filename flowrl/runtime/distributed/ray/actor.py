@@ -1,0 +1,107 @@
+"""The process of one rank: a Ray actor around a :class:`flowrl.runtime.distributed.rank.Rank`, with lanes of calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from ..protocol import Failed, Setting, Task
+from ..rank import Rank
+from .signals import hear, overhear
+
+#: Lanes: calls in one of them wait for each other, those in different ones do not. ``work`` is everything else.
+LANES = {
+    "pull": "pull",
+    "positions": "pull",
+    "respond": "serve",
+    "alive": "pull",
+    "bring": "light",
+    "write_rows": "light",
+    "set_aside": "move",
+    "let_go": "move",
+    "connect": "move",
+    "disconnect": "pull",
+    "move": "move",
+    "sums": "move",
+    "weights_written": "move",
+}
+THREADS = {"pull": 2, "light": 1, "move": 1, "serve": 1}
+
+
+def lane_of(method: str, args: Sequence[Any]) -> str:
+    """The lane of a call: a library's run beside those of workers, as they are short and hold up others."""
+    if method == "run":
+        task: Task = args[0]
+        return "light" if task.worker is None else "work"
+    return LANES.get(method, "work")
+
+
+class RankActor:
+    """One rank. ``number`` counts over the ranks of the run."""
+
+    def __init__(self, number: int, pool: str) -> None:
+        self.number, self.pool = number, pool
+        self._rank: Rank | None = None
+        overhear()
+
+    @ray.method(concurrency_group="pull")
+    def begin(self, setting: Setting, handles: Mapping[int, Any]) -> dict[str, Any]:
+        """Learn of the run and of the other ranks; returns where this process is."""
+        if self._rank is None:
+            self._rank = Rank(self.number, self.pool, setting, _Peers({}), host=ray.util.get_node_ip_address())
+        self._rank.peers = _Peers(handles)
+        return {"pool": self.pool, "node": self._rank.host, "pid": os.getpid()}
+
+    def work(self, method: str, *args: Any) -> Any:
+        """Call the rank, after what was called before."""
+        return self._called(method, args)
+
+    @ray.method(concurrency_group="pull")
+    def pull(self, method: str, *args: Any) -> Any:
+        """Have rows brought to another rank while this one works."""
+        return self._called(method, args)
+
+    @ray.method(concurrency_group="light")
+    def light(self, method: str, *args: Any) -> Any:
+        """A short call that does not wait for what the workers do."""
+        return self._called(method, args)
+
+    @ray.method(concurrency_group="serve")
+    def serve(self, method: str, *args: Any) -> Any:
+        """Generate for an environment on another rank, which this one may be waiting for in turn."""
+        return self._called(method, args)
+
+    @ray.method(concurrency_group="move")
+    def move(self, method: str, *args: Any) -> Any:
+        """Weights on their way."""
+        return self._called(method, args)
+
+    def _called(self, method: str, args: Sequence[Any]) -> Any:
+        if method == "alive":
+            return True
+        hear()
+        assert self._rank is not None, "a rank is told of the run first"
+        try:
+            return getattr(self._rank, method)(*args)
+        except Exception as error:
+            return Failed.of(error)
+
+
+def start(handle: Any, method: str, args: Sequence[Any]) -> Any:
+    """Begin a call of a rank in its lane; what it gives can be waited for."""
+    return getattr(handle, lane_of(method, args)).remote(method, *args)
+
+
+class _Peers:
+    """Other ranks, as this one calls them."""
+
+    def __init__(self, handles: Mapping[int, Any]) -> None:
+        self._handles = handles
+
+    def call(self, rank: int, method: str, *args: Any) -> Callable[[], Any]:
+        """Begin a call; the function that is returned waits for it."""
+        begun = start(self._handles[rank], method, args)
+        return lambda: ray.get(begun)

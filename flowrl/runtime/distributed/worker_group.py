@@ -1,0 +1,368 @@
+"""A worker on ranks, as the driver sees it: which rank has which rows, and which version its weights are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from inspect import getattr_static
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ...batch import Key
+from ...errors import RankLost, RunError
+from ...graph.op import Op
+from ...workers.weights import digest
+from ..storage.disk import Checksum
+from ..transfer.plan import Held, Moves, plan_moves
+from ..values.remote_batch import Remote
+from .balance import balanced
+from .protocol import Blueprint, Post
+
+if TYPE_CHECKING:
+    from .client import Fleet
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Weights to publish: those of a group as they were set aside, or with no ``number`` as they are."""
+
+    group: Group
+    number: int | None = None
+
+
+@contextmanager
+def present(*groups: Group) -> Iterator[None]:
+    """Have the weights of groups there that have made way for another worker: they do so again after."""
+    gone = [g for g in groups if g.is_away]
+    for group in gone:
+        group.onload()
+    try:
+        yield
+    finally:
+        for group in gone:
+            group.offload()
+
+
+def _present(method: Callable[P, R]) -> Callable[P, R]:
+    """What a group does with its weights there, and with those of the groups among its arguments."""
+
+    @wraps(method)
+    def there(*args: P.args, **kwargs: P.kwargs) -> R:
+        groups = [a for a in args if isinstance(a, Group)]
+        groups += [a.group for a in args if isinstance(a, Staged) and a.number is None]  # what is set aside is there
+        with present(*groups):
+            return method(*args, **kwargs)
+
+    return there
+
+
+class Group:
+    """The copy of a worker on the ranks of a pool that trains, or with ``post.serving`` the one that generates.
+
+    It has what the driver asks of a worker, such as ``version`` and ``install``. ``places``: for each rank the part of
+    the rows that it has; ranks with the same one compute together and have the same result.
+    """
+
+    def __init__(
+        self, fleet: Fleet, blueprint: Blueprint, post: Post, ranks: Sequence[int], places: Sequence[int]
+    ) -> None:
+        self.fleet, self.blueprint, self.post = fleet, blueprint, post
+        self.name, self.key, self.ranks, self.places = blueprint.name, post.key, tuple(ranks), tuple(places)
+        self.parts = max(places) + 1
+        firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
+        self.keepers = tuple(firsts[p] for p in range(self.parts))  # whose results count
+        self.version, self.dirty = 0, False
+        self.stamp = 0  # grows whenever the state changes
+        self.stamps: dict[int, int] = {}  # as the ranks count it: from anew where one is started again
+        self.is_away = False
+        self.changing = False  # an update is under way, or what it changed is not known yet
+        self.swapping = False  # it is on its way out of memory, or back
+        self.installing = False
+        self.received = 0  # bytes of the weights that it was last given, on all of its ranks
+        self.owed = False  # ranks were started anew meanwhile, and have not got them
+        self.aside: set[int] = set()  # numbers of weights that were set aside, and nobody has taken yet
+        self.born: int | None = None  # the stamp of its state as it was opened
+        self.held: dict[int, dict[str, Held]] = {}
+        self._staging = itertools.count(1)
+        self._shares: dict[int, tuple[Any, dict[int, tuple[Key, ...]]]] = {}
+
+    @property
+    def title(self) -> str:
+        """As which it appears in records: ``actor``, ``actor.generate``."""
+        return f"{self.name}.generate" if self.post.serving else self.name
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it has an engine."""
+        return hasattr(self.blueprint.cls, "build")
+
+    @property
+    def _stateful(self) -> bool:
+        """Whether it changes, and has no engine that would change on all ranks: then it is on the first one alone."""
+        ops = (getattr_static(self.blueprint.cls, n) for n in dir(self.blueprint.cls))
+        return not self.is_model and any(isinstance(op, Op) and op.updates for op in ops)
+
+    @property
+    def trains(self) -> bool:
+        """Whether its weights are worth saving at the end of a run."""
+        return self.blueprint.cls.is_trained(self.blueprint.arguments)
+
+    # -- who has which rows -----------------------------------------------------------------------------------------
+
+    def shares(self, op: Op, arguments: Mapping[str, Any], main: Remote | None) -> dict[int, tuple[Key, ...] | None]:
+        """For each rank that takes part the keys of its rows; None for all."""
+        pieces = op.in_pieces(self.blueprint.arguments, arguments)
+        if self.post.collective:
+            kept = op.updates not in (None, "weights") and self.blueprint.cls.keeps  # the same on all ranks
+            if main is None or kept or not (pieces or op.cost in ("forward", "generate", "train")):
+                return dict.fromkeys(self.ranks)
+            split = self._split(main, together=getattr(arguments.get("loss"), "groups", False))
+            return {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True)}
+        if main is not None and pieces and self.parts > 1 and not self._stateful:
+            split = self._split(main, together=True)
+            some = {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True) if split[place]}
+            return dict(some) or {self.ranks[0]: None}
+        if op.updates and self.is_model:
+            return dict.fromkeys(self.ranks)
+        return {self.ranks[0]: None}
+
+    def share_of(self, other: Remote, rank: int, main: Remote, keys: tuple[Key, ...] | None) -> tuple[Key, ...] | None:
+        """A rank's rows of a second batch of a call: those of its prompts, or in a team a part of its own.
+
+        Prompts that the first batch does not have go to the first rank.
+        """
+        if keys is None or set(other.keys) == set(main.keys):
+            return keys
+        if not self.post.collective:
+            mine, all_ = {k[0] for k in keys}, {k[0] for k in main.keys}
+            first = rank == self.ranks[0]
+            return tuple(k for k in other.keys if k[0] in mine or (first and k[0] not in all_))
+        return self._split(other, together=False)[self.places[self.ranks.index(rank)]]
+
+    def _split(self, rows: Remote, *, together: bool) -> list[tuple[Key, ...]]:
+        """The rows of each part, balanced by tokens. Rows of a prompt stay ``together`` where there are enough."""
+        groups, sizes = rows.groups(), rows.sizes()
+        units = groups if together or len(groups) >= 4 * self.parts else None
+        return [tuple(rows.keys[i] for i in part) for part in balanced(sizes, self.parts, units)]
+
+    # -- versions ---------------------------------------------------------------------------------------------------
+
+    def read_version(self) -> int:
+        """The version that a reader of the weights sees; updates since the last read are published by it."""
+        if self.dirty:
+            self.published(self.version + 1)
+        return self.version
+
+    def published(self, version: int) -> None:
+        """Note that the weights as they are now are a version of their own."""
+        if (version, False) != (self.version, self.dirty):
+            self.stamp += 1
+        self.version, self.dirty = version, False
+
+    def opened(self, found: Mapping[int, Mapping[str, Any]]) -> None:
+        """What ranks say of the worker once it is open there."""
+        self.held |= {rank: said["held"] for rank, said in found.items()}
+        self.stamps |= {rank: said["stamp"] for rank, said in found.items()}
+
+    def note(self, said: Mapping[int, tuple[int, bool, int]]) -> None:
+        """What ranks say of the state after a call: version, whether it was updated since, and a stamp.
+
+        Versions are counted here: they go to ranks with their tasks.
+        """
+        if any(self.stamps.get(rank) != stamp for rank, (_, _, stamp) in said.items()):
+            self.stamps |= _stamps(said)
+            self.stamp += 1
+            self.dirty = next(iter(said.values()))[1]
+
+    @_present
+    def program_starts(self) -> None:
+        """A program is a stage of training. A copy of another worker takes its weights now."""
+        answers = self.fleet.everywhere(
+            self.ranks, "program_starts", self.key, what=f"{self.name} at a program's start"
+        )
+        self.note(answers)
+
+    @_present
+    def stage(self) -> Staged:
+        """Set the weights aside, on the ranks where they are."""
+        number = next(self._staging)
+        self.aside.add(number)
+        self.fleet.everywhere(self.ranks, "set_aside", self.name, number, what=f"{self.name}: setting weights aside")
+        return Staged(self, number)
+
+    def in_use(self) -> Staged:
+        """The weights as they are; nothing may change them before they are installed."""
+        return Staged(self)
+
+    def install(self, staged: Staged, version: int) -> int:
+        """Take weights of another group, box by box from where they are, and hold their digest against the source's.
+
+        Returns the bytes that the ranks have received, all together.
+        """
+        self.installing = self.owed = True
+        try:
+            while self.owed:
+                self.fleet.lasting(lambda: self._given(staged, version))
+                with self.fleet.order:
+                    self.installing = self.owed
+        except BaseException:
+            self.stamp += 1  # they may be written in part
+            raise
+        finally:
+            self.installing = self.owed = False
+        if staged.number is not None:
+            self.fleet.everywhere(staged.group.ranks, "let_go", staged.group.name, staged.number)
+            staged.group.aside.discard(staged.number)
+        return self.received
+
+    def _given(self, staged: Staged, version: int) -> None:
+        with self.fleet.order:
+            self.owed, seen = False, self.fleet.renewals
+        try:
+            self.take(staged, version)
+        except RankLost:
+            raise
+        except Exception as error:
+            if self.fleet.renewed_since(seen):
+                raise RankLost(f"ranks were started again while '{self.name}' got its weights.") from error
+            raise
+
+    @_present
+    def take(self, staged: Staged, version: int) -> None:
+        """The same, once: whatever is lost meanwhile ends it."""
+        source = staged.group
+        route, moves, numbers = self.fleet.route(source, self)
+        what = f"publish of {source.name} version {version}"
+        dtypes = {name: kind for name, (kind, _) in moves.dtypes.items()}
+        wanted = source.digest(staged.number, dtypes)
+        begun = self.fleet.begin("move", dict.fromkeys(numbers, (route, source.key, staged.number, self.key)))
+        try:
+            answers = self.fleet.answered(begun, what, lambda: self.fleet.part_ways(source, self))
+        except BaseException:
+            self.fleet.part_ways(source, self)
+            raise
+        received = {numbers[rank]: moved.received for rank, moved in answers.items() if moved.received}
+        assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
+        self.fleet.moved(what, moves, answers)
+        self.received = moves.total
+        self.stamps |= _stamps(self.fleet.everywhere(self.ranks, "weights_written", self.key, version, what=what))
+        assert wanted is not None, "what is installed has a digest"
+        for rank, found in self.digests(None, None).items():
+            if found != wanted:
+                raise RunError(
+                    f"{what} came to rank {rank} of pool '{self.fleet.pool_of(rank)}' with other numbers: digest "
+                    f"{found[:12]}, not {wanted[:12]}.",
+                    fix="This is a fault of the transport or of an engine; report it with the plan.",
+                )
+        self.published(version)
+        self.stamp += 1
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def offload(self) -> dict[int, int]:
+        """Have weights and optimizer make way for others; bytes freed by rank."""
+        return self._swap("offload", away=True)
+
+    def onload(self) -> dict[int, int]:
+        """Bring them back; bytes taken by rank."""
+        return self._swap("onload", away=False)
+
+    def _swap(self, method: str, *, away: bool) -> dict[int, int]:
+        with self.fleet.order:
+            if self.is_away == away:
+                return {}
+            self.is_away, self.swapping = away, True
+            begun = self.fleet.begin(method, dict.fromkeys(self.ranks, (self.key,)))
+        try:
+            return self.fleet.answered(begun, f"{self.name}: {'making way' if away else 'coming back'}")
+        finally:
+            self.swapping = False
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def digest(self, number: int | None = None, dtypes: Mapping[str, str] | None = None) -> str | None:
+        """The digest of the weights, whatever their layout; None for a worker without a model."""
+        if not self.is_model:
+            return None
+        return self._digest_in_use(dtypes) if number is None else self._agreed(number, dtypes)
+
+    @_present
+    def _digest_in_use(self, dtypes: Mapping[str, str] | None) -> str:
+        return self._agreed(None, dtypes)
+
+    def _agreed(self, number: int | None, dtypes: Mapping[str, str] | None) -> str:
+        """The digest that all whole copies have. Raises RunError where one has another."""
+        found = self.digests(number, dtypes)
+        rank, first = next(iter(found.items()))
+        for other, said in found.items():
+            if said != first:
+                raise RunError(f"the weights of '{self.name}' on rank {other} are not those on rank {rank}.")
+        return first
+
+    def digests(self, number: int | None, dtypes: Mapping[str, str] | None) -> dict[int, str]:
+        """The digest of each whole copy, under its first rank."""
+        parts = self.fleet.everywhere(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
+        if self.post.collective:
+            return {self.ranks[0]: digest(parts.values())}
+        return {rank: digest([part]) for rank, part in parts.items()}
+
+    def plan_from(self, source: Group, numbers: Mapping[int, int]) -> Moves:
+        """The moves that bring the weights of ``source`` here; ``numbers`` are the ranks' on the wire."""
+        lacking = {n for held in self.held.values() for n in held} - {n for held in source.held.values() for n in held}
+        if lacking:
+            raise RunError(
+                f"'{self.name}' cannot take the weights of '{source.name}': it has others, such as '{min(lacking)}'.",
+                fix="Use the same model for both.",
+            )
+        return plan_moves(
+            {numbers[rank]: held for rank, held in source.held.items()},
+            {numbers[rank]: held for rank, held in self.held.items()},
+        )
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    @_present
+    def save_model(self, folder: str) -> bool:
+        """Save the model as a Hugging Face folder."""
+        ranks = self.ranks if self.post.collective else self.ranks[:1]
+        found = self.fleet.everywhere(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
+        return bool(next(iter(found.values())))
+
+    @_present
+    def save_state(self, folder: Path, file: str) -> dict[str, Checksum]:
+        """Write the state, each rank its part. Returns the checksums of the files."""
+        ranks = self.ranks if self.post.collective else self.ranks[:1]
+        weights = (self.version, self.dirty)
+        asked = {rank: (self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
+        parts = self.fleet.answered(self.fleet.begin("save_state", asked), f"{self.name}: saving its state")
+        return {name: said for part in parts.values() for name, said in part.items()}
+
+    def part(self, ranks: Sequence[int]) -> Group:
+        """The same worker on some of its ranks: to take weights from there, or to bring them there."""
+        part = Group(self.fleet, self.blueprint, self.post, ranks, range(len(ranks)))
+        part.version, part.is_away = self.version, self.is_away
+        part.held = {rank: held for rank, held in self.held.items() if rank in ranks}
+        return part
+
+    @_present
+    def load_state(self, folder: Path, file: str) -> None:
+        """Take a state back, whoever has written it."""
+        what = f"{self.name}: loading its state"
+        found = self.fleet.everywhere(self.ranks, "load_state", self.key, str(folder), file, what=what)
+        self.stamps |= _stamps(found)
+        self.version, self.dirty, _ = next(iter(found.values()))
+        self.stamp, self.born = self.stamp + 1, None
+
+    def close(self) -> None:
+        """Nothing is open in the driver."""
+
+
+def _stamps(said: Mapping[int, tuple[int, bool, int]]) -> dict[int, int]:
+    return {rank: stamp for rank, (_, _, stamp) in said.items()}

@@ -1,0 +1,528 @@
+"""A run: programs one after another over the same workers, recorded in a folder, stopped and continued at will."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import DiskError, ModelError, RankLost
+from ...graph import session as sessions
+from ...graph.surroundings import Surroundings
+from ...graph.terms import Reading
+from ...marks import other_ids, vocabulary
+from ...schedule.scheme import Scheme
+from ...workers.notes import Notes
+from ..local.executor import Workplace
+from ..storage import checkpoint
+from ..storage.choose import Chosen, newest_whole
+from ..storage.disk import writing
+from ..storage.folder import take_folder
+from ..storage.inputs import Inputs
+from ..storage.journal import Journal
+from ..storage.origin import origin
+from ..storage.recorder import Recorder, versions
+from ..storage.resume import ResumePoint, find_resume_point
+from ..storage.run_record import read_record
+from ..values.records import Cut, Hooks, Interrupted, Point, Step
+from ..values.spelled import spelled
+from .left_behind import LeftBehind
+from .progress import Progress
+from .python_warnings import Raised, begin_anew
+from .session import Running
+from .stalled import STEPS, stalled
+from .stop import Stop
+from .user_calls import Watch, died_before, name_rows, same_folder
+
+if TYPE_CHECKING:
+    from ..distributed.executor import RanksPlace
+
+
+LOSSES = 10  # of processes without a step in between: then something is wrong that starting again does not mend
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One program of a run: ``Stage("grpo", fn, {"steps": 400}, ("actor", "reward"), graph_record, scheme)``.
+
+    ``readings``: reads of token ids whose tokenizers are compared once the models are open.
+    """
+
+    program: str
+    fn: Callable[..., Any]
+    parameters: Mapping[str, Any]
+    workers: tuple[str, ...]
+    graph: Mapping[str, Any]
+    scheme: Scheme
+    readings: tuple[Reading, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run, as opposed to what: ``Settings(Path("runs/a"), inputs, runtime="local", checkpoint_every=50)``."""
+
+    out: Path
+    inputs: Inputs  # what the run is made of
+    runtime: str = "local"
+    seed: int = 0
+    resume: bool = False
+    allow_changed: bool = False
+    unlock: bool = False
+    overwrite: bool = False
+    checkpoint_every: int = 50
+    save_models: bool = True
+    trajectories: int = 2  # prompt groups of a step that are written down
+    trajectories_every: int = 10  # steps
+    quiet: bool = False
+    script: str = ""
+    plan: Mapping[str, Any] | None = None
+    arguments: tuple[str, ...] = ()  # the words of the command line
+    programs: tuple[Callable[..., Any], ...] = ()  # all that the script has, in its order
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to. ``status`` is ``done`` or ``interrupted``; ``last`` are the last metrics of each stage.
+
+    ``exit_status`` is what a process ends with that was interrupted: 130 by Ctrl-C, 143 by SIGTERM.
+    """
+
+    status: str
+    out: Path
+    weights_digest: str | None
+    last: tuple[tuple[str, Mapping[str, Any]], ...]
+    exit_status: int = 0
+
+
+def labels(programs: Sequence[str]) -> list[str]:
+    """The names of programs in the records of a run, in which one that is run again has a number.
+
+    >>> labels(["evaluate", "grpo", "evaluate"])
+    ['evaluate', 'grpo', 'evaluate-2']
+    """
+    times = [list(programs[: place + 1]).count(name) for place, name in enumerate(programs)]
+    return [name if time == 1 else f"{name}-{time}" for name, time in zip(programs, times, strict=True)]
+
+
+class Runner:
+    """Runs stages in a folder. One per run."""
+
+    def __init__(self, stages: Sequence[Stage], place: Workplace | RanksPlace, settings: Settings) -> None:
+        self._lock = take_folder(
+            settings.out, resume=settings.resume, overwrite=settings.overwrite, unlock=settings.unlock
+        )
+        self._out = settings.out  # as it was said; user code may change the working directory
+        settings = replace(settings, out=settings.out.absolute())
+        self.stages, self.place, self.settings = stages, place, settings
+        try:
+            self._died = died_before(settings.out) if settings.resume else ""
+            record, self._damage = read_record(settings.out) if settings.resume else ({}, "")
+            self.recorder = Recorder(
+                settings.out, groups=settings.trajectories, every=settings.trajectories_every, record=record
+            )
+            self.journal = Journal(settings.out / "journal.jsonl", beside="journal*.jsonl")
+        except BaseException:  # what lies there cannot be read; a process that lives on, such as a notebook's, lets go
+            self._lock.release()
+            raise
+        self._labels = labels([stage.program for stage in stages])  # by which records tell them apart
+        self.progress = Progress(quiet=settings.quiet)
+        self.place.notes = Notes(settings.out)
+        self.place.warn = self._warn
+        self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
+        begin_anew()
+        self.place.watch(self._note_loss, self._note_renewal)
+        self._stop = Stop(self.progress.note)
+        self._chosen: Chosen | None = None  # what the run goes on from, while nothing was written after it
+        self._asked: dict[str, Any] = {}
+        self._number = 0
+        self._losses, self._fresh = 0, False  # of processes in a row, and whether a step was done since the last
+        self._finished: list[tuple[str, dict[str, Any]]] = []
+        self._around: dict[int, Surroundings] = {}  # the Python state around each stage's program as it began
+        self._left: dict[str, Any] = {}  # what programs that have ended left at module level, as of LeftBehind.record
+        self._behind = LeftBehind(*(settings.programs or [s.fn for s in stages]))
+
+    def run(self) -> Outcome:
+        """Run what is left of the stages. Raises what a program raised, after a line in the events."""
+        try:
+            with same_folder():
+                return self._run()
+        finally:
+            self.place.notes.close()
+            self._lock.release()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> Outcome:
+        point = self._resume_point() if self.settings.resume else None
+        self._record_start(point)
+        first, cut = 0, None
+        status, digest = "done", None
+        try:
+            with self._stop.listening(), self.progress, Watch(self.settings.out, self._warn).watching():
+                self._warn_of_plan()
+                if self._died:
+                    self._warn(self._died)
+                if point is not None:
+                    self._say_what_changed(point)
+                    try:
+                        first, cut = self._go_on(point.chosen, self._damage, *self.journal.damage)
+                    except RankLost as lost:
+                        first, cut = self._recover(lost)
+                while digest is None:
+                    self._number = first
+                    try:
+                        if first < len(self.stages):
+                            self._run_stage(self.stages[first], cut)
+                            first, cut = first + 1, None
+                        else:
+                            digest = self._finish()
+                    except RankLost as lost:
+                        first, cut = self._recover(lost)
+        except Interrupted:
+            status = "interrupted"
+        except KeyboardInterrupt:
+            self._last_words("stopped", "at once; what came after the last checkpoint is done again", "interrupted")
+            raise
+        except BaseException as error:
+            self._last_words("failed", f"{type(error).__name__}: {error}", "failed")
+            raise
+        return self._end(status, digest)
+
+    def _last_words(self, kind: str, text: str, status: str) -> None:
+        """Note why a run ends, as far as the disk takes it, and end the ranks."""
+        with suppress(DiskError):
+            if not self._lock.lost:  # else the folder is another run's
+                self.recorder.event(kind, text)
+                self.recorder.run_record(status=status)
+                self.recorder.curve()
+        self.recorder.close()
+        self.journal.close()
+        self.place.close()
+
+    def _run_stage(self, stage: Stage, cut: Cut | None) -> None:
+        kinds = {w["name"]: w["kind"] for w in stage.graph["workers"]}
+        opening = {name: kinds.get(name, "to be copied") for name in stage.workers}  # of=NAME opens what is not called
+        self.progress.opening(stage.program, opening, str(self._out))
+        self._around.setdefault(self._number, Surroundings(stage.fn))
+        workers = {name: self.place.open(name) for name in stage.workers}
+        followers = stage.scheme.setup.followers
+        servers = {name: self.place.open_server(name) for name in self._serving(stage)}
+        self._compare_tokenizers(stage)
+        if cut is None:
+            self.place.start_program(stage.workers)
+            for name in {**followers, **servers}:
+                version = workers[name].read_version()  # what the program before has updated is published
+                if name in servers and servers[name].version != version:
+                    servers[name].install(workers[name].in_use(), version)
+        self.place.make_way()
+        session = Running(
+            program=stage.program,
+            number=self._number,
+            seed=self.settings.seed,
+            workers=workers,
+            servers=servers,
+            scheme=stage.scheme,
+            runtime=self.settings.runtime,
+            hands=self.place.hands(self._number, self.journal),
+            journal=self.journal,
+            hooks=Hooks(
+                commit=lambda step: self._commit(stage, step),
+                checkpoint=self._checkpoint,
+                marks=self._marks,
+                due=lambda step: (step + 1) % self.settings.checkpoint_every == 0,
+                stop=lambda: self._stop.asked,
+                warn=self._warn,
+                tokenizer=self.place.tokenizer,
+                sampled=self.recorder.sampled,
+            ),
+            cut=cut,
+        )
+        steps = stage.parameters.get("steps")
+        self.progress.start(stage.program, steps if isinstance(steps, int) else None, cut.steps if cut else 0)
+        self.recorder.restart_clock()
+        wait, can_go_on = True, False
+        try:
+            with sessions.using(session):
+                stage.fn(**stage.parameters)
+                can_go_on = session.finish()
+        except KeyboardInterrupt:
+            wait = False
+            raise
+        finally:
+            session.close(wait)
+        label = self._labels[self._number]
+        mine = [h for h in self.recorder.history if h["program"] == label]
+        if (text := stalled(mine, ended=True)) is not None:
+            self._warn(f"{label}: {text}")
+        self._finished.append((stage.program, mine[-1] if mine else {}))
+        self._note_left(stage)
+        self._number += 1
+        if can_go_on:
+            self.journal.sync()
+            checkpoint.end(self.settings.out / "checkpoints", self._done_so_far(self._marks()))
+        else:
+            self._checkpoint(Point(None, {}, self._marks()))
+
+    def _compare_tokenizers(self, stage: Stage) -> None:
+        """Raise ModelError, with the line, where a call would read ids that another tokenizer made."""
+        for read in stage.readings:
+            mine, theirs = (vocabulary(self.place.tokenizer(said)) for said in (read.reader, read.maker))
+            if mine and theirs and mine != theirs:
+                error = other_ids(read.title, read.column, read.other, read.own)
+                error.at = read.at
+                raise error
+
+    def _serving(self, stage: Stage) -> list[str]:
+        """The workers of a stage that generate with a copy of their own."""
+        followers = stage.scheme.setup.followers
+        return [n for n in stage.workers if self.place.serving(n, n not in followers or followers[n].shared)]
+
+    def _marks(self) -> dict[str, Any]:
+        """How long the files of the run are."""
+        self._settle_in()
+        return self.recorder.marks()
+
+    def _settle_in(self) -> None:
+        """Do in the folder what waited until it was sure that the run goes on: leave out what is done again."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is None:
+            return
+        self.recorder.settle()
+        if chosen.undone and chosen.folder is None:
+            self.recorder.run_record(checkpoints=False)
+        chosen.settle()
+
+    def _commit(self, stage: Stage, step: Step) -> None:
+        self._lock.check()
+        self._settle_in()
+        tokenizer = None
+        if step.rows is not None:
+            with suppress(ModelError):  # a flow without one: trajectories are written without texts
+                tokenizer = self.place.tokenizer(None)
+        label = self._labels[self._number]
+        line = self.recorder.commit(label, step, tokenizer)
+        lately = [h for h in self.recorder.history[-STEPS - 1 :] if h["program"] == label]
+        if (text := stalled(lately)) is not None:
+            self._warn(f"{label}: {text}")
+        self._fresh = True
+        self.place.settled(step.number)
+        self.progress.step(line, step.timings)
+
+    def _done_so_far(self, marks: Mapping[str, Any]) -> dict[str, Any]:
+        """How far the run is, for a manifest."""
+        return {"stage": self._number, "finished": self._finished, "marks": marks, "left": self._left}
+
+    def _note_left(self, stage: Stage) -> None:
+        """Write down what programs have changed at module level so far; say what of it a resume would not have."""
+        record, lost = self._behind.record(stage.fn)
+        said = {loss["name"] for loss in self._left.get("lost", ())}
+        for loss in lost:
+            if loss.name not in said:
+                self._warn(f"'{stage.program}' leaves what no checkpoint can hold: {loss}; a resume does not have it")
+        before = [loss for loss in self._left.get("lost", ()) if loss["name"] not in {new.name for new in lost}]
+        self._left = {**record, "lost": [*before, *map(asdict, lost)]}
+
+    def _checkpoint(self, point: Point) -> None:
+        """Keep all that the rest of the run depends on, in one piece."""
+        self._lock.check()
+        self.journal.sync()
+        self.place.sync()
+        manifest = {
+            **self._done_so_far(point.marks),
+            "program": point.record,
+            "inputs": self.settings.inputs.record,
+            "seed": self.settings.seed,
+            "run": self.recorder.record.get("id"),
+            "record": {**self.recorder.record, **self._asked, "checkpoints": True},
+        }
+        servers = {f"{name}.generate": worker for name, worker in self.place.servers.items()}
+        workers = {**self.place.workers, **servers}
+        checkpoint.save(self.settings.out / "checkpoints", manifest, workers, point.live, self.place.write_rows)
+        if self._asked or not self.recorder.record.get("checkpoints"):
+            self.recorder.run_record(**self._asked, checkpoints=True)
+            self._asked = {}  # what a resumed run was asked holds from here on, also when it is resumed again
+
+    def _recover(self, lost: RankLost) -> tuple[int, Cut | None]:
+        """Start again what was lost, and go back to the last checkpoint: where to go on from. Raises what is past help.
+
+        Steps after the checkpoint are done again with the same rows and seeds; what touched the world is answered from
+        the journal.
+        """
+        while True:
+            try:
+                self._note_loss(lost)
+                if not self.place.recover(lost):
+                    raise lost
+                return self._gone_back()
+            except RankLost as again:
+                if again is lost:
+                    raise
+                lost = again
+
+    def _note_loss(self, lost: RankLost) -> None:
+        """Write a loss down. Raises it when there were too many without a step in between."""
+        name_rows(lost, self.settings.out)
+        self.recorder.event("lost", str(lost))
+        self.progress.note(f"lost: {lost.what}")
+        self._losses, self._fresh = 1 if self._fresh else self._losses + 1, False
+        if self._losses > LOSSES:
+            raise lost
+
+    def _note_renewal(self, what: str) -> None:
+        self.recorder.event("renewed", what)
+        self.progress.note(f"started again: {what}; the step goes on")
+
+    def _gone_back(self) -> tuple[int, Cut | None]:
+        """Go back to the last checkpoint, or to the start: the stage to go on with, and where in it."""
+        if self._chosen is not None:  # nothing was done since the run was resumed
+            chosen = replace(self._chosen, said=())
+        else:
+            chosen = newest_whole(self.settings.out, self.recorder.record, self.journal)
+        stage = chosen.manifest["stage"] if chosen.manifest else 0
+        for number in [n for n in sorted(self._around, reverse=True) if n >= stage]:
+            self._around.pop(number).restore()
+        if chosen.manifest is None:
+            self.place.begin_again()
+        stage, cut = self._go_on(chosen)
+        self.recorder.event("recovered", self._place(chosen.manifest))
+        self.progress.note(f"went on {self._place(chosen.manifest)}")
+        return stage, cut
+
+    def _go_on(self, chosen: Chosen, *said: str) -> tuple[int, Cut | None]:
+        """Go on from a checkpoint: the stage, and where in it. ``said``: of what else is damaged."""
+        manifest = chosen.manifest
+        marks = manifest["marks"] if manifest else dict.fromkeys(self.recorder.marks(), 0)
+        for text in filter(None, (*chosen.said, *said, *self.recorder.cut_back(marks))):
+            self.recorder.event("damaged", text)
+            self.progress.note(text)
+        self._chosen = chosen
+        self._finished = [(p, m) for p, m in manifest["finished"]] if manifest else []
+        self._left = manifest.get("left", {}) if manifest else {}
+        cut = self._restore(chosen.folder, manifest) if chosen.folder is not None and manifest is not None else None
+        return manifest["stage"] if manifest else 0, cut
+
+    def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> Cut | None:
+        program = manifest["program"]
+        stage = self.stages[manifest["stage"]] if manifest["stage"] < len(self.stages) else None
+        apart = {f"{name}.generate": name for name in self._serving(stage)} if stage is not None else {}
+        for name in sorted(manifest["stamps"], key=lambda n: n.endswith(".generate")):
+            if name.endswith(".generate") and name not in apart:  # the plan of this run has one copy for both
+                continue
+            worker = self.place.open_server(apart[name]) if name in apart else self.place.open(name)
+            checkpoint.load_worker(folder, name, worker)
+            worker.stamp = manifest["stamps"][name]
+        if program is None:
+            return None
+        return Cut(
+            calls=program["calls"],
+            reads=program["reads"],
+            steps=program["steps"],
+            course=program["course"],
+            live=self.place.taken(checkpoint.load_live(folder, manifest)),
+            cursors=program["cursors"],
+            draws=program["draws"],
+            held=tuple(program.get("held", ())),
+        )
+
+    def _resume_point(self) -> ResumePoint:
+        settings = self.settings
+        return find_resume_point(
+            settings.out,
+            self.stages,
+            settings.inputs,
+            self.recorder.record,
+            self.journal,
+            self._behind,
+            allow_changed=settings.allow_changed,
+        )
+
+    def _say_what_changed(self, point: ResumePoint) -> None:
+        self.progress.note(f"resumed {self._place(point.chosen.manifest)}")
+        for text in (*map(str, point.changes), *point.notes):
+            self.recorder.event("changed", text)
+            self.progress.note(f"changed since the start: {text}" if text not in point.notes else text)
+
+    def _record_start(self, point: ResumePoint | None) -> None:
+        settings, here = self.settings, origin(self.settings.script)
+        asked: dict[str, Any] = {
+            "script": settings.script,
+            "arguments": list(settings.arguments),
+            "programs": [s.program for s in self.stages],
+            "parameters": [{n: spelled(v) for n, v in s.parameters.items()} for s in self.stages],
+            "seed": settings.seed,
+            "runtime": settings.runtime,
+            "plan": settings.plan,
+            "inputs": settings.inputs.record,
+            "graph": max((s.graph for s in self.stages), key=lambda graph: len(graph["nodes"])),
+            "graphs": {label: s.graph for label, s in zip(self._labels, self.stages, strict=True)},
+        }
+        if self._lock.taken_from:
+            self.recorder.event("unlocked", f"{self._lock.taken_from} was said to be gone")
+        if point is not None:
+            before = self.recorder.record.get("commit")
+            commit = [f"on commit {here['commit']}"] if before != here["commit"] else []
+            self.recorder.event("resumed", "; ".join([self._place(point.chosen.manifest), *commit]))
+            self.recorder.run_record(status="running")
+            self._asked = asked
+        else:
+            now = {"started": time.time(), "id": uuid.uuid4().hex, "status": "running"}
+            self.recorder.run_record(**asked, **here, versions=versions(), **now)
+            self.recorder.begin()
+            self.journal.begin()
+
+    def _place(self, manifest: Mapping[str, Any] | None) -> str:
+        """Where a run goes on, in words."""
+        if manifest is None:
+            return "from its start: there is no checkpoint to go on from"
+        if manifest["stage"] >= len(self.stages):
+            return "at its end: nothing is left to do"
+        steps = manifest["program"]["steps"] if manifest["program"] else 0
+        return f"{self.stages[manifest['stage']].program} from step {steps}"
+
+    def _finish(self) -> str:
+        """All programs are done: save the models, and give the digest of all weights."""
+        self._settle_in()
+        digests = {n: d for n, w in sorted(self.place.workers.items()) if (d := w.digest()) is not None}
+        digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+        self.recorder.run_record(weights_digest=digest, weights_digests=digests)
+        for name, worker in self.place.workers.items() if self.settings.save_models else ():
+            if getattr(worker, "trains", hasattr(type(worker), "update")):
+                with writing(self.settings.out / "model" / name):
+                    worker.save_model(str(self.settings.out / "model" / name))
+        return digest
+
+    def _end(self, status: str, digest: str | None) -> Outcome:
+        out = self._out
+        self.recorder.curve()
+        self.recorder.run_record(status=status, ended=time.time(), **self.place.record())
+        self.recorder.close()
+        self.journal.close()
+        self.place.close()
+        stopped = self._stop.status if status == "interrupted" else 0
+        return Outcome(status, out, digest, tuple(self._finished), stopped)
+
+    def _warn(self, text: str) -> None:
+        if isinstance(text, Raised) and self._raised.setdefault(text.key, text) is not text:
+            return  # another rank, or another step, has told it
+        self.recorder.event("warning", text)
+        self.progress.note(text)
+
+    def _warn_of_plan(self) -> None:
+        """Say which words of the plan the eager runtime has no use for."""
+        pipeline: Mapping[str, int] = (self.settings.plan or {}).get("pipeline", {})
+        unused = [
+            f"{word}: {pipeline[word]}"
+            for word, plain in (("staleness", 0), ("chunks", 1))
+            if pipeline.get(word, plain) != plain
+        ]
+        if self.settings.runtime == "eager" and unused:
+            self._warn(
+                "--runtime eager does one call after another and one step after another, without "
+                f"{' and '.join(unused)} of the plan. Results may differ from those of --runtime local."
+            )

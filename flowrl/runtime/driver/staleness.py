@@ -1,0 +1,37 @@
+"""Whether an update may be given rows that are older than its weights: a loss says whether it corrects for that."""
+
+from __future__ import annotations
+
+from ...graph.relaxed import samples, stale_rows
+from ...graph.site import caller
+from ...graph.values import BatchValue, FieldValue
+from ...schedule.scheme import Scheme
+from ..values.call import Call, maker
+
+
+def note_origins(call: Call, scheme: Scheme) -> None:
+    """Note which workers the rows of a call were sampled from, and in which step."""
+    rows = [v for v in call.values if isinstance(v, (BatchValue, FieldValue))]
+    found = frozenset[tuple[str, int, bool]]().union(*(maker(v.ref).origins for v in rows))
+    if samples(call.op, call.handles) and call.worker is not None:
+        at = call.at
+        site = (call.title, at.file, at.line) if at is not None else (call.title, "", 0)
+        relaxed = scheme.setup.staleness > 0 and site in scheme.relaxed and not call.outside
+        found |= {(worker, call.step, relaxed) for worker in call.handles or (call.worker,)}
+    call.origins = found
+
+
+def refuse_stale(call: Call, scheme: Scheme) -> None:
+    """Raise ProgramError where an update is given rows that can be stale, and its loss does not correct for them.
+
+    Rows are stale that were sampled in an earlier step, and may be stale when the plan relaxes the call that sampled
+    them. ``allow_stale=True`` on the update overrides it.
+    """
+    said = call.arguments
+    loss = said.get("loss")
+    if call.op.cost != "train" or loss is None or getattr(loss, "corrects_stale", True) or said.get("allow_stale"):
+        return
+    for worker, step, relaxed in sorted(call.origins):
+        if worker == call.worker and (relaxed or step < call.step) and worker in scheme.setup.followers:
+            why = f"staleness is {scheme.setup.staleness}" if relaxed else f"some were sampled in step {step}"
+            raise stale_rows(call.title, loss, why, caller())

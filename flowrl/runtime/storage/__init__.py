@@ -1,0 +1,1 @@
+"""What a run has on disk: records, journal and checkpoints, each whole or known not to be."""

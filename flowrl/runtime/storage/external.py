@@ -1,0 +1,337 @@
+"""Calls that touch the world: every row is asked for once, and answered from the journal from then on.
+
+What is kept is kept by row, so that a run may go on under another plan: with other chunks, or other processes for
+rewards. A row has its answer where its key and what was read of it are those of then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ...batch import Batch, CallInfo, Column, Key
+from ...column import raw_bytes
+from ...errors import FlowError
+from ...graph.apply import merge
+from ...graph.metrics import Metrics
+from ...graph.op import Op
+from ...graph.signature import Signature
+from ...workers.answers import handed_to
+from .journal import Journal
+
+MOMENT = 0.02  # seconds within which answers are written down together
+_ROWS_NAMED = 4  # in a message
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """What a call has read of its rows: a digest of each row, and one of each of its fields for messages.
+
+    ``Fingerprints(("9f2c...", ...), {"response_ids": ("a1b2c3d4", ...)})``
+    """
+
+    rows: tuple[str, ...]
+    fields: Mapping[str, tuple[str, ...]]
+
+    @staticmethod
+    def of(batch: Batch, beside: str = "") -> Fingerprints:
+        """Those of a batch; ``beside`` stands for what the call was given besides its rows."""
+        names = sorted(batch.fields)
+        contents = {name: _contents(name, batch[name]) for name in names}
+        rows: list[str] = []
+        for i in range(len(batch)):
+            whole = hashlib.blake2b(beside.encode(), digest_size=16)
+            for name in names:
+                whole.update(contents[name][i])
+            rows.append(whole.hexdigest())
+        short = {n: tuple(hashlib.blake2b(c, digest_size=4).hexdigest() for c in contents[n]) for n in names}
+        return Fingerprints(tuple(rows), short)
+
+
+def once(
+    journal: Journal,
+    place: tuple[int, int],
+    op: Op,
+    worker: Any,
+    arguments: Mapping[str, Any],
+    into: Mapping[str, str],
+    info: CallInfo,
+    warn: Callable[[str], None],
+) -> Any:
+    """Run an external call for the rows that have no answer in the journal yet; those of all others come from there.
+
+    ``place`` is the call's: the number of its program in the run, and its own in the program. Rows are asked for again
+    as far as they depend on each other: alone, with those of their prompt, or all of the call (``pieces=`` of the op).
+    """
+    main = next((a for a in arguments.values() if isinstance(a, Batch)), None)
+    if main is None:
+        return op.run(worker, arguments, into, info)
+    init = getattr(worker, "init_arguments", {})
+    signature = op.signature(init, arguments, frozenset(main.fields))
+    read = _read(op, signature, main)
+    prints = Fingerprints.of(read, _beside(arguments))
+    known = [line for line in journal.answers(*place) if line.get("op", info.op) == info.op]  # older ones do not say
+    if op.returns != "batch":
+        return _value_once(journal, place, info.op, known, main, prints, lambda: op.run(worker, arguments, into, info))
+    unit = "call" if op.rows == "regroup" else op.unit(init, arguments)
+    found = _answered(known, main.keys, prints, unit, read)
+    lacking = [i for i, key in enumerate(main.keys) if key not in found]
+    if lacking and (said := _differences(known, main.keys, prints, [main.keys[i] for i in lacking])):
+        warn(f"{op.title(worker)} of step {info.step}: {said}")
+    answers = [_taken(line, keys) for line, keys in _by_line(found)]
+    if lacking or not len(main):
+        some = main if len(lacking) == len(main) else main.take(lacking)
+        asked = {name: some if value is main else value for name, value in arguments.items()}
+
+        def made(rows: Batch, adds: Mapping[str, Any]) -> Batch:
+            return _added(op, merge(op, info.op, rows, adds, signature, into), main)
+
+        kept = prints if some is main else _some(prints, lacking)
+        book = _Book(journal, place, info.op, some, kept, made)
+        with handed_to(book.keep if unit != "call" and op.rows != "regroup" else None):
+            try:
+                result = op.run(worker, asked, into, info)
+            except BaseException:
+                book.flush()
+                raise
+        fresh = _added(op, result, main)
+        book.close(fresh)
+        if some is main:
+            return result
+        answers.append(fresh)
+    added = answers[0] if _is_whole(found, main.keys) else _in_order(answers, main.keys)
+    if not op.inherits:
+        return added
+    rows = main if op.rows == "same" else main.take_keys(added.keys)
+    return rows.with_columns(dict(added.columns))
+
+
+def _value_once(
+    journal: Journal,
+    place: tuple[int, int],
+    title: str,
+    known: Sequence[Mapping[str, Any]],
+    main: Batch,
+    prints: Fingerprints,
+    ask: Callable[[], Any],
+) -> Any:
+    """The same for a call that gives metrics, a number or nothing."""
+    for line in known:
+        if "value" in line and line["keys"] == main.keys and tuple(line["inputs"]) == prints.rows:
+            return _plain(line["value"])
+    value = ask()
+    journal.keep(*place, main.keys, prints.rows, prints.fields, op=title, value=value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return Metrics(value) if isinstance(value, dict) else value
+
+
+class _Book:
+    """The answers of one call to ``rows``, written down as they come, those of a moment together.
+
+    ``made`` gives what the op adds to some of the rows, of what they were given for its fields.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        place: tuple[int, int],
+        title: str,
+        rows: Batch,
+        prints: Fingerprints,
+        made: Callable[[Batch, Mapping[str, Any]], Batch],
+    ) -> None:
+        self.journal, self.place, self.title, self.rows, self.prints = journal, place, title, rows, prints
+        self._keys, self._made = rows.select(), made
+        self._lock = threading.Lock()
+        self._came: list[tuple[list[int], Mapping[str, Any]]] = []  # and is not written yet
+        self._written: list[tuple[list[int], Batch]] = []
+        self._timer: threading.Timer | None = None
+        self._open = True
+
+    def keep(self, rows: Sequence[int], adds: Mapping[str, Any]) -> None:
+        """Have it written down what some rows were given. What comes after the end of the call is forgotten."""
+        with self._lock:
+            if self._open:
+                self._came.append((list(rows), adds))
+                if self._timer is None:
+                    self._timer = threading.Timer(MOMENT, self.flush)
+                    self._timer.daemon = True
+                    self._timer.start()
+
+    def flush(self) -> None:
+        """Write down what came."""
+        with self._lock:
+            self._timer = None
+            came, self._came = (self._came, []) if self._open else ([], [])
+            parts = [(rows, self._made(self._keys.take(rows), adds)) for rows, adds in _together(came)]
+            for rows, adds in parts:
+                with suppress(FlowError, OSError):  # as of a full disk: the end of the call meets it too, and says so
+                    self._write(rows, adds)
+                    self._written.append((rows, adds))
+
+    def close(self, adds: Batch) -> None:
+        """The call has ended: write down the rest, and what another answer has replaced since it came."""
+        with self._lock:
+            self._open = False
+            if self._timer is not None:
+                self._timer.cancel()
+            among, children = set(self.rows.keys), dict[Key, list[int]]()
+            for place, key in enumerate(adds.keys if self._written else ()):
+                children.setdefault(_parent(key, among) or key, []).append(place)
+
+            def final(rows: Sequence[int]) -> Batch:
+                return adds.take([place for i in rows for place in children.get(self.rows.keys[i], ())])
+
+            done = {i for rows, kept in self._written if final(rows).digest() == kept.digest() for i in rows}
+            rest = [i for i in range(len(self.rows)) if i not in done]
+            if rest or not len(self.rows):
+                self._write(rest, final(rest) if done else adds)
+
+    def _write(self, rows: Sequence[int], adds: Batch) -> None:
+        kept, keys = _some(self.prints, rows), tuple(self.rows.keys[i] for i in rows)
+        self.journal.keep(*self.place, keys, kept.rows, kept.fields, op=self.title, adds=adds)
+
+
+def _together(came: Sequence[tuple[list[int], Mapping[str, Any]]]) -> list[tuple[list[int], Mapping[str, Any]]]:
+    """Answers as few as they can be: lists are put together, one after the other."""
+    if len(came) < 2 or not all(isinstance(values, list) for _, adds in came for values in adds.values()):
+        return list(came)
+    names = came[0][1]
+    return [([i for rows, _ in came for i in rows], {n: [v for _, adds in came for v in adds[n]] for n in names})]
+
+
+def _added(op: Op, made: Batch, main: Batch) -> Batch:
+    """What a call has made, without what its batch had before."""
+    return made.select(*(n for n in made.fields if not op.inherits or n not in main.fields)).with_call(None)
+
+
+def _read(op: Op, signature: Signature, main: Batch) -> Batch:
+    """The rows with the fields that the call reads: what its answer depends on, and what a rank has of them."""
+    fields = signature.reads.get(op.batch_parameter)
+    return main if fields is None else main.select(*(n for n in fields if n in main))
+
+
+def _beside(arguments: Mapping[str, Any]) -> str:
+    """The plain arguments of a call besides its rows, as a text."""
+
+    def plain(value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, (list, tuple)):
+            return [plain(v) for v in value]
+        return {str(k): plain(v) for k, v in value.items()} if isinstance(value, dict) else None
+
+    said = {name: plain(value) for name, value in arguments.items()}
+    return json.dumps({n: v for n, v in said.items() if v is not None}, sort_keys=True)
+
+
+def _answered(
+    known: Sequence[Mapping[str, Any]], keys: Sequence[Key], prints: Fingerprints, unit: str, read: Batch
+) -> dict[Key, Mapping[str, Any]]:
+    """The rows of a call that lines of the journal answer, each with the newest such line; ``known`` begins with it."""
+    now = dict(zip(keys, prints.rows, strict=True))
+    group: Callable[[Key], Any] = {"row": lambda k: k, "prompt": lambda k: k[0]}.get(unit, lambda k: 0)
+    asked = _by(group, keys)
+    found: dict[Key, Mapping[str, Any]] = {}
+    for line in (line for line in known if "adds" in line):
+        if "keys" not in line:  # as journals were once written: by call
+            mine = keys if line["inputs"] == read.digest() else ()
+            found = dict.fromkeys(mine, line) | found
+            continue
+        same = {key for key, of in zip(line["keys"], line["inputs"], strict=True) if now.get(key) == of}
+        for of, journalled in _by(group, line["keys"]).items():
+            mine = asked.get(of, ())
+            if mine and mine[0] not in found and set(mine) <= same and set(journalled) == set(mine):
+                found.update(dict.fromkeys(mine, line))
+    return found
+
+
+def _by_line(found: Mapping[Key, Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], list[Key]]]:
+    """The lines that answer rows, each with the rows that it answers."""
+    lines: dict[int, tuple[Mapping[str, Any], list[Key]]] = {}
+    for key, line in found.items():
+        lines.setdefault(id(line), (line, []))[1].append(key)
+    return list(lines.values())
+
+
+def _by(group: Callable[[Key], Any], keys: Sequence[Key]) -> dict[Any, list[Key]]:
+    found: dict[Any, list[Key]] = {}
+    for key in keys:
+        found.setdefault(group(key), []).append(key)
+    return found
+
+
+def _taken(line: Mapping[str, Any], keys: Sequence[Key]) -> Batch:
+    """What a line of the journal has for some of its rows."""
+    added = Batch.from_record(line["adds"])
+    if "keys" not in line or len(keys) == len(line["keys"]):
+        return added
+    wanted = set(keys)
+    return added.take([i for i, key in enumerate(added.keys) if _parent(key, wanted) is not None])
+
+
+def _parent(key: Key, among: Any) -> Key | None:
+    """The row that a row was made of: the longest beginning of its key that is one."""
+    return next((key[:n] for n in range(len(key), 0, -1) if key[:n] in among), None)
+
+
+def _is_whole(found: Mapping[Key, Mapping[str, Any]], keys: Sequence[Key]) -> bool:
+    """Whether one line has all rows of a call, in its order."""
+    line = found.get(keys[0]) if keys else None
+    return line is not None and line.get("keys", tuple(keys)) == tuple(keys) and all(found.get(k) is line for k in keys)
+
+
+def _in_order(answers: Sequence[Batch], keys: Sequence[Key]) -> Batch:
+    """Answers put together, in the order of the rows that they are for."""
+    made = answers[0].concat(*answers[1:])
+    place = {key: i for i, key in enumerate(keys)}
+    order = {key: (place[_parent(key, place) or key], key) for key in made.keys}
+    return made.take(sorted(range(len(made)), key=lambda i: order[made.keys[i]]))
+
+
+def _some(prints: Fingerprints, rows: Sequence[int]) -> Fingerprints:
+    return Fingerprints(
+        tuple(prints.rows[i] for i in rows), {n: tuple(f[i] for i in rows) for n, f in prints.fields.items()}
+    )
+
+
+def _differences(
+    known: Sequence[Mapping[str, Any]], keys: Sequence[Key], prints: Fingerprints, lacking: Sequence[Key]
+) -> str:
+    """What is not as it was when rows were answered before; empty where none of them was."""
+    before: dict[Key, dict[str, str]] = {}  # the newest answer to each row
+    for line in known:
+        for i, key in enumerate(line.get("keys", ())):
+            before.setdefault(key, {name: of[i] for name, of in line["fields"].items()})
+    if not before:
+        return "its answers were journalled by an older flowrl for other rows; it is asked again" if known else ""
+    now = {key: {name: of[i] for name, of in prints.fields.items()} for i, key in enumerate(keys)}
+    again = [key for key in lacking if key in before]
+    differ = [key for key in again if before[key] != now[key]] or again
+    if not again:
+        return ""
+    names = sorted({name for key in differ for name, of in now[key].items() if before[key].get(name) != of})
+    what = f"other {', '.join(names)}" if names else "other rows beside them, or other arguments,"
+    some = ", ".join(str(key) for key in differ[:_ROWS_NAMED]) + (", ..." if len(differ) > _ROWS_NAMED else "")
+    asked = f"{len(lacking)} {'row is' if len(lacking) == 1 else 'rows are'} asked again"
+    return f"{len(differ)} of {len(keys)} rows have {what} than when they were answered ({some}); {asked}"
+
+
+def _contents(name: str, column: Column) -> list[bytes]:
+    """The contents of a column, row by row."""
+    head = f"{name}:{column.type}:".encode()
+    if isinstance(column.values, list):
+        return [head + json.dumps(value, sort_keys=True).encode() for value in column.values]
+    if column.lengths is None:
+        return [head + raw_bytes(column.values[i : i + 1]) for i in range(len(column))]
+    ends = column.offsets.tolist()
+    return [head + raw_bytes(column.values[a:b]) for a, b in pairwise(ends)]

@@ -1,0 +1,191 @@
+"""Append-only files of JSON lines: a line is there whole or not at all, also when the disk is full."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ResumeError, shown
+from .disk import BLOCK, replace_file, write_all, writing
+
+_MARK = b',"crc":"'  # how the checksum of a line begins; it is the last entry of the line
+
+
+class Lines:
+    """A file that lines are appended to. It is opened for the first of them; what was cut off of a last line goes then.
+
+    ``size``: how long it is with whole lines alone. Raises ResumeError for a file that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn, self.size = _ends(path)  # bytes of a last line without its end, and of the lines before it
+        self.crc: int | None = 0 if self.size == 0 else None  # of all lines; None where nobody has computed it
+        self._handle: int | None = None
+        self._lock = threading.Lock()  # pools write from threads of their own
+
+    def begin(self) -> None:
+        """Make the file, before it has a line."""
+        with self._lock, writing(self.path):
+            self._opened()
+
+    def append(self, text: str) -> None:
+        """Write a line. Raises DiskError, with the file as it was."""
+        raw = (text + "\n").encode(errors="backslashreplace")  # half of a surrogate pair becomes its escape in JSON
+        with self._lock, writing(self.path, len(raw)):
+            handle = self._opened()
+            try:
+                write_all(handle, raw)
+            except BaseException:
+                with suppress(OSError):
+                    os.ftruncate(handle, self.size)
+                raise
+            self.size += len(raw)
+            if self.crc is not None:
+                self.crc = zlib.crc32(raw, self.crc)
+
+    def cut(self, size: int, crc: int | None) -> None:
+        """Have the file be its first ``size`` bytes, which have this checksum. It is done when the next line comes."""
+        assert size <= self.size, "a file is not made longer by a cut"
+        self.close()
+        self.size, self.crc = size, crc
+
+    def settle(self) -> None:
+        """Do what waits for the next line: leave out what was cut off."""
+        if self.torn or (self.path.exists() and self.path.stat().st_size != self.size):
+            with self._lock, writing(self.path):
+                self._opened()
+
+    def keep_records(self) -> None:
+        """Leave out lines that are no JSON records."""
+        with self.path.open("rb") as file:
+            kept = [raw for raw in file if _record(raw) is not None]
+        self.close()
+        replace_file(self.path, b"".join(kept))
+        self.size, self.crc = sum(map(len, kept)), None
+
+    def checksum(self) -> int:
+        """The checksum of all lines; those that this process has not written are read once."""
+        if self.crc is None:
+            self.crc = prefix_checksum(self.path, self.size)
+        return self.crc
+
+    def sync(self) -> None:
+        """Have the disk hold all of it."""
+        with self._lock, writing(self.path):
+            if self._handle is not None:
+                os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Let go of the file; the next line opens it again."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _opened(self) -> int:
+        if self._handle is None:
+            self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            if os.fstat(self._handle).st_size != self.size:
+                os.ftruncate(self._handle, self.size)
+            self.torn = 0
+        return self._handle
+
+
+def _ends(path: Path) -> tuple[int, int]:
+    """How many bytes of a file are a last line without its end, and how many come before."""
+    try:
+        with path.open("rb") as file:
+            end = at = file.seek(0, os.SEEK_END)
+            while at:
+                start = max(0, at - BLOCK)
+                file.seek(start)
+                found = file.read(at - start).rfind(b"\n")
+                if found >= 0:
+                    return end - (start + found + 1), start + found + 1
+                at = start
+            return end, 0
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise unreadable(path, "it is a link to nothing") from None
+        return 0, 0
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, why: OSError | str) -> ResumeError:
+    """The error of a file that the run needs and that cannot be opened."""
+    reason = why.strerror if isinstance(why, OSError) else why
+    return ResumeError(
+        f"{shown(str(path))} cannot be read: {reason}. Nothing was changed.",
+        fix="Make it readable, or take it away, and go on with --resume.",
+    )
+
+
+def prefix_checksum(path: Path, size: int) -> int:
+    """The CRC-32 of the first bytes of a file. Raises ResumeError for one that cannot be read."""
+    crc = 0
+    try:
+        with path.open("rb") as file:
+            while size > 0 and (block := file.read(min(BLOCK, size))):
+                crc, size = zlib.crc32(block, crc), size - len(block)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return crc
+
+
+# -- lines with a checksum each ---------------------------------------------------------------------------------------
+
+
+def sealed(record: dict[str, Any]) -> str:
+    """A record as a line that shows damage: ``{"read":3,"value":0.25,"crc":"9f2c01ab"}``."""
+    body = json.dumps(record, separators=(",", ":"))
+    return f'{body[:-1]}{_MARK.decode()}{zlib.crc32(body.encode()):08x}"}}'
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line as it was found: its number from 1 on, and its record, None where it is damaged."""
+
+    number: int
+    record: dict[str, Any] | None
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The whole lines of a file, without a last one that has no end; none where there is no file.
+
+    A line without a checksum counts as whole where no line before it has one: an older flowrl wrote it.
+    """
+    sealed_before = False
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                if not raw.endswith(b"\n"):
+                    return
+                body, mark, seal = raw.rstrip(b"\n").rpartition(_MARK)
+                if mark:
+                    sealed_before = True
+                    whole = seal == b'%08x"}' % zlib.crc32(body + b"}")
+                    yield Line(number, _record(body + b"}") if whole else None)
+                else:
+                    yield Line(number, None if sealed_before else _record(raw))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _record(raw: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(raw.decode())
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,266 @@
+"""What a run leaves behind: run.json, metrics, timeline, traffic, trajectories and events as lines, and a curve."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ...batch import Batch, Column
+from ...errors import At
+from ...graph.logged import Logged, Names
+from ..values.call import outcome
+from ..values.records import Step
+from .disk import hexadecimal, writing
+from .lines import Lines, prefix_checksum
+from .run_record import records_within, write_record
+from .traffic import spread
+
+STREAMS = ("metrics", "timeline", "traffic", "trajectories", "events")
+WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
+PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray", "megatron-core")
+
+
+class Recorder:
+    """The files of one run folder. Lines are written when a step commits, so they can be cut back to a checkpoint."""
+
+    def __init__(self, folder: Path, *, groups: int, every: int, record: Mapping[str, Any] | None = None) -> None:
+        """``record``: what run.json holds of a run that goes on. Nothing is written here."""
+        self.folder, self.groups, self.every = folder, groups, every
+        self.record: dict[str, Any] = dict(record or {})
+        self._files = {name: Lines(folder / f"{name}.jsonl") for name in STREAMS}
+        self._damaged: set[str] = set()  # files with lines that are none, until they are mended
+        self.history: list[dict[str, Any]] = []
+        self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
+        self._last = time.perf_counter()
+        age = time.time() - self.record["started"] if "started" in self.record else 0.0  # of a run that is continued
+        self._zero = self._last - age
+
+    def begin(self) -> None:
+        """Make the files of a new run."""
+        for file in self._files.values():
+            file.begin()
+
+    def restart_clock(self) -> None:
+        """Leave what came before out of the next step's seconds."""
+        self._last = time.perf_counter()
+
+    def commit(self, program: str, step: Step, tokenizer: Any) -> dict[str, Any]:
+        """Write a step's lines; returns its line of metrics."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        lines = self._numbers(program, step)
+        for line in lines:
+            line["seconds"] = round(seconds / len(lines), 6)
+            for name, (tokens, responses) in step.sampled.items():
+                if not tokens:
+                    continue
+                before = f"{name}/" if name else ""
+                line[f"{before}response_length"] = tokens / responses
+                line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
+            self.write("metrics", line)
+            self.history.append(line)
+        for timing in step.timings:
+            start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
+            where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
+            said = {"start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens}
+            self.write("timeline", {**where, **said, "call": timing.call, "piece": timing.piece})
+        traffic = step.traffic
+        lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
+        self.write("traffic", {"program": program, "step": step.number, **asdict(traffic), **lengths})
+        if step.rows is not None and (count := self.sampled(step.number)):
+            self._trajectories(program, step.number, step.readable(first_groups(step.rows, count)), tokenizer)
+        return lines[-1]
+
+    def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
+        """A line for each number of a step that was logged: between steps a program may count by itself.
+
+        Raises ProgramError where two numbers have one name.
+        """
+        lines: dict[Any, dict[str, Any]] = {}
+        names = Names(self._meanings.setdefault(program, {}))
+        for said, values in step.logs:
+            number = _number(said)
+            line = lines.setdefault(number, {"program": program, "step": number})
+            for item in values:
+                for name, value in _flat(item).items():
+                    if (error := names.add(number, name, item.of, item.at)) is not None:
+                        raise error
+                    line[name] = _number(value)
+        return list(lines.values()) or [{"program": program, "step": step.number}]
+
+    def sampled(self, step: int) -> int:
+        """How many prompt groups of a step are written down as trajectories."""
+        return self.groups if step % self.every == 0 else 0
+
+    def event(self, kind: str, text: str) -> None:
+        """Something that a reader of the run should know of."""
+        self.write("events", {"time": time.time(), "kind": kind, "text": text})
+
+    def write(self, stream: str, line: Mapping[str, Any]) -> None:
+        """Append a line; NaN and infinities are written as null, as JSON has none."""
+        self._files[stream].append(json.dumps(_finite(line), ensure_ascii=False))
+
+    def marks(self) -> dict[str, tuple[int, str]]:
+        """How long each file is now, and its checksum, for a checkpoint."""
+        return {name: (file.size, hexadecimal(file.checksum())) for name, file in self._files.items()}
+
+    def cut_back(self, marks: Mapping[str, Any]) -> list[str]:
+        """Forget what was written after a checkpoint; the steps will be run again. Events stay.
+
+        Returns what is to be said of files that are not as they were then. They are cut, and those mended, in
+        :meth:`settle`. An older flowrl has marked lengths alone.
+        """
+        said: list[str] = []
+        for name, mark in marks.items():
+            if name == "events":
+                continue
+            length, known = (mark, None) if isinstance(mark, int) else mark
+            file, size = self._files[name], min(length, self._files[name].size)
+            if size < length:
+                said.append(
+                    f"{file.path.name} has {size} bytes of the {length} that it had at the checkpoint: the lines that "
+                    "are lacking are lost"
+                )
+                self._damaged |= {name} if size else set()
+            elif known is not None and hexadecimal(prefix_checksum(file.path, size)) != known:
+                said.append(
+                    f"{file.path.name} has other contents than it had at the checkpoint: lines that are no JSON are "
+                    "left out"
+                )
+                self._damaged.add(name)
+            file.cut(size, None if known is None or name in self._damaged or size < length else int(known, 16))
+        self.history = list(records_within(self.folder / "metrics.jsonl", self._files["metrics"].size))
+        return said
+
+    def settle(self) -> None:
+        """Cut the files where they were said to be cut, and leave out what is no line of the damaged ones."""
+        for name, file in self._files.items():
+            file.settle()
+            if name in self._damaged:
+                file.keep_records()
+        self._damaged.clear()
+
+    def run_record(self, **updates: Any) -> dict[str, Any]:
+        """Merge into run.json, atomically."""
+        self.record.update(updates)
+        write_record(self.folder, self.record)
+        return self.record
+
+    def _trajectories(self, program: str, step: int, some: Batch, tokenizer: Any) -> None:
+        columns = {n: some[n].to_list() for n in some.fields}
+        for i, key in enumerate(some.keys):
+            line: dict[str, Any] = {"program": program, "step": step, "key": list(key)}
+            line |= {f"batch.{n}" if n in WHERE else n: c[i] for n, c in columns.items() if _plain(c[i])}
+            if tokenizer is not None:
+                for name in ("prompt", "response"):
+                    if f"{name}_ids" in columns and name not in line:
+                        line[name] = tokenizer.decode(columns[f"{name}_ids"][i], skip_special_tokens=False)
+            self.write("trajectories", line)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def curve(self) -> Path | None:
+        """Draw reward over steps to reward.png; None when nothing called reward was logged."""
+        lines = curves(self.history)
+        if not lines:
+            return None
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.add_subplot()
+        for title, xs, ys in lines:
+            axes.plot(xs, ys, alpha=0.3, linewidth=1)
+            axes.plot(xs, _smooth(ys), color=axes.lines[-1].get_color(), label=f"{title} (mean of {_window(ys)} steps)")
+        axes.set_xlabel("step")
+        axes.set_ylabel("reward")
+        axes.grid(alpha=0.3)
+        axes.legend()
+        path = self.folder / "reward.png"
+        with writing(path):
+            figure.savefig(path, dpi=120)
+        return path
+
+
+def curves(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], list[float]]]:
+    """Title, steps and rewards of each line of a reward curve: one for each loop of a program, as each counts anew."""
+    found: list[tuple[str, list[int], list[float]]] = []
+    for program in dict.fromkeys(line["program"] for line in history):
+        loops: list[tuple[list[int], list[float]]] = []
+        for line in history:
+            reward = line.get("reward")
+            if line["program"] != program or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+                continue
+            if not loops or line["step"] <= loops[-1][0][-1]:
+                loops.append(([], []))
+            loops[-1][0].append(line["step"])
+            loops[-1][1].append(reward)
+        titles = [program if len(loops) == 1 else f"{program}, loop {number}" for number in range(1, len(loops) + 1)]
+        found += [(title, *loop) for title, loop in zip(titles, loops, strict=True) if len(loop[0]) > 1]
+    return found
+
+
+def first_groups(rows: Any, count: int) -> Any:
+    """All rows of the first ``count`` prompts of a batch, in its order."""
+    return rows.take(sorted(i for group in rows.groups()[:count] for i in group))
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the packages that decide a result."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _window(values: list[float]) -> int:
+    return max(1, min(20, len(values) // 5))
+
+
+def _smooth(values: list[float]) -> list[float]:
+    width = _window(values)
+    return [sum(values[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(values))]
+
+
+def _flat(item: Logged) -> dict[str, Any]:
+    """Metrics are spread into their entries; ``critic=metrics`` gives ``critic/loss``."""
+    plain = outcome(item.value.ref) if hasattr(item.value, "ref") else item.value
+    if isinstance(plain, Mapping):
+        entries: Mapping[str, Any] = plain  # type: ignore[assignment]
+        return {item.under(name): value for name, value in entries.items()}
+    return {item.name: plain}
+
+
+def _number(value: Any) -> Any:
+    value = outcome(value.ref) if hasattr(value, "ref") else value
+    if isinstance(value, Column):
+        return value.mean()
+    return value.item() if hasattr(value, "item") else value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}  # type: ignore[misc]
+    if isinstance(value, list):
+        return [_finite(v) for v in value]  # type: ignore[misc]
+    return value
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, bool, list, dict))

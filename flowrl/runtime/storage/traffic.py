@@ -1,0 +1,129 @@
+"""What the calls of a step read and made, in bytes by field, and how old the rows of its updates were."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...batch import Batch, Column
+from ...graph.op import Op
+from ...graph.values import FieldValue
+from ..values.call import Call, Part
+from ..values.remote_batch import Remote, RemoteColumn, bytes_of, oldest_of
+
+PARTS = 20  # of the rows, between the quantiles of their lengths
+_NUMBER = 8  # bytes of a number that a call gives
+
+
+def bytes_read(call: Call, worker: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of each field that a call is given to read: ``{"tokens": 3152, "advantages": 1576}``.
+
+    ``arguments`` are those of ``call`` with values in the place of references. An op that does not declare what it
+    reads, such as a filter, is given all fields.
+    """
+    found: dict[str, int] = {}
+    for name, column in (*_declared(call, worker, arguments), *_fields(call, arguments)):
+        found[name] = found.get(name, 0) + _bytes(column)
+    return found
+
+
+def bytes_made(result: Any, given: Batch | Remote | None, op: Op) -> dict[str, int]:
+    """Bytes of each field that a call has made: those added to its rows, or all of them where the rows are new ones.
+
+    A field or a number on its own is called ``value``.
+    """
+    if isinstance(result, (Column, RemoteColumn)):
+        return {"value": _bytes(result)}
+    if isinstance(result, (int, float)):
+        return {"value": _NUMBER}
+    if not isinstance(result, (Batch, Remote)):
+        return {}
+    handed_on = frozenset(given.fields) if given is not None and op.rows == "same" else frozenset[str]()
+    return {name: _bytes(result[name]) for name in result.fields if name not in handed_on}
+
+
+def lags(call: Call, version: int, rows: Batch | Remote | None) -> dict[int, int]:
+    """Prompt groups by lag: the publishes between the oldest token of a group and ``version``, that of the weights.
+
+    Only of rows that the updated worker has sampled itself; empty where rows do not say their versions.
+    """
+    own = call.op.updates == "weights" and {origin[0] for origin in call.origins} == {call.worker}
+    oldest = oldest_versions(rows) if own and rows is not None else None
+    if oldest is None or rows is None:
+        return {}
+    found: dict[int, int] = {}
+    for group in rows.groups():
+        seen = [v for v in (oldest[i] for i in group) if v is not None]
+        if seen:
+            lag = version - min(seen)
+            found[lag] = found.get(lag, 0) + 1
+    return found
+
+
+def oldest_versions(rows: Batch | Remote) -> list[int | None] | None:
+    """The version that the oldest token of each row was sampled with; None for a row without tokens."""
+    if "versions" not in rows:
+        return None
+    return rows.columns["versions"].oldest(rows.keys) if isinstance(rows, Remote) else oldest_of(rows)
+
+
+def row_tokens(rows: Any, name: str) -> list[int]:
+    """Tokens of a field in each row; empty where there is none, or where that is not known."""
+    if not isinstance(rows, (Batch, Remote)) or name not in rows.fields:
+        return []
+    if isinstance(rows, Remote):
+        return rows.columns[name].sizes(rows.keys) or []
+    return [] if rows[name].lengths is None else rows[name].lengths.tolist()
+
+
+def spread(lengths: Sequence[int]) -> list[int]:
+    """Quantiles of lengths from the shortest to the longest, twenty equal parts of the rows apart; empty without rows.
+
+    >>> spread(range(41))[:4]
+    [0, 2, 4, 6]
+    """
+    ordered = sorted(lengths)
+    return [ordered[round(part * (len(ordered) - 1) / PARTS)] for part in range(PARTS + 1)] if ordered else []
+
+
+def _declared(call: Call, worker: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Column | RemoteColumn]]:
+    """The fields that an op declares to read, of each batch that it is given."""
+    op = call.op
+    if op.owner == "batch":
+        args, _ = op.parameters.passed(arguments)
+        for batch in (a for a in args if isinstance(a, (Batch, Remote))):
+            named = [a for a in args if isinstance(a, str)]  # a group's mean is of the field that is named
+            yield from ((name, batch[name]) for name in batch.fields if name in named or not named)
+        return
+    reads = call.reads if call.reads is not None else _reads(op, worker, arguments)
+    for parameter, fields in reads.items():
+        value = arguments.get(parameter)
+        if isinstance(value, (Batch, Remote)):
+            yield from ((name, value[name]) for name in fields if name in value)
+
+
+def _reads(op: Op, worker: Any, arguments: Mapping[str, Any]) -> Mapping[str, Collection[str]]:
+    """What an op reads of each batch, where only the rows themselves say which fields they have."""
+    main = arguments.get(op.batch_parameter)
+    if not isinstance(main, (Batch, Remote)):
+        return {}
+    return op.signature(_init(worker), arguments, frozenset(main.fields)).reads
+
+
+def _fields(call: Call, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Column | RemoteColumn]]:
+    """Single fields that a call is given, under the names that they have in their batches."""
+    fields = [v for v in call.values if isinstance(v, FieldValue)]
+    columns = [a for a in arguments.values() if isinstance(a, (Column, RemoteColumn))]
+    if len(fields) == len(columns):
+        for value, column in zip(fields, columns, strict=True):
+            yield (value.ref.name if isinstance(value.ref, Part) else "value"), column
+
+
+def _init(worker: Any) -> Mapping[str, Any]:
+    """What a worker was made with, here or on ranks."""
+    blueprint = getattr(worker, "blueprint", None)
+    return blueprint.arguments if blueprint is not None else getattr(worker, "init_arguments", {})
+
+
+def _bytes(column: Column | RemoteColumn) -> int:
+    return column.source.bytes(len(column)) if isinstance(column, RemoteColumn) else bytes_of(column)

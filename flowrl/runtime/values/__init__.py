@@ -1,0 +1,1 @@
+"""What calls are given and give: records, columns on ranks, and rows in chunks."""

@@ -1,0 +1,433 @@
+"""Batches whose columns lie on ranks: the driver knows their keys and where each column is, and holds none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from ...batch import Batch, Column, Key
+from ...column import concat
+from ...errors import FieldError, RowsError, near
+from ...graph.spec import Spec
+from ...marks import UNMARKED, Marks
+
+DRIVER = -1  # the rank of what the driver made itself: rows that it drew from a data source
+
+#: Fields whose lengths a rank reports with what it made: rows are balanced by them, and counted.
+SIZED = ("tokens", "prompt_ids", "response_ids")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a column is, without its rows: ``Kind("i32", "token")``; ``inner`` are the dims behind the rows.
+
+    ``marks`` are where it comes from.
+    """
+
+    dtype: str
+    dim: str | None = None
+    inner: tuple[int, ...] = ()
+    marks: Marks = UNMARKED
+
+    @staticmethod
+    def of(column: Column) -> Kind:
+        """The kind of a column."""
+        inner = () if isinstance(column.values, list) else tuple(column.values.shape[1:])
+        return Kind(column.dtype, column.dim if column.lengths is not None else None, inner, column.marks)
+
+    def empty(self) -> Column:
+        """A column of it without rows."""
+        if self.dtype == "any":
+            return Column([], marks=self.marks)
+        import torch
+
+        values = Column.of([], dtype=self.dtype).values.reshape(0, *self.inner)
+        lengths = None if self.dim is None else torch.zeros(0, dtype=torch.int64)
+        return Column(values, lengths, self.dim, self.marks)
+
+
+class Stored:
+    """An object that a rank holds: rows with some columns. It is freed there once the driver forgets it.
+
+    ``sizes``: tokens of each row, by field; ``bytes`` of each column; ``oldest``: the version of each row's oldest
+    token, where it was sampled. What the driver drew itself is in ``batch``.
+    """
+
+    __slots__ = ("_index", "batch", "bytes", "drop", "id", "keys", "kinds", "oldest", "rank", "sizes")
+
+    def __init__(
+        self,
+        rank: int,
+        id: int,
+        keys: tuple[Key, ...],
+        kinds: Mapping[str, Kind],
+        sizes: Mapping[str, Sequence[int]],
+        drop: Callable[[int, int], None] | None = None,
+        batch: Batch | None = None,
+        bytes: Mapping[str, int] | None = None,
+        oldest: Sequence[int | None] = (),
+    ) -> None:
+        self.rank, self.id, self.keys, self.kinds, self.sizes = rank, id, keys, kinds, sizes
+        self.drop, self.batch, self.bytes, self.oldest = drop, batch, bytes or {}, oldest
+        self._index: dict[Key, int] | None = None
+
+    @property
+    def index(self) -> dict[Key, int]:
+        """The row of each key."""
+        if self._index is None:
+            self._index = {key: i for i, key in enumerate(self.keys)}
+        return self._index
+
+    def __del__(self) -> None:
+        if self.drop is not None:
+            self.drop(self.rank, self.id)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a column is: in these objects, each of which has some of its rows, under the name that goes with it."""
+
+    stored: tuple[Stored, ...]
+    names: tuple[str, ...]
+
+    @property
+    def kind(self) -> Kind:
+        return self.stored[0].kinds[self.names[0]]
+
+    @property
+    def marks(self) -> Marks:
+        """Where its rows come from."""
+        return UNMARKED.union(*(s.kinds[name].marks for s, name in zip(self.stored, self.names, strict=True)))
+
+    def rows(self, keys: Iterable[Key]) -> tuple[list[tuple[int, list[int]]], list[int]]:
+        """Which rows of which objects these keys need, each once, and for each key its place among them.
+
+        A key that is in none of them stands for its longest prefix that is: the row that it was made from.
+        """
+        taken: list[dict[int, int]] = [{} for _ in self.stored]
+        found: list[tuple[int, int]] = []
+        for key in keys:
+            at, prefix = self._find(key), key
+            while at is None:
+                if not prefix:
+                    raise RowsError(f"No row of '{self.names[0]}' is, or is the parent of, the row {key}.")
+                prefix = prefix[:-1]
+                at = self._find(prefix)
+            number, row = at
+            found.append((number, taken[number].setdefault(row, len(taken[number]))))
+        starts = [0, *accumulate(len(rows) for rows in taken)]
+        parts = [(number, list(rows)) for number, rows in enumerate(taken) if rows]
+        return parts, [starts[number] + place for number, place in found]
+
+    def at(self, key: Key) -> tuple[Stored, int]:
+        """The object and the row that a key stands for."""
+        parts, _ = self.rows((key,))
+        return self.stored[parts[0][0]], parts[0][1][0]
+
+    def kept(self, keys: Sequence[Key]) -> Source:
+        """The same for these keys alone: without objects that have none of their rows."""
+        if len(self.stored) == 1:
+            return self
+        used = [number for number, _ in self.rows(keys)[0]] or [0]
+        if len(used) == len(self.stored):
+            return self
+        return Source(tuple(self.stored[n] for n in used), tuple(self.names[n] for n in used))
+
+    def bytes(self, rows: int) -> int:
+        """Bytes of so many rows, as large as those of its objects are on average: exact for all of them."""
+        there = sum(len(s.keys) for s in self.stored)
+        whole = sum(s.bytes.get(name, 0) for s, name in zip(self.stored, self.names, strict=True))
+        return round(whole * rows / there) if there else 0
+
+    def oldest(self, keys: Iterable[Key]) -> list[int | None] | None:
+        """The version of each row's oldest token; None where the objects do not say it."""
+        if not all(s.oldest or not s.keys for s in self.stored):
+            return None
+        parts, places = self.rows(keys)
+        listed = [self.stored[n].oldest[row] for n, rows in parts for row in rows]
+        return [listed[p] for p in places]
+
+    def _find(self, key: Key) -> tuple[int, int] | None:
+        for number, stored in enumerate(self.stored):
+            row = stored.index.get(key)
+            if row is not None:
+                return number, row
+        return None
+
+    def sizes(self, keys: Iterable[Key]) -> list[int] | None:
+        """Tokens of each row, where they are known."""
+        if any(name not in s.sizes for s, name in zip(self.stored, self.names, strict=True)):
+            return None
+        parts, places = self.rows(keys)
+        listed = [self.stored[n].sizes[self.names[n]][row] for n, rows in parts for row in rows]
+        return [listed[p] for p in places]
+
+
+@dataclass(frozen=True)
+class RemoteColumn:
+    """One field of a remote batch, or what was computed from some."""
+
+    keys: tuple[Key, ...]
+    source: Source
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class Remote:
+    """A batch whose columns lie on ranks. It has what the driver needs of a :class:`Batch`: keys, fields, rows."""
+
+    __slots__ = ("__weakref__", "_columns", "keys")
+
+    def __init__(self, keys: tuple[Key, ...], columns: Mapping[str, Source]) -> None:
+        self.keys, self._columns = keys, dict(columns)
+
+    @staticmethod
+    def drawn(batch: Batch) -> Remote:
+        """A batch that the driver made itself, such as rows of a data source."""
+        kinds = {n: Kind.of(batch[n]) for n in batch.fields}
+        sizes, oldest = sizes_of(batch), oldest_of(batch) or ()
+        stored = Stored(DRIVER, 0, batch.keys, kinds, sizes, batch=batch, bytes=column_bytes(batch), oldest=oldest)
+        return Remote(batch.keys, {n: Source((stored,), (n,)) for n in batch.fields})
+
+    @property
+    def columns(self) -> Mapping[str, Source]:
+        return self._columns
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self._columns)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def __getitem__(self, name: str) -> RemoteColumn:
+        return RemoteColumn(self.keys, self._source(name))
+
+    def _source(self, name: str) -> Source:
+        if name not in self._columns:
+            meant = near(name, self._columns)
+            fix = f"Did you mean '{meant}'?" if meant else None
+            raise FieldError(f"The batch has no field '{name}'.", have=self._columns, fix=fix)
+        return self._columns[name]
+
+    def groups(self) -> list[list[int]]:
+        """Row numbers by prompt, as :meth:`Batch.groups` gives them."""
+        found: dict[int, list[int]] = {}
+        for i, key in enumerate(self.keys):
+            found.setdefault(key[0], []).append(i)
+        return list(found.values())
+
+    def take(self, index: Sequence[int]) -> Remote:
+        """Some of the rows, in this order."""
+        keys = tuple(self.keys[i] for i in index)
+        return Remote(keys, {n: s.kept(keys) for n, s in self._columns.items()})
+
+    def select(self, *names: str) -> Remote:
+        """Only these fields."""
+        return Remote(self.keys, {n: self._source(n) for n in names})
+
+    def with_sources(self, columns: Mapping[str, Source], keys: tuple[Key, ...] | None = None) -> Remote:
+        """Further columns, and rows that are these, some of them, or made from them."""
+        for name in columns:
+            if name in self._columns:
+                raise FieldError(f"'{name}' is written twice.", have=self._columns, fix="Rename one of the two.")
+        if keys is None or keys == self.keys:
+            return Remote(self.keys, {**self._columns, **columns})
+        return Remote(keys, {**{n: s.kept(keys) for n, s in self._columns.items()}, **columns})
+
+    @staticmethod
+    def concat(batches: Sequence[Remote]) -> Remote:
+        """The rows of all, one after the other. They have the same fields and different keys."""
+        first = batches[0]
+        for other in batches[1:]:
+            different = sorted(set(first.fields) ^ set(other.fields))
+            if different:
+                raise FieldError(f"'{different[0]}' is a field of some of the batches only.", have=first.fields)
+        keys = tuple(key for b in batches for key in b.keys)
+        if len(set(keys)) != len(keys):
+            raise RowsError("Batches that have rows in common cannot be put together.")
+        some = [b for b in batches if len(b)] or [first]
+        return Remote(keys, {n: joined([b.columns[n] for b in some]) for n in first.fields})
+
+    @staticmethod
+    def can_concat(batches: Sequence[Remote]) -> bool:
+        """Whether each key finds its own row among the objects of all: versions of a row may lie in two of them."""
+        for name in batches[0].fields:
+            sources = [b.columns[name] for b in batches if name in b]
+            if len({s for source in sources for s in source.stored}) > 1:
+                whole = joined(sources)
+                if any(s.at(k) != whole.at(k) for b, s in zip(batches, sources, strict=True) for k in b.keys):
+                    return False
+        return True
+
+    def sizes(self) -> list[int]:
+        """Tokens of each row as far as they are known, for balancing: 1 where nothing is."""
+        for name in SIZED:
+            if name in self._columns and (found := self._columns[name].sizes(self.keys)) is not None:
+                return [max(1, n) for n in found]
+        return [1] * len(self.keys)
+
+    def count(self, name: str) -> int:
+        """Tokens of a field in all rows together; 0 where they are not known."""
+        found = self._columns[name].sizes(self.keys) if name in self._columns else None
+        return sum(found) if found else 0
+
+
+def bytes_of(column: Column) -> int:
+    """Bytes of a column's rows: of its numbers, or of what its values are written as."""
+    if isinstance(column.values, list):
+        return sum(len(str(v)) for v in column.values)
+    return column.values.nbytes
+
+
+def column_bytes(batch: Batch) -> dict[str, int]:
+    """Bytes of each column."""
+    return {name: bytes_of(batch[name]) for name in batch.fields}
+
+
+def oldest_of(batch: Batch) -> list[int | None] | None:
+    """The version that the oldest token of each row was sampled with, None for a row without tokens; None where rows
+    were not sampled."""
+    if "versions" not in batch.fields or batch["versions"].lengths is None:
+        return None
+    import torch
+
+    column = batch["versions"]
+    values, lengths = column.values.cpu().double(), column.lengths
+    if not len(values):
+        return list[int | None]([None] * len(lengths))
+    least = torch.segment_reduce(values, "min", lengths=lengths, unsafe=True, initial=float("inf"))
+    return [None if version == float("inf") else int(version) for version in least.tolist()]
+
+
+def joined(sources: Sequence[Source]) -> Source:
+    """One source for the rows of several."""
+    pairs = dict.fromkeys(p for source in sources for p in zip(source.stored, source.names, strict=True))
+    return Source(tuple(s for s, _ in pairs), tuple(n for _, n in pairs))
+
+
+def sizes_of(batch: Batch) -> dict[str, list[int]]:
+    """Tokens of each row of the fields that are balanced by."""
+    found: dict[str, list[int]] = {}
+    for name in SIZED:
+        if name in batch.fields and batch[name].lengths is not None:
+            found[name] = batch[name].lengths.tolist()
+    return found
+
+
+# -- what a rank is told to get -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Take:
+    """Rows of one object: ``Take(rank=1, id=7, names=("tokens",), rows=(0, 2))``; with ``batch`` they are here."""
+
+    rank: int
+    id: int
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    batch: Batch | None = None
+
+
+@dataclass(frozen=True)
+class Together:
+    """Columns that lie in the same objects: each as its names there, one for each of ``takes``, and its name here.
+
+    ``order``: the place of each key among the rows taken.
+    """
+
+    takes: tuple[Take, ...]
+    order: tuple[int, ...]
+    fields: tuple[tuple[tuple[str, ...], str], ...]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A batch, or with ``column`` one field of it, that a rank puts together from what ranks hold."""
+
+    keys: tuple[Key, ...]
+    parts: tuple[Together, ...] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    column: bool = False
+
+
+def fetch(
+    value: Remote | RemoteColumn, keys: tuple[Key, ...] | None = None, names: Iterable[str] | None = None
+) -> Fetch:
+    """What a rank has to get for these rows (all of them) and fields (all of them) of a value."""
+    whole = {"value": value.source} if isinstance(value, RemoteColumn) else value.columns
+    columns = whole if names is None else {n: whole[n] for n in names if n in whole}
+    keys = value.keys if keys is None else keys
+    alike: dict[tuple[Stored, ...], list[tuple[Source, str]]] = {}
+    for name, source in columns.items():
+        alike.setdefault(source.stored, []).append((source, name))
+    parts = tuple(_together(some, keys) for some in alike.values()) if keys else ()
+    kinds = {n: s.kind for n, s in columns.items()}
+    return Fetch(keys, parts, kinds, column=isinstance(value, RemoteColumn))
+
+
+def _together(alike: Sequence[tuple[Source, str]], keys: tuple[Key, ...]) -> Together:
+    """What to take for columns that lie in the same objects."""
+    stored = alike[0][0].stored
+    rows, order = alike[0][0].rows(keys)
+    takes: list[Take] = []
+    for number, some in rows:
+        s, names = stored[number], tuple(dict.fromkeys(source.names[number] for source, _ in alike))
+        here = None if s.batch is None else s.batch.select(*names)
+        if here is not None and some != list(range(len(here))):
+            here = here.take(some)
+        takes.append(Take(s.rank, s.id, names, tuple(some), here))
+    fields = tuple((tuple(source.names[number] for number, _ in rows), name) for source, name in alike)
+    return Together(tuple(takes), tuple(order), fields)
+
+
+def put_together(wanted: Fetch, get: Callable[[Take], Mapping[str, Column]]) -> Batch | Column:
+    """The batch or column that was asked for, in the order of its keys; ``get`` brings rows of one object."""
+    columns: dict[str, Column] = {}
+    for part in wanted.parts:
+        brought = [get(take) for take in part.takes]
+        for there, here in part.fields:
+            known: dict[tuple[int, ...], Any] = {}
+            found = [b[name] for b, name in zip(brought, there, strict=True)]
+            whole = found[0] if len(found) == 1 else concat(here, found, known)
+            columns[here] = whole if part.order == tuple(range(len(whole))) else whole.take(list(part.order))
+    for name, kind in wanted.kinds.items():
+        if name not in columns:
+            columns[name] = kind.empty()
+    if wanted.column:
+        return columns["value"]
+    return Batch(wanted.keys, {n: columns[n] for n in wanted.kinds})
+
+
+def rebuilt(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Arguments with everything inside tuples, lists, dicts and parameters of specs changed."""
+    if isinstance(tree, (tuple, list)) and not hasattr(tree, "_fields"):
+        made = [rebuilt(item, change) for item in tree]
+        return made if isinstance(tree, list) else tuple(made)
+    if isinstance(tree, dict):
+        made = {k: rebuilt(v, change) for k, v in tree.items()}
+        return made if type(tree) is dict else type(tree)(made)
+    if isinstance(tree, Spec) and tree.parameters:
+        parameters = {k: rebuilt(v, change) for k, v in tree.parameters.items()}
+        changed = any(a is not b for a, b in zip(parameters.values(), tree.parameters.values(), strict=True))
+        return tree.with_parameters(parameters) if changed else tree
+    return change(tree)
+
+
+def found(tree: Any, kinds: tuple[type, ...]) -> list[Any]:
+    """Everything of these kinds inside arguments, in order."""
+    seen: list[Any] = []
+
+    def look(item: Any) -> Any:
+        if isinstance(item, kinds):
+            seen.append(item)
+        return item
+
+    rebuilt(tree, look)
+    return seen
