@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms"))
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.analysis.placed_graph import placed_graph
 from flowrl.graph.draw import FORMATS, render
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Place, Plan, Pool
-from flowrl.planned.see import placed_graph
 from tasks import arithmetic
 
 ROUNDS = 3

@@ -39,8 +39,8 @@ def fly(steps: int, plan: Path) -> dict[str, float]:
     begun = time.perf_counter()
     sys.path.insert(0, str(HERE.parent / "algorithms"))
     from flowrl.cli.script import load_script
+    from flowrl.lowering.scheme import scheme_of
     from flowrl.placement.plan.plan import Plan
-    from flowrl.planned.scheme import scheme_of
 
     flow = load_script(str(HERE.parent / "algorithms" / "ppo.py"))
     for worker in ("actor", "critic"):

@@ -26,9 +26,9 @@ from .graph.site import cell, defined_at, user_frame
 from .graph.terms import Traced
 from .graph.trace import trace
 from .handle import Handle, name_problem
+from .lowering.here import check_runs_here
 from .offers import offers
 from .placement.plan.plan import Plan
-from .planned.here import check_runs_here
 from .program import Program
 from .workers.base import Worker
 from .workers.records import Model
@@ -36,10 +36,10 @@ from .workers.state import state_findings
 from .workers.tokenizer import actor_of
 
 if TYPE_CHECKING:
+    from .analysis.row_lengths import Tokens
+    from .analysis.study import Study
     from .batch import Batch
     from .placement.cost.model import Costs
-    from .planned.row_lengths import Tokens
-    from .planned.study import Study
     from .runtime.driver.run import Outcome
 
 W = TypeVar("W", bound=Worker)
@@ -281,8 +281,8 @@ class Flow:
         ``costs``: None takes a roofline of the plan's cluster. ``tokens``: what is known of lengths. ``ranks``: whether
         it runs with a process for each device; None is as the plan needs.
         """
-        from .planned.row_lengths import Tokens
-        from .planned.study import Study
+        from .analysis.row_lengths import Tokens
+        from .analysis.study import Study
 
         found = self.find_program(program)
         placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
@@ -338,7 +338,7 @@ class Flow:
         which has the folder is gone. Raises UsageError for an unknown keyword or value,
         CheckError with every finding before anything is loaded, ResumeError for a run that cannot go on so.
         """
-        from .planned.stages import place_of, stage_of
+        from .lowering.stages import place_of, stage_of
         from .runtime.driver.run import Runner, Settings
         from .runtime.storage.inputs import inputs_of
 
@@ -400,7 +400,7 @@ class Flow:
 
     def _checked(self, name: str, plan: Plan, parameters: Mapping[str, Any], *, planned: bool, ranks: bool) -> Study:
         """A program of a run under its plan. Raises CheckError with all that is wrong with it, or with the plan."""
-        from .planned.check import plan_findings
+        from .analysis.check import plan_findings
 
         if errors := self.check(name, **parameters).errors:
             raise CheckError(errors)

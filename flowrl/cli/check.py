@@ -6,12 +6,12 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from ..analysis.check import plan_findings
+from ..analysis.study import Study
 from ..errors import UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check import Report
 from ..graph.terms import Lint
-from ..planned.check import plan_findings
-from ..planned.study import Study
 from .studied import add_study_options, load_plan, study_of
 from .words import parse
 

@@ -6,11 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ..analysis.pages import look_at
+from ..analysis.placed_graph import placed_graph
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
-from ..planned.pages import look_at
-from ..planned.see import placed_graph
 from .studied import add_study_options, load_plan, study_of
 from .timeline import read_run
 from .words import parse, put, whole_number

@@ -8,8 +8,8 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
+from ..analysis.pages import write_pages
 from ..errors import FlowError
-from ..planned.pages import write_pages
 
 
 def draw_apart(run: Path, *, seconds: float = 20.0) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..analysis.search import corrects, problem_of
 from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..placement.cluster.cluster import Cluster
@@ -16,7 +17,6 @@ from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
 from ..placement.search.explain import explain
 from ..placement.search.search import Found, resimulated, search
-from ..planned.ask import corrects, problem_of
 from .studied import add_study_options, load_plan, steps_flown, study_of
 from .words import parse, put, whole_number
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from ..analysis.placed_graph import edge_records, placed_graph
 from ..errors import CheckError, UsageError
 from ..flow import Flow
-from ..planned.see import edge_records, placed_graph
 from ..schedule.report import FORMATS, render
 from .studied import STEPS, add_study_options, load_plan, study_of
 from .words import chosen, parse, put, whole_number

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..analysis.measured import tokens_of_run
+from ..analysis.row_lengths import Tokens
+from ..analysis.study import Study
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.op import Op
 from ..placement.cost.lengths import read_lengths
 from ..placement.cost.model import Calibrated, GivenCosts, load_costs
 from ..placement.plan.plan import Plan
-from ..planned.measured import tokens_of_run
-from ..planned.row_lengths import Tokens
-from ..planned.study import Study
 from .words import whole_number
 
 STEPS = 20  # of each loop of a program that does not say how many it makes

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..analysis.pages import look_at
 from ..errors import UsageError
-from ..planned.pages import look_at
 from ..schedule.report import FORMATS, render
 from .help import new_parser
 from .words import put

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.analysis.row_lengths import Tokens
 from flowrl.cli import load_script, main
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.model import GivenCosts
@@ -22,7 +23,6 @@ from flowrl.placement.model.zoo import SHIPPED
 from flowrl.placement.plan.file import read
 from flowrl.placement.plan.plan import Pipeline, Plan
 from flowrl.placement.search.meshes import splits
-from flowrl.planned.row_lengths import Tokens
 
 ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "algorithms" / "plans"
@@ -155,9 +155,9 @@ def test_check_finds_no_mistake_with_the_largest_model_that_it_is_for(name, caps
 
 @pytest.mark.parametrize("name", ["ranks_2_cpu", "ranks_4_cpu", "ranks_megatron_cpu"])
 def test_plans_for_ranks_have_nothing_to_remark_and_can_run_on_them(name):
-    from flowrl.planned.check import plan_findings
-    from flowrl.planned.here import check_runs_here
-    from flowrl.planned.stands import pools_on_ranks, stands_of
+    from flowrl.analysis.check import plan_findings
+    from flowrl.lowering.deployment import pools_on_ranks, stands_of
+    from flowrl.lowering.here import check_runs_here
 
     flow = load_script(str(ROOT / "algorithms" / "grpo.py"))
     plan = plan_of(name)

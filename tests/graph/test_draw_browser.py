@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from flowrl.analysis.placed_graph import placed_graph
 from flowrl.cli.script import load_script
 from flowrl.graph.draw import render
 from flowrl.graph.draw.picture import draw
 from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
-from flowrl.planned.see import placed_graph
 
 _MADE = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))
 SAMPLES: dict[str, Graph] = _MADE["SAMPLES"]

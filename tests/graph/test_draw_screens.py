@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from flowrl.analysis.placed_graph import placed_graph
 from flowrl.cli.script import load_script
 from flowrl.graph.draw import palette, render
 from flowrl.graph.draw.column import column
 from flowrl.graph.draw.fold import folded
 from flowrl.graph.draw.picture import draw, wrapped
 from flowrl.graph.record import Edge, Graph, Node
-from flowrl.planned.see import placed_graph
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = sorted((ROOT / "algorithms").glob("*.py"))

@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cloudpickle
 
 from flowrl.errors import RankLost
+from flowrl.lowering.deployment import pools_on_ranks, stands_of
+from flowrl.lowering.scheme import sampled_workers, trained_workers
 from flowrl.placement.plan.plan import Plan
-from flowrl.planned.scheme import sampled_workers, trained_workers
-from flowrl.planned.stands import pools_on_ranks, stands_of
 from flowrl.runtime.distributed.executor import RanksPlace
 from flowrl.runtime.distributed.protocol import Failed
 from flowrl.runtime.distributed.rank import Rank
@@ -108,8 +108,8 @@ def place_for(flow, plan: Plan, out, *names, seed=0, parameters=None, swapped=()
 
 def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, memory=None, **settings):
     """``flow.run`` on such ranks; gives the outcome and the place."""
-    from flowrl.planned.here import scheme_here
-    from flowrl.planned.scheme import scheme_of
+    from flowrl.lowering.here import scheme_here
+    from flowrl.lowering.scheme import scheme_of
     from flowrl.runtime.driver.run import Runner, Settings, Stage
     from flowrl.runtime.storage.inputs import inputs_of
 

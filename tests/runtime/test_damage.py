@@ -15,8 +15,8 @@ import pytest
 from damages import ASKED_AGAIN, DAMAGES, LINES_LOST, ONE_NUMBER, STOPS
 from flows import metrics, module_of
 
+from flowrl.analysis.pages import look_at
 from flowrl.errors import ResumeError, RunError
-from flowrl.planned.pages import look_at
 
 NOBODY = 65534
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from flows import metrics, module_of
 
+from flowrl.analysis.pages import write_pages
 from flowrl.errors import ProgramError, WorkerError
-from flowrl.planned.pages import write_pages
 
 
 @pytest.fixture

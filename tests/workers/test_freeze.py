@@ -10,8 +10,8 @@ import torch
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import ModelError, ProgramError
+from flowrl.lowering.roles import roles_of
 from flowrl.placement.model.shape import shape_named
-from flowrl.planned.roles import roles_of
 from flowrl.workers.freeze import frozen_names
 
 TASK = runpy.run_path(str(Path(__file__).parents[2] / "algorithms" / "tasks" / "arithmetic.py"))

@@ -1,7 +1,7 @@
 """Plans with a mistake each, and the message that ``flowrl check --plan`` must give: the text file beside the plan.
 
 The first line of a plan is the command, without its ``--plan``. After a change of a message that is meant, write the files
-again with ``python tests/planned/test_wrong_plans.py`` and read them.
+again with ``python tests/analysis/test_wrong_plans.py`` and read them.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.analysis.pages import look_at, programs_of, write_pages
 from flowrl.errors import UsageError
-from flowrl.planned.pages import look_at, programs_of, write_pages
 from flowrl.runtime.driver.run import labels
 
 RUNTIME = Path(__file__).parents[1] / "runtime"

@@ -9,11 +9,11 @@ import pytest
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.analysis.row_lengths import Tokens
+from flowrl.analysis.texts import Texts, texts_of
 from flowrl.cli import main
 from flowrl.cli.script import load_script
 from flowrl.placement.cost.lengths import Lengths
-from flowrl.planned.row_lengths import Tokens
-from flowrl.planned.texts import Texts, texts_of
 
 ROOT = Path(__file__).parents[2]
 CHAT = [{"role": "user", "content": "12345"}, {"role": "user", "content": "123"}]

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.lowering.bases import bases_of
+from flowrl.lowering.places import workplace
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Place, Plan, Pool
-from flowrl.planned.bases import bases_of
-from flowrl.planned.places import workplace
 from flowrl.workers.records import dtypes
 
 pytest.importorskip("peft", reason="adapters need peft (extra 'lora')")

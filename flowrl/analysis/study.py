@@ -10,6 +10,10 @@ from typing import Any
 
 from ..graph.compile import node_ids
 from ..graph.terms import Traced
+from ..lowering.bases import bases_of
+from ..lowering.here import in_one_process
+from ..lowering.roles import HandleLike, roles_of
+from ..lowering.scheme import scheme_of
 from ..placement.cost.calibrated import placed
 from ..placement.cost.model import Calibrated, Costs
 from ..placement.cost.pool_memory import PoolMemory, Turn, pool_memory
@@ -22,12 +26,8 @@ from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
 from ..schedule.simulation import Simulation, bars_of, pool_times, steady
 from ..schedule.virtual import VirtualClock
-from .bases import bases_of
-from .here import in_one_process
 from .pace import NoTime, Pace
-from .roles import HandleLike, roles_of
 from .row_lengths import RowLengths, Tokens
-from .scheme import scheme_of
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from ..errors import At, FlowError, ModelError, PlanError
 from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
 from ..graph.terms import Lint
+from ..lowering.engines import AXES_OF, refusals
 from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
 from ..placement.plan.plan import Place
-from .engines import AXES_OF, refusals
 from .study import Study
 
 Finding = FlowError | Lint

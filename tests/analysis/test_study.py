@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.analysis.placed_graph import placed_graph
+from flowrl.analysis.row_lengths import Tokens
 from flowrl.cli.script import load_script
 from flowrl.errors import UsageError
 from flowrl.placement.cluster.cluster import Cluster
@@ -14,8 +16,6 @@ from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.lengths import Lengths, read_lengths
 from flowrl.placement.cost.model import GivenCosts
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
-from flowrl.planned.row_lengths import Tokens
-from flowrl.planned.see import placed_graph
 
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"
 GIVEN = {

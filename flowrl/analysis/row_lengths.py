@@ -8,10 +8,10 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+from ..lowering.roles import HandleLike
 from ..placement.cost.lengths import Lengths
 from ..placement.cost.work import Role
 from ..schedule.flight import Made
-from .roles import HandleLike
 from .texts import CHARACTERS, Texts, texts_of
 
 PROMPT = 512  # tokens of a prompt, where neither the data nor the command line says

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..analysis.placed_graph import placed_graph
+from ..analysis.study import Study
 from ..errors import ModelError
 from ..graph.record import Graph
 from ..runtime.driver.run import Stage
@@ -15,8 +17,6 @@ from ..schedule.events import Memory
 from .here import scheme_here
 from .places import on_ranks, workplace
 from .scheme import scheme_of
-from .see import placed_graph
-from .study import Study
 
 
 def stage_of(name: str, study: Study, graph: Graph, workers: tuple[str, ...], *, runtime: str, planned: bool) -> Stage:

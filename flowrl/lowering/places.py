@@ -12,8 +12,8 @@ from ..errors import UsageError
 from ..graph.terms import Traced
 from ..placement.plan.plan import Plan
 from ..runtime.local.executor import Workplace
+from .deployment import devices_by_pool, pools_on_ranks, stands_of
 from .scheme import sampled_workers, trained_workers
-from .stands import devices_by_pool, pools_on_ranks, stands_of
 
 if TYPE_CHECKING:
     from ..runtime.distributed.executor import RanksPlace

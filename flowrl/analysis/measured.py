@@ -15,8 +15,8 @@ from ..placement.plan.plan import Plan
 from ..runtime.storage.run_record import records_within
 from ..schedule.simulation import Bar, Simulation, pool_times
 from .moved import moved, sampled_lengths, with_moved
+from .placed_graph import overlaid
 from .row_lengths import Tokens
-from .see import overlaid
 from .study import pool_text
 
 

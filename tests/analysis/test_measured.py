@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.analysis.measured import measured, measured_graph
+from flowrl.analysis.moved import moved, with_moved
+from flowrl.analysis.pages import write_pages
+from flowrl.analysis.placed_graph import placed_graph
 from flowrl.placement.plan.plan import Pipeline, Place, Plan
-from flowrl.planned.measured import measured, measured_graph
-from flowrl.planned.moved import moved, with_moved
-from flowrl.planned.pages import write_pages
-from flowrl.planned.see import placed_graph
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
 APART = Plan(
@@ -154,10 +154,10 @@ def test_of_two_edges_with_one_field_each_has_what_was_made_at_its_beginning(tmp
 
 def test_a_publish_that_moves_nothing_says_so():
     """In one process the generating copy is the trained one: no byte goes anywhere, in text and picture."""
+    from flowrl.analysis.placed_graph import placed_graph
     from flowrl.cli import load_script
     from flowrl.graph.draw import render
     from flowrl.placement.plan.plan import Plan
-    from flowrl.planned.see import placed_graph
 
     flow = load_script(str(Path(__file__).parents[2] / "algorithms" / "grpo.py"))
     graph = placed_graph(flow.study(Plan.one_process(), "grpo"), flow.graph("grpo"))

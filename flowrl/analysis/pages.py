@@ -17,7 +17,7 @@ from ..runtime.storage.run_record import read_record
 from ..schedule.report import render as report
 from ..schedule.simulation import Simulation
 from .measured import measured, measured_graph
-from .see import edge_records
+from .placed_graph import edge_records
 
 
 def programs_of(run: Path) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""A traced program and its plan, made into what a runtime executes."""
