@@ -80,7 +80,7 @@ class Raw:
 
 def raw(calls: int, rounds: int, *, fields: int = 1, ranks: int = 1) -> tuple[list[float], list[float]]:
     from flowrl.batch import CallInfo
-    from flowrl.runtime.distributed.protocol import Task
+    from flowrl.runtime.distributed.protocol import RankCall
     from flowrl.runtime.values.remote_batch import Kind, Remote, Stored, fetch
     from flowrl.runtime.values.remote_batch import Source as Where
 
@@ -89,7 +89,7 @@ def raw(calls: int, rounds: int, *, fields: int = 1, ranks: int = 1) -> tuple[li
     batch = Numbers(ROWS).to_batch([{}] * ROWS, 0, None)
     stored = Stored(0, 1, batch.keys, {n: Kind("f32") for n in names}, {})
     remote = Remote(batch.keys, {n: Where((stored,), (n,)) for n in names})
-    task = Task("nothing.work", "work", ("nothing", False), {"batch": fetch(remote)}, CallInfo(), keep=1)
+    task = RankCall("nothing.work", "work", ("nothing", False), {"batch": fetch(remote)}, CallInfo(), keep=1)
     rows = ray.put({n: batch["x"] for n in names})
     ray.get([actor.run.remote(task, rows) for actor in actors])
     together, alone = [], []

@@ -135,9 +135,9 @@ class RunError(FlowError):
 class RankLost(RunError):
     """A process of a run died, or has not answered in time. ``ranks`` are those that are of no more use.
 
-    ``answers``: what the other ranks of the call have said, by rank. ``torn``: more was lost than can be made again
-    while the program waits, such as a worker in the midst of an update. ``alive``: the processes are there again, and
-    only what they held is lost.
+    ``answers``: what the other ranks of the call have said, by rank. ``inconsistent``: more was lost than can be made
+    again while the program waits, such as a worker in the midst of an update. ``alive``: the processes are there again,
+    and only what they held is lost.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class RankLost(RunError):
         *,
         ranks: Iterable[int] = (),
         answers: Mapping[int, Any] | None = None,
-        torn: bool = False,
+        inconsistent: bool = False,
         alive: bool = False,
         at: At | None = None,
         fix: str | None = None,
     ) -> None:
         super().__init__(what, at=at, fix=fix)
-        self.ranks, self.answers, self.torn, self.alive = tuple(ranks), dict(answers or {}), torn, alive
+        self.ranks, self.answers, self.inconsistent, self.alive = tuple(ranks), dict(answers or {}), inconsistent, alive
 
 
 class ClusterLost(RunError):

@@ -11,18 +11,18 @@ from ..backends import open_engine, open_tokenizer
 from ..errors import UsageError
 from ..graph.terms import Traced
 from ..placement.plan.plan import Plan
-from ..runtime.local.executor import Workplace
+from ..runtime.local.executor import LocalExecutor
 from .deployment import devices_by_pool, pools_on_ranks, stands_of
 from .scheme import sampled_workers, trained_workers
 
 if TYPE_CHECKING:
-    from ..runtime.distributed.executor import RanksPlace
+    from ..runtime.distributed.executor import DistributedExecutor
 
 
-def workplace(handles: Sequence[Any], plan: Plan, *, seed: int = 0) -> Workplace:
+def workplace(handles: Sequence[Any], plan: Plan, *, seed: int = 0) -> LocalExecutor:
     """Everything in this process."""
     known = [h.name for h in handles]
-    return Workplace(
+    return LocalExecutor(
         declared={h.name: h for h in handles},
         open_engine=open_engine,
         backends={n: plan.backend(n) for n in known},
@@ -42,12 +42,12 @@ def on_ranks(
     seed: int = 0,
     address: str | None = None,
     swapped: Container[str] = (),
-) -> RanksPlace:
+) -> DistributedExecutor:
     """A process on Ray for each device of the plan. Raises UsageError where Ray is not installed.
 
     ``swapped``: the workers that take turns in the memory of their pool.
     """
-    from ..runtime.distributed.executor import RanksPlace
+    from ..runtime.distributed.executor import DistributedExecutor
 
     trained = frozenset[str]().union(*(trained_workers(t) for t in traces))
     sampled = frozenset[str]().union(*(sampled_workers(t) for t in traces))
@@ -65,7 +65,7 @@ def on_ranks(
         [cluster.PoolOfRanks(n, r, gpus=int(gpus[n])) for n, r in pools.items()],
         address=address,
     )
-    return RanksPlace(
+    return DistributedExecutor(
         {h.name: h for h in handles},
         ranks,
         stands=stands,

@@ -12,7 +12,7 @@ from ..analysis.study import Study
 from ..errors import ModelError
 from ..graph.record import Graph
 from ..runtime.driver.run import Stage
-from ..runtime.local.executor import Workplace
+from ..runtime.local.executor import LocalExecutor
 from ..schedule.events import Memory
 from .here import scheme_here
 from .places import on_ranks, workplace
@@ -36,7 +36,7 @@ def place_of(studies: Sequence[Study], *, runtime: str, out: Path, seed: int, ad
     """What opens the workers of a run: this process, or ranks on Ray."""
     handles, plan = studies[0].handles, studies[0].plan
     if runtime != "ray":
-        place: Workplace = workplace(handles, plan, seed=seed)
+        place: LocalExecutor = workplace(handles, plan, seed=seed)
         return place
     swapped = {name for study in studies for held in _memory(study, runtime).values() for name in held.sizes}
     traces = [study.traced for study in studies]

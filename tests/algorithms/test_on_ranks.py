@@ -54,7 +54,7 @@ def test_ranks_give_the_numbers_of_one_process(driver, tmp_path, name):
         near(metrics(tmp_path / "ranks"), metrics(tmp_path / "here"))
     else:
         assert metrics(tmp_path / "ranks") == metrics(tmp_path / "here")
-    assert place.fleet.traffic.payload == 0
+    assert place.client.traffic.payload == 0
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "gigpo"])

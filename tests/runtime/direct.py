@@ -12,7 +12,7 @@ from flowrl.errors import RankLost
 from flowrl.lowering.deployment import pools_on_ranks, stands_of
 from flowrl.lowering.scheme import sampled_workers, trained_workers
 from flowrl.placement.plan.plan import Plan
-from flowrl.runtime.distributed.executor import RanksPlace
+from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.protocol import Failed
 from flowrl.runtime.distributed.rank import Rank
 
@@ -33,17 +33,17 @@ class Direct:
         self.lock = threading.RLock()
         self.threads = ThreadPoolExecutor(8)
 
-    def start(self, setting):
-        self.setting = setting
+    def start(self, config):
+        self.config = config
         for pool, ranks in self.pools.items():
             for rank in ranks:
-                self.ranks[rank] = Rank(rank, pool, setting, self)
+                self.ranks[rank] = Rank(rank, pool, config, self)
 
     def restart(self, ranks):
         for rank in ranks:
             self.dead.discard(rank)
             self.restarted.append(rank)
-            self.ranks[rank] = Rank(rank, self.ranks[rank].pool, self.setting, self)
+            self.ranks[rank] = Rank(rank, self.ranks[rank].pool, self.config, self)
 
     def stop(self):
         self.ranks.clear()
@@ -93,7 +93,7 @@ def place_for(flow, plan: Plan, out, *names, seed=0, parameters=None, swapped=()
     sampled = frozenset().union(*(sampled_workers(t) for t in traces))
     stands = stands_of(flow.handles, plan, trained=trained, sampled=sampled)
     pools = pools_on_ranks(plan, {s.pool for s in stands.values()} or None)
-    return RanksPlace(
+    return DistributedExecutor(
         {h.name: h for h in flow.handles},
         Direct(pools, **how),
         stands=stands,

@@ -34,7 +34,7 @@ def test_ranks_give_the_numbers_of_one_process(small, tmp_path, plan):
     found, place = run_direct(small.flow, plan, tmp_path / "ranks")
     assert found.last == wanted.last or metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
     assert metrics(tmp_path / "ranks") == metrics(tmp_path / "local")
-    assert place.fleet.traffic.payload == 0
+    assert place.client.traffic.payload == 0
 
 
 def test_what_moved_is_counted_as_in_one_process(tmp_path):
@@ -64,7 +64,7 @@ def test_other_programs_too(small, tmp_path, program):
 def test_only_read_fields_travel_between_ranks(small, tmp_path):
     _, place = run_direct(small.flow, SPLIT, tmp_path / "ranks", parameters={"train": {"steps": 1}})
     # judge reads y of 4 rows, the baseline's mean runs beside r; update reads y: 4 bytes each
-    assert 0 < place.fleet.traffic.between <= 4 * 4 * 4
+    assert 0 < place.client.traffic.between <= 4 * 4 * 4
 
 
 def test_a_failure_has_the_line_of_the_program_and_both_tracebacks(small, tmp_path):
@@ -164,7 +164,7 @@ def test_only_what_is_lost_is_done_again(tmp_path, calm, method, count, lost):
     found = kinds(tmp_path)
     assert found[:2] == ["lost", "recovered" if lost == 0 else "renewed"]
     assert len(found) == 2 or count, "later, rows may be needed whose weights go on to the next version just then"
-    assert place.fleet.traffic.payload == 0
+    assert place.client.traffic.payload == 0
 
 
 def test_a_worker_as_the_checkpoint_has_it_comes_from_there(tmp_path, calm):
@@ -244,7 +244,7 @@ def test_weights_are_installed_though_their_ranks_are_started_again_meanwhile(tm
 
     place.ranks.restart = restart
     place.ranks.dead.add(1)
-    place.fleet.lasting(lambda: place.fleet.everywhere([1, 2], "sums", ("actor", True), None, None))
+    place.client.lasting(lambda: place.client.everywhere([1, 2], "sums", ("actor", True), None, None))
     threads[0].join(30)
     assert results == [1]
     assert place.servers["actor"].digest() == place.workers["actor"].digest()
@@ -261,9 +261,9 @@ def test_going_back_starts_what_a_renewal_has_left_half_open(tmp_path):
     place.ranks.dead.add(1)
     place.ranks.kill = ("meeting_point", 0, 0)  # the rank that trains dies while the other gets its weights
     with pytest.raises(RankLost) as e:
-        place.fleet.lasting(lambda: place.fleet.everywhere([1], "sync"))
-    assert e.value.torn
-    assert place.recover(RankLost("rank 0 died during actor.update.", ranks=[0], torn=True))
+        place.client.lasting(lambda: place.client.everywhere([1], "sync"))
+    assert e.value.inconsistent
+    assert place.recover(RankLost("rank 0 died during actor.update.", ranks=[0], inconsistent=True))
     for name in ("actor", "reward", "ref", "actor.generate"):
         worker = place.open_server("actor") if name.endswith("generate") else place.open(name)
         checkpoint.load_worker(folder, name, worker)

@@ -17,17 +17,17 @@ from ...graph.values import is_handle
 from ..storage.disk import Checksum
 from ..values.on_driver import UNKNOWN, on_driver
 from ..values.remote_batch import DRIVER, Fetch, Remote, RemoteColumn, Source, Stored, bytes_of, fetch, found, rebuilt
-from .client import Fleet, told
+from .client import RankClient, told
 from .lineage import Made, needed
-from .protocol import Failed, Named, Reply, Serving, Task
-from .worker_group import Group
+from .protocol import Failed, Named, RankCall, Reply, Serving
+from .worker_group import WorkerGroup
 
 Values = (Remote, RemoteColumn)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A call as a fleet makes it: ``Asked(op, "actor.generate", CallInfo(...), index=7, program=0, piece=0)``."""
+    """A call as the driver makes it: ``Asked(op, "actor.generate", CallInfo(...), index=7, program=0, piece=0)``."""
 
     op: Op
     title: str
@@ -41,31 +41,31 @@ class Asked:
 
 
 class Calls:
-    """Makes calls on the ranks of a fleet."""
+    """Makes calls on ranks."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
+    def __init__(self, client: RankClient) -> None:
+        self.client = client
         self._library = 0
 
     # -- one call ---------------------------------------------------------------------------------------------------
 
-    def run(self, asked: Asked, group: Group | None, arguments: Mapping[str, Any]) -> Any:
+    def run(self, asked: Asked, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> Any:
         """Run a call on the ranks of a group, or one of a library where its rows are."""
         return self.begun(asked, group, arguments)()
 
-    def begun(self, asked: Asked, group: Group | None, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    def begun(self, asked: Asked, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """Begin a call; what is given waits for it, and begins it again if what it lost can be made again."""
-        seen = self.fleet.renewals
+        epoch = self.client.epoch
         first: list[Callable[[], Any]] = []
         try:
             first.append(self._begun(asked, group, arguments))
         except RankLost as lost:
             first.append(partial(_raised, lost))
-        return lambda: self.fleet.lasting(
-            lambda: (first.pop() if first else self._begun(asked, group, arguments))(), seen
+        return lambda: self.client.lasting(
+            lambda: (first.pop() if first else self._begun(asked, group, arguments))(), epoch
         )
 
-    def _begun(self, asked: Asked, group: Group | None, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    def _begun(self, asked: Asked, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         arguments = rebuilt(dict(arguments), _remote)
         if group is None and (known := on_driver(asked.op, arguments)) is not UNKNOWN:
             return lambda: known
@@ -73,18 +73,22 @@ class Calls:
             return partial(asked.op.run, None, arguments, asked.into, asked.info)
         reads = self._reads(asked, group, arguments)
         main = next((v for v in found(arguments, (Remote,))), None)
-        with self.fleet.order:  # nothing is renewed between what a task says and its way there
+        with self.client.order:  # nothing is renewed between what a call says and its way there
             if group is not None and group.is_away:  # its generating use has no memory of its own
-                self.fleet.swapped("onload", self.fleet.pool_of(group.ranks[0]), f"{group.name}.train", group.onload())
+                self.client.swapped(
+                    "onload", self.client.pool_of(group.ranks[0]), f"{group.name}.train", group.onload()
+                )
             shares = group.shares(asked.op, arguments, main) if group else {self._home(arguments): None}
-            tasks = {r: self._task(asked, group, arguments, reads, main, r, keys) for r, keys in shares.items()}
-            made = self._making(asked, group, tasks, arguments)
-            seen, begun = self.fleet.renewals, self._sent(asked, group, tasks)
+            rank_calls = {
+                r: self._rank_call(asked, group, arguments, reads, main, r, keys) for r, keys in shares.items()
+            }
+            made = self._making(asked, group, rank_calls, arguments)
+            epoch, begun = self.client.epoch, self._sent(asked, group, rank_calls)
 
         def outcome() -> Any:
             try:
-                replies = self._checked(asked, self._answers(asked, group, tasks, begun, seen))
-                return self._outcome(asked, group, replies, made, seen, arguments, main)
+                replies = self._checked(asked, self._answers(asked, group, rank_calls, begun, epoch))
+                return self._outcome(asked, group, replies, made, epoch, arguments, main)
             finally:  # what it has changed is known by now
                 if group is not None and asked.op.updates:
                     group.changing = False
@@ -92,51 +96,56 @@ class Calls:
         return outcome
 
     def _making(
-        self, asked: Asked, group: Group | None, tasks: Mapping[int, Task], arguments: Mapping[str, Any]
+        self, asked: Asked, group: WorkerGroup | None, rank_calls: Mapping[int, RankCall], arguments: Mapping[str, Any]
     ) -> Made:
-        groups = [*([group] if group is not None else []), *found(dict(arguments), (Group,))]
+        groups = [*([group] if group is not None else []), *found(dict(arguments), (WorkerGroup,))]
         return Made(
             asked.title,
             asked.info.step,
-            tasks,
+            rank_calls,
             {g: g.stamp for g in groups},
             together=group is not None and group.post.collective,
             needs=needed(dict(arguments)),
         )
 
-    def _sent(self, asked: Asked, group: Group | None, tasks: Mapping[int, Task]) -> dict[int, Any]:
-        """Send tasks."""
+    def _sent(self, asked: Asked, group: WorkerGroup | None, rank_calls: Mapping[int, RankCall]) -> dict[int, Any]:
+        """Send calls."""
         try:
-            self.fleet.bring_back([dict(t.arguments) for t in tasks.values()])
+            self.client.bring_back([dict(t.arguments) for t in rank_calls.values()])
         except RankLost:
-            for rank, task in tasks.items():
-                for id in task.frees:
-                    self.fleet.drop(rank, id)
+            for rank, rank_call in rank_calls.items():
+                for id in rank_call.frees:
+                    self.client.drop(rank, id)
             raise
         if group is not None and asked.op.updates:
             group.changing = True
-        return self.fleet.begin("run", {rank: (task,) for rank, task in tasks.items()})
+        return self.client.begin("run", {rank: (rank_call,) for rank, rank_call in rank_calls.items()})
 
     def _answers(
-        self, asked: Asked, group: Group | None, tasks: Mapping[int, Task], begun: Mapping[int, Any], seen: int
+        self,
+        asked: Asked,
+        group: WorkerGroup | None,
+        rank_calls: Mapping[int, RankCall],
+        begun: Mapping[int, Any],
+        epoch: int,
     ) -> dict[int, Any]:
-        """What the ranks say of their tasks. Raises RankLost, torn where a worker may have changed in part."""
+        """What the ranks say of their calls. Raises RankLost, inconsistent where a worker may have changed in part."""
         changes = group is not None and bool(asked.op.updates)
         try:
-            answers = self.fleet.link.wait(begun, _waiting(asked, group), self.fleet.deadline)
+            answers = self.client.link.wait(begun, _waiting(asked, group), self.client.deadline)
             failed = [a for a in answers.values() if isinstance(a, Failed)]
             asks = asked.op.external  # of other ranks too, while it runs
-            if any(a.before or asks for a in failed) and self.fleet.renewed_since(seen):
+            if any(a.before or asks for a in failed) and self.client.restarted_since(epoch):
                 raise RankLost(f"ranks that {asked.title} needed were started again meanwhile.", answers=answers)
             return answers
         except RankLost as lost:
-            for rank, task in tasks.items():
-                self.fleet.drop(rank, task.keep)
+            for rank, rank_call in rank_calls.items():
+                self.client.drop(rank, rank_call.keep)
             begun_not = [rank for rank, a in lost.answers.items() if isinstance(a, Failed) and a.before]
-            lost.torn = lost.torn or (changes and set(begun_not) != set(tasks))
+            lost.inconsistent = lost.inconsistent or (changes and set(begun_not) != set(rank_calls))
             raise
 
-    def _reads(self, asked: Asked, group: Group | None, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _reads(self, asked: Asked, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """The fields that each batch is read for, by parameter; all of one that is not among them."""
         op, into = asked.op, asked.into
         main = arguments.get(op.batch_parameter)
@@ -161,21 +170,21 @@ class Calls:
             reads = {op.batch_parameter: named}
         return reads
 
-    def _task(
+    def _rank_call(
         self,
         asked: Asked,
-        group: Group | None,
+        group: WorkerGroup | None,
         arguments: Mapping[str, Any],
         reads: Mapping[str, Any],
         main: Remote | None,
         rank: int,
         keys: tuple[Key, ...] | None,
-    ) -> Task:
+    ) -> RankCall:
         """What one rank is told: its rows of every value, and only the fields that are read."""
         policies: dict[str, Serving] = {}
 
         def given(item: Any, names: Any = None) -> Any:
-            if isinstance(item, Group):
+            if isinstance(item, WorkerGroup):
                 if asked.op.external:  # it is called there, row by row; other ops look at its weights
                     policies[item.name] = Serving(item.name, item.keepers, item.read_version())
                 return Named(item.name)
@@ -185,7 +194,7 @@ class Calls:
             if mine is None and main is not None and group is not None and isinstance(item, Remote):
                 mine = group.share_of(item, rank, main, keys)
             wanted = fetch(item, mine, names if isinstance(item, Remote) else None)
-            self.fleet.traffic.drawn += _inline(wanted)
+            self.client.traffic.drawn += _inline(wanted)
             return wanted
 
         sent = {
@@ -193,17 +202,17 @@ class Calls:
             for name, value in arguments.items()
         }
         keeps = group is None or (rank == group.ranks[0] if keys is None else rank in group.keepers)
-        return Task(
+        return RankCall(
             asked.title,
             asked.op.name if group is not None else asked.op,
             group.key if group is not None else None,
             sent,
             asked.info,
             into=dict(asked.into),
-            keep=self.fleet.number() if keeps else 0,
+            keep=self.client.number() if keeps else 0,
             weights=(group.version, group.dirty) if group is not None else (0, False),
             journal=(asked.program, asked.index) if asked.op.external else None,
-            frees=self.fleet.dropped(rank),
+            frees=self.client.dropped(rank),
             policies=policies,
         )
 
@@ -214,7 +223,7 @@ class Calls:
             at = next((s.rank for source in sources for s in source.stored if s.rank != DRIVER), None)
             if at is not None:
                 return at
-        ranks = [r for ranks in self.fleet.pools.values() for r in ranks]
+        ranks = [r for ranks in self.client.pools.values() for r in ranks]
         self._library += 1
         return ranks[self._library % len(ranks)]
 
@@ -223,39 +232,39 @@ class Calls:
         failed = {rank: a for rank, a in sorted(answers.items()) if isinstance(a, Failed)}
         if failed:
             rank, first = min(failed.items(), key=lambda f: f[1].elsewhere)
-            raise told(first, asked.title, rank, self.fleet.pool_of(rank), asked.at, len(failed) - 1)
+            raise told(first, asked.title, rank, self.client.pool_of(rank), asked.at, len(failed) - 1)
         for reply in answers.values():
-            self.fleet.traffic.between += reply.pulled
-            self.fleet.traffic.payload += _payload(reply.value)
+            self.client.traffic.between += reply.pulled
+            self.client.traffic.payload += _payload(reply.value)
             for text in reply.warnings:
-                self.fleet.warn(text)
+                self.client.warn(text)
         return dict(answers)
 
     def _outcome(
         self,
         asked: Asked,
-        group: Group | None,
+        group: WorkerGroup | None,
         replies: Mapping[int, Reply],
         made: Made,
-        seen: int,
+        epoch: int,
         arguments: Mapping[str, Any],
         main: Remote | None,
     ) -> Any:
-        first, tasks = next(iter(replies.values())), made.tasks
+        first, rank_calls = next(iter(replies.values())), made.rank_calls
         for rank, reply in replies.items():
             if reply.alike:
-                reply.keys = found(dict(tasks[rank].arguments), (Fetch,))[0].keys
+                reply.keys = found(dict(rank_calls[rank].arguments), (Fetch,))[0].keys
         if group is not None:
             still = {
-                rank: r for rank, r in replies.items() if not self.fleet.renewed_after(seen, rank)
+                rank: r for rank, r in replies.items() if not self.client.restarted_after(epoch, rank)
             }  # the same process
             group.note({rank: r.weights for rank, r in still.items() if r.weights is not None})
-        kept = {rank: r for rank, r in replies.items() if r.keys is not None and tasks[rank].keep}
+        kept = {rank: r for rank, r in replies.items() if r.keys is not None and rank_calls[rank].keep}
         if not kept:
             return first.value
-        stored = [self._stored(rank, tasks[rank].keep, r) for rank, r in kept.items()]
+        stored = [self._stored(rank, rank_calls[rank].keep, r) for rank, r in kept.items()]
         if not asked.op.updates:
-            self.fleet.lineage.note(made, kept)
+            self.client.lineage.note(made, kept)
         if first.column:
             values = [v for v in found(dict(arguments), Values) if len(v.keys) == sum(len(s.keys) for s in stored)]
             listed = tuple(k for s in stored for k in s.keys)
@@ -272,40 +281,40 @@ class Calls:
 
     def _stored(self, rank: int, id: int, reply: Reply) -> Stored:
         assert reply.keys is not None, "only rows are kept"
-        drop = self.fleet.drop if reply.kinds else None
+        drop = self.client.drop if reply.kinds else None
         return Stored(rank, id, reply.keys, reply.kinds, reply.sizes, drop, bytes=reply.bytes, oldest=reply.oldest)
 
     # -- what the driver may have of values -------------------------------------------------------------------------
 
     def brought(self, value: Remote | RemoteColumn) -> Batch | Column:
         """Rows of a value, for a reader of the run; counted as records."""
-        got = self.fleet.lasting(lambda: self._at_home("bring", value, what="rows for a record"))
+        got = self.client.lasting(lambda: self._at_home("bring", value, what="rows for a record"))
         columns = [got] if isinstance(got, Column) else got.columns.values()
-        self.fleet.traffic.records += sum(bytes_of(c) for c in columns)
+        self.client.traffic.records += sum(bytes_of(c) for c in columns)
         return got
 
     def written(self, value: Remote | RemoteColumn, file: Path) -> tuple[Mapping[str, Any], Mapping[str, Checksum]]:
         """Have a rank write rows to a file; what is no tensor of them, and the file's checksum."""
-        return self.fleet.lasting(lambda: self._at_home("write_rows", value, str(file), what="rows of a checkpoint"))
+        return self.client.lasting(lambda: self._at_home("write_rows", value, str(file), what="rows of a checkpoint"))
 
     def _at_home(self, method: str, value: Remote | RemoteColumn, *args: Any, what: str) -> Any:
         """Have a rank that has some of the rows do something with all of them."""
         rank, wanted = self._home({"value": value}), fetch(value)
-        with self.fleet.order:
-            self.fleet.bring_back([wanted])
-            seen, begun = self.fleet.renewals, self.fleet.begin(method, {rank: (wanted, *args)})
+        with self.client.order:
+            self.client.bring_back([wanted])
+            epoch, begun = self.client.epoch, self.client.begin(method, {rank: (wanted, *args)})
         try:
-            return self.fleet.answered(begun, what)[rank]
+            return self.client.answered(begun, what)[rank]
         except RankLost:
             raise
         except Exception as error:
-            if self.fleet.renewed_since(seen):
+            if self.client.restarted_since(epoch):
                 raise RankLost(f"{what} needed ranks that were started again meanwhile.") from error
             raise
 
 
 def _misread(
-    op: Op, asked: Asked, group: Group | None, arguments: Mapping[str, Any], signature: Signature
+    op: Op, asked: Asked, group: WorkerGroup | None, arguments: Mapping[str, Any], signature: Signature
 ) -> list[FlowError]:
     """What the marks of rows forbid, said before a rank begins: its fellows would wait for one that fails alone."""
     if op.reads is None:
@@ -322,7 +331,7 @@ def _raised(error: RankLost) -> Any:
     raise error
 
 
-def _waiting(asked: Asked, group: Group | None) -> str:
+def _waiting(asked: Asked, group: WorkerGroup | None) -> str:
     """A call in words: what it is, from whom its rows come, and which version of the weights it sees."""
     said = [asked.edge] if asked.edge else []
     said += [f"version {group.version}"] if group is not None and group.is_model else []
@@ -330,7 +339,7 @@ def _waiting(asked: Asked, group: Group | None) -> str:
 
 
 def _remote(item: Any) -> Any:
-    """A batch that the driver has, as one whose columns come with the task."""
+    """A batch that the driver has, as one whose columns come with the call."""
     if isinstance(item, Batch):
         return Remote.drawn(item)
     if isinstance(item, Column):

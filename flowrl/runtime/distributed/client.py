@@ -13,7 +13,7 @@ from ...errors import At, FlowError, RankLost, RunError
 from ..transfer.plan import Moves
 from .lineage import Lineage
 from .protocol import Failed
-from .worker_group import Group, present
+from .worker_group import WorkerGroup, present
 
 R = TypeVar("R")
 
@@ -46,7 +46,7 @@ class Traffic:
     payload: int = 0
 
 
-class Fleet:
+class RankClient:
     """All ranks of a run. ``pools`` gives the ranks of each pool; ``deadline`` the seconds that a call may take."""
 
     def __init__(self, link: Link, pools: Mapping[str, Sequence[int]], *, deadline: float | None = None) -> None:
@@ -61,8 +61,8 @@ class Fleet:
         self.order = threading.RLock()  # who holds it begins calls; while ranks are started again nobody else does
         self.lineage = Lineage()
         self.renew: Callable[[RankLost], Collection[int]] = _cannot
-        self._renewed: dict[int, int] = {}  # by rank: how many renewals there were with its last one
-        self._renewals = 0
+        self._restarted: dict[int, int] = {}  # by rank: the epoch of its last restart
+        self._epoch = 0
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
@@ -92,62 +92,62 @@ class Fleet:
 
     # -- ranks that are lost, and renewed ---------------------------------------------------------------------------
 
-    def lasting(self, action: Callable[[], R], seen: int | None = None) -> R:
+    def lasting(self, action: Callable[[], R], epoch: int | None = None) -> R:
         """Do something; again when ranks are lost meanwhile that can be renewed with all that they held.
 
-        ``seen``: the renewals that there were when it was begun the first time.
+        ``epoch``: that in which it was begun the first time.
         """
         while True:
-            seen = self._renewals if seen is None else seen
+            epoch = self._epoch if epoch is None else epoch
             try:
                 return action()
             except RankLost as lost:
-                if lost.torn:
+                if lost.inconsistent:
                     raise
                 with self.order:
-                    if self._renewals == seen or not all(self.renewed_after(seen, r) for r in lost.ranks):
+                    if self._epoch == epoch or not all(self.restarted_after(epoch, r) for r in lost.ranks):
                         renewed = self.renew(lost)
-                        self._renewals += 1
-                        self._renewed |= dict.fromkeys(renewed, self._renewals)
-                seen = None
+                        self._epoch += 1
+                        self._restarted |= dict.fromkeys(renewed, self._epoch)
+                epoch = None
 
-    def renewed_after(self, seen: int, rank: int) -> bool:
-        """Whether a rank is another process than when there were so many renewals."""
-        return self._renewed.get(rank, 0) > seen
+    def restarted_after(self, epoch: int, rank: int) -> bool:
+        """Whether the rank was restarted after ``epoch``."""
+        return self._restarted.get(rank, 0) > epoch
 
-    def renewed_since(self, seen: int) -> bool:
-        """Whether ranks were started again since there were so many renewals; waits for one that is under way."""
+    def restarted_since(self, epoch: int) -> bool:
+        """Whether any rank was restarted after ``epoch``; waits for a restart that is under way."""
         with self.order:
-            return self._renewals != seen
+            return self._epoch != epoch
 
     @property
-    def renewals(self) -> int:
-        """How often ranks were started again within programs."""
-        return self._renewals
+    def epoch(self) -> int:
+        """How often ranks were restarted within programs."""
+        return self._epoch
 
     def bring_back(self, wanted: Any) -> None:
-        """Have lost rows that arguments ask for made again, by the same tasks. RankLost where that cannot be."""
+        """Have lost rows that arguments ask for made again, by the same calls. RankLost where that cannot be."""
         for rank, id in self.lineage.missing(wanted):
             made = self.lineage.of(id)
             if made is None or not made.repeatable:
                 what = f"rows that rank {rank} held are needed, and cannot be made again."
-                raise RankLost(what, ranks=[rank], torn=True, alive=True)
-            tasks = made.again(id)
-            self.bring_back([dict(t.arguments) for t in tasks.values()])
+                raise RankLost(what, ranks=[rank], inconsistent=True, alive=True)
+            rank_calls = made.again(id)
+            self.bring_back([dict(t.arguments) for t in rank_calls.values()])
             what = f"{made.title} of step {made.step}, once more"
             try:
                 with present(*made.stamps):
-                    begun = self.begin("run", {r: (t,) for r, t in tasks.items()})
+                    begun = self.begin("run", {r: (t,) for r, t in rank_calls.items()})
                     answers = self.answered(begun, what)
             except RankLost:
                 raise
             except Exception as error:  # such as memory that is not there beside others
-                raise RankLost(f"{what} failed: {error}", ranks=[rank], torn=True) from error
+                raise RankLost(f"{what} failed: {error}", ranks=[rank], inconsistent=True) from error
             for r, reply in answers.items():
-                if made.checks.get(tasks[r].keep, reply.check) != reply.check:
+                if made.checks.get(rank_calls[r].keep, reply.check) != reply.check:
                     what = f"{made.title} gave other rows when rank {r} made them again."
-                    raise RankLost(what, ranks=[r], torn=True, alive=True)
-            self.lineage.made_again({t.keep: r for r, t in tasks.items()})
+                    raise RankLost(what, ranks=[r], inconsistent=True, alive=True)
+            self.lineage.made_again({t.keep: r for r, t in rank_calls.items()})
 
     def lose(self, ranks: Collection[int]) -> None:
         """These ranks were started anew: all that they held is gone, and their connections with it."""
@@ -166,7 +166,7 @@ class Fleet:
         return next(self._numbers)
 
     def drop(self, rank: int, id: int) -> None:
-        """Nobody needs an object of a rank any more: it is told so with its next task."""
+        """Nobody needs an object of a rank any more: it is told so with its next call."""
         if id:
             self._dropped[rank].append(id)
             self.lineage.drop(id)
@@ -180,7 +180,7 @@ class Fleet:
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
-    def route(self, source: Group, target: Group) -> tuple[str, Moves, dict[int, int]]:
+    def route(self, source: WorkerGroup, target: WorkerGroup) -> tuple[str, Moves, dict[int, int]]:
         """How weights get from one group to another: its name on the ranks, the moves, and who has which number there.
 
         It is planned, and the ranks are connected, the first time.
@@ -206,7 +206,7 @@ class Fleet:
             self._routes[ends] = (name, moves, numbers)
         return self._routes[ends]
 
-    def part_ways(self, source: Group, target: Group) -> None:
+    def part_ways(self, source: WorkerGroup, target: WorkerGroup) -> None:
         """Forget a route that nobody takes again. Who waits on it for others does so no longer."""
         name, _, numbers = self._routes.pop((source.key, source.ranks, target.key, target.ranks), ("", None, {}))
         self._part(name, numbers)

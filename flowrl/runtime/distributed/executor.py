@@ -27,9 +27,9 @@ from ..transfer.meeting import forget_meetings
 from ..values.call import Call
 from ..values.remote_batch import Remote, RemoteColumn, rebuilt
 from .calls import Asked, Calls
-from .client import Fleet, Link
-from .protocol import Blueprint, Named, Post, Setting, unopened
-from .worker_group import Group
+from .client import Link, RankClient
+from .protocol import Blueprint, Named, Post, RankConfig, unopened
+from .worker_group import WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Stand:
 class Ranks(Link, Protocol):
     """Processes that can be started: a :class:`~flowrl.runtime.distributed.client.Link` to them is what comes of it."""
 
-    def start(self, setting: Setting) -> None: ...
+    def start(self, config: RankConfig) -> None: ...
     def restart(self, ranks: Sequence[int]) -> None: ...
     @property
     def where(self) -> Mapping[int, Mapping[str, Any]]: ...
@@ -55,8 +55,8 @@ class Ranks(Link, Protocol):
     def record(self) -> dict[str, Any]: ...
 
 
-class RanksPlace:
-    """Opens workers by name, on ranks. See :class:`flowrl.runtime.local.executor.Workplace`, its like in one process.
+class DistributedExecutor:
+    """Opens workers by name, on ranks. See :class:`flowrl.runtime.local.executor.LocalExecutor`.
 
     ``stands`` by worker and whether it is the copy that generates; ``pools`` the ranks of each pool. ``swapped`` are
     those, such as ``actor.train``, that make way for others of their pool between their calls.
@@ -78,21 +78,21 @@ class RanksPlace:
     ) -> None:
         self.swapped = swapped
         self.declared, self.ranks, self.stands = declared, ranks, stands
-        self.fleet = Fleet(ranks, pools, deadline=deadline)
-        self.fleet.renew = self._renew
-        self.calls = Calls(self.fleet)
+        self.client = RankClient(ranks, pools, deadline=deadline)
+        self.client.renew = self._renew
+        self.calls = Calls(self.client)
         self._on_loss: Callable[[RankLost], None] = lambda lost: None
         self._on_renewal: Callable[[str], None] = lambda text: None
-        self.workers: dict[str, Group] = {}
-        self.servers: dict[str, Group] = {}
+        self.workers: dict[str, WorkerGroup] = {}
+        self.servers: dict[str, WorkerGroup] = {}
         self._warn: Callable[[str], None] = lambda text: None
         self.notes = Notes()  # those of ranks are theirs
         self._joined: set[str] = set()
         self._started = False
-        self._torn: set[int] = set()  # ranks that were to be renewed within a program, and were not to the end
+        self._inconsistent: set[int] = set()  # ranks that were to be renewed within a program, and were not to the end
         self._tokenizers: dict[int, tuple[Any, Any]] = {}
         self.blueprints = {name: _blueprint(name, d) for name, d in declared.items()}
-        self.setting = Setting(self.blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
+        self.config = RankConfig(self.blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
 
     @property
     def warn(self) -> Callable[[str], None]:
@@ -100,17 +100,17 @@ class RanksPlace:
 
     @warn.setter
     def warn(self, tell: Callable[[str], None]) -> None:
-        self._warn = self.fleet.warn = tell
+        self._warn = self.client.warn = tell
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
-    def open(self, name: str) -> Group:
+    def open(self, name: str) -> WorkerGroup:
         """The worker of that name, open on its ranks."""
         if name not in self.workers:
             self.workers[name] = self._opened(name, serving=False)
         return self.workers[name]
 
-    def open_server(self, name: str) -> Group:
+    def open_server(self, name: str) -> WorkerGroup:
         """The copy of a worker that generates, with the weights that the trained one has when it is opened."""
         if name not in self.servers:
             trained = self.open(name)
@@ -138,14 +138,14 @@ class RanksPlace:
                 group = self.workers[name]
                 group.install(self.open(of.name).in_use(), group.version)
 
-    def _opened(self, name: str, *, serving: bool) -> Group:
+    def _opened(self, name: str, *, serving: bool) -> WorkerGroup:
         stand = self.stands[name, serving]
         self._start()
-        ranks = self.fleet.pools[stand.pool]
+        ranks = self.client.pools[stand.pool]
         self._join(stand.pool)
-        group = Group(self.fleet, self.blueprints[name], stand.post, ranks, stand.places)
+        group = WorkerGroup(self.client, self.blueprints[name], stand.post, ranks, stand.places)
         try:
-            found = self.fleet.everywhere(ranks, "open", stand.post, what=f"opening {name}")
+            found = self.client.everywhere(ranks, "open", stand.post, what=f"opening {name}")
         except RankLost:
             raise
         except FlowError as error:
@@ -165,24 +165,24 @@ class RanksPlace:
     def _start(self) -> None:
         if not self._started:
             self._started = True
-            forget_meetings(Path(self.setting.folder))
-            self.ranks.start(self.setting)
+            forget_meetings(Path(self.config.folder))
+            self.ranks.start(self.config)
             self._note()
 
     def _note(self) -> None:
         """Write which rank is which process, for whoever looks after them: ``ranks.json``."""
         text = json.dumps({str(rank): said for rank, said in sorted(self.ranks.where.items())}, indent=1)
-        (Path(self.setting.folder) / "ranks.json").write_text(text)
+        (Path(self.config.folder) / "ranks.json").write_text(text)
 
     def _join(self, pool: str) -> None:
         """Have the ranks of a pool whose models compute together form a process group."""
         if pool in self._joined or not any(s.pool == pool and s.post.collective for s in self.stands.values()):
             return
-        ranks = self.fleet.pools[pool]
-        meeting = self.fleet.everywhere(ranks[:1], "meeting_point")[ranks[0]]
-        seconds = (self.fleet.deadline or 1740.0) + 60  # the driver is the first to find that a rank hangs
-        begun = self.fleet.begin("join_pool", {r: (len(ranks), n, meeting, seconds) for n, r in enumerate(ranks)})
-        self.fleet.answered(begun, f"joining the ranks of pool '{pool}'")
+        ranks = self.client.pools[pool]
+        meeting = self.client.everywhere(ranks[:1], "meeting_point")[ranks[0]]
+        seconds = (self.client.deadline or 1740.0) + 60  # the driver is the first to find that a rank hangs
+        begun = self.client.begin("join_pool", {r: (len(ranks), n, meeting, seconds) for n, r in enumerate(ranks)})
+        self.client.answered(begun, f"joining the ranks of pool '{pool}'")
         self._joined.add(pool)
 
     def tokenizer(self, said: Any) -> Any:
@@ -192,7 +192,7 @@ class RanksPlace:
         if id(said) not in self._tokenizers:
             if is_handle(said):
                 model = unopened(self.blueprints, said.name).build().model  # type: ignore[attr-defined]
-                made = self.setting.open_tokenizer(model)
+                made = self.config.open_tokenizer(model)
             else:
                 made = find_tokenizer(said)
             self._tokenizers[id(said)] = (said, made)
@@ -204,14 +204,14 @@ class RanksPlace:
         """Who runs the calls of a program: the ranks, which have journals of their own."""
         del journal
         self._start()
-        self.fleet.lineage.settled(sys.maxsize)  # steps are counted from anew
+        self.client.lineage.settled(sys.maxsize)  # steps are counted from anew
         return RanksHands(self.calls, number)
 
     def write_rows(self, value: Remote | RemoteColumn, file: Path) -> tuple[Mapping[str, Any], Mapping[str, Checksum]]:
         """Have rows that the program holds written into a checkpoint by a rank."""
         return self.calls.written(value, file)
 
-    def make_way(self) -> None:
+    def offload_idle(self) -> None:
         """A program's calls begin: whoever takes turns is away, as its schedule takes for granted."""
         for groups, use in ((self.workers, "train"), (self.servers, "generate")):
             for name, group in groups.items():
@@ -219,19 +219,19 @@ class RanksPlace:
                     group.offload()
 
     def taken(self, live: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Values of a checkpoint: ranks get the rows of them that they need with their tasks."""
+        """Values of a checkpoint: ranks get the rows of them that they need with their calls."""
         return live
 
     def sync(self) -> None:
         """Have the disk hold the journals."""
-        self.fleet.everywhere([r for ranks in self.fleet.pools.values() for r in ranks], "sync")
+        self.client.everywhere([r for ranks in self.client.pools.values() for r in ranks], "sync")
 
     def record(self) -> dict[str, Any]:
         """Bytes that moved, and where the ranks are."""
         return {
-            "traffic": vars(self.fleet.traffic),
-            "publishes": list(self.fleet.moves),
-            "swaps": list(self.fleet.swaps),
+            "traffic": vars(self.client.traffic),
+            "publishes": list(self.client.moves),
+            "swaps": list(self.client.swaps),
             **self.ranks.record(),
         }
 
@@ -242,11 +242,11 @@ class RanksPlace:
         """
         if not lost.ranks:
             return False
-        pools = {self.fleet.pool_of(rank) for rank in {*(() if lost.alive else lost.ranks), *self._torn}}
-        self._torn = set()
-        dead = [rank for pool in pools for rank in self.fleet.pools[pool]]
+        pools = {self.client.pool_of(rank) for rank in {*(() if lost.alive else lost.ranks), *self._inconsistent}}
+        self._inconsistent = set()
+        dead = [rank for pool in pools for rank in self.client.pools[pool]]
         self._joined -= pools  # all of this is forgotten first: others may die while these are started
-        self.fleet.forget()
+        self.client.forget()
         for groups in (self.workers, self.servers):
             for name, group in list(groups.items()):
                 group.aside.clear()
@@ -255,8 +255,8 @@ class RanksPlace:
         if dead:
             self.ranks.restart(dead)
             self._note()
-        alive = [r for ranks in self.fleet.pools.values() for r in ranks if r not in dead]
-        self.fleet.everywhere(alive, "forget")
+        alive = [r for ranks in self.client.pools.values() for r in ranks if r not in dead]
+        self.client.everywhere(alive, "forget")
         return True
 
     def watch(self, on_loss: Callable[[RankLost], None], on_renewal: Callable[[str], None]) -> None:
@@ -266,27 +266,27 @@ class RanksPlace:
 
     def settled(self, step: int) -> None:
         """A step is committed: its rows are not made again."""
-        self.fleet.lineage.settled(step)
+        self.client.lineage.settled(step)
 
     def _renew(self, lost: RankLost) -> list[int]:
         """Start lost ranks again while the program waits, with the state that they had; which ones. RankLost where that
         state went with them: then the run has to go back to a checkpoint."""
-        lost_pools = {self.fleet.pool_of(rank) for rank in lost.ranks}
+        lost_pools = {self.client.pool_of(rank) for rank in lost.ranks}
         fallen = [
             rank
             for pool in lost_pools
-            for rank in self.fleet.pools[pool]
+            for rank in self.client.pools[pool]
             if rank in lost.ranks or pool in self._joined  # who computes together starts together
         ]
         groups = [g for g in (*self.workers.values(), *self.servers.values()) if not set(g.ranks).isdisjoint(fallen)]
         ways = [self._way_back(group, fallen) for group in groups]
-        if self._torn or not fallen or None in ways:
+        if self._inconsistent or not fallen or None in ways:
             raise lost
         self._on_loss(lost)
         try:
             self.ranks.restart(fallen)
             self._note()
-            self.fleet.lose(fallen)
+            self.client.lose(fallen)
             for pool in lost_pools & self._joined:
                 self._joined.discard(pool)
                 self._join(pool)
@@ -295,13 +295,13 @@ class RanksPlace:
                 self._open_again(group, [r for r in group.ranks if r in fallen], way)
         except Exception as error:
             again = error if isinstance(error, RankLost) else RankLost(f"ranks could not be renewed: {error}")
-            again.ranks, again.torn = tuple({*fallen, *again.ranks}), True
-            self._torn |= set(again.ranks)
+            again.ranks, again.inconsistent = tuple({*fallen, *again.ranks}), True
+            self._inconsistent |= set(again.ranks)
             raise again from (None if again is error else error)
         self._on_renewal(f"rank{'s' if len(fallen) > 1 else ''} {', '.join(map(str, fallen))}")
         return fallen
 
-    def _way_back(self, group: Group, fallen: Collection[int]) -> Callable[[Group], None] | None:
+    def _way_back(self, group: WorkerGroup, fallen: Collection[int]) -> Callable[[WorkerGroup], None] | None:
         """How ranks of a group that were started anew get the state that it has; None where nobody has it any more."""
         alive = [rank for rank in group.ranks if rank not in fallen]
         group.owed = group.installing
@@ -318,18 +318,18 @@ class RanksPlace:
             settled = not trained.changing and not trained.swapping and not trained.dirty
             if settled and trained.version == group.version:
                 return lambda new: self._copied(trained, new)
-        folder = checkpoint.latest(Path(self.setting.folder) / "checkpoints")
+        folder = checkpoint.latest(Path(self.config.folder) / "checkpoints")
         if folder is not None and checkpoint.load_manifest(folder)["stamps"].get(group.title) == group.stamp:
             return None if damaged_files(folder, group.title) else lambda new: new.load_state(folder, group.title)
         return None
 
-    def _copied(self, source: Group, new: Group) -> None:
+    def _copied(self, source: WorkerGroup, new: WorkerGroup) -> None:
         new.take(source.in_use(), source.version)
-        self.fleet.part_ways(source, new)
+        self.client.part_ways(source, new)
 
-    def _open_again(self, group: Group, ranks: Sequence[int], way: Callable[[Group], None]) -> None:
+    def _open_again(self, group: WorkerGroup, ranks: Sequence[int], way: Callable[[WorkerGroup], None]) -> None:
         """Open a worker on ranks that were started anew, and give it its state."""
-        found = self.fleet.everywhere(ranks, "open", group.post, what=f"opening {group.title} again")
+        found = self.client.everywhere(ranks, "open", group.post, what=f"opening {group.title} again")
         group.opened(found)
         new = group.part(ranks)
         new.is_away = False
@@ -340,8 +340,8 @@ class RanksPlace:
 
     def begin_again(self) -> None:
         """Close all workers: there is no checkpoint to go back to, so all of them begin as they were made."""
-        self.fleet.everywhere([r for ranks in self.fleet.pools.values() for r in ranks], "close_workers")
-        self.fleet.forget()
+        self.client.everywhere([r for ranks in self.client.pools.values() for r in ranks], "close_workers")
+        self.client.forget()
         self.workers.clear()
         self.servers.clear()
 
@@ -352,7 +352,7 @@ class RanksPlace:
         if self._started:
             self.ranks.stop()
             self._started = False
-            forget_meetings(Path(self.setting.folder))
+            forget_meetings(Path(self.config.folder))
 
 
 class RanksHands:
@@ -369,16 +369,16 @@ class RanksHands:
         """Whether a call without a pool is done elsewhere: all but moves are."""
         return isinstance(command, Start)
 
-    def swap(self, command: Start, groups: Callable[[str], Group], memory: Mapping[str, Memory]) -> None:
+    def swap(self, command: Start, groups: Callable[[str], WorkerGroup], memory: Mapping[str, Memory]) -> None:
         """Have workers make way for those of a call, as the schedule says; note what that freed, and the forecast."""
         for what, moves in (("offload", command.offload), ("onload", command.onload)):
             for pool, resident in moves:
                 group = groups(resident)
                 sizes = group.offload() if what == "offload" else group.onload()
-                self.calls.fleet.swapped(what, pool, resident, sizes, memory[pool].sizes[resident])
+                self.calls.client.swapped(what, pool, resident, sizes, memory[pool].sizes[resident])
 
     def drawn(self, batch: Batch) -> Remote:
-        """Rows of a data source: each rank gets those that it needs with its task."""
+        """Rows of a data source: each rank gets those that it needs with its call."""
         return Remote.drawn(batch)
 
     def readable(self, value: Any) -> Any:

@@ -9,23 +9,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..values.remote_batch import Fetch, Remote, RemoteColumn, Stored, found
-from .protocol import Reply, Task
+from .protocol import RankCall, Reply
 
 if TYPE_CHECKING:
-    from .worker_group import Group
+    from .worker_group import WorkerGroup
 
 
 @dataclass(eq=False)
 class Made:
-    """One call: its ``tasks`` by rank, and what it ``needs``, which stays where it is for as long as this does.
+    """One call: its ``rank_calls`` by rank, and what it ``needs``, which stays where it is for as long as this does.
 
     ``stamps``: groups, and what their state was. ``together``: its ranks cannot do their part alone.
     """
 
     title: str
     step: int
-    tasks: Mapping[int, Task]
-    stamps: Mapping[Group, int]
+    rank_calls: Mapping[int, RankCall]
+    stamps: Mapping[WorkerGroup, int]
     together: bool
     needs: tuple[Stored, ...]
     checks: dict[int, str] = field(default_factory=dict[int, str])  # of what each rank has kept, by its number
@@ -36,9 +36,9 @@ class Made:
         busy = any(g.installing or g.changing or g.swapping for g in self.stamps)
         return not busy and all(g.stamp == stamp for g, stamp in self.stamps.items())
 
-    def again(self, id: int) -> dict[int, Task]:
-        """The tasks that make an object once more."""
-        return {r: t for r, t in self.tasks.items() if self.together or t.keep == id}
+    def again(self, id: int) -> dict[int, RankCall]:
+        """The calls that make an object once more."""
+        return {r: t for r, t in self.rank_calls.items() if self.together or t.keep == id}
 
 
 class Lineage:
@@ -59,7 +59,7 @@ class Lineage:
                 self._made.pop(id, None)
                 self._again.pop(id, None)
             for rank, reply in answers.items():
-                id = made.tasks[rank].keep
+                id = made.rank_calls[rank].keep
                 if id and reply.keys is not None:
                     self._made[id] = made
                     made.checks[id] = reply.check

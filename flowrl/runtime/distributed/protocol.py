@@ -49,7 +49,7 @@ def unopened(blueprints: Mapping[str, Blueprint], name: str) -> Worker:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RankConfig:
     """What every rank knows of the run. ``open_tokenizer`` loads that of a model without the model."""
 
     blueprints: Mapping[str, Blueprint]
@@ -86,7 +86,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Task:
+class RankCall:
     """One call, or the part of it that falls to this rank. ``op`` is the name of a worker's op, or one of a library.
 
     ``arguments`` are by parameter; ``into`` renames the fields that it adds.
@@ -111,9 +111,9 @@ class Task:
 
 @dataclass
 class Reply:
-    """What came of a task: a plain value, or what is kept of it here, without its numbers.
+    """What came of a call: a plain value, or what is kept of it here, without its numbers.
 
-    Rows that are those of the task's first batch, in its order, come back as ``alike``, and their keys not with them.
+    Rows that are those of the call's first batch, in its order, come back as ``alike``, and their keys not with them.
     """
 
     value: Any = None

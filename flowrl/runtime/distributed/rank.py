@@ -39,7 +39,7 @@ from ..values.remote_batch import (
     sizes_of,
 )
 from .peers import Elsewhere, Peers, Policy
-from .protocol import Failed, Named, Post, Reply, Setting, Task, unopened
+from .protocol import Failed, Named, Post, RankCall, RankConfig, Reply, unopened
 from .rank_weights import Weights, everybody
 
 if TYPE_CHECKING:
@@ -57,27 +57,27 @@ class _Now(threading.local):
 class Rank(Weights):
     """The workers and objects of one process. ``number`` counts over all ranks of the run."""
 
-    def __init__(self, number: int, pool: str, setting: Setting, peers: Peers, *, host: str = "127.0.0.1") -> None:
-        super().__init__(host, Path(setting.folder))
-        self.number, self.pool, self.setting, self.peers = number, pool, setting, peers
+    def __init__(self, number: int, pool: str, config: RankConfig, peers: Peers, *, host: str = "127.0.0.1") -> None:
+        super().__init__(host, Path(config.folder))
+        self.number, self.pool, self.config, self.peers = number, pool, config, peers
         self.objects: dict[int, Batch] = {}
         self._serves = threading.Lock()  # one call at a time is in the engine of a policy
         self._journal: Journal | None = None
         self._tokenizers: dict[str, Any] = {}
         self._now = _Now()
-        self._notes = Notes(Path(setting.folder), f"{NAME}.{pool}.{number}")
+        self._notes = Notes(Path(config.folder), f"{NAME}.{pool}.{number}")
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
     def open(self, post: Post) -> dict[str, Any]:
         """Open a worker here. Returns what the driver has to know of it."""
-        worker = self.setting.blueprints[post.worker].make()
+        worker = self.config.blueprints[post.worker].make()
         self._now.warnings = []
 
         def open_engine(build: Build) -> Engine:
             from dataclasses import replace
 
-            return self.setting.open_engine(post.backend, replace(build, axes=post.axes, offload=post.offload))
+            return self.config.open_engine(post.backend, replace(build, axes=post.axes, offload=post.offload))
 
         worker.open(
             Opening(
@@ -85,7 +85,7 @@ class Rank(Weights):
                 peer=self._peer,
                 tokenizer=self.tokenizer,
                 warn=lambda text: self._now.warnings.append(text),
-                seed=self.setting.seed,
+                seed=self.config.seed,
                 device=post.device,
                 serving=post.serving,
                 notes=self._notes,
@@ -143,30 +143,30 @@ class Rank(Weights):
         here = self.workers.get((handle.name, False))
         if here is not None and not isinstance(here, ModelWorker):
             return here
-        worker = unopened(self.setting.blueprints, handle.name)  # of a model: the driver has its weights moved
+        worker = unopened(self.config.blueprints, handle.name)  # of a model: the driver has its weights moved
         return Elsewhere(worker, lambda: self.tokenizer(handle))
 
     def tokenizer(self, said: Any) -> Any:
         """The tokenizer that ``said`` names; None is that of the flow's actor."""
-        blueprints = self.setting.blueprints
+        blueprints = self.config.blueprints
         if said is None:
             said = Named(actor_of({n: (b.cls, b.arguments) for n, b in blueprints.items()}))
         if not getattr(type(said), "is_handle", False):
             return find_tokenizer(said)
         if said.name not in self._tokenizers:
             model = unopened(blueprints, said.name).build().model  # type: ignore[attr-defined]
-            self._tokenizers[said.name] = self.setting.open_tokenizer(model)
+            self._tokenizers[said.name] = self.config.open_tokenizer(model)
         return self._tokenizers[said.name]
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
-    def run(self, task: Task) -> Reply | Failed:
-        """Run a task. An error comes back as a record, with its traceback."""
+    def run(self, call: RankCall) -> Reply | Failed:
+        """Run a call. An error comes back as a record, with its traceback."""
         try:
-            self.free(task.frees)
+            self.free(call.frees)
             self._now.pulled, self._now.warnings = 0, []
-            given = self._arguments(task)
-            return given if isinstance(given, Failed) else self._run(task, given)
+            given = self._arguments(call)
+            return given if isinstance(given, Failed) else self._run(call, given)
         except BaseException as error:
             return Failed.of(error)
 
@@ -190,7 +190,7 @@ class Rank(Weights):
             return {n: take.batch[n] for n in take.names}
         if take.rank == self.number:
             return self.pull(take.id, take.names, take.rows)
-        assert take.rank != DRIVER, "what the driver drew comes with the task"
+        assert take.rank != DRIVER, "what the driver drew comes with the call"
         brought = self.ask(take.rank, "pull", take.id, take.names, take.rows)
         self._now.pulled += sum(bytes_of(c) for c in brought.values())
         return brought
@@ -212,7 +212,7 @@ class Rank(Weights):
                 raise answer.error or RunError(answer.text)
         return answers
 
-    def _arguments(self, task: Task) -> dict[str, Any] | Failed:
+    def _arguments(self, call: RankCall) -> dict[str, Any] | Failed:
         """What an op is called with, its rows brought here.
 
         Of ranks that compute together none begins where one lacks its rows: it would wait for that one in the midst of
@@ -222,15 +222,15 @@ class Rank(Weights):
         def given(item: Any) -> Any:
             if isinstance(item, Fetch):
                 return self.materialise(item)
-            return self._handle(item, task) if isinstance(item, Named) else item
+            return self._handle(item, call) if isinstance(item, Named) else item
 
         failed = arguments = None
         try:
-            arguments = rebuilt(dict(task.arguments), given)
+            arguments = rebuilt(dict(call.arguments), given)
         except Exception as error:
             failed = Failed.of(error)
         all_here = failed is None
-        if task.worker is not None and self.posts[task.worker].collective:
+        if call.worker is not None and self.posts[call.worker].collective:
             all_here = everybody(all_here)
         if failed is None and not all_here:
             failed = Failed(None, "another rank of the call lacks its rows", "", elsewhere=True)
@@ -240,44 +240,44 @@ class Rank(Weights):
         assert arguments is not None, "nothing failed"
         return arguments
 
-    def _run(self, task: Task, arguments: Mapping[str, Any]) -> Reply:
-        worker = self._worker(task)
-        first = next((f for f in found(dict(task.arguments), (Fetch,))), None)
-        op = inspect.getattr_static(type(worker), task.op) if isinstance(task.op, str) else task.op
+    def _run(self, call: RankCall, arguments: Mapping[str, Any]) -> Reply:
+        worker = self._worker(call)
+        first = next((f for f in found(dict(call.arguments), (Fetch,))), None)
+        op = inspect.getattr_static(type(worker), call.op) if isinstance(call.op, str) else call.op
         warn = self._now.warnings.append
-        with user_call(op, worker, arguments.values(), task.info, self._notes, warn), heard(warn, task.info):
-            if task.journal is not None:
-                result = once(self.journal(), task.journal, op, worker, arguments, task.into, task.info, warn)
+        with user_call(op, worker, arguments.values(), call.info, self._notes, warn), heard(warn, call.info):
+            if call.journal is not None:
+                result = once(self.journal(), call.journal, op, worker, arguments, call.into, call.info, warn)
             else:
-                result = op.run(worker, arguments, task.into, task.info)
-        reply = self._kept(task, op, result, arguments, first)
+                result = op.run(worker, arguments, call.into, call.info)
+        reply = self._kept(call, op, result, arguments, first)
         if worker is not None:
             reply.weights = (worker.version, worker.dirty, worker.stamp)
         reply.pulled, reply.warnings = self._now.pulled, tuple(self._now.warnings)
         return reply
 
-    def _worker(self, task: Task) -> Any:
-        if task.worker is None:
+    def _worker(self, call: RankCall) -> Any:
+        if call.worker is None:
             return None
-        worker = self.workers[task.worker]
-        worker.version, worker.dirty = task.weights
+        worker = self.workers[call.worker]
+        worker.version, worker.dirty = call.weights
         return worker
 
-    def _handle(self, named: Named, task: Task) -> Any:
+    def _handle(self, named: Named, call: RankCall) -> Any:
         """A worker that was handed to an op: it is called from here."""
-        at = task.policies.get(named.name)
+        at = call.policies.get(named.name)
         if at is None:  # an op that looks at its weights
             if (named.name, False) in self.workers:
                 return self.workers[named.name, False]
             raise RunError(
-                f"{task.title} takes the weights of '{named.name}', which is in another pool.",
+                f"{call.title} takes the weights of '{named.name}', which is in another pool.",
                 fix=f"Place both in one pool, with the same mesh and backend as '{named.name}'.",
             )
         if at.ranks == (self.number,):
             return self._serving(named.name)
         return Policy(self, at)
 
-    def _kept(self, task: Task, op: Op, result: Any, arguments: Mapping[str, Any], first: Fetch | None) -> Reply:
+    def _kept(self, call: RankCall, op: Op, result: Any, arguments: Mapping[str, Any], first: Fetch | None) -> Reply:
         """Keep rows and columns here; numbers go to the driver."""
         if isinstance(result, Column):
             keys = first.keys if first is not None and len(first.keys) == len(result) else None
@@ -290,10 +290,10 @@ class Rank(Weights):
                 result = result.select(*(n for n in result.fields if n not in main.fields))
         else:
             return Reply(value=result)
-        if task.keep and result.fields:
-            self.objects[task.keep] = result.with_call(None)
+        if call.keep and result.fields:
+            self.objects[call.keep] = result.with_call(None)
         kinds = {n: Kind.of(result[n]) for n in result.fields}
-        check = _check(result) if task.keep else ""
+        check = _check(result) if call.keep else ""
         alike = first is not None and result.keys == first.keys
         keys = None if alike else result.keys
         sizes, size, oldest = sizes_of(result), column_bytes(result), oldest_of(result) or ()
@@ -302,7 +302,7 @@ class Rank(Weights):
     def journal(self) -> Journal:
         """The journal of this rank; it knows what all ranks of the run have written."""
         if self._journal is None:
-            folder = Path(self.setting.folder)
+            folder = Path(self.config.folder)
             self._journal = Journal(folder / f"journal.{self.pool}.{self.number}.jsonl", beside="journal*.jsonl")
         return self._journal
 

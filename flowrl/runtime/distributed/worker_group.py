@@ -22,7 +22,7 @@ from .balance import balanced
 from .protocol import Blueprint, Post
 
 if TYPE_CHECKING:
-    from .client import Fleet
+    from .client import RankClient
 
 
 P = ParamSpec("P")
@@ -33,12 +33,12 @@ R = TypeVar("R")
 class Staged:
     """Weights to publish: those of a group as they were set aside, or with no ``number`` as they are."""
 
-    group: Group
+    group: WorkerGroup
     number: int | None = None
 
 
 @contextmanager
-def present(*groups: Group) -> Iterator[None]:
+def present(*groups: WorkerGroup) -> Iterator[None]:
     """Have the weights of groups there that have made way for another worker: they do so again after."""
     gone = [g for g in groups if g.is_away]
     for group in gone:
@@ -55,7 +55,7 @@ def _present(method: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(method)
     def there(*args: P.args, **kwargs: P.kwargs) -> R:
-        groups = [a for a in args if isinstance(a, Group)]
+        groups = [a for a in args if isinstance(a, WorkerGroup)]
         groups += [a.group for a in args if isinstance(a, Staged) and a.number is None]  # what is set aside is there
         with present(*groups):
             return method(*args, **kwargs)
@@ -63,7 +63,7 @@ def _present(method: Callable[P, R]) -> Callable[P, R]:
     return there
 
 
-class Group:
+class WorkerGroup:
     """The copy of a worker on the ranks of a pool that trains, or with ``post.serving`` the one that generates.
 
     It has what the driver asks of a worker, such as ``version`` and ``install``. ``places``: for each rank the part of
@@ -71,9 +71,9 @@ class Group:
     """
 
     def __init__(
-        self, fleet: Fleet, blueprint: Blueprint, post: Post, ranks: Sequence[int], places: Sequence[int]
+        self, client: RankClient, blueprint: Blueprint, post: Post, ranks: Sequence[int], places: Sequence[int]
     ) -> None:
-        self.fleet, self.blueprint, self.post = fleet, blueprint, post
+        self.client, self.blueprint, self.post = client, blueprint, post
         self.name, self.key, self.ranks, self.places = blueprint.name, post.key, tuple(ranks), tuple(places)
         self.parts = max(places) + 1
         firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
@@ -174,7 +174,7 @@ class Group:
     def note(self, said: Mapping[int, tuple[int, bool, int]]) -> None:
         """What ranks say of the state after a call: version, whether it was updated since, and a stamp.
 
-        Versions are counted here: they go to ranks with their tasks.
+        Versions are counted here: they go to ranks with their calls.
         """
         if any(self.stamps.get(rank) != stamp for rank, (_, _, stamp) in said.items()):
             self.stamps |= _stamps(said)
@@ -184,7 +184,7 @@ class Group:
     @_present
     def program_starts(self) -> None:
         """A program is a stage of training. A copy of another worker takes its weights now."""
-        answers = self.fleet.everywhere(
+        answers = self.client.everywhere(
             self.ranks, "program_starts", self.key, what=f"{self.name} at a program's start"
         )
         self.note(answers)
@@ -194,7 +194,7 @@ class Group:
         """Set the weights aside, on the ranks where they are."""
         number = next(self._staging)
         self.aside.add(number)
-        self.fleet.everywhere(self.ranks, "set_aside", self.name, number, what=f"{self.name}: setting weights aside")
+        self.client.everywhere(self.ranks, "set_aside", self.name, number, what=f"{self.name}: setting weights aside")
         return Staged(self, number)
 
     def in_use(self) -> Staged:
@@ -209,8 +209,8 @@ class Group:
         self.installing = self.owed = True
         try:
             while self.owed:
-                self.fleet.lasting(lambda: self._given(staged, version))
-                with self.fleet.order:
+                self.client.lasting(lambda: self._given(staged, version))
+                with self.client.order:
                     self.installing = self.owed
         except BaseException:
             self.stamp += 1  # they may be written in part
@@ -218,19 +218,19 @@ class Group:
         finally:
             self.installing = self.owed = False
         if staged.number is not None:
-            self.fleet.everywhere(staged.group.ranks, "let_go", staged.group.name, staged.number)
+            self.client.everywhere(staged.group.ranks, "let_go", staged.group.name, staged.number)
             staged.group.aside.discard(staged.number)
         return self.received
 
     def _given(self, staged: Staged, version: int) -> None:
-        with self.fleet.order:
-            self.owed, seen = False, self.fleet.renewals
+        with self.client.order:
+            self.owed, epoch = False, self.client.epoch
         try:
             self.take(staged, version)
         except RankLost:
             raise
         except Exception as error:
-            if self.fleet.renewed_since(seen):
+            if self.client.restarted_since(epoch):
                 raise RankLost(f"ranks were started again while '{self.name}' got its weights.") from error
             raise
 
@@ -238,26 +238,26 @@ class Group:
     def take(self, staged: Staged, version: int) -> None:
         """The same, once: whatever is lost meanwhile ends it."""
         source = staged.group
-        route, moves, numbers = self.fleet.route(source, self)
+        route, moves, numbers = self.client.route(source, self)
         what = f"publish of {source.name} version {version}"
         dtypes = {name: kind for name, (kind, _) in moves.dtypes.items()}
         wanted = source.digest(staged.number, dtypes)
-        begun = self.fleet.begin("move", dict.fromkeys(numbers, (route, source.key, staged.number, self.key)))
+        begun = self.client.begin("move", dict.fromkeys(numbers, (route, source.key, staged.number, self.key)))
         try:
-            answers = self.fleet.answered(begun, what, lambda: self.fleet.part_ways(source, self))
+            answers = self.client.answered(begun, what, lambda: self.client.part_ways(source, self))
         except BaseException:
-            self.fleet.part_ways(source, self)
+            self.client.part_ways(source, self)
             raise
         received = {numbers[rank]: moved.received for rank, moved in answers.items() if moved.received}
         assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
-        self.fleet.moved(what, moves, answers)
+        self.client.moved(what, moves, answers)
         self.received = moves.total
-        self.stamps |= _stamps(self.fleet.everywhere(self.ranks, "weights_written", self.key, version, what=what))
+        self.stamps |= _stamps(self.client.everywhere(self.ranks, "weights_written", self.key, version, what=what))
         assert wanted is not None, "what is installed has a digest"
         for rank, found in self.digests(None, None).items():
             if found != wanted:
                 raise RunError(
-                    f"{what} came to rank {rank} of pool '{self.fleet.pool_of(rank)}' with other numbers: digest "
+                    f"{what} came to rank {rank} of pool '{self.client.pool_of(rank)}' with other numbers: digest "
                     f"{found[:12]}, not {wanted[:12]}.",
                     fix="This is a fault of the transport or of an engine; report it with the plan.",
                 )
@@ -275,13 +275,13 @@ class Group:
         return self._swap("onload", away=False)
 
     def _swap(self, method: str, *, away: bool) -> dict[int, int]:
-        with self.fleet.order:
+        with self.client.order:
             if self.is_away == away:
                 return {}
             self.is_away, self.swapping = away, True
-            begun = self.fleet.begin(method, dict.fromkeys(self.ranks, (self.key,)))
+            begun = self.client.begin(method, dict.fromkeys(self.ranks, (self.key,)))
         try:
-            return self.fleet.answered(begun, f"{self.name}: {'making way' if away else 'coming back'}")
+            return self.client.answered(begun, f"{self.name}: {'making way' if away else 'coming back'}")
         finally:
             self.swapping = False
 
@@ -308,12 +308,12 @@ class Group:
 
     def digests(self, number: int | None, dtypes: Mapping[str, str] | None) -> dict[int, str]:
         """The digest of each whole copy, under its first rank."""
-        parts = self.fleet.everywhere(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
+        parts = self.client.everywhere(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
         if self.post.collective:
             return {self.ranks[0]: digest(parts.values())}
         return {rank: digest([part]) for rank, part in parts.items()}
 
-    def plan_from(self, source: Group, numbers: Mapping[int, int]) -> Moves:
+    def plan_from(self, source: WorkerGroup, numbers: Mapping[int, int]) -> Moves:
         """The moves that bring the weights of ``source`` here; ``numbers`` are the ranks' on the wire."""
         lacking = {n for held in self.held.values() for n in held} - {n for held in source.held.values() for n in held}
         if lacking:
@@ -332,7 +332,7 @@ class Group:
     def save_model(self, folder: str) -> bool:
         """Save the model as a Hugging Face folder."""
         ranks = self.ranks if self.post.collective else self.ranks[:1]
-        found = self.fleet.everywhere(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
+        found = self.client.everywhere(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
         return bool(next(iter(found.values())))
 
     @_present
@@ -341,12 +341,12 @@ class Group:
         ranks = self.ranks if self.post.collective else self.ranks[:1]
         weights = (self.version, self.dirty)
         asked = {rank: (self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
-        parts = self.fleet.answered(self.fleet.begin("save_state", asked), f"{self.name}: saving its state")
+        parts = self.client.answered(self.client.begin("save_state", asked), f"{self.name}: saving its state")
         return {name: said for part in parts.values() for name, said in part.items()}
 
-    def part(self, ranks: Sequence[int]) -> Group:
+    def part(self, ranks: Sequence[int]) -> WorkerGroup:
         """The same worker on some of its ranks: to take weights from there, or to bring them there."""
-        part = Group(self.fleet, self.blueprint, self.post, ranks, range(len(ranks)))
+        part = WorkerGroup(self.client, self.blueprint, self.post, ranks, range(len(ranks)))
         part.version, part.is_away = self.version, self.is_away
         part.held = {rank: held for rank, held in self.held.items() if rank in ranks}
         return part
@@ -355,7 +355,7 @@ class Group:
     def load_state(self, folder: Path, file: str) -> None:
         """Take a state back, whoever has written it."""
         what = f"{self.name}: loading its state"
-        found = self.fleet.everywhere(self.ranks, "load_state", self.key, str(folder), file, what=what)
+        found = self.client.everywhere(self.ranks, "load_state", self.key, str(folder), file, what=what)
         self.stamps |= _stamps(found)
         self.version, self.dirty, _ = next(iter(found.values()))
         self.stamp, self.born = self.stamp + 1, None

@@ -21,7 +21,7 @@ from ..storage.recorder import first_groups
 from ..storage.traffic import bytes_made, bytes_read, lags, row_tokens
 from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, piece_of, together
-from ..values.records import Book, Timing
+from ..values.records import StepLog, Timing
 from ..values.remote_batch import Remote
 from .pool_threads import Everywhere, Pools
 
@@ -44,7 +44,7 @@ class Skipped(Exception):
     """A call whose input failed: not run."""
 
 
-class Crew:
+class Dispatcher:
     """Tells the machine what happens, and does what it answers.
 
     ``workers`` are those that train, ``servers`` the generating copies of those that have one of their own.
@@ -65,7 +65,7 @@ class Crew:
     ) -> None:
         self.workers, self.servers, self.scheme, self.machine = workers, servers, scheme, machine
         self.hands, self.eager, self.sampled, self.clock = hands, eager, sampled, clock
-        self.book = Book()
+        self.step_log = StepLog()
         self.cutter = Cutter(scheme.setup.pieces)
         self.failures: list[tuple[int, BaseException]] = []
         self.committed: deque[int] = deque()
@@ -172,7 +172,7 @@ class Crew:
         if isinstance(command, Publish) and command.worker in self.servers:
             title = f"{command.worker}.publish"
             with self._changed:
-                step = self.book.steps.get(command.step, self.book.outside)
+                step = self.step_log.steps.get(command.step, self.step_log.outside)
                 step.timings.append(Timing(title, command.step, command.pools[0], start, self.clock()))
                 step.traffic.weights[title] = step.traffic.weights.get(title, 0) + moved
         return None
@@ -251,7 +251,7 @@ class Crew:
                 if any(p is None for p in call.parts):
                     return
             result = together(call.parts)
-        step = self.book.of(call)
+        step = self.step_log.of(call)
         if isinstance(result, (Batch, Remote)) and "response_ids" in result.fields and call.index > step.last:
             step.rows, step.last = result, call.index
         if call.op.updates and isinstance(step.rows, Remote) and (count := self.sampled(step.number)):
@@ -294,7 +294,7 @@ class Crew:
         read = bytes_read(call, worker, arguments) if arguments else {}
         found = lags(call, worker.version, rows) if call.op.updates == "weights" else {}
         with self._changed:
-            traffic, node = self.book.of(call).traffic, self._node(call)
+            traffic, node = self.step_log.of(call).traffic, self._node(call)
             _add(traffic.calls, {node: int(piece == 0)})
             _add(traffic.reads.setdefault(node, {}), read)
             _add(traffic.lags, found)
@@ -316,7 +316,7 @@ class Crew:
         pools = self.scheme.pools(call.op, call.worker)
         made = bytes_made(result, given, call.op)
         with self._changed:
-            step, node = self.book.of(call), self._node(call)
+            step, node = self.step_log.of(call), self._node(call)
             _add(step.traffic.makes.setdefault(node, {}), made)
             if call.worker is None and call.op.owner == "batch":
                 return

@@ -19,7 +19,7 @@ from ...graph.terms import Reading
 from ...marks import other_ids, vocabulary
 from ...schedule.scheme import Scheme
 from ...workers.notes import Notes
-from ..local.executor import Workplace
+from ..local.executor import LocalExecutor
 from ..storage import checkpoint
 from ..storage.choose import Chosen, newest_whole
 from ..storage.disk import writing
@@ -28,9 +28,9 @@ from ..storage.inputs import Inputs
 from ..storage.journal import Journal
 from ..storage.origin import origin
 from ..storage.recorder import Recorder, versions
-from ..storage.resume import ResumePoint, find_resume_point
+from ..storage.resume import Continuation, find_continuation
 from ..storage.run_record import read_record
-from ..values.records import Cut, Hooks, Interrupted, Point, Step
+from ..values.records import Hooks, Interrupted, Point, ResumePoint, Step
 from ..values.spelled import spelled
 from .left_behind import LeftBehind
 from .progress import Progress
@@ -41,7 +41,7 @@ from .stop import Stop
 from .user_calls import Watch, died_before, name_rows, same_folder
 
 if TYPE_CHECKING:
-    from ..distributed.executor import RanksPlace
+    from ..distributed.executor import DistributedExecutor
 
 
 LOSSES = 10  # of processes without a step in between: then something is wrong that starting again does not mend
@@ -113,13 +113,15 @@ def labels(programs: Sequence[str]) -> list[str]:
 class Runner:
     """Runs stages in a folder. One per run."""
 
-    def __init__(self, stages: Sequence[Stage], place: Workplace | RanksPlace, settings: Settings) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], executor: LocalExecutor | DistributedExecutor, settings: Settings
+    ) -> None:
         self._lock = take_folder(
             settings.out, resume=settings.resume, overwrite=settings.overwrite, unlock=settings.unlock
         )
         self._out = settings.out  # as it was said; user code may change the working directory
         settings = replace(settings, out=settings.out.absolute())
-        self.stages, self.place, self.settings = stages, place, settings
+        self.stages, self.executor, self.settings = stages, executor, settings
         try:
             self._died = died_before(settings.out) if settings.resume else ""
             record, self._damage = read_record(settings.out) if settings.resume else ({}, "")
@@ -132,11 +134,11 @@ class Runner:
             raise
         self._labels = labels([stage.program for stage in stages])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
-        self.place.notes = Notes(settings.out)
-        self.place.warn = self._warn
+        self.executor.notes = Notes(settings.out)
+        self.executor.warn = self._warn
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         begin_anew()
-        self.place.watch(self._note_loss, self._note_renewal)
+        self.executor.watch(self._note_loss, self._note_renewal)
         self._stop = Stop(self.progress.note)
         self._chosen: Chosen | None = None  # what the run goes on from, while nothing was written after it
         self._asked: dict[str, Any] = {}
@@ -153,15 +155,15 @@ class Runner:
             with same_folder():
                 return self._run()
         finally:
-            self.place.notes.close()
+            self.executor.notes.close()
             self._lock.release()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> Outcome:
-        point = self._resume_point() if self.settings.resume else None
+        point = self._find_continuation() if self.settings.resume else None
         self._record_start(point)
-        first, cut = 0, None
+        first, resume = 0, None
         status, digest = "done", None
         try:
             with self._stop.listening(), self.progress, Watch(self.settings.out, self._warn).watching():
@@ -171,19 +173,19 @@ class Runner:
                 if point is not None:
                     self._say_what_changed(point)
                     try:
-                        first, cut = self._go_on(point.chosen, self._damage, *self.journal.damage)
+                        first, resume = self._go_on(point.chosen, self._damage, *self.journal.damage)
                     except RankLost as lost:
-                        first, cut = self._recover(lost)
+                        first, resume = self._recover(lost)
                 while digest is None:
                     self._number = first
                     try:
                         if first < len(self.stages):
-                            self._run_stage(self.stages[first], cut)
-                            first, cut = first + 1, None
+                            self._run_stage(self.stages[first], resume)
+                            first, resume = first + 1, None
                         else:
                             digest = self._finish()
                     except RankLost as lost:
-                        first, cut = self._recover(lost)
+                        first, resume = self._recover(lost)
         except Interrupted:
             status = "interrupted"
         except KeyboardInterrupt:
@@ -203,24 +205,24 @@ class Runner:
                 self.recorder.curve()
         self.recorder.close()
         self.journal.close()
-        self.place.close()
+        self.executor.close()
 
-    def _run_stage(self, stage: Stage, cut: Cut | None) -> None:
+    def _run_stage(self, stage: Stage, resume: ResumePoint | None) -> None:
         kinds = {w["name"]: w["kind"] for w in stage.graph["workers"]}
         opening = {name: kinds.get(name, "to be copied") for name in stage.workers}  # of=NAME opens what is not called
         self.progress.opening(stage.program, opening, str(self._out))
         self._around.setdefault(self._number, Surroundings(stage.fn))
-        workers = {name: self.place.open(name) for name in stage.workers}
+        workers = {name: self.executor.open(name) for name in stage.workers}
         followers = stage.scheme.setup.followers
-        servers = {name: self.place.open_server(name) for name in self._serving(stage)}
+        servers = {name: self.executor.open_server(name) for name in self._serving(stage)}
         self._compare_tokenizers(stage)
-        if cut is None:
-            self.place.start_program(stage.workers)
+        if resume is None:
+            self.executor.start_program(stage.workers)
             for name in {**followers, **servers}:
                 version = workers[name].read_version()  # what the program before has updated is published
                 if name in servers and servers[name].version != version:
                     servers[name].install(workers[name].in_use(), version)
-        self.place.make_way()
+        self.executor.offload_idle()
         session = Running(
             program=stage.program,
             number=self._number,
@@ -229,7 +231,7 @@ class Runner:
             servers=servers,
             scheme=stage.scheme,
             runtime=self.settings.runtime,
-            hands=self.place.hands(self._number, self.journal),
+            hands=self.executor.hands(self._number, self.journal),
             journal=self.journal,
             hooks=Hooks(
                 commit=lambda step: self._commit(stage, step),
@@ -238,13 +240,13 @@ class Runner:
                 due=lambda step: (step + 1) % self.settings.checkpoint_every == 0,
                 stop=lambda: self._stop.asked,
                 warn=self._warn,
-                tokenizer=self.place.tokenizer,
+                tokenizer=self.executor.tokenizer,
                 sampled=self.recorder.sampled,
             ),
-            cut=cut,
+            resume=resume,
         )
         steps = stage.parameters.get("steps")
-        self.progress.start(stage.program, steps if isinstance(steps, int) else None, cut.steps if cut else 0)
+        self.progress.start(stage.program, steps if isinstance(steps, int) else None, resume.steps if resume else 0)
         self.recorder.restart_clock()
         wait, can_go_on = True, False
         try:
@@ -272,7 +274,7 @@ class Runner:
     def _compare_tokenizers(self, stage: Stage) -> None:
         """Raise ModelError, with the line, where a call would read ids that another tokenizer made."""
         for read in stage.readings:
-            mine, theirs = (vocabulary(self.place.tokenizer(said)) for said in (read.reader, read.maker))
+            mine, theirs = (vocabulary(self.executor.tokenizer(said)) for said in (read.reader, read.maker))
             if mine and theirs and mine != theirs:
                 error = other_ids(read.title, read.column, read.other, read.own)
                 error.at = read.at
@@ -281,7 +283,7 @@ class Runner:
     def _serving(self, stage: Stage) -> list[str]:
         """The workers of a stage that generate with a copy of their own."""
         followers = stage.scheme.setup.followers
-        return [n for n in stage.workers if self.place.serving(n, n not in followers or followers[n].shared)]
+        return [n for n in stage.workers if self.executor.serving(n, n not in followers or followers[n].shared)]
 
     def _marks(self) -> dict[str, Any]:
         """How long the files of the run are."""
@@ -304,14 +306,14 @@ class Runner:
         tokenizer = None
         if step.rows is not None:
             with suppress(ModelError):  # a flow without one: trajectories are written without texts
-                tokenizer = self.place.tokenizer(None)
+                tokenizer = self.executor.tokenizer(None)
         label = self._labels[self._number]
         line = self.recorder.commit(label, step, tokenizer)
         lately = [h for h in self.recorder.history[-STEPS - 1 :] if h["program"] == label]
         if (text := stalled(lately)) is not None:
             self._warn(f"{label}: {text}")
         self._fresh = True
-        self.place.settled(step.number)
+        self.executor.settled(step.number)
         self.progress.step(line, step.timings)
 
     def _done_so_far(self, marks: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,7 +334,7 @@ class Runner:
         """Keep all that the rest of the run depends on, in one piece."""
         self._lock.check()
         self.journal.sync()
-        self.place.sync()
+        self.executor.sync()
         manifest = {
             **self._done_so_far(point.marks),
             "program": point.record,
@@ -341,14 +343,14 @@ class Runner:
             "run": self.recorder.record.get("id"),
             "record": {**self.recorder.record, **self._asked, "checkpoints": True},
         }
-        servers = {f"{name}.generate": worker for name, worker in self.place.servers.items()}
-        workers = {**self.place.workers, **servers}
-        checkpoint.save(self.settings.out / "checkpoints", manifest, workers, point.live, self.place.write_rows)
+        servers = {f"{name}.generate": worker for name, worker in self.executor.servers.items()}
+        workers = {**self.executor.workers, **servers}
+        checkpoint.save(self.settings.out / "checkpoints", manifest, workers, point.live, self.executor.write_rows)
         if self._asked or not self.recorder.record.get("checkpoints"):
             self.recorder.run_record(**self._asked, checkpoints=True)
             self._asked = {}  # what a resumed run was asked holds from here on, also when it is resumed again
 
-    def _recover(self, lost: RankLost) -> tuple[int, Cut | None]:
+    def _recover(self, lost: RankLost) -> tuple[int, ResumePoint | None]:
         """Start again what was lost, and go back to the last checkpoint: where to go on from. Raises what is past help.
 
         Steps after the checkpoint are done again with the same rows and seeds; what touched the world is answered from
@@ -357,7 +359,7 @@ class Runner:
         while True:
             try:
                 self._note_loss(lost)
-                if not self.place.recover(lost):
+                if not self.executor.recover(lost):
                     raise lost
                 return self._gone_back()
             except RankLost as again:
@@ -378,7 +380,7 @@ class Runner:
         self.recorder.event("renewed", what)
         self.progress.note(f"started again: {what}; the step goes on")
 
-    def _gone_back(self) -> tuple[int, Cut | None]:
+    def _gone_back(self) -> tuple[int, ResumePoint | None]:
         """Go back to the last checkpoint, or to the start: the stage to go on with, and where in it."""
         if self._chosen is not None:  # nothing was done since the run was resumed
             chosen = replace(self._chosen, said=())
@@ -388,13 +390,13 @@ class Runner:
         for number in [n for n in sorted(self._around, reverse=True) if n >= stage]:
             self._around.pop(number).restore()
         if chosen.manifest is None:
-            self.place.begin_again()
-        stage, cut = self._go_on(chosen)
+            self.executor.begin_again()
+        stage, resume = self._go_on(chosen)
         self.recorder.event("recovered", self._place(chosen.manifest))
         self.progress.note(f"went on {self._place(chosen.manifest)}")
-        return stage, cut
+        return stage, resume
 
-    def _go_on(self, chosen: Chosen, *said: str) -> tuple[int, Cut | None]:
+    def _go_on(self, chosen: Chosen, *said: str) -> tuple[int, ResumePoint | None]:
         """Go on from a checkpoint: the stage, and where in it. ``said``: of what else is damaged."""
         manifest = chosen.manifest
         marks = manifest["marks"] if manifest else dict.fromkeys(self.recorder.marks(), 0)
@@ -404,35 +406,35 @@ class Runner:
         self._chosen = chosen
         self._finished = [(p, m) for p, m in manifest["finished"]] if manifest else []
         self._left = manifest.get("left", {}) if manifest else {}
-        cut = self._restore(chosen.folder, manifest) if chosen.folder is not None and manifest is not None else None
-        return manifest["stage"] if manifest else 0, cut
+        resume = self._restore(chosen.folder, manifest) if chosen.folder is not None and manifest is not None else None
+        return manifest["stage"] if manifest else 0, resume
 
-    def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> Cut | None:
+    def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> ResumePoint | None:
         program = manifest["program"]
         stage = self.stages[manifest["stage"]] if manifest["stage"] < len(self.stages) else None
         apart = {f"{name}.generate": name for name in self._serving(stage)} if stage is not None else {}
         for name in sorted(manifest["stamps"], key=lambda n: n.endswith(".generate")):
             if name.endswith(".generate") and name not in apart:  # the plan of this run has one copy for both
                 continue
-            worker = self.place.open_server(apart[name]) if name in apart else self.place.open(name)
+            worker = self.executor.open_server(apart[name]) if name in apart else self.executor.open(name)
             checkpoint.load_worker(folder, name, worker)
             worker.stamp = manifest["stamps"][name]
         if program is None:
             return None
-        return Cut(
+        return ResumePoint(
             calls=program["calls"],
             reads=program["reads"],
             steps=program["steps"],
-            course=program["course"],
-            live=self.place.taken(checkpoint.load_live(folder, manifest)),
+            call_digest=program["course"],
+            live=self.executor.taken(checkpoint.load_live(folder, manifest)),
             cursors=program["cursors"],
             draws=program["draws"],
             held=tuple(program.get("held", ())),
         )
 
-    def _resume_point(self) -> ResumePoint:
+    def _find_continuation(self) -> Continuation:
         settings = self.settings
-        return find_resume_point(
+        return find_continuation(
             settings.out,
             self.stages,
             settings.inputs,
@@ -442,13 +444,13 @@ class Runner:
             allow_changed=settings.allow_changed,
         )
 
-    def _say_what_changed(self, point: ResumePoint) -> None:
+    def _say_what_changed(self, point: Continuation) -> None:
         self.progress.note(f"resumed {self._place(point.chosen.manifest)}")
         for text in (*map(str, point.changes), *point.notes):
             self.recorder.event("changed", text)
             self.progress.note(f"changed since the start: {text}" if text not in point.notes else text)
 
-    def _record_start(self, point: ResumePoint | None) -> None:
+    def _record_start(self, point: Continuation | None) -> None:
         settings, here = self.settings, origin(self.settings.script)
         asked: dict[str, Any] = {
             "script": settings.script,
@@ -488,10 +490,10 @@ class Runner:
     def _finish(self) -> str:
         """All programs are done: save the models, and give the digest of all weights."""
         self._settle_in()
-        digests = {n: d for n, w in sorted(self.place.workers.items()) if (d := w.digest()) is not None}
+        digests = {n: d for n, w in sorted(self.executor.workers.items()) if (d := w.digest()) is not None}
         digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
         self.recorder.run_record(weights_digest=digest, weights_digests=digests)
-        for name, worker in self.place.workers.items() if self.settings.save_models else ():
+        for name, worker in self.executor.workers.items() if self.settings.save_models else ():
             if getattr(worker, "trains", hasattr(type(worker), "update")):
                 with writing(self.settings.out / "model" / name):
                     worker.save_model(str(self.settings.out / "model" / name))
@@ -500,10 +502,10 @@ class Runner:
     def _end(self, status: str, digest: str | None) -> Outcome:
         out = self._out
         self.recorder.curve()
-        self.recorder.run_record(status=status, ended=time.time(), **self.place.record())
+        self.recorder.run_record(status=status, ended=time.time(), **self.executor.record())
         self.recorder.close()
         self.journal.close()
-        self.place.close()
+        self.executor.close()
         stopped = self._stop.status if status == "interrupted" else 0
         return Outcome(status, out, digest, tuple(self._finished), stopped)
 

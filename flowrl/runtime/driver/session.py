@@ -24,10 +24,10 @@ from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
 from ..storage.journal import Journal
 from ..values.call import Call, NotKept, Part, maker, outcome
-from ..values.records import Cut, Draws, Hooks, Interrupted, Point, SourceLike, Step
+from ..values.records import Draws, Hooks, Interrupted, Point, ResumePoint, SourceLike, Step
 from ..values.remote_batch import Remote, RemoteColumn
 from .dependencies import MERGE, declared, fields_after, shortest
-from .dispatcher import Crew, Hands, Skipped
+from .dispatcher import Dispatcher, Hands, Skipped
 from .staleness import note_origins, refuse_stale
 
 
@@ -51,19 +51,19 @@ class Running:
         journal: Journal,
         hands: Hands,
         hooks: Hooks,
-        cut: Cut | None = None,
+        resume: ResumePoint | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.program, self.number, self.seed = program, number, seed
-        self.scheme, self.journal, self.hooks, self.cut = scheme, journal, hooks, cut
-        held = cut.held if cut is not None else ()
+        self.scheme, self.journal, self.hooks, self.resume = scheme, journal, hooks, resume
+        held = resume.held if resume is not None else ()
         self.machine = Machine(
             scheme.setup,
-            committed=(cut.steps if cut is not None else 0) - bool(held),
+            committed=(resume.steps if resume is not None else 0) - bool(held),
             versions={w: (servers.get(w) or workers[w]).version for w in scheme.setup.followers},
             held=held,
         )
-        self.crew = Crew(
+        self.dispatcher = Dispatcher(
             workers,
             servers,
             scheme,
@@ -73,9 +73,9 @@ class Running:
             sampled=hooks.sampled,
             clock=clock,
         )
-        self.book = self.crew.book
+        self.step_log = self.dispatcher.step_log
         self.calls, self.reads, self.draws = 0, 0, 0
-        self._course = hashlib.sha256()
+        self._call_digest = hashlib.sha256()
         self._live: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
         self._counts: dict[tuple[str, int], int] = {}
         self._sources: list[Draws] = []
@@ -86,7 +86,7 @@ class Running:
         self._recorded = 0
         self._loop_end: Point | None = None  # while nothing was asked of workers since then
         if held:
-            self.crew.tell(Resumed())
+            self.dispatcher.tell(Resumed())
 
     # -- what a flow asks ---------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Running:
         if self._open_step is not None:
             self._open_step.logs.append((step, values))
         elif not self.replaying:
-            self.book.outside.logs.append((step, values))
+            self.step_log.outside.logs.append((step, values))
 
     def finish(self) -> bool:
         """The program has returned: wait for all of it. Returns whether there is a checkpoint from which it could be
@@ -138,11 +138,11 @@ class Running:
         if self._loop_end is not None:
             self._settle()
             self.hooks.checkpoint(self._loop_end)
-        self.crew.tell(Ended())
+        self.dispatcher.tell(Ended())
         self._settle()
-        if self.cut is not None and self.replaying:
+        if self.resume is not None and self.replaying:
             raise ResumeError(
-                f"'{self.program}' ended after {self._opened} steps; the run has done {self.cut.steps}.",
+                f"'{self.program}' ended after {self._opened} steps; the run has done {self.resume.steps}.",
                 fix="Give it at least the steps that are done.",
             )
         self._record_outside()
@@ -150,7 +150,7 @@ class Running:
 
     def close(self, wait: bool = True) -> None:
         """End the threads; what runs comes to its end, unless nobody waits for it."""
-        self.crew.close(wait)
+        self.dispatcher.close(wait)
 
     # -- the session protocol -----------------------------------------------------------------------------------
 
@@ -163,10 +163,10 @@ class Running:
     def read(self, value: Value, kind: type) -> Any:
         number = self.reads
         self.reads += 1
-        if self.cut is not None and number < self.cut.reads:
+        if self.resume is not None and number < self.resume.reads:
             return kind(self.journal.reads[(self.number, number)])
         call = maker(value.ref)
-        self.crew.wait(lambda: call.done)
+        self.dispatcher.wait(lambda: call.done)
         if isinstance(call.error, Skipped):
             self._settle()
         found = outcome(value.ref)
@@ -235,30 +235,30 @@ class Running:
         note_origins(call, self.scheme)
         if not call.done:
             refuse_stale(call, self.scheme)
-            self.crew.issue(call, worker)
+            self.dispatcher.issue(call, worker)
         return call
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     @property
     def replaying(self) -> bool:
-        """Whether what is issued now lies before the cut of a resumed run."""
-        return self.cut is not None and self.calls < self.cut.calls
+        """Whether what is issued now lies before the point where a resumed run goes on."""
+        return self.resume is not None and self.calls < self.resume.calls
 
     def _issue(
         self, op: Op, name: str | None, title: str, arguments: Mapping[str, Any], into: Mapping[str, str]
     ) -> Call:
         index, step = self.calls, self._now
         occurrence = self._counts[(title, step)] = self._counts.get((title, step), -1) + 1
-        self._course.update(title.encode())
+        self._call_digest.update(title.encode())
         call = Call(index, op, name, arguments, into, None, CallInfo(self.seed, self.program, step, title, occurrence))
         call.outside = self._open_step is None
         self.calls += 1
-        if self.cut is not None and index < self.cut.calls:
-            call.finish(self.cut.live.get(index, NotKept))
-            if self.calls == self.cut.calls:
-                self.draws = self.cut.draws
-            if self.calls == self.cut.calls and self.course != self.cut.course:
+        if self.resume is not None and index < self.resume.calls:
+            call.finish(self.resume.live.get(index, NotKept))
+            if self.calls == self.resume.calls:
+                self.draws = self.resume.draws
+            if self.calls == self.resume.calls and self.call_digest != self.resume.call_digest:
                 raise self._another_course()
         elif op.owner != "data":
             call.at = caller()
@@ -274,9 +274,9 @@ class Running:
         )
 
     @property
-    def course(self) -> str:
+    def call_digest(self) -> str:
         """A digest of the titles of all calls so far."""
-        return self._course.hexdigest()
+        return self._call_digest.hexdigest()
 
     def _value(self, op: Op, call: Call, arguments: Mapping[str, Any]) -> Any:
         kind = result_kind(op, arguments) if op.returns == "raw" else op.returns
@@ -286,8 +286,8 @@ class Running:
     def _use(self, source: SourceLike) -> Draws:
         cursor = source.cursor()
         draws = Draws(source, cursor)
-        if self.cut is not None and len(self._sources) < len(self.cut.cursors):
-            said = self.cut.cursors[len(self._sources)]
+        if self.resume is not None and len(self._sources) < len(self.resume.cursors):
+            said = self.resume.cursors[len(self._sources)]
             draws.kept, draws.ended = said["draws"], said.get("ended", True)  # older records do not say
             cursor.load_state(said["state"])
         self._sources.append(draws)
@@ -304,7 +304,7 @@ class Running:
         rows: list[dict[str, Any]] = []
         if self.replaying:
             if draws.made >= draws.kept:
-                if not draws.ended:  # a loop before the cut has more steps than it had
+                if not draws.ended:  # a loop before that point has more steps than it had
                     raise self._another_course()
                 return None
         else:
@@ -317,7 +317,7 @@ class Running:
         call = self._issue(_DRAW, None, "data.draw", {}, {})
         if not call.done:
             tokenizer = self.hooks.tokenizer(getattr(draws.source, "tokenizer", None))
-            call.finish(self.crew.hands.drawn(draws.source.to_batch(rows, self.draws, tokenizer)))
+            call.finish(self.dispatcher.hands.drawn(draws.source.to_batch(rows, self.draws, tokenizer)))
             self.draws += len(rows)
         call.fields = frozenset(draws.source.schema())
         return BatchValue(self, call)
@@ -333,20 +333,20 @@ class Running:
         number = self._opened
         self._opened += 1
         self._loop_end = None
-        if self.cut is None or number >= self.cut.steps:
-            self.crew.wait(lambda: self.machine.may_open(number) or bool(self.crew.failures))
+        if self.resume is None or number >= self.resume.steps:
+            self.dispatcher.wait(lambda: self.machine.may_open(number) or bool(self.dispatcher.failures))
             self._record()
             self._record_outside()
-            self.crew.tell(Opened(number))
-        self._open_step = self.book.step(number)
+            self.dispatcher.tell(Opened(number))
+        self._open_step = self.step_log.step(number)
 
     def _record_outside(self) -> None:
         """Have what was logged outside of steps recorded."""
-        if self.book.outside.logs:
+        if self.step_log.outside.logs:
             self._settle()
-            self.book.outside.number = self._opened
-            self._commit(self.book.outside)
-        self.book.outside = Step(self._opened)
+            self.step_log.outside.number = self._opened
+            self._commit(self.step_log.outside)
+        self.step_log.outside = Step(self._opened)
 
     def _close(self, empty: bool = False) -> None:
         step, self._open_step, self._current = self._open_step, None, None
@@ -355,13 +355,13 @@ class Running:
             del self._counts[key]
         for call in self._live.values():  # a value that goes on into a later step stands for itself alone
             call.base = None
-        if self.cut is not None and step.number < self.cut.steps:
-            self.book.steps.pop(step.number, None)
+        if self.resume is not None and step.number < self.resume.steps:
+            self.step_log.steps.pop(step.number, None)
             self._recorded = step.number + 1
             return
-        self.crew.tell(Closed(step.number))
+        self.dispatcher.tell(Closed(step.number))
         if empty:  # the source had ended: nothing was done in it
-            self.book.steps.pop(step.number, None)
+            self.step_log.steps.pop(step.number, None)
             self._settle()
             return
         if self.scheme.setup.staleness == 0:
@@ -384,20 +384,20 @@ class Running:
 
     def _record(self, upto: int = -1) -> None:
         """Have the steps that are done recorded, in order. Raises what has failed, after all that runs is done."""
-        if self.crew.failures and (failure := self.crew.first_failure()) is not None:
+        if self.dispatcher.failures and (failure := self.dispatcher.first_failure()) is not None:
             raise failure
-        while self.crew.committed:
-            upto = max(upto, self.crew.committed.popleft())
+        while self.dispatcher.committed:
+            upto = max(upto, self.dispatcher.committed.popleft())
         while self._recorded <= upto:
-            step = self.book.steps.pop(self._recorded, None)
+            step = self.step_log.steps.pop(self._recorded, None)
             self._recorded += 1
-            self.crew.cutter.forget(self._recorded)
+            self.dispatcher.cutter.forget(self._recorded)
             if step is not None:
                 self._commit(step)
 
     def _commit(self, step: Step) -> None:
         """Have a step recorded; what it logged and the last of its rows are made readable first."""
-        readable = self.crew.hands.readable
+        readable = self.dispatcher.hands.readable
         step.logs = [
             (said, [replace(v, value=_plain(v.value, readable)) for v in values]) for said, values in step.logs
         ]
@@ -406,7 +406,7 @@ class Running:
 
     def _settle(self) -> None:
         """Wait until nothing runs, and record what is done by then."""
-        self.crew.settle()
+        self.dispatcher.settle()
         self._record()
 
     def _snapshot(self) -> tuple[dict[str, Any], dict[int, Any]]:
@@ -419,7 +419,7 @@ class Running:
             "reads": self.reads,
             "steps": self._recorded,
             "draws": self.draws,
-            "course": self.course,
+            "course": self.call_digest,
             "cursors": [{"state": d.cursor.state(), "draws": d.made, "ended": d.ended} for d in self._sources],
             "held": sorted(self.machine.held()),
         }

@@ -38,7 +38,7 @@ class Declared(Protocol):
 
 
 @dataclass
-class Workplace:
+class LocalExecutor:
     """Opens workers by name. ``devices`` says where, by worker; ``open_engine`` asks a backend."""
 
     declared: Mapping[str, Declared]
@@ -90,7 +90,7 @@ class Workplace:
         """Rows that lie on ranks, written by one of them: there are none in one process."""
         raise AssertionError("rows lie in this process")
 
-    def make_way(self) -> None:
+    def offload_idle(self) -> None:
         """A program's calls begin: nobody takes turns in the memory of this process."""
 
     def taken(self, live: Mapping[int, Any]) -> Mapping[int, Any]:

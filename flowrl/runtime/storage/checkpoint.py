@@ -13,7 +13,7 @@ from typing import Any
 
 from ...batch import Batch, Column
 from ...errors import ResumeError
-from ..distributed.worker_group import Group
+from ..distributed.worker_group import WorkerGroup
 from ..values.remote_batch import Remote, RemoteColumn
 from .disk import Checksum, checksum, replace_file, sync, write_tensors, writing
 from .disk import remove as take_away
@@ -89,7 +89,7 @@ def _write(
         stamps[name] = worker.stamp
         if before and past["stamps"].get(name) == worker.stamp and (before / f"{name}.json").exists():
             files |= _linked(before, made, name, past.get("files", {}))
-        elif isinstance(worker, Group):
+        elif isinstance(worker, WorkerGroup):
             files |= worker.save_state(made, name)
         else:
             shards, record = worker.state_shards()
@@ -181,7 +181,7 @@ def record_within(checkpoint: Path) -> dict[str, Any] | None:
 
 def load_worker(checkpoint: Path, name: str, worker: Any) -> None:
     """Give a worker its state back, on whichever ranks it is now."""
-    if isinstance(worker, Group):
+    if isinstance(worker, WorkerGroup):
         worker.load_state(checkpoint, name)
         return
     with StateFiles(checkpoint, name) as files:

@@ -49,7 +49,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class ResumePoint:
+class Continuation:
     """Where a run goes on: a checkpoint, or its start; and what has changed since then."""
 
     chosen: Chosen
@@ -57,7 +57,7 @@ class ResumePoint:
     notes: tuple[str, ...]
 
 
-def find_resume_point(
+def find_continuation(
     out: Path,
     stages: Sequence[StageLike],
     inputs: Inputs,
@@ -66,7 +66,7 @@ def find_resume_point(
     behind: LeftBehind,
     *,
     allow_changed: bool = False,
-) -> ResumePoint:
+) -> Continuation:
     """Where the run in ``out`` goes on: from its newest whole checkpoint. Nothing is changed in the folder.
 
     What its programs have left at module level is ``behind`` them again then. The last program that the
@@ -99,7 +99,7 @@ def find_resume_point(
     left = (chosen.manifest or {}).get("left", {})
     lost = list(_lost(left, behind.put_back(left)))
     _refuse(out, [c for c in lost if c.another], allow_changed)
-    return ResumePoint(chosen, (*changes, *lost), tuple(notes))
+    return Continuation(chosen, (*changes, *lost), tuple(notes))
 
 
 def _refuse(out: Path, another: Sequence[Change], allow_changed: bool) -> None:

@@ -90,13 +90,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Cut:
+class ResumePoint:
     """Where a resumed program goes on: everything issued before ``calls`` is answered, not run."""
 
     calls: int
     reads: int
     steps: int
-    course: str
+    call_digest: str
     live: Mapping[int, Any]
     cursors: list[dict[str, Any]]
     draws: int
@@ -127,7 +127,7 @@ class Hooks:
     sampled: Callable[[int], int] = lambda step: 0  # how many groups of a step are written down
 
 
-class Book:
+class StepLog:
     """The steps that are not recorded yet, and what is done between steps and after them."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from ..protocol import Failed, Setting, Task
+from ..protocol import Failed, RankCall, RankConfig
 from ..rank import Rank
 from .signals import hear, overhear
 
@@ -34,8 +34,8 @@ THREADS = {"pull": 2, "light": 1, "move": 1, "serve": 1}
 def lane_of(method: str, args: Sequence[Any]) -> str:
     """The lane of a call: a library's run beside those of workers, as they are short and hold up others."""
     if method == "run":
-        task: Task = args[0]
-        return "light" if task.worker is None else "work"
+        call: RankCall = args[0]
+        return "light" if call.worker is None else "work"
     return LANES.get(method, "work")
 
 
@@ -48,10 +48,10 @@ class RankActor:
         overhear()
 
     @ray.method(concurrency_group="pull")
-    def begin(self, setting: Setting, handles: Mapping[int, Any]) -> dict[str, Any]:
+    def begin(self, config: RankConfig, handles: Mapping[int, Any]) -> dict[str, Any]:
         """Learn of the run and of the other ranks; returns where this process is."""
         if self._rank is None:
-            self._rank = Rank(self.number, self.pool, setting, _Peers({}), host=ray.util.get_node_ip_address())
+            self._rank = Rank(self.number, self.pool, config, _Peers({}), host=ray.util.get_node_ip_address())
         self._rank.peers = _Peers(handles)
         return {"pool": self.pool, "node": self._rank.host, "pid": os.getpid()}
 

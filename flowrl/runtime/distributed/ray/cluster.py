@@ -21,7 +21,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....errors import ClusterLost, RankLost, RunError, UsageError
-from ..protocol import Failed, Setting
+from ..protocol import Failed, RankConfig
 from .actor import THREADS, RankActor, start
 from .head import check_head, end_head
 from .private import PrivateRay
@@ -65,7 +65,7 @@ class RayRanks:
         self.handles: dict[int, Any] = {}
         self.where: dict[int, dict[str, Any]] = {}
         self._groups: dict[str, Any] = {}
-        self._setting: Any = None
+        self._config: Any = None
         self._ours, self._private = False, PrivateRay()
         self._places: dict[int, tuple[PoolOfRanks, int]] = {
             rank: (pool, place) for pool in self.pools for place, rank in enumerate(pool.ranks)
@@ -76,12 +76,12 @@ class RayRanks:
 
     # -- processes --------------------------------------------------------------------------------------------------
 
-    def start(self, setting: Setting) -> None:
+    def start(self, config: RankConfig) -> None:
         """Join or start the cluster, place the pools and start their ranks."""
         self._connect()
         for module in own_modules():
             cloudpickle.register_pickle_by_value(module)
-        self._setting = ray.put(setting)
+        self._config = ray.put(config)
         for pool in self.pools:
             self._groups[pool.name] = self._placed(pool)
         self._spawn(self._places)
@@ -183,7 +183,7 @@ class RayRanks:
             self.handles[rank] = actor.options(**options).remote(rank, pool.name)
         begun = {rank: (self.handles[rank].work.remote("alive"), self.handles[rank]) for rank in ranks}
         self._told(self.wait(begun, "starting ranks", SECONDS_TO_START))
-        begun = {rank: (h.begin.remote(self._setting, dict(self.handles)), h) for rank, h in self.handles.items()}
+        begun = {rank: (h.begin.remote(self._config, dict(self.handles)), h) for rank, h in self.handles.items()}
         new = {rank: begun.pop(rank) for rank in ranks}
         self.where |= self._told(self.wait(new, "starting ranks", SECONDS_TO_START))
         if begun:
