@@ -72,7 +72,7 @@ def events(rounds: int) -> float:
     spent: list[float] = []
     for _ in range(rounds):
         driver = Driver(
-            setup(staleness=1, pieces=4), Times({"actor.generate": 6.0, "actor.update": 3.0}), pools_of(SPLIT)
+            setup(staleness=1, chunks=4), Times({"actor.generate": 6.0, "actor.update": 3.0}), pools_of(SPLIT)
         )
         inside = 0.0
         handle = driver.machine.handle

@@ -38,7 +38,7 @@ def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ())
                 n["pool"],
                 n["start"] - zero,
                 n["end"] - zero,
-                piece=n.get("piece", 0),
+                chunk=n.get("piece", 0),
                 call=n.get("call", -1),
             )
             for n in lines

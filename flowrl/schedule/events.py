@@ -14,7 +14,7 @@ class Call:
     ``Call(7, step=1, title="actor.generate", pools=("rollout",), serves=("actor",), relaxed=True)``. ``id`` counts in
     program order; ``step`` is -1 outside of steps. ``inputs`` are calls whose results it takes. It reads the trained
     copy of the workers ``reads`` and the generating copy of ``serves``; ``relaxed`` if the latter may be stale.
-    ``rowwise``: it can be done in pieces, prompt by prompt. ``groups``: prompt groups that it generates, where they
+    ``rowwise``: it can be done in chunks, prompt by prompt. ``groups``: prompt groups that it generates, where they
     finish one by one and may be exchanged. ``residents``: what it needs in the memory of each of its pools.
     ``rows``: its result holds rows, and not a number made of them. ``queues``: it may be handed to a pool that is busy
     with others of the kind.
@@ -72,10 +72,10 @@ class Grouped(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A call, a piece of one, or a move is done."""
+    """A call, a chunk of one, or a move is done."""
 
     id: int
-    piece: int = 0
+    chunk: int = 0
 
 
 class Ended(NamedTuple):
@@ -86,14 +86,14 @@ Event = Resumed | Opened | Issued | Closed | Entered | Grouped | Finished | Ende
 
 
 class Start(NamedTuple):
-    """Run a call, or one piece of it. What ``offload`` names leaves its pool's memory before, ``onload`` comes in.
+    """Run a call, or one chunk of it. What ``offload`` names leaves its pool's memory before, ``onload`` comes in.
 
     ``versions`` are those of the generating copies that it reads.
     """
 
     id: int
-    piece: int
-    pieces: int
+    chunk: int
+    chunks: int
     pools: tuple[str, ...]
     versions: Mapping[str, int]
     offload: tuple[tuple[str, str], ...] = ()  # (pool, resident)
@@ -160,7 +160,7 @@ class Follower:
 class Setup:
     """What a schedule knows before the first event.
 
-    ``Setup(("train", "rollout"), {"actor": Follower("train", "rollout")}, staleness=1)``. ``pieces``: into how many
+    ``Setup(("train", "rollout"), {"actor": Follower("train", "rollout")}, staleness=1)``. ``chunks``: into how many
     row-wise calls are cut. ``pins``: the version for each relaxed read by id, as in the log of an earlier run.
     ``queue``: how many calls may be handed to a pool that is busy with another one, which it then runs in turn.
     """
@@ -171,7 +171,7 @@ class Setup:
     order: str = "fifo"
     window: float = 0.3
     publish: str = "drain"
-    pieces: int = 1
+    chunks: int = 1
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
     pins: Mapping[int, int] = field(default_factory=dict[int, int])
     queue: int = 0

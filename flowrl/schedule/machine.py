@@ -45,7 +45,7 @@ class IllegalEvent(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A call, a stage or a publish on its way. ``left`` counts what it waits for, as a whole and by piece."""
+    """A call, a stage or a publish on its way. ``left`` counts what it waits for, as a whole and by chunk."""
 
     id: int
     kind: str  # call | stage | publish
@@ -54,14 +54,14 @@ class _Node:
     call: Call | None = None
     worker: str = ""
     version: int = 0
-    pieces: int = 1
+    chunks: int = 1
     left: int = 0
-    piece_left: list[int] = field(default_factory=list[int])
+    chunks_left: list[int] = field(default_factory=list[int])
     after: list[_Node] = field(default_factory=list["_Node"])  # those that wait for all of it
-    after_piece: list[_Node] = field(default_factory=list["_Node"])  # those that wait piece by piece
+    after_chunk: list[_Node] = field(default_factory=list["_Node"])  # those that wait chunk by chunk
     begun: int = 0
     done: int = 0
-    done_pieces: set[int] = field(default_factory=set[int])
+    done_chunks: set[int] = field(default_factory=set[int])
     finished: bool = False  # its result is there
     entered: bool = False  # all its rows are in the engine
     held: bool = False
@@ -94,7 +94,7 @@ class Machine:
     >>> machine.handle(Opened(0))
     []
     >>> machine.handle(Issued(Call(0, 0, "actor.generate", ("rollout",), serves=("actor",))))
-    [Start(id=0, piece=0, pieces=1, pools=('rollout',), versions={'actor': 0}, offload=(), onload=())]
+    [Start(id=0, chunk=0, chunks=1, pools=('rollout',), versions={'actor': 0}, offload=(), onload=())]
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Machine:
         for node in self._nodes.values():
             running = node.id in self._started
             said = "running" if running else "held" if node.held else f"waits for {node.left} things"
-            if not running and not node.held and not node.left and not any(node.piece_left):
+            if not running and not node.held and not node.left and not any(node.chunks_left):
                 busy = [p for p in node.pools if self._running[p]]
                 said = f"waits for pool {', '.join(busy)}" if busy else "ready"
             lines.append(f"  {self._title(node)} of step {node.step}: {said}")
@@ -214,8 +214,8 @@ class Machine:
         if call.groups and call.relaxed and self._window is not None:
             node.windowed = True
             self._window.admit(call.id, call.groups)
-        node.pieces = self.setup.pieces if call.rowwise and not node.windowed else 1
-        node.piece_left = [0] * node.pieces
+        node.chunks = self.setup.chunks if call.rowwise and not node.windowed else 1
+        node.chunks_left = [0] * node.chunks
         for id in call.inputs:
             self._wait_for_input(node, id)
         for worker in call.reads:
@@ -258,19 +258,19 @@ class Machine:
 
     def _has_finished(self, event: Finished) -> None:
         node = self._started.get(event.id)
-        if node is None or event.piece in node.done_pieces:
+        if node is None or event.chunk in node.done_chunks:
             raise IllegalEvent(f"{event} of something that does not run.\n{self.story()}")
         node.done += 1
-        node.done_pieces.add(event.piece)
+        node.done_chunks.add(event.chunk)
         if node.begun == node.done:
             del self._started[node.id]
             for pool in node.pools:
                 del self._running[pool][node.id]
-        if node.pieces > 1:
-            for other in node.after_piece:
-                other.piece_left[event.piece] -= 1
-                self._ready_piece(other, event.piece)
-        if node.done == node.pieces and not node.windowed:
+        if node.chunks > 1:
+            for other in node.after_chunk:
+                other.chunks_left[event.chunk] -= 1
+                self._ready_chunk(other, event.chunk)
+        if node.done == node.chunks and not node.windowed:
             self._complete(node)
 
     # -- versions -----------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class Machine:
 
     def _move(self, kind: str, worker: str, pool: str, step: int, version: int) -> _Node:
         self._moves += 1
-        node = _Node(-self._moves, kind, (pool,), step, worker=worker, version=version, piece_left=[0])
+        node = _Node(-self._moves, kind, (pool,), step, worker=worker, version=version, chunks_left=[0])
         self._nodes[node.id] = node
         return node
 
@@ -366,31 +366,31 @@ class Machine:
         made = self._nodes.get(id)
         if made is None:
             return
-        if node.pieces > 1 and made.pieces > 1:
-            made.after_piece.append(node)
-            for piece in range(node.pieces):
-                node.piece_left[piece] += piece not in made.done_pieces
+        if node.chunks > 1 and made.chunks > 1:
+            made.after_chunk.append(node)
+            for chunk in range(node.chunks):
+                node.chunks_left[chunk] += chunk not in made.done_chunks
         else:
             self._wait(node, made)
 
     def _ready_if(self, node: _Node) -> None:
         if node.left == 0 and not node.held:
-            for piece in range(node.pieces):
-                self._ready_piece(node, piece)
+            for chunk in range(node.chunks):
+                self._ready_chunk(node, chunk)
 
-    def _ready_piece(self, node: _Node, piece: int) -> None:
-        if node.left == 0 and node.piece_left[piece] == 0 and not node.held:
+    def _ready_chunk(self, node: _Node, chunk: int) -> None:
+        if node.left == 0 and node.chunks_left[chunk] == 0 and not node.held:
             rank = 1 if node.call is not None else 0  # a ready publish goes before later calls
-            insort(self._ready, (rank, abs(node.id), piece, node))
+            insort(self._ready, (rank, abs(node.id), chunk, node))
 
     def _start_ready(self) -> None:
         """Start what can start, the earliest first. What waits for a pool keeps later ones from its other pools."""
         claimed: set[str] = set()
         started: list[int] = []
-        for place, (_, _, piece, node) in enumerate(self._ready):
+        for place, (_, _, chunk, node) in enumerate(self._ready):
             if all(pool not in claimed and self._is_free(pool, node) for pool in node.pools):
                 started.append(place)
-                self._start(node, piece)
+                self._start(node, chunk)
             else:
                 claimed.update(node.pools)
                 if len(claimed) == len(self._running):
@@ -409,7 +409,7 @@ class Machine:
         alike = all(n.call is not None and n.call.queues for n in (node, *running.values()))
         return alike and len(running) <= self.setup.queue and not self.setup.memory
 
-    def _start(self, node: _Node, piece: int) -> None:
+    def _start(self, node: _Node, chunk: int) -> None:
         node.begun += 1
         node.entered = False
         self._started[node.id] = node
@@ -422,7 +422,7 @@ class Machine:
             return
         versions = {w: self._copies[w].installed for w in call.serves if w in self._copies}
         offload, onload = self.residency.need(call.pools, call.residents) if call.residents else ((), ())
-        self._out.append(Start(node.id, piece, node.pieces, node.pools, versions, offload, onload))
+        self._out.append(Start(node.id, chunk, node.chunks, node.pools, versions, offload, onload))
 
     # -- completion ---------------------------------------------------------------------------------------------
 

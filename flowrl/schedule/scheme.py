@@ -44,7 +44,7 @@ class Scheme:
     ) -> Call:
         """One call. A call of a library has no pool: it runs where its rows are, as soon as they are.
 
-        ``cut``: whether its rows can be cut into pieces.
+        ``cut``: whether its rows can be cut into chunks.
         """
         sampling = samples(op, tuple(handles))
         served = tuple(dict.fromkeys((*handles, worker) if op.cost == "generate" and worker else handles))
@@ -61,7 +61,7 @@ class Scheme:
             serves=follows,
             relaxed=relaxed,
             updates=worker if op.updates is not None else None,
-            rowwise=cut and self.setup.pieces > 1 and op.in_pieces(init or {}, arguments or {}),
+            rowwise=cut and self.setup.chunks > 1 and op.in_pieces(init or {}, arguments or {}),
             groups=groups if relaxed else 0,
             residents=tuple(r for p in pools for r in self.residents.get(p, ()) if r in _needs(op, worker, handles)),
             rows=gives_rows(op),

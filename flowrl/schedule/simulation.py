@@ -16,8 +16,8 @@ _LEAST = 1e-9  # seconds; below, a gap is rounding
 class Bar:
     """Something that kept a pool busy: ``Bar("actor.generate", 3, "rollout", 12.0, 18.0, "actor.publish")``.
 
-    ``node`` is its id in the graph; ``because`` names what it had waited for, ``piece`` counts from 0. ``call`` is the
-    same number for all pieces of a call, which may run side by side; -1 for a publish, an offload or an onload.
+    ``node`` is its id in the graph; ``because`` names what it had waited for, ``chunk`` counts from 0. ``call`` is the
+    same number for all chunks of a call, which may run side by side; -1 for a publish, an offload or an onload.
     """
 
     node: str
@@ -26,7 +26,7 @@ class Bar:
     start: float
     end: float
     because: str = ""
-    piece: int = 0
+    chunk: int = 0
     call: int = -1
 
 
@@ -103,7 +103,7 @@ class Simulation:
                     "pool": b.pool,
                     "start_s": b.start,
                     "end_s": b.end,
-                    "piece": b.piece,
+                    "piece": b.chunk,
                     "because": b.because,
                 }
                 for b in self.bars
@@ -120,7 +120,7 @@ class Simulation:
 def bars_of(spans: Iterable[Span], nodes: Mapping[int, str]) -> tuple[Bar, ...]:
     """A bar for each pool of each span, in the order of their starts. ``nodes``: ids of the graph by call."""
     bars = [
-        Bar(nodes.get(s.id, s.title), s.step, pool, s.start, s.end, s.because, s.piece, s.id)
+        Bar(nodes.get(s.id, s.title), s.step, pool, s.start, s.end, s.because, s.chunk, s.id)
         for s in spans
         for pool in s.pools
     ]

@@ -27,7 +27,7 @@ from .machine import IllegalEvent, Machine
 
 
 class Pace(Protocol):
-    """How long things take. ``seconds`` is of the whole call; pieces divide it."""
+    """How long things take. ``seconds`` is of the whole call; chunks divide it."""
 
     def seconds(self, call: Call) -> float: ...
     def rows(self, call: Call) -> Rows | None:
@@ -60,7 +60,7 @@ class Span:
     end: float
     because: str = ""
     id: int = -1
-    piece: int = 0
+    chunk: int = 0
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Flown:
 
     spans: list[Span] = field(default_factory=list[Span])
     commits: dict[int, float] = field(default_factory=dict[int, float])
-    versions: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of each generate, by piece
+    versions: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of each generate, by chunk
     memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict[str, "list[tuple[float, float]]"])
     events: int = 0
 
@@ -181,13 +181,13 @@ class VirtualClock:
             self.flown.versions.setdefault(call.id, []).append(min(command.versions.values(), default=0))
         rows = self.pace.rows(call) if call.serves else None
         if rows is None:
-            seconds = self.pace.seconds(call) / command.pieces
+            seconds = self.pace.seconds(call) / command.chunks
             self._span(call, command, begin, begin + seconds)
             if call.groups and call.relaxed and self.machine.setup.order == "window":
                 for group in range(call.groups):
                     self._later(begin + seconds - self.time, Grouped(call.id, group), call.pools[0])
             self._later(
-                begin + seconds - self.time, Finished(call.id, command.piece), call.pools[0] if call.serves else ""
+                begin + seconds - self.time, Finished(call.id, command.chunk), call.pools[0] if call.serves else ""
             )
         else:
             self._run_rows(call, command, rows, begin)
@@ -196,10 +196,10 @@ class VirtualClock:
         """Rows enter the engine as others leave it; a call is in when its last row is."""
         pool = call.pools[0]
         slots = self._slots.setdefault(pool, [0.0] * rows.slots)
-        size = -(-len(rows.groups) // command.pieces)
+        size = -(-len(rows.groups) // command.chunks)
         windowed = call.groups and call.relaxed and self.machine.setup.order == "window"
         first, entered, finished = float("inf"), begin, begin
-        for number, group in list(enumerate(rows.groups))[command.piece * size : (command.piece + 1) * size]:
+        for number, group in list(enumerate(rows.groups))[command.chunk * size : (command.chunk + 1) * size]:
             end = begin
             for seconds in group:
                 start = max(begin, heapq.heappop(slots))
@@ -211,7 +211,7 @@ class VirtualClock:
         self._span(call, command, min(first, finished), finished)
         if entered < finished:
             self._later(entered - self.time, Entered(call.id), pool)
-        self._later(finished - self.time, Finished(call.id, command.piece), pool)
+        self._later(finished - self.time, Finished(call.id, command.chunk), pool)
 
     def _publish(self, command: Publish) -> None:
         seconds = self.pace.publish(command.worker)
@@ -243,7 +243,7 @@ class VirtualClock:
 
     def _span(self, call: Call, command: Start, start: float, end: float) -> None:
         self.flown.spans.append(
-            Span(call.title, call.step, call.pools, start, end, self._because, call.id, command.piece)
+            Span(call.title, call.step, call.pools, start, end, self._because, call.id, command.chunk)
         )
 
     def _taken(self, command: Take) -> None:
@@ -260,9 +260,9 @@ class VirtualClock:
                 if worker not in self._calls[id].serves or not self._calls[id].relaxed:
                     continue
                 for generate, groups in self._groups.get(id, {id: max(self._calls[id].groups, 1)}).items():
-                    pieces = self.flown.versions.get(generate, [])
-                    for number, seen in enumerate(pieces):  # the groups of a piece are its share
-                        share = groups * (number + 1) // len(pieces) - groups * number // len(pieces)
+                    chunks = self.flown.versions.get(generate, [])
+                    for number, seen in enumerate(chunks):  # the groups of a chunk are its share
+                        share = groups * (number + 1) // len(chunks) - groups * number // len(chunks)
                         lag = version - seen
                         found[lag] = found.get(lag, 0) + max(share, groups == 1)
         return dict(sorted(found.items()))

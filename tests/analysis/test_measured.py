@@ -93,7 +93,7 @@ def test_pieces_of_a_call_are_one_call(stale, tmp_path):
     plan = Plan({"a": "cpu", "b": "cpu"}, {"reward": Place("b")}, pipeline=Pipeline(chunks=2))
     _, flown = run(stale, tmp_path, plan=plan)
     generates = [bar for bar in flown.bars if bar.node == "actor.generate"]
-    assert len(generates) == 2 * STEPS and {bar.piece for bar in generates} == {0, 1}
+    assert len(generates) == 2 * STEPS and {bar.chunk for bar in generates} == {0, 1}
     assert len({bar.call for bar in generates}) == STEPS
 
 

@@ -69,7 +69,7 @@ def drive(followers, steps=6, times=None, program=grpo, **more) -> Driver:
 
 
 def versions(driver: Driver) -> list[int]:
-    return [seen for _, pieces in sorted(driver.clock.flown.versions.items()) for seen in pieces]
+    return [seen for _, chunks in sorted(driver.clock.flown.versions.items()) for seen in chunks]
 
 
 # -- closed forms -----------------------------------------------------------------------------------------------------
@@ -96,12 +96,12 @@ def test_one_step_off_on_disjoint_pools_hides_the_shorter_side():
 
 def test_pieces_fill_and_drain_a_pipeline():
     times = {"actor.generate": 8.0, "reward.score": 4.0, "ref.logprobs": 2.0}
-    driver = drive(SPLIT, 1, times, lambda d, n: grpo(d, n, rowwise=True), pieces=4)
-    assert driver.clock.time == 8 + 4 / 4  # the last piece of the longer branch comes after the last piece of rows
+    driver = drive(SPLIT, 1, times, lambda d, n: grpo(d, n, rowwise=True), chunks=4)
+    assert driver.clock.time == 8 + 4 / 4  # the last chunk of the longer branch comes after the last chunk of rows
     whole = drive(SPLIT, 1, times, lambda d, n: grpo(d, n, rowwise=True))
     assert whole.clock.time == 8 + 4
     slow = drive(
-        SPLIT, 1, {"actor.generate": 4.0, "ref.logprobs": 8.0}, lambda d, n: grpo(d, n, rowwise=True), pieces=4
+        SPLIT, 1, {"actor.generate": 4.0, "ref.logprobs": 8.0}, lambda d, n: grpo(d, n, rowwise=True), chunks=4
     )
     assert slow.clock.time == 4 / 4 + 8
 
@@ -339,23 +339,23 @@ def plain_versions(calls: list[Call], staleness: int) -> list[int]:
     place=st.sampled_from(["split", "colocated", "shared"]),
     staleness=st.integers(0, 5),
     publish=st.sampled_from(["drain", "interrupt", "continue"]),
-    pieces=st.sampled_from([1, 1, 3]),
+    chunks=st.sampled_from([1, 1, 3]),
     seed=st.integers(0, 10**6),
 )
 @settings(max_examples=3000, deadline=None)
-def test_any_program_at_any_staleness_ends_within_the_bounds(program, place, staleness, publish, pieces, seed):
+def test_any_program_at_any_staleness_ends_within_the_bounds(program, place, staleness, publish, chunks, seed):
     if place == "shared":
         staleness = 0
     followers = PLACES[place]
     pools = ("train", "rollout", "cpu") if place == "split" else ("gpu", "cpu")
-    made = setup(followers, pools, staleness=staleness, publish=publish, pieces=pieces)
+    made = setup(followers, pools, staleness=staleness, publish=publish, chunks=chunks)
     driver = Driver(made, Times(chance=random.Random(seed)), pools_of(followers))
     program(driver, 8)
     driver.clock.end()
     clock = driver.clock
     steps = 16 if program is two_loops else 8
     # all of it ran, and every step committed, in order
-    ran = [(s.id, s.piece) for s in clock.flown.spans if s.id >= 0]
+    ran = [(s.id, s.chunk) for s in clock.flown.spans if s.id >= 0]
     assert len(ran) == len(set(ran)) and {id for id, _ in ran} == {c.id for c in driver.calls}
     assert list(clock.flown.commits) == list(range(steps)) and driver.machine.committed == steps
     # a pool has one thing at a time
@@ -376,8 +376,8 @@ def test_any_program_at_any_staleness_ends_within_the_bounds(program, place, sta
 
 def _by_piece(driver: Driver, seen: list[int]) -> list[tuple[int, Call]]:
     readers = [c for c in driver.calls if c.serves]
-    pieces = driver.machine.setup.pieces
-    return [(v, c) for v, c in zip(seen, readers, strict=True) for _ in range(pieces if c.rowwise else 1)]
+    chunks = driver.machine.setup.chunks
+    return [(v, c) for v, c in zip(seen, readers, strict=True) for _ in range(chunks if c.rowwise else 1)]
 
 
 def _steps_do_not_overlap(driver: Driver) -> None:
@@ -487,7 +487,7 @@ def test_an_event_that_cannot_be_tells_the_whole_story():
     with pytest.raises(IllegalEvent) as error:
         machine.handle(Finished(1))
     assert str(error.value) == (
-        "Finished(id=1, piece=0) of something that does not run.\n"
+        "Finished(id=1, chunk=0) of something that does not run.\n"
         "0 steps committed, step 0 open, closed none\n"
         "  actor.generate of step 0: running\n"
         "  actor.update of step 0: waits for 1 things"

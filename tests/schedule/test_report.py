@@ -147,7 +147,7 @@ def test_rollouts_side_by_side_take_rows_and_a_pool_of_turns_one():
 
 
 def test_pieces_are_one_call_and_overlap_is_time_once():
-    first = (Bar("a.go", 0, "p", 0, 2, call=7), Bar("a.go", 0, "p", 1, 3, piece=1, call=7))
+    first = (Bar("a.go", 0, "p", 0, 2, call=7), Bar("a.go", 0, "p", 1, 3, chunk=1, call=7))
     bars = (*first, Bar("a.go", 1, "p", 5, 6, call=8))
     (total,) = totals(Simulation("x", 2, 10.0, 5.0, bars, (), {}, ""))
     assert (total.count, total.seconds, total.share, total.mean) == (2, 4, 0.4, 2)

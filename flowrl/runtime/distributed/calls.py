@@ -27,14 +27,14 @@ Values = (Remote, RemoteColumn)
 
 @dataclass(frozen=True)
 class Asked:
-    """A call as the driver makes it: ``Asked(op, "actor.generate", CallInfo(...), index=7, program=0, piece=0)``."""
+    """A call as the driver makes it: ``Asked(op, "actor.generate", CallInfo(...), index=7, program=0, chunk=0)``."""
 
     op: Op
     title: str
     info: CallInfo
     index: int
     program: int
-    piece: int = 0
+    chunk: int = 0
     at: At | None = None
     into: Mapping[str, str] = field(default_factory=dict[str, str])  # other names for the fields that it adds
     edge: str = ""  # from whom its rows come, for a call that does not answer

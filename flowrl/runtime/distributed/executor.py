@@ -385,9 +385,9 @@ class RanksHands:
         """Rows for a record, brought here."""
         return self.calls.brought(value) if isinstance(value, (Remote, RemoteColumn)) else value
 
-    def begin(self, call: Call, piece: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    def begin(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """Begin a call on the ranks of its worker, or where its rows are; what is given waits for it."""
-        asked = Asked(call.op, call.title, call.info, call.index, self.number, piece, call.at, call.into, call.edge)
+        asked = Asked(call.op, call.title, call.info, call.index, self.number, chunk, call.at, call.into, call.edge)
         return self.calls.begun(asked, worker, arguments)
 
 

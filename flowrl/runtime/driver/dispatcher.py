@@ -20,7 +20,7 @@ from ...schedule.scheme import Scheme
 from ..storage.recorder import first_groups
 from ..storage.traffic import bytes_made, bytes_read, lags, row_tokens
 from ..values.call import Call, NotKept, maker, outcome
-from ..values.chunks import NOTHING, Cutter, can_cut, piece_of, together
+from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, together
 from ..values.records import StepLog, Timing
 from ..values.remote_batch import Remote
 from .pool_threads import Everywhere, Pools
@@ -34,7 +34,7 @@ class Hands(Protocol):
 
     def home(self, workers: Mapping[str, Any], scheme: Scheme) -> Container[str]: ...
     def far(self, command: Command) -> bool: ...
-    def begin(self, call: Call, piece: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]: ...
+    def begin(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]: ...
     def swap(self, command: Start, groups: Callable[[str], Any], memory: Mapping[str, Memory]) -> None: ...
     def drawn(self, batch: Batch) -> Any: ...
     def readable(self, value: Any) -> Any: ...
@@ -66,7 +66,7 @@ class Dispatcher:
         self.workers, self.servers, self.scheme, self.machine = workers, servers, scheme, machine
         self.hands, self.eager, self.sampled, self.clock = hands, eager, sampled, clock
         self.step_log = StepLog()
-        self.cutter = Cutter(scheme.setup.pieces)
+        self.cutter = Cutter(scheme.setup.chunks)
         self.failures: list[tuple[int, BaseException]] = []
         self.committed: deque[int] = deque()
         self._changed = threading.Condition()
@@ -162,7 +162,7 @@ class Dispatcher:
         """Begin a call, or make a move. Gives what is left to do, if anything."""
         if isinstance(command, Start):
             call = self._issued.get(command.id)
-            return self._begin(call, command) if call is not None else None  # None: another piece of it has failed
+            return self._begin(call, command) if call is not None else None  # None: another chunk of it has failed
         assert isinstance(command, (Stage, Publish)), command
         start, moved = self.clock(), 0
         try:
@@ -192,7 +192,7 @@ class Dispatcher:
         return 0
 
     def _begin(self, call: Call, command: Start) -> Callable[[], None] | None:
-        """Begin one call, or a piece of it, in the thread that this is called in; what is given waits for it."""
+        """Begin one call, or a chunk of it, in the thread that this is called in; what is given waits for it."""
         start = self.clock()
         try:
             if any(isinstance(error, RankLost) or number == MOVE for number, error in self.failures):
@@ -205,10 +205,10 @@ class Dispatcher:
             batch = next((a for a in arguments.values() if isinstance(a, (Batch, Remote))), None)
             nothing = call.parts is not None and any(a is NOTHING for a in arguments.values())
             if call.op.owner != "data":
-                self._note_begin(call, command.piece, worker, {} if nothing else arguments, batch)
+                self._note_begin(call, command.chunk, worker, {} if nothing else arguments, batch)
             if nothing:
                 return lambda: self._end(call, command, lambda: NOTHING, None, start)
-            wait = self.hands.begin(call, command.piece, worker, arguments)
+            wait = self.hands.begin(call, command.chunk, worker, arguments)
         except BaseException as error:
             self._broke(call, error)
             return None
@@ -229,7 +229,7 @@ class Dispatcher:
             self._broke(call, error)
             return
         if result is not NOTHING and call.op.owner != "data":
-            self._note(call, command.piece, result, batch, start, took)
+            self._note(call, command.chunk, result, batch, start, took)
 
     def _broke(self, call: Call, error: BaseException) -> None:
         told = error if isinstance(error, Skipped) else _told(error, call)
@@ -244,10 +244,10 @@ class Dispatcher:
             raise error
 
     def _kept(self, call: Call, command: Start, result: Any) -> None:
-        """Keep a result; that of a piece until all pieces are there."""
+        """Keep a result; that of a chunk until all chunks are there."""
         if call.parts is not None:
             with self._changed:
-                call.parts[command.piece] = result
+                call.parts[command.chunk] = result
                 if any(p is None for p in call.parts):
                     return
             result = together(call.parts)
@@ -269,8 +269,8 @@ class Dispatcher:
                 f"{call.title} needs the result of {made.title} from before the checkpoint, which nothing held then.",
                 fix="Resume with the script that the run was started with.",
             )
-        if command.pieces > 1 and call.parts is not None:
-            return piece_of(ref, command.piece, self.cutter, call.step)
+        if command.chunks > 1 and call.parts is not None:
+            return chunk_of(ref, command.chunk, self.cutter, call.step)
         return outcome(ref)
 
     def _resident(self, name: str) -> Any:
@@ -288,14 +288,14 @@ class Dispatcher:
         return self.servers.get(value.name, self.workers[value.name]) if is_handle(value) else value
 
     def _note_begin(
-        self, call: Call, piece: int, worker: Any, arguments: Mapping[str, Any], rows: Batch | Remote | None
+        self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any], rows: Batch | Remote | None
     ) -> None:
         """Note what a call is given: bytes by field, and of an update how old its rows are."""
         read = bytes_read(call, worker, arguments) if arguments else {}
         found = lags(call, worker.version, rows) if call.op.updates == "weights" else {}
         with self._changed:
             traffic, node = self.step_log.of(call).traffic, self._node(call)
-            _add(traffic.calls, {node: int(piece == 0)})
+            _add(traffic.calls, {node: int(chunk == 0)})
             _add(traffic.reads.setdefault(node, {}), read)
             _add(traffic.lags, found)
 
@@ -308,7 +308,7 @@ class Dispatcher:
         return (call.title, call.at.file, call.at.line) if call.at is not None else (call.title, "", 0)
 
     def _note(
-        self, call: Call, piece: int, result: Any, given: Batch | Remote | None, start: float, end: float
+        self, call: Call, chunk: int, result: Any, given: Batch | Remote | None, start: float, end: float
     ) -> None:
         """Note what a call took and made. Arithmetic on fields takes no pool and no time worth a line."""
         rows = result if isinstance(result, (Batch, Remote)) else given
@@ -322,7 +322,7 @@ class Dispatcher:
                 return
             pool = pools[0] if pools else ""
             size = 0 if rows is None else len(rows)
-            step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, piece))
+            step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, chunk))
             if call.op.cost in ("generate", "external") and call.op.rows == "expand":
                 name = "" if self._site(call) in self.scheme.main else node
                 tokens, responses = step.sampled.get(name, (0, 0))
@@ -333,7 +333,7 @@ class Dispatcher:
     def _scheduled(self, call: Call, worker: Any) -> Scheduled:
         """A call as the schedule sees it."""
         refs = [v.ref for v in call.values]
-        cut = self.scheme.setup.pieces > 1 and bool(refs) and all(can_cut(r) for r in refs)
+        cut = self.scheme.setup.chunks > 1 and bool(refs) and all(can_cut(r) for r in refs)
         made = self.scheme.call(
             call.index,
             -1 if call.outside else call.step,
@@ -347,7 +347,7 @@ class Dispatcher:
             cut=cut,
         )
         if made.rowwise:
-            call.parts = [None] * self.scheme.setup.pieces
+            call.parts = [None] * self.scheme.setup.chunks
         return made
 
 
@@ -365,7 +365,7 @@ def tokens_of(rows: Any, name: str) -> int:
 
 def _done(command: Command) -> Event:
     assert isinstance(command, (Start, Stage, Publish)), command
-    return Finished(command.id, command.piece if isinstance(command, Start) else 0)
+    return Finished(command.id, command.chunk if isinstance(command, Start) else 0)
 
 
 def _told(error: BaseException, call: Call) -> BaseException:

@@ -42,7 +42,7 @@ class Here:
         """A value as records take it."""
         return value
 
-    def begin(self, call: Call, piece: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    def begin(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """What runs a call: nothing is done before."""
         return lambda: self.run(call, worker, arguments)
 

@@ -70,7 +70,7 @@ class Recorder:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
             said = {"start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens}
-            self.write("timeline", {**where, **said, "call": timing.call, "piece": timing.piece})
+            self.write("timeline", {**where, **said, "call": timing.call, "piece": timing.chunk})
         traffic = step.traffic
         lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
         self.write("traffic", {"program": program, "step": step.number, **asdict(traffic), **lengths})

@@ -13,7 +13,7 @@ from ...graph.values import Value, find, is_handle
 
 
 class Call:
-    """An op call on its way: what to run, and later its result or its error. ``parts``: results of its pieces.
+    """An op call on its way: what to run, and later its result or its error. ``parts``: results of its chunks.
 
     ``arguments`` are by parameter, defaults filled in; ``values`` those that are not there yet, at any depth in them,
     and ``handles`` the names of workers among them. ``into`` renames the fields that it adds.

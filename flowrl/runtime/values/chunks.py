@@ -1,4 +1,4 @@
-"""Rows cut into pieces by prompt, for calls that are run piece by piece, and put together again."""
+"""Rows cut into chunks by prompt, for calls that are run chunk by chunk, and put together again."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from ...column import concat
 from .call import Call, Part
 from .remote_batch import Remote, RemoteColumn, joined
 
-NOTHING = object()  # the part of a piece that no prompt fell into
+NOTHING = object()  # the part of a chunk that no prompt fell into
 
 
 class Cutter:
-    """Which piece each prompt belongs to, the same one for everything in a step: prompts in order, evenly.
+    """Which chunk each prompt belongs to, the same one for everything in a step: prompts in order, evenly.
 
     >>> cutter = Cutter(2)
     >>> cutter.assign(0, [7, 8, 9]); cutter.of(0, 9)
     1
     """
 
-    def __init__(self, pieces: int) -> None:
-        self.pieces = pieces
+    def __init__(self, chunks: int) -> None:
+        self.chunks = chunks
         self._piece: dict[int, dict[int, int]] = {}  # step, uid
 
     def assign(self, step: int, uids: list[int]) -> None:
-        """Give prompts that are new to a step their pieces."""
+        """Give prompts that are new to a step their chunks."""
         known = self._piece.setdefault(step, {})
         fresh = [uid for uid in uids if uid not in known]
         for place, uid in enumerate(fresh):
-            known[uid] = place * self.pieces // len(fresh)
+            known[uid] = place * self.chunks // len(fresh)
 
     def of(self, step: int, uid: int) -> int:
-        """The piece of a prompt."""
+        """The chunk of a prompt."""
         return self._piece[step][uid]
 
     def forget(self, before: int) -> None:
@@ -42,19 +42,19 @@ class Cutter:
             del self._piece[step]
 
     def cut(self, step: int, batch: Batch | Remote) -> list[Any]:
-        """A batch in pieces; those without a row are NOTHING, unless the batch has none at all."""
+        """A batch in chunks; those without a row are NOTHING, unless the batch has none at all."""
         groups = batch.groups()
         if not groups:
-            return [batch, *[NOTHING] * (self.pieces - 1)]
+            return [batch, *[NOTHING] * (self.chunks - 1)]
         self.assign(step, [batch.keys[rows[0]][0] for rows in groups])
-        rows: list[list[int]] = [[] for _ in range(self.pieces)]
+        rows: list[list[int]] = [[] for _ in range(self.chunks)]
         for group in groups:
             rows[self.of(step, batch.keys[group[0]][0])] += group
         return [batch.take(sorted(some)) if some else NOTHING for some in rows]
 
 
 def can_cut(ref: Any) -> bool:
-    """Whether a value comes in pieces, or is a batch that can be cut into some."""
+    """Whether a value comes in chunks, or is a batch that can be cut into some."""
     call: Call = ref.call if isinstance(ref, Part) else ref
     if call.parts is not None:
         return True
@@ -63,21 +63,21 @@ def can_cut(ref: Any) -> bool:
     return call.op.returns == "batch"
 
 
-def piece_of(ref: Any, piece: int, cutter: Cutter, step: int) -> Any:
-    """One piece of a value."""
+def chunk_of(ref: Any, chunk: int, cutter: Cutter, step: int) -> Any:
+    """One chunk of a value."""
     if isinstance(ref, Part):
-        whole = piece_of(ref.of, piece, cutter, step)
+        whole = chunk_of(ref.of, chunk, cutter, step)
         return whole if whole is NOTHING else whole[ref.name]
     call: Call = ref
     if call.parts is None:
         if not isinstance(call.result, (Batch, Remote)):
             return call.result
         call.parts = cutter.cut(step, call.result)
-    return call.parts[piece]
+    return call.parts[chunk]
 
 
 def together(parts: list[Any]) -> Any:
-    """What the pieces make: a batch, or a column."""
+    """What the chunks make: a batch, or a column."""
     made = [p for p in parts if p is not NOTHING]
     if len(made) == 1:
         return made[0]
@@ -87,6 +87,6 @@ def together(parts: list[Any]) -> Any:
         return Remote.concat(made)
     if all(isinstance(p, RemoteColumn) for p in made):
         return RemoteColumn(tuple(k for p in made for k in p.keys), joined([p.source for p in made]))
-    assert all(isinstance(p, Column) for p in made), "calls that are run in pieces give batches or fields"
+    assert all(isinstance(p, Column) for p in made), "calls that are run in chunks give batches or fields"
     known: Mapping[tuple[int, ...], Any] = {}
     return concat("a field", made, dict(known))

@@ -36,10 +36,10 @@ class Draws:
 
 @dataclass(frozen=True)
 class Timing:
-    """One executed call, piece of one, or publish, in seconds of the session's clock:
+    """One executed call, chunk of one, or publish, in seconds of the session's clock:
     ``Timing("actor.generate", 3, "rollout", 12.01, 12.35, rows=512, tokens=40960, call=17)``.
 
-    ``call`` is the number of the call in its program, the same one for its pieces; -1 for a publish.
+    ``call`` is the number of the call in its program, the same one for its chunks; -1 for a publish.
     """
 
     node: str
@@ -50,7 +50,7 @@ class Timing:
     rows: int = 0
     tokens: int = 0
     call: int = -1
-    piece: int = 0
+    chunk: int = 0
 
 
 @dataclass

@@ -31,7 +31,7 @@ class Lane:
 class Total:
     """A node over the run: ``Total("actor.generate", "rollout", count=20, mean=6.0, seconds=120.0, share=0.89)``.
 
-    ``count`` is of calls; ``mean`` the seconds of one, in which at least one of its pieces runs. ``seconds`` are those
+    ``count`` is of calls; ``mean`` the seconds of one, in which at least one of its chunks runs. ``seconds`` are those
     in which at least one call runs, and ``share`` their part of the makespan: what overlaps is not counted twice.
     """
 

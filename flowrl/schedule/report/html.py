@@ -201,7 +201,7 @@ def _record(simulation: Simulation, made: Sequence[Lane]) -> dict[str, Any]:
             "start": [_short(bars[i].start) for i in order],
             "end": [_short(bars[i].end) for i in order],
             "because": [reasons[bars[i].because] for i in order],
-            "piece": [bars[i].piece for i in order],
+            "piece": [bars[i].chunk for i in order],
         },
     }
 

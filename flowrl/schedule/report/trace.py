@@ -74,7 +74,7 @@ def _complete(bar: Bar, thread: int) -> dict[str, Any]:
         "tid": thread,
         "ts": start,
         "dur": round(end - start, 3),
-        "args": {"step": bar.step, "piece": bar.piece, "because": bar.because},
+        "args": {"step": bar.step, "piece": bar.chunk, "because": bar.because},
     }
 
 
