@@ -22,7 +22,8 @@ Key = tuple[int, ...]  # (prompt uid, sample index, ...); the children of a row 
 class CallInfo:
     """Which call of which op: ``CallInfo(seed=7, program="grpo", step=3, op="actor.generate")``.
 
-    Seeds of rows come from it. ``occurrence`` counts the calls of the op in the step.
+    Seeds of rows come from it. ``occurrence`` counts the calls of the op in the step. ``outside``: it is made between
+    steps, and ``step`` is the one to come; seeds do not depend on that.
     """
 
     seed: int = 0
@@ -30,6 +31,7 @@ class CallInfo:
     step: int = 0
     op: str = ""
     occurrence: int = 0
+    outside: bool = False
 
 
 class _MissingField(FieldError, AttributeError):

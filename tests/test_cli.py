@@ -63,14 +63,8 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """Each test has a folder, a search path and modules of its own."""
+    """Each test has a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 @pytest.fixture
@@ -429,6 +423,18 @@ def test_a_script_in_a_package_imports_from_it(run, package):
     assert "driver" not in sys.modules
 
 
+def test_a_package_whose_name_something_else_has_is_refused(run, package, tmp_path):
+    (tmp_path / "json").mkdir()
+    path = (tmp_path / "mine").rename(tmp_path / "json" / "mine") / "deep" / "driver.py"
+    (tmp_path / "json" / "__init__.py").write_text("")
+    status, _, err = run("check", path)
+    assert (status, err) == (
+        2,
+        "UsageError: json/mine/deep/driver.py is in a package 'json', and Python knows another 'json', "
+        f"{json.__file__}.\n  fix  Give the folder json another name.\n",
+    )
+
+
 @pytest.mark.parametrize("is_package", [True, False])
 def test_a_driver_is_run_as_a_module(package, tmp_path, is_package):
     if not is_package:  # of a folder without __init__.py, python -m makes a package all the same
@@ -436,6 +442,13 @@ def test_a_driver_is_run_as_a_module(package, tmp_path, is_package):
         (package.parents[1] / "__init__.py").unlink()
     words = [sys.executable, "-m", "mine.deep.driver", "--stepz", "3"]
     done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2 and "Did you mean --steps?" in done.stderr
+
+
+def test_a_module_is_found_through_a_link_to_its_folder(package, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "mine" / "..", target_is_directory=True)
+    words = [sys.executable, "-m", "mine.deep.driver", "--stepz", "3"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path / "link")
     assert done.returncode == 2 and "Did you mean --steps?" in done.stderr
 
 

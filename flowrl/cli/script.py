@@ -76,11 +76,19 @@ def _name_in_package(script: Path) -> str | None:
 def _load_package(module: Any, script: Path) -> None:
     """Import the package of a module, if it is in one, from the folder that the package lies in."""
     package = module.__name__.rpartition(".")[0]
-    if package:
-        root = str(script.parents[package.count(".") + 1])
-        if root not in sys.path:
-            sys.path.append(root)
-        importlib.import_module(package)
+    if not package:
+        return
+    folder = script.parents[package.count(".")]
+    if str(folder.parent) not in sys.path:
+        sys.path.append(str(folder.parent))
+    top = importlib.import_module(folder.name)
+    if folder not in [Path(path).resolve() for path in getattr(top, "__path__", ())]:
+        raise UsageError(
+            f"{shown(str(script))} is in a package '{folder.name}', and Python knows another '{folder.name}', "
+            f"{shown(getattr(top, '__file__', None) or repr(top))}.",
+            fix=f"Give the folder {shown(str(folder))} another name.",
+        )
+    importlib.import_module(package)
 
 
 def _package_fix(error: Exception, script: Path) -> str | None:

@@ -98,7 +98,7 @@ def correct(
         level: ``token``; ``sequence``, the product over the row; or ``geometric``, its mean per token.
         how: ``weigh``: w. ``truncate``: ``min(w, high)`` (TIS). ``clip``: ``clamp(w, low, high)``. ``mask``: w inside
             ``[low, high]``, else 0 (IcePop; MIS). ``reject``: 1 inside, else 0. ``veto``: 0 for a whole row of which
-            one token's ratio is below ``low``, else 1, whatever the level.
+            one token's ratio is below ``low``, else 1; it takes no other level.
         low, high: bounds of w itself, not of its distance to 1 and not of its inverse; 0 and 2 unless they are given.
     """
     for name, bound, open_ in (("low", low, 0.0), ("high", high, float("inf"))):
@@ -108,6 +108,13 @@ def correct(
                 at=sessions.caller(),
                 fix=f'Leave {name}= out, or write how="clip", "mask" or "reject", which have two bounds.',
             )
+    if how == "veto" and level != "token":
+        raise ProgramError(
+            f"rl.correct: how='veto' looks at the ratio of each token, and has no use for level='{level}'.",
+            at=sessions.caller(),
+            fix=f'Leave level= out, or write how="reject", which holds the ratio at level="{level}" against low= and '
+            "high=.",
+        )
     if how == "veto" and not low:
         raise ProgramError(
             "rl.correct: how='veto' leaves out rows with a ratio below low=, and none is below 0.",

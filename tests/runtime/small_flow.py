@@ -162,6 +162,16 @@ def evaluated(steps: int = 4):
 
 
 @flow.program
+def tested(steps: int = 4):
+    """Has the world judge further rows after its loop, and reads what it says."""
+    for step, batch in flow.steps(Numbers(), steps):
+        metrics = counter.update(world.judge(counter.values(batch)))
+        flow.log(step, metrics)
+    test = world.judge(counter.values(flow.take(Numbers(batch=3))))
+    flow.log(step + 1, last=float(test.r.mean()))
+
+
+@flow.program
 def breaks(step_of_failure: int = 1):
     for step, batch in flow.steps(Numbers(), 5):
         if step == step_of_failure:

@@ -103,6 +103,19 @@ def test_or_from_its_start_where_there_is_none(small, tmp_path):
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("every", [1, 3, 50])
+def test_a_test_after_the_loop_is_made_again_with_the_final_weights(small, tmp_path, every):
+    """Its call has the number of a step's call that follows now, whose rows nobody has answered."""
+    whole = run(small, tmp_path / "whole", "tested", **steps(7, "tested"))
+    run(small, tmp_path / "run", "tested", checkpoint_every=every, **steps(4, "tested"))
+    small.CALLS.clear()
+    again = run(small, tmp_path / "run", "tested", resume=True, **steps(7, "tested"))
+    assert again.weights_digest == whole.weights_digest
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert len(small.CALLS) == 3 * 4 + 3, "rows of the steps that were done are answered from the journal"
+    assert events(tmp_path / "run", "warning") == []
+
+
 def test_fewer_steps_than_are_done_are_refused_and_nothing_is_lost(small, tmp_path):
     whole = run(small, tmp_path / "whole", **steps(7))
     run(small, tmp_path / "run", **steps(4))

@@ -251,8 +251,10 @@ class Running:
         index, step = self.calls, self._now
         occurrence = self._counts[(title, step)] = self._counts.get((title, step), -1) + 1
         self._call_digest.update(title.encode())
-        call = Call(index, op, name, arguments, into, None, CallInfo(self.seed, self.program, step, title, occurrence))
-        call.outside = self._open_step is None
+        outside = self._open_step is None
+        info = CallInfo(self.seed, self.program, step, title, occurrence, outside)
+        call = Call(index, op, name, arguments, into, None, info)
+        call.outside = outside
         self.calls += 1
         if self.resume is not None and index < self.resume.calls:
             call.finish(self.resume.live.get(index, NotKept))

@@ -76,9 +76,9 @@ def once(
     signature = op.signature(init, arguments, frozenset(main.fields))
     read = _read(op, signature, main)
     prints = Fingerprints.of(read, _beside(arguments))
-    known = [line for line in journal.answers(*place) if line.get("op", info.op) == info.op]  # older ones do not say
+    known = [line for line in journal.answers(*place) if _is_of(line, info)]
     if op.returns != "batch":
-        return _value_once(journal, place, info.op, known, main, prints, lambda: op.run(worker, arguments, into, info))
+        return _value_once(journal, place, info, known, main, prints, lambda: op.run(worker, arguments, into, info))
     unit = "call" if op.rows == "regroup" else op.unit(init, arguments)
     found = _answered(known, main.keys, prints, unit, read)
     lacking = [i for i, key in enumerate(main.keys) if key not in found]
@@ -93,7 +93,7 @@ def once(
             return _added(op, merge(op, info.op, rows, adds, signature, into), main)
 
         kept = prints if some is main else _some(prints, lacking)
-        book = _Book(journal, place, info.op, some, kept, made)
+        book = _Book(journal, place, info, some, kept, made)
         with handed_to(book.keep if unit != "call" and op.rows != "regroup" else None):
             try:
                 result = op.run(worker, asked, into, info)
@@ -112,10 +112,18 @@ def once(
     return rows.with_columns(dict(added.columns))
 
 
+def _is_of(line: Mapping[str, Any], info: CallInfo) -> bool:
+    """Whether a line is of this op, and like this call of a step or of none; older lines do not say.
+
+    In a run that is made longer, the call that stood after the loop has the number of one of the steps that follow.
+    """
+    return line.get("op", info.op) == info.op and line.get("outside", info.outside) == info.outside
+
+
 def _value_once(
     journal: Journal,
     place: tuple[int, int],
-    title: str,
+    info: CallInfo,
     known: Sequence[Mapping[str, Any]],
     main: Batch,
     prints: Fingerprints,
@@ -126,7 +134,7 @@ def _value_once(
         if "value" in line and line["keys"] == main.keys and tuple(line["inputs"]) == prints.rows:
             return _plain(line["value"])
     value = ask()
-    journal.keep(*place, main.keys, prints.rows, prints.fields, op=title, value=value)
+    journal.keep(*place, main.keys, prints.rows, prints.fields, of=info, value=value)
     return value
 
 
@@ -144,12 +152,12 @@ class _Book:
         self,
         journal: Journal,
         place: tuple[int, int],
-        title: str,
+        info: CallInfo,
         rows: Batch,
         prints: Fingerprints,
         made: Callable[[Batch, Mapping[str, Any]], Batch],
     ) -> None:
-        self.journal, self.place, self.title, self.rows, self.prints = journal, place, title, rows, prints
+        self.journal, self.place, self.info, self.rows, self.prints = journal, place, info, rows, prints
         self._keys, self._made = rows.select(), made
         self._lock = threading.Lock()
         self._came: list[tuple[list[int], Mapping[str, Any]]] = []  # and is not written yet
@@ -198,7 +206,7 @@ class _Book:
 
     def _write(self, rows: Sequence[int], adds: Batch) -> None:
         kept, keys = _some(self.prints, rows), tuple(self.rows.keys[i] for i in rows)
-        self.journal.keep(*self.place, keys, kept.rows, kept.fields, op=self.title, adds=adds)
+        self.journal.keep(*self.place, keys, kept.rows, kept.fields, of=self.info, adds=adds)
 
 
 def _together(came: Sequence[tuple[list[int], Mapping[str, Any]]]) -> list[tuple[list[int], Mapping[str, Any]]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...batch import Batch, Key
+from ...batch import Batch, CallInfo, Key
 from .lines import Lines, read_lines, sealed
 
 
@@ -18,8 +18,9 @@ class Journal:
     counts for nothing. ``damage`` has a text for each of both: what it is, and what that means.
 
     ``{"program": 0, "read": 3, "value": 0.25}``: the program's fourth read gave 0.25.
-    ``{"program": 0, "call": 17, "op": "reward.score", "keys": [[0, 0], ...], "inputs": ["9f...", ...], "fields": {...},
-    "adds": {...}}``: what the external call 17, one of this op, added to these rows, of which it had read that
+    ``{"program": 0, "call": 17, "op": "reward.score", "outside": false, "keys": [[0, 0], ...],
+    "inputs": ["9f...", ...], "fields": {...}, "adds": {...}}``: what the external call 17, one of this op in a step
+    (``outside``: between steps), added to these rows, of which it had read that
     (:mod:`flowrl.runtime.storage.external`); ``value`` in place of ``adds`` where it gives no rows. A call has a line
     for each time that some of its rows were asked for.
 
@@ -79,7 +80,7 @@ class Journal:
         inputs: Sequence[str],
         fields: Mapping[str, Sequence[str]],
         *,
-        op: str,
+        of: CallInfo,
         adds: Batch | None = None,
         value: Any = None,
     ) -> None:
@@ -88,7 +89,8 @@ class Journal:
         line = {
             "program": program,
             "call": call,
-            "op": op,
+            "op": of.op,
+            "outside": of.outside,
             "keys": keys,
             "inputs": inputs,
             "fields": fields,
