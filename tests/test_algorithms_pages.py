@@ -87,7 +87,8 @@ def test_a_record_of_runs_becomes_a_table(made, tmp_path):
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_driver_and_its_presets_have_equation_line_and_paper(made, driver):
-    text, source = section(driver), squeezed((ROOT / "algorithms" / f"{driver}.py").read_text())
+    files = [ROOT / "algorithms" / f"{driver}.py", *(ROOT / "algorithms" / "presets").glob(f"{driver}.py")]
+    text, source = section(driver), squeezed("".join(file.read_text() for file in files))
     assert "arXiv:" in text and "Departures" in text
     for block in blocks(text):
         for line in block.splitlines():

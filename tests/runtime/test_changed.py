@@ -90,7 +90,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     number = iter(range(100))
 
-    def go(*programs, driver=DRIVER, helper=HELPER, **how):
+    def go(*programs, driver=DRIVER, helper=HELPER, preset=None, **how):
         name = f"d{next(number)}"  # Python keeps the bytes of a file whose time and size are those of another
         folder = tmp_path / name
         folder.mkdir()
@@ -102,7 +102,8 @@ def project(tmp_path, monkeypatch):
         importlib.invalidate_caches()
         try:
             flow = load_script(str(folder / "driver.py"))
-            return flow.run(*programs, out=tmp_path / "run", quiet=True, save_models=False, **how)
+            values = flow.find_program(None).preset(preset) if preset else {}
+            return flow.run(*programs, out=tmp_path / "run", quiet=True, save_models=False, **values, **how)
         finally:
             sys.path.remove(str(folder))
             sys.path[:] = [p for p in sys.path if p != str(folder)]
@@ -169,6 +170,15 @@ def test_a_module_beside_the_script_that_was_changed_is_noticed(project, old, ne
     with pytest.raises(ResumeError) as raised:
         project(helper=swapped(HELPER, old, new), resume=True, steps=3)
     assert any(said.strip().startswith(line) for said in raised.value.what.splitlines())
+
+
+def test_a_function_of_a_preset_that_was_changed_is_noticed(project):
+    driver = swapped(DRIVER, "n: int = 4):", "n: int = 4, rule=abs):").replace("scale=1.0 - kl", "scale=rule(kl)")
+    driver = driver.replace("@flow.program\ndef train", '@flow.program(presets={"own": {"rule": unused}})\ndef train')
+    project(driver=driver, preset="own")
+    with pytest.raises(ResumeError) as raised:
+        project(driver=swapped(driver, "return x + 1", "return x + 2"), preset="own", resume=True, steps=3)
+    assert any(line.strip().startswith("unused in driver.py ") for line in raised.value.what.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ def inputs_of(
     sources = [dict(_sources(traced)) for traced in traces]
     given = [r for some in sources for source in some.values() for r in roots(source)]
     programs = [stage.fn for stage in stages]
-    code = reached([*(x for h in handles for x in (h.cls, h.arguments)), *given], programs=programs)
+    functions = [stage.parameters for stage in stages]  # a preset's, say, which the program calls
+    code = reached([*(x for h in handles for x in (h.cls, h.arguments)), *given, *functions], programs=programs)
     environment = {name: os.environ.get(name, "not set") for name in ENVIRONMENT}
     python = {"python": ".".join(platform.python_version_tuple()[:2])}
     record: dict[str, Any] = {
