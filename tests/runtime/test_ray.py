@@ -237,3 +237,12 @@ def test_an_environment_on_the_ranks_of_its_policy(cluster, tmp_path):
     flow.run("play", out=tmp_path / "ranks", quiet=True, runtime="ray", plan=both)
     flow.run("play", out=tmp_path / "local", quiet=True)
     assert [m["reward"] for m in metrics(tmp_path / "ranks")] == [m["reward"] for m in metrics(tmp_path / "local")]
+
+
+def test_the_modules_that_go_to_ranks_by_value_are_the_users(flow):
+    """Those that are installed, and flowrl wherever it lies, are imported there."""
+    from flowrl.runtime.distributed.ray.cluster import own_modules
+
+    names = {module.__name__ for module in own_modules()}
+    assert "stale_flow" in names
+    assert not [n for n in names if n.partition(".")[0] in ("flowrl", "torch", "ray", "numpy", "json")]

@@ -21,6 +21,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....errors import ClusterLost, RankLost, RunError, UsageError
+from ....graph.site import is_users
 from ..protocol import Failed, RankConfig
 from .actor import THREADS, RankActor, start
 from .head import check_head, end_head
@@ -322,11 +323,10 @@ class RayRanks:
 def own_modules() -> list[ModuleType]:
     """The modules that are loaded and nowhere installed: the script, and what lies beside it."""
     installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    installed.add(Path(__file__).resolve().parents[2])
     found: list[ModuleType] = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and module.__name__ != "__main__":
+        if file and module.__name__ != "__main__" and is_users(module):
             path = Path(file).resolve()
             if "site-packages" not in path.parts and not any(path.is_relative_to(folder) for folder in installed):
                 found.append(module)
