@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,13 +33,19 @@ def keeper() -> Keep | None:
 def telling(
     fn: Callable[..., Any], rows: Sequence[Mapping[str, Any]], tell: Callable[[int, Any], None]
 ) -> tuple[Callable[..., Any], list[dict[str, Any]]]:
-    """A function and rows that are called alike, and ``tell`` what each row gave as soon as it is there."""
+    """A function and rows that are called alike, and ``tell`` what each row gave as soon as it is there.
+
+    A child that the function has forked off, and that comes back from it, tells nothing: locks are as the other threads
+    left them, and the answer is not its own.
+    """
+    process = os.getpid()
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
 
         async def waited(**row: Any) -> Any:
             place = row.pop(_PLACE)
             answer = await fn(**row)
-            tell(place, answer)
+            if os.getpid() == process:
+                tell(place, answer)
             return answer
 
         asked: Callable[..., Any] = waited
@@ -47,7 +54,8 @@ def telling(
         def called(**row: Any) -> Any:
             place = row.pop(_PLACE)
             answer = fn(**row)
-            tell(place, answer)
+            if os.getpid() == process:
+                tell(place, answer)
             return answer
 
         asked = called
