@@ -25,8 +25,9 @@ from .graph.settings import settings_of_worker
 from .graph.site import cell, defined_at, user_frame
 from .graph.terms import Traced
 from .graph.trace import trace
-from .handle import Handle, name_problem
+from .handle import Handle
 from .lowering.here import check_runs_here
+from .names import name_problem
 from .offers import offers
 from .placement.plan.plan import Plan
 from .program import Program
@@ -411,7 +412,8 @@ class Flow:
 
     def new_folder(self) -> Path:
         """Where a run goes that starts now, unless it is said: ``runs/grpo-20260131-120000``."""
-        return Path(f"runs/{self.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        name = re.sub(r"[^\w.-]+", "-", self.name)  # a folder below runs/, whatever the flow is called
+        return Path(f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
     def _parameters(
         self, names: Sequence[str], by_program: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any]

@@ -14,33 +14,16 @@ from .graph.habits import PLACE, is_place
 from .graph.op import Op
 from .graph.site import cell, place, raised_at, user_frame
 from .graph.values import NoSuchName
+from .names import FIX, name_problem
 from .workers.base import Worker
 from .workers.records import Model
-
-#: What file systems keep for devices, whatever comes after a dot.
-_DEVICES = frozenset(["con", "prn", "aux", "nul", *(f"{d}{i}" for d in ("com", "lpt") for i in range(10))])
-_LONGEST = 64
 
 
 def checked_name(name: Any, at: At) -> str:
     """The name of a worker, which files, options and actors have too. WorkerError for one that cannot be."""
     if (wrong := name_problem(name)) is not None:
-        fix = f'Use letters, digits, _ and -, a letter first, at most {_LONGEST} of them: name="judge".'
-        raise WorkerError(f"name={name!a:.80} {wrong}.", at=at, fix=fix)
+        raise WorkerError(f"name={name!a:.80} {wrong}.", at=at, fix=f'{FIX} name="judge".')
     return name
-
-
-def name_problem(name: Any) -> str | None:
-    """Why something cannot be the name of a worker; None where it can."""
-    if not isinstance(name, str):
-        return "is no text"
-    if not name:
-        return "is empty"
-    if len(name) > _LONGEST:
-        return f"has {len(name)} characters"
-    if not (name[0].isalpha() or name[0] == "_") or not all(c.isalnum() or c in "_-" for c in name):
-        return "has characters that a file, an option or a plan does not take"
-    return "is the name of a device on some systems" if name.lower() in _DEVICES else None
 
 
 class Handle:

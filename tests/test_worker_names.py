@@ -3,7 +3,9 @@
 import pytest
 
 import flowrl as fl
-from flowrl.errors import WorkerError
+from flowrl.errors import PlanError, WorkerError
+from flowrl.placement.plan.file import load
+from flowrl.placement.plan.plan import Plan, Pool
 
 
 def exact(response: str) -> float:
@@ -28,6 +30,8 @@ def exact(response: str) -> float:
         ("con", "is the name of a device"),
         ("NUL", "is the name of a device"),
         ("com1", "is the name of a device"),
+        ("judge\n", "has characters that"),
+        ("..", "has characters that"),
         (3, "is no text"),
     ],
 )
@@ -56,3 +60,23 @@ def test_names_that_differ_in_case_alone_are_one_file_on_some_systems():
 
     [error] = [e for e in flow.check().errors if isinstance(e, WorkerError)]
     assert "a worker is called 'Judge', as is the one at line" in error.what and "but for its case" in error.what
+
+
+@pytest.mark.parametrize("name", ["../../x", "a.b", "a b", "\ud800", "nul", "x" * 65])
+def test_pools_are_files_and_actors_too(name, tmp_path):
+    with pytest.raises(PlanError, match="the name of pool") as error:
+        Plan({name: Pool(name, device="cpu")})
+    error.value.report().encode()
+    if name.isprintable():
+        file = tmp_path / "plan.yaml"
+        file.write_text(f'pools: {{"{name}": {{device: cpu}}}}\n')
+        with pytest.raises(PlanError, match="the name of pool") as error:
+            load(file)
+        assert error.value.at.file == str(file)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/x", "a b", "\ud800", "x\0"])
+def test_a_run_lies_below_runs_whatever_its_flow_is_called(name):
+    folder = fl.Flow(name).new_folder()
+    assert len(folder.parts) == 2 and folder.parts[0] == "runs"
+    bytes(folder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 from ..batch import Batch, Column
@@ -19,6 +21,9 @@ from .types import FieldType
 if TYPE_CHECKING:
     from ..batch import CallInfo
     from .op import Op
+
+#: What ends a child that the code of an op has forked off, and that comes back from it; None leaves it alone.
+IN_A_CHILD: ContextVar[Callable[[], None] | None] = ContextVar("flowrl_in_a_child", default=None)
 
 
 def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str], call: CallInfo | None) -> Any:
@@ -39,8 +44,13 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
     if op.reads is not None:
         _check_marks(op, worker, called, arguments)
     args, kwargs = op.parameters.passed(called)
+    process = os.getpid()
     with _watched(worker, op):
-        result = op.fn(worker, *args, **kwargs) if op.parameters.is_method else op.fn(*args, **kwargs)
+        try:
+            result = op.fn(worker, *args, **kwargs) if op.parameters.is_method else op.fn(*args, **kwargs)
+        finally:
+            if os.getpid() != process and (end := IN_A_CHILD.get()) is not None:
+                end()
     if op.updates and hasattr(worker, "touched"):
         worker.touched()
     if adds_to is None:

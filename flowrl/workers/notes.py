@@ -44,6 +44,8 @@ class Row:
     since: float = 0.0
 
     def __str__(self) -> str:
+        if not self.key:
+            return f"{self.op} of step {self.step}: {self.code}"
         which = f"row {named_row(self.key)}" if self.rows == 1 else f"{self.rows} rows from {named_row(self.key)} on"
         prompt = f" (prompt {self.prompt!a})" if self.prompt else ""
         return f"{self.op} of step {self.step} at {which}{prompt}: {self.code}"

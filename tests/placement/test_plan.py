@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
+from flowrl.names import name_problem
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.devices import KINDS
 from flowrl.placement.cluster.mesh import AXES, Mesh
@@ -231,6 +232,10 @@ names = st.text(min_size=1, max_size=8).filter(lambda t: t.isprintable()) | st.s
     ["yes", "null", "1", "a: b", "0x1", "~", "-", "'", '"', "#", "{", "é", "模型", "🙂", " "]
 )
 
+#: Files and actors have the names of pools too.
+pool_names = st.sampled_from(["yes", "null", "1", "0x1", "é", "模型", "a-b", "_"]) | st.from_regex(r"\A\w[\w-]{0,7}\Z")
+pool_names = pool_names.filter(lambda name: name_problem(name, number=True) is None)
+
 
 @st.composite
 def plans(draw):
@@ -244,7 +249,7 @@ def plans(draw):
     cluster = draw(st.none() | st.lists(groups, min_size=1, max_size=3).map(lambda g: Cluster(tuple(g))))
     free = draw(st.permutations(range(cluster.size))) if cluster else []
     pools = {}
-    for name in draw(st.lists(names, min_size=1, max_size=4, unique=True)):
+    for name in draw(st.lists(pool_names, min_size=1, max_size=4, unique=True)):
         take = draw(st.integers(0, min(len(free), 8)))
         if take:
             pools[name], free = Pool(name, tuple(free[:take])), free[take:]

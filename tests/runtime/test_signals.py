@@ -99,7 +99,7 @@ import ctypes, sys, time
 sys.path.insert(0, {beside!r})
 from small_flow import Numbers
 import flowrl as fl
-from flowrl.runtime import stop
+from flowrl.runtime.driver import stop
 
 stop.PATIENCE = 0.5
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from ...errors import At, PlanError, near
+from ...names import FIX, name_problem
 from ..cluster.cluster import Cluster
 
 BACKENDS = ("hf", "fsdp2", "megatron")
@@ -32,7 +33,9 @@ def numbers(devices: Iterable[int]) -> str:
 
 
 def check_source(pool: str, devices: Collection[int], processes: int, device: str, at: At | None) -> None:
-    """A pool has devices, or processes, or a device of this process."""
+    """A pool has a name that files can have, and devices, or processes, or a device of this process."""
+    if (wrong := name_problem(pool, number=True)) is not None:
+        raise PlanError(f"the name of pool {pool!a:.80} {wrong}.", at=at, fix=f"{FIX} train.")
     given = [n for n, v in (("devices", devices), ("processes", processes), ("device", device)) if v]
     if len(given) > 1:
         raise PlanError(f"pool '{pool}' has both {given[0]} and {given[1]}.", at=at, fix="Take one out.")

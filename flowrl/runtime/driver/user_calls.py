@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...batch import Batch, CallInfo
 from ...errors import RankLost, RunError
+from ...graph.apply import IN_A_CHILD
 from ...graph.op import Op
 from ...workers.notes import FORKED, NAME, Notes, Row, at_work, bury, code_of, lines_of, told
 
@@ -24,20 +26,22 @@ LOOK = 5.0  # seconds between two looks at the notes
 def user_call(
     op: Op, worker: Any, args: Iterable[Any], info: CallInfo, notes: Notes, warn: Callable[[str], None]
 ) -> Iterator[None]:
-    """A call of an op: an exit in it is its failure. One that touches the world is noted, unless its worker notes its
-    rows itself, and what it does to the working directory is undone."""
+    """A call of an op: an exit in it is its failure, and a child that it has forked and that comes back is ended. One
+    that touches the world is noted, unless its worker notes its rows itself, and what it does to the working directory
+    is undone."""
     if not op.external:
-        with _without_exit(info):
+        with _without_exit(info), _without_child(notes, lambda: Row(step=info.step, op=info.op, code=code_of(op.fn))):
             yield
         return
     number = 0
     batch = next((a for a in args if isinstance(a, Batch)), None)
+    row = Row(info.program, info.step, info.op, code=code_of(op.fn))
     if not getattr(worker, "notes_rows", False) and batch is not None and len(batch):
-        row = Row(info.program, info.step, info.op, batch.keys[0], code_of(op.fn), rows=len(batch))
+        row = replace(row, key=batch.keys[0], rows=len(batch))
         number = notes.begin(row)
     before = _folder()
     try:
-        with _without_exit(info):
+        with _without_exit(info), _without_child(notes, lambda: row):
             yield
     finally:
         notes.end(number)
@@ -56,6 +60,16 @@ def _without_exit(info: CallInfo) -> Iterator[None]:
             f"{info.op} of step {info.step} failed: SystemExit: {error.code}",
             fix="Raise an exception that says what is wrong: an exit would end the whole run.",
         ) from error
+
+
+@contextmanager
+def _without_child(notes: Notes, row: Callable[[], Row]) -> Iterator[None]:
+    """A child that the op has forked off is ended as soon as it comes back, before it writes anywhere."""
+    token = IN_A_CHILD.set(lambda: notes.forked(row()))
+    try:
+        yield
+    finally:
+        IN_A_CHILD.reset(token)
 
 
 @contextmanager
