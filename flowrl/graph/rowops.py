@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..batch import already_there
-from ..errors import At, FieldError, ProgramError, RowsError
+from ..errors import At, FieldError, FlowError, ProgramError, RowsError
 from ..marks import unlike
 from .arguments import described
 from .arithmetic import BY_ROW, COMPARISONS, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, result_type
 from .op import Op
+from .operands import wrong_names, wrong_operand
 from .scalars import ScalarValue
 from .signature import Signature
 from .site import caller
 from .symbols import Symbol
 from .terms import Rows, TBatch, TField, TNumber, Use, together
 from .types import FieldType
-from .values import BatchValue, FieldValue, Value
+from .values import BatchValue, FieldValue, MetricsValue, Value
 from .written import SYMBOLS, method, written
 
 if TYPE_CHECKING:
@@ -41,13 +42,14 @@ class RowOps:
         first = args[0]
         if isinstance(first, BatchValue):
             return self._on_batch(op, first.ref, args[1:], at)
+        if (error := wrong_operand(op.name, args, self._text(op, args))) is not None:
+            self._wrong(error, at)
         fields = [a.ref for a in args if isinstance(a, FieldValue)]
         if not fields:
             return self._on_numbers(op, args, at)
         self._same_rows(op.name, fields, at)
         if op.name == "sub" and (error := unlike("a subtraction", {f.name or "value": f.marks for f in fields})):
-            error.at = at
-            self.tracer.wrong(error)
+            self._wrong(error, at)
         uses = [u for a in args if isinstance(a, Value) for u in self.tracer.reads.uses(a)]
         signature = Signature({"batch": {f.name or "value": f.type for f in fields}}, {})
         name, text = op.name, self._text(op, args)
@@ -57,6 +59,10 @@ class RowOps:
             return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, f"c{call.index}", label))
         type_ = FieldType(BY_ROW[name]) if name in BY_ROW else result_type(name, [f.type for f in fields])
         return FieldValue(self.tracer, TField(type_, call.index, "", fields[0].rows, text=text))
+
+    def _wrong(self, error: FlowError, at: At) -> None:
+        error.at = at
+        self.tracer.wrong(error)
 
     def _text(self, op: Op, args: Sequence[Any]) -> str:
         """How a call is written: ``(rewards - costs).mean()``."""
@@ -96,7 +102,14 @@ class RowOps:
             number = TNumber(frozenset({call.index}), text, f"c{call.index}", "count", whole=True)
             return ScalarValue(self.tracer, number)
         if name in GROUPED:
+            if (error := wrong_names(name, rest)) is not None:
+                self._wrong(error, at)
+                return FieldValue(self.tracer, TField(FieldType("f32"), None, "", batch.rows))
             field_ = self.tracer.field(BatchValue(self.tracer, batch), rest[0])
+            if field_.ref.type.dims:
+                error = FieldError(f"{name} takes one number per row, and '{rest[0]}' is {field_.ref.type}.")
+                error.fix = f"Give a field that has it: batch.with_columns({{'whole': batch.{rest[0]}.row_mean()}})."
+                self._wrong(error, at)
             text = f"{name}({rest[0]})"
             call = self.tracer.record(
                 op,
@@ -109,7 +122,12 @@ class RowOps:
             return FieldValue(self.tracer, TField(FieldType("f32"), call.index, "", batch.rows, text=text))
         if name == "filter":
             return self._filter(op, batch, rest[0], at)
-        return self._concat(op, [batch, *(b.ref for b in rest)], at)
+        for other in rest:
+            if not isinstance(other, BatchValue):
+                error = ProgramError(f"concat takes batches, and was given {described(other)}.")
+                error.fix = "Give it another batch with the same fields."
+                self._wrong(error, at)
+        return self._concat(op, [batch, *(b.ref for b in rest if isinstance(b, BatchValue))], at)
 
     def _filter(self, op: Op, batch: TBatch, mask: Any, at: At) -> Any:
         if not isinstance(mask, FieldValue):
@@ -166,6 +184,9 @@ class RowOps:
         batch: TBatch = args[0].ref
         if name == "join":
             return self._join(batch, args[1], at)
+        if (error := wrong_names(name, args[1])) is not None:
+            self._wrong(error, at)
+            return BatchValue(self.tracer, batch)
         if name == "with_columns":
             return self._with_columns(batch, args[1], at)
         named = list(args[1])
@@ -187,8 +208,7 @@ class RowOps:
 
     def _with_columns(self, batch: TBatch, columns: Any, at: At) -> Any:
         fields = dict(batch.fields)
-        given = cast("Mapping[str, Any]", columns if isinstance(columns, Mapping) else {})
-        for name, column in given.items():
+        for name, column in cast("Mapping[str, Any]", columns).items():
             if not isinstance(column, FieldValue):
                 self.tracer.wrong(
                     ProgramError(f"with_columns: '{name}' takes a field, and was given {described(column)}.", at=at)
@@ -280,6 +300,8 @@ def _operand(value: Any) -> str:
     """How an operand is written: a field by its name, a number as it was computed, others as Python does."""
     if isinstance(value, FieldValue):
         text = value.ref.name or value.ref.text or "value"
+    elif isinstance(value, (BatchValue, MetricsValue)):
+        text = "batch" if isinstance(value, BatchValue) else "metrics"
     else:
         text = value.ref.text if isinstance(value, ScalarValue) else repr(value)
     return text if len(text) <= _LONGEST else "..."  # of a number that grows from step to step
