@@ -1,4 +1,4 @@
-"""What arithmetic and row operations of a program are given and will not take when they run, as far as types are known."""
+"""What operators and row operations of a program are given and will not take when they run, as far as it is known."""
 
 from __future__ import annotations
 
