@@ -9,7 +9,7 @@ from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import DATA_AXES, Mesh
 from ..placement.plan.plan import Place, Plan, Pool
 from ..placement.plan.rules import TRAIN_ONLY
-from ..runtime.distributed.executor import Stand
+from ..runtime.distributed.open_groups import Stand
 from ..runtime.distributed.protocol import Post
 from .roles import HandleLike
 

@@ -224,7 +224,7 @@ def opened(out, plan):
     for name in ("actor", "reward", "ref"):
         place.open(name)
     place.open_server("actor")
-    place.start_program(["actor", "reward", "ref"])
+    place.start_program(["actor", "reward", "ref"], resumed=False)
     return place
 
 
@@ -244,7 +244,7 @@ def test_weights_are_installed_though_their_ranks_are_started_again_meanwhile(tm
 
     place.ranks.restart = restart
     place.ranks.dead.add(1)
-    place.client.lasting(lambda: place.client.everywhere([1, 2], "sums", ("actor", True), None, None))
+    place.client.retry(lambda: place.client.call_all([1, 2], "sums", ("actor", True), None, None))
     threads[0].join(30)
     assert results == [1]
     assert place.servers["actor"].digest() == place.workers["actor"].digest()
@@ -255,15 +255,14 @@ def test_going_back_starts_what_a_renewal_has_left_half_open(tmp_path):
     from flowrl.runtime.storage import checkpoint
 
     place = opened(tmp_path, ALONE)
-    workers = {**place.workers, "actor.generate": place.servers["actor"]}
     record = {"stage": 0, "program": None, "finished": [], "marks": {}, "seed": 0}
-    folder = checkpoint.save(tmp_path / "checkpoints", record, workers, {}, place.write_rows)
+    folder = place.save(tmp_path / "checkpoints", record, {})
     place.ranks.dead.add(1)
     place.ranks.kill = ("meeting_point", 0, 0)  # the rank that trains dies while the other gets its weights
     with pytest.raises(RankLost) as e:
-        place.client.lasting(lambda: place.client.everywhere([1], "sync"))
+        place.client.retry(lambda: place.client.call_all([1], "sync"))
     assert e.value.inconsistent
-    assert place.recover(RankLost("rank 0 died during actor.update.", ranks=[0], inconsistent=True))
+    place.recover(RankLost("rank 0 died during actor.update.", ranks=[0], inconsistent=True))
     for name in ("actor", "reward", "ref", "actor.generate"):
         worker = place.open_server("actor") if name.endswith("generate") else place.open(name)
         checkpoint.load_worker(folder, name, worker)

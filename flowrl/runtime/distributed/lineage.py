@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Made:
-    """One call: its ``rank_calls`` by rank, and what it ``needs``, which stays where it is for as long as this does.
+class Recipe:
+    """How a call made its rows: its ``rank_calls``, and what it ``needs``, which stays where it is for as long.
 
     ``stamps``: groups, and what their state was. ``together``: its ranks cannot do their part alone.
     """
@@ -36,75 +36,75 @@ class Made:
         busy = any(g.installing or g.changing or g.swapping for g in self.stamps)
         return not busy and all(g.stamp == stamp for g, stamp in self.stamps.items())
 
-    def again(self, id: int) -> dict[int, RankCall]:
-        """The calls that make an object once more."""
+    def calls_for(self, id: int) -> dict[int, RankCall]:
+        """Return the calls that make an object once more, by rank."""
         return {r: t for r, t in self.rank_calls.items() if self.together or t.keep == id}
 
 
 class Lineage:
-    """Which call has made which object, and which objects went with the process that held them."""
+    """Knows which call has made which object, and which objects went with the process that held them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[int, Made] = {}
+        self._recipes: dict[int, Recipe] = {}
         self._gone: dict[int, int] = {}  # by rank: objects up to this number are gone
-        self._again: dict[int, int] = {}  # but for these: number, and rank
+        self._remade: dict[int, int] = {}  # but for these: number, and rank
         self._dropped: deque[int] = deque()  # objects are dropped at any time, by whoever forgets the last value
 
-    def note(self, made: Made, answers: Mapping[int, Reply]) -> None:
-        """A call is done."""
+    def note(self, recipe: Recipe, answers: Mapping[int, Reply]) -> None:
+        """Keep how a call that is done has made its rows."""
         with self._lock:
             while self._dropped:
                 id = self._dropped.popleft()
-                self._made.pop(id, None)
-                self._again.pop(id, None)
+                self._recipes.pop(id, None)
+                self._remade.pop(id, None)
             for rank, reply in answers.items():
-                id = made.rank_calls[rank].keep
+                id = recipe.rank_calls[rank].keep
                 if id and reply.keys is not None:
-                    self._made[id] = made
-                    made.checks[id] = reply.check
+                    self._recipes[id] = recipe
+                    recipe.checks[id] = reply.check
 
-    def of(self, id: int) -> Made | None:
-        """The call that made an object; None for one of a step that is committed."""
-        return self._made.get(id)
+    def recipe_of(self, id: int) -> Recipe | None:
+        """Return how an object was made; None for one of a step that is committed."""
+        return self._recipes.get(id)
 
     def drop(self, id: int) -> None:
-        """Nobody needs an object any more."""
+        """Forget an object that nobody needs any more."""
         self._dropped.append(id)
 
-    def settled(self, step: int) -> None:
-        """A step is committed: what it was made of need not be kept."""
+    def settle(self, step: int) -> None:
+        """Forget how the rows of a step were made, and of those before it: it is committed."""
         with self._lock:
-            for id in [i for i, made in self._made.items() if made.step <= step]:
-                del self._made[id]
+            for id in [i for i, recipe in self._recipes.items() if recipe.step <= step]:
+                del self._recipes[id]
 
     def lose(self, ranks: Collection[int], upto: int) -> None:
-        """All objects of these ranks so far are gone."""
+        """Note that all objects of these ranks so far are gone."""
         with self._lock:
             self._gone |= dict.fromkeys(ranks, upto)
-            self._again = {id: rank for id, rank in self._again.items() if rank not in ranks}
+            self._remade = {id: rank for id, rank in self._remade.items() if rank not in ranks}
 
-    def made_again(self, objects: Mapping[int, int]) -> None:
-        """Objects are there again: number, and rank."""
-        self._again |= objects
+    def note_remade(self, objects: Mapping[int, int]) -> None:
+        """Note that objects are there again: number, and rank."""
+        self._remade |= objects
 
     def missing(self, wanted: Any) -> Iterator[tuple[int, int]]:
-        """The objects among those that arguments ask for that are gone, as (rank, number)."""
+        """Yield the objects among those that arguments ask for that are gone, as (rank, number)."""
         if not self._gone:
             return
         for part in (p for f in found(wanted, (Fetch,)) for p in f.parts):
             for take in part.takes:
-                if take.id <= self._gone.get(take.rank, -1) and take.id not in self._again:
+                if take.id <= self._gone.get(take.rank, -1) and take.id not in self._remade:
                     yield take.rank, take.id
 
     def forget(self) -> None:
-        """All objects are gone, and nobody will ask for them."""
-        for known in (self._made, self._gone, self._again, self._dropped):
+        """Forget all objects: they are gone, and nobody will ask for them."""
+        for known in (self._recipes, self._gone, self._remade, self._dropped):
             known.clear()
 
 
-def needed(arguments: Any) -> tuple[Stored, ...]:
-    """The objects behind the values among arguments."""
+def stored_in(arguments: Any) -> tuple[Stored, ...]:
+    """Return the objects behind the values among arguments."""
     kinds = (Remote, RemoteColumn)
     sources = (v.columns.values() if isinstance(v, Remote) else (v.source,) for v in found(arguments, kinds))
     return tuple(dict.fromkeys(s for some in sources for source in some for s in source.stored))

@@ -18,10 +18,8 @@ from ...workers.notes import NAME, Notes
 from ...workers.records import Build, Sampled
 from ...workers.sampling import SamplingArguments
 from ...workers.tokenizer import actor_of, find_tokenizer
-from ..driver.python_warnings import heard
-from ..driver.user_calls import user_call
+from ..local.calls import run_op
 from ..storage.disk import Checksum, write_tensors
-from ..storage.external import once
 from ..storage.journal import Journal
 from ..storage.state_files import StateFiles, read_record, write_record, write_shards
 from ..transfer.plan import holdings
@@ -102,7 +100,7 @@ class Rank(Weights):
             worker.close()
         self.workers.clear()
         self.posts.clear()
-        self.away.clear()
+        self.offloaded.clear()
         self.forget()
 
     def forget(self) -> None:
@@ -244,12 +242,17 @@ class Rank(Weights):
         worker = self._worker(call)
         first = next((f for f in found(dict(call.arguments), (Fetch,))), None)
         op = inspect.getattr_static(type(worker), call.op) if isinstance(call.op, str) else call.op
-        warn = self._now.warnings.append
-        with user_call(op, worker, arguments.values(), call.info, self._notes, warn), heard(warn, call.info):
-            if call.journal is not None:
-                result = once(self.journal(), call.journal, op, worker, arguments, call.into, call.info, warn)
-            else:
-                result = op.run(worker, arguments, call.into, call.info)
+        result = run_op(
+            op,
+            worker,
+            arguments,
+            call.into,
+            call.info,
+            place=call.journal,
+            journal=self.journal,
+            notes=self._notes,
+            warn=self._now.warnings.append,
+        )
         reply = self._kept(call, op, result, arguments, first)
         if worker is not None:
             reply.weights = (worker.version, worker.dirty, worker.stamp)

@@ -10,8 +10,8 @@ from typing import Any
 
 from ...workers.base import ModelWorker, Worker
 from ...workers.weights import Shard, Sums, sums
+from ..transfer.offload import Offloaded, tensors_of
 from ..transfer.plan import Moves
-from .offload import Away
 from .protocol import Post
 
 Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
@@ -25,7 +25,7 @@ class Weights:
         self.workers: dict[Key, Worker] = {}
         self.posts: dict[Key, Post] = {}
         self.aside: dict[tuple[str, int], list[Shard]] = {}
-        self.away: dict[Key, Away] = {}
+        self.offloaded: dict[Key, Offloaded] = {}
         self.routes: dict[str, tuple[Moves, int, Any]] = {}
         self._meeting: set[str] = set()  # names of moves for which ranks are being connected
         self._parted: deque[str] = deque(maxlen=100)  # the latest of which nobody wants to hear any more
@@ -45,18 +45,17 @@ class Weights:
         return worker.engine.shards() if isinstance(worker, ModelWorker) else []
 
     def offload(self, key: Key) -> int:
-        """Have the weights and the optimizer of a worker make way; the bytes that this frees."""
+        """Take weights and optimizer of a worker out of its device's memory. Returns the bytes that this frees."""
         worker = self.workers[key]
-        if key in self.away or not isinstance(worker, ModelWorker):
+        if key in self.offloaded or not isinstance(worker, ModelWorker):
             return 0
-        shards, _ = worker.engine.state_shards()
-        self.away[key] = Away()
-        return self.away[key].put(s.tensor for s in (*shards, *worker.engine.shards()))
+        self.offloaded[key] = Offloaded()
+        return self.offloaded[key].take(tensors_of(worker.engine))
 
     def onload(self, key: Key) -> int:
-        """Bring them back; the bytes that this takes."""
-        away = self.away.pop(key, None)
-        return away.bring_back() if away is not None else 0
+        """Bring them back. Returns the bytes that this takes."""
+        offloaded = self.offloaded.pop(key, None)
+        return offloaded.bring_back() if offloaded is not None else 0
 
     def set_aside(self, name: str, version: int) -> None:
         """Copy the weights as they are now, as a version that is published while training goes on."""

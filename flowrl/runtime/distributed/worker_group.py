@@ -38,8 +38,8 @@ class Staged:
 
 
 @contextmanager
-def present(*groups: WorkerGroup) -> Iterator[None]:
-    """Have the weights of groups there that have made way for another worker: they do so again after."""
+def loaded(*groups: WorkerGroup) -> Iterator[None]:
+    """Load offloaded groups for this block, then offload them again."""
     gone = [g for g in groups if g.is_away]
     for group in gone:
         group.onload()
@@ -50,14 +50,14 @@ def present(*groups: WorkerGroup) -> Iterator[None]:
             group.offload()
 
 
-def _present(method: Callable[P, R]) -> Callable[P, R]:
-    """What a group does with its weights there, and with those of the groups among its arguments."""
+def _loaded(method: Callable[P, R]) -> Callable[P, R]:
+    """Load a group for a method of it, and the groups among its arguments, then offload them again."""
 
     @wraps(method)
     def there(*args: P.args, **kwargs: P.kwargs) -> R:
         groups = [a for a in args if isinstance(a, WorkerGroup)]
         groups += [a.group for a in args if isinstance(a, Staged) and a.number is None]  # what is set aside is there
-        with present(*groups):
+        with loaded(*groups):
             return method(*args, **kwargs)
 
     return there
@@ -97,6 +97,11 @@ class WorkerGroup:
     def title(self) -> str:
         """As which it appears in records: ``actor``, ``actor.generate``."""
         return f"{self.name}.generate" if self.post.serving else self.name
+
+    @property
+    def pool(self) -> str:
+        """The pool whose ranks it is on."""
+        return self.client.pool_of(self.ranks[0])
 
     @property
     def is_model(self) -> bool:
@@ -181,20 +186,18 @@ class WorkerGroup:
             self.stamp += 1
             self.dirty = next(iter(said.values()))[1]
 
-    @_present
+    @_loaded
     def program_starts(self) -> None:
         """A program is a stage of training. A copy of another worker takes its weights now."""
-        answers = self.client.everywhere(
-            self.ranks, "program_starts", self.key, what=f"{self.name} at a program's start"
-        )
+        answers = self.client.call_all(self.ranks, "program_starts", self.key, what=f"{self.name} at a program's start")
         self.note(answers)
 
-    @_present
+    @_loaded
     def stage(self) -> Staged:
         """Set the weights aside, on the ranks where they are."""
         number = next(self._staging)
         self.aside.add(number)
-        self.client.everywhere(self.ranks, "set_aside", self.name, number, what=f"{self.name}: setting weights aside")
+        self.client.call_all(self.ranks, "set_aside", self.name, number, what=f"{self.name}: setting weights aside")
         return Staged(self, number)
 
     def in_use(self) -> Staged:
@@ -209,7 +212,7 @@ class WorkerGroup:
         self.installing = self.owed = True
         try:
             while self.owed:
-                self.client.lasting(lambda: self._given(staged, version))
+                self.client.retry(lambda: self._given(staged, version))
                 with self.client.order:
                     self.installing = self.owed
         except BaseException:
@@ -218,7 +221,7 @@ class WorkerGroup:
         finally:
             self.installing = self.owed = False
         if staged.number is not None:
-            self.client.everywhere(staged.group.ranks, "let_go", staged.group.name, staged.number)
+            self.client.call_all(staged.group.ranks, "let_go", staged.group.name, staged.number)
             staged.group.aside.discard(staged.number)
         return self.received
 
@@ -234,25 +237,26 @@ class WorkerGroup:
                 raise RankLost(f"ranks were started again while '{self.name}' got its weights.") from error
             raise
 
-    @_present
+    @_loaded
     def take(self, staged: Staged, version: int) -> None:
         """The same, once: whatever is lost meanwhile ends it."""
         source = staged.group
-        route, moves, numbers = self.client.route(source, self)
+        route = self.client.routes.find(source, self)
+        moves, numbers = route.moves, route.numbers
         what = f"publish of {source.name} version {version}"
         dtypes = {name: kind for name, (kind, _) in moves.dtypes.items()}
         wanted = source.digest(staged.number, dtypes)
-        begun = self.client.begin("move", dict.fromkeys(numbers, (route, source.key, staged.number, self.key)))
+        begun = self.client.send("move", dict.fromkeys(numbers, (route.name, source.key, staged.number, self.key)))
         try:
-            answers = self.client.answered(begun, what, lambda: self.client.part_ways(source, self))
+            answers = self.client.wait(begun, what, lambda: self.client.routes.drop(source, self))
         except BaseException:
-            self.client.part_ways(source, self)
+            self.client.routes.drop(source, self)
             raise
         received = {numbers[rank]: moved.received for rank, moved in answers.items() if moved.received}
         assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
-        self.client.moved(what, moves, answers)
+        self.client.note_move(what, moves, answers)
         self.received = moves.total
-        self.stamps |= _stamps(self.client.everywhere(self.ranks, "weights_written", self.key, version, what=what))
+        self.stamps |= _stamps(self.client.call_all(self.ranks, "weights_written", self.key, version, what=what))
         assert wanted is not None, "what is installed has a digest"
         for rank, found in self.digests(None, None).items():
             if found != wanted:
@@ -279,9 +283,9 @@ class WorkerGroup:
             if self.is_away == away:
                 return {}
             self.is_away, self.swapping = away, True
-            begun = self.client.begin(method, dict.fromkeys(self.ranks, (self.key,)))
+            begun = self.client.send(method, dict.fromkeys(self.ranks, (self.key,)))
         try:
-            return self.client.answered(begun, f"{self.name}: {'making way' if away else 'coming back'}")
+            return self.client.wait(begun, f"{self.name}: {'making way' if away else 'coming back'}")
         finally:
             self.swapping = False
 
@@ -293,7 +297,7 @@ class WorkerGroup:
             return None
         return self._digest_in_use(dtypes) if number is None else self._agreed(number, dtypes)
 
-    @_present
+    @_loaded
     def _digest_in_use(self, dtypes: Mapping[str, str] | None) -> str:
         return self._agreed(None, dtypes)
 
@@ -308,7 +312,7 @@ class WorkerGroup:
 
     def digests(self, number: int | None, dtypes: Mapping[str, str] | None) -> dict[int, str]:
         """The digest of each whole copy, under its first rank."""
-        parts = self.client.everywhere(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
+        parts = self.client.call_all(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
         if self.post.collective:
             return {self.ranks[0]: digest(parts.values())}
         return {rank: digest([part]) for rank, part in parts.items()}
@@ -328,20 +332,20 @@ class WorkerGroup:
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    @_present
+    @_loaded
     def save_model(self, folder: str) -> bool:
         """Save the model as a Hugging Face folder."""
         ranks = self.ranks if self.post.collective else self.ranks[:1]
-        found = self.client.everywhere(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
+        found = self.client.call_all(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
         return bool(next(iter(found.values())))
 
-    @_present
+    @_loaded
     def save_state(self, folder: Path, file: str) -> dict[str, Checksum]:
         """Write the state, each rank its part. Returns the checksums of the files."""
         ranks = self.ranks if self.post.collective else self.ranks[:1]
         weights = (self.version, self.dirty)
         asked = {rank: (self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
-        parts = self.client.answered(self.client.begin("save_state", asked), f"{self.name}: saving its state")
+        parts = self.client.wait(self.client.send("save_state", asked), f"{self.name}: saving its state")
         return {name: said for part in parts.values() for name, said in part.items()}
 
     def part(self, ranks: Sequence[int]) -> WorkerGroup:
@@ -351,11 +355,11 @@ class WorkerGroup:
         part.held = {rank: held for rank, held in self.held.items() if rank in ranks}
         return part
 
-    @_present
+    @_loaded
     def load_state(self, folder: Path, file: str) -> None:
         """Take a state back, whoever has written it."""
         what = f"{self.name}: loading its state"
-        found = self.client.everywhere(self.ranks, "load_state", self.key, str(folder), file, what=what)
+        found = self.client.call_all(self.ranks, "load_state", self.key, str(folder), file, what=what)
         self.stamps |= _stamps(found)
         self.version, self.dirty, _ = next(iter(found.values()))
         self.stamp, self.born = self.stamp + 1, None

@@ -7,9 +7,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Container
 from contextlib import suppress
+from typing import Protocol
 
-#: What it gives, if anything, is the rest of it: a job may only begin something, and the next one begin as well.
-Job = Callable[[], Callable[[], None] | None]
+
+class Job(Protocol):
+    """Something to do in the thread of a pool. While one is waited for, the next one may be started."""
+
+    def start(self) -> bool:
+        """Start it. Returns whether :meth:`finish` has something to wait for."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for it."""
+        ...
 
 
 class Everywhere:
@@ -20,8 +30,8 @@ class Everywhere:
 
 
 class Pools:
-    """Jobs by pool, in the order in which they come. Pools overlap; two jobs of a pool never do, save that one begins
-    before the rest of the one before it is waited for.
+    """Jobs by pool, in the order in which they come. Pools overlap; two jobs of a pool never do, save that one is
+    started before the one before it has finished.
 
     On a CPU torch is a third slower off the main thread, so the pool of the models is the driver's home
     (docs/design/0006-home-pool.md). ``changed`` is notified when a job for home arrives, and by whoever changes what
@@ -61,8 +71,8 @@ class Pools:
                 if done():
                     return
                 job = self._at_home.popleft()
-            if (rest := job()) is not None:
-                rest()
+            if job.start():
+                job.finish()
 
     def _queue(self, pool: str) -> queue.SimpleQueue[Job | None]:
         found = self._queues.get(pool)
@@ -75,19 +85,19 @@ class Pools:
 
     @staticmethod
     def _serve(work: queue.SimpleQueue[Job | None]) -> None:
-        begun: deque[Callable[[], None]] = deque()
+        started: deque[Job] = deque()
         while True:
             try:
-                job = work.get(block=not begun)
+                job = work.get(block=not started)
             except queue.Empty:
-                begun.popleft()()
+                started.popleft().finish()
                 continue
             if job is None:
                 break
-            if (rest := job()) is not None:
-                begun.append(rest)
-        for rest in begun:
-            rest()
+            if job.start():
+                started.append(job)
+        for job in started:
+            job.finish()
 
     def close(self, wait: bool = True) -> None:
         """End the threads. Without ``wait`` what is queued is dropped and what runs is left behind."""

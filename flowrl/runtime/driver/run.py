@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import DiskError, ModelError, RankLost
 from ...graph import session as sessions
@@ -19,7 +19,7 @@ from ...graph.terms import Reading
 from ...marks import other_ids, vocabulary
 from ...schedule.scheme import Scheme
 from ...workers.notes import Notes
-from ..local.executor import LocalExecutor
+from ..executor import Executor, RunServices
 from ..storage import checkpoint
 from ..storage.choose import Chosen, newest_whole
 from ..storage.disk import writing
@@ -39,10 +39,6 @@ from .session import Running
 from .stalled import STEPS, stalled
 from .stop import Stop
 from .user_calls import Watch, died_before, name_rows, same_folder
-
-if TYPE_CHECKING:
-    from ..distributed.executor import DistributedExecutor
-
 
 LOSSES = 10  # of processes without a step in between: then something is wrong that starting again does not mend
 
@@ -113,9 +109,7 @@ def labels(programs: Sequence[str]) -> list[str]:
 class Runner:
     """Runs stages in a folder. One per run."""
 
-    def __init__(
-        self, stages: Sequence[Stage], executor: LocalExecutor | DistributedExecutor, settings: Settings
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], executor: Executor, settings: Settings) -> None:
         self._lock = take_folder(
             settings.out, resume=settings.resume, overwrite=settings.overwrite, unlock=settings.unlock
         )
@@ -134,11 +128,10 @@ class Runner:
             raise
         self._labels = labels([stage.program for stage in stages])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
-        self.executor.notes = Notes(settings.out)
-        self.executor.warn = self._warn
+        self._services = RunServices(self.journal, Notes(settings.out), self._warn, self._note_loss, self._note_renewal)
+        self.executor.attach(self._services)
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         begin_anew()
-        self.executor.watch(self._note_loss, self._note_renewal)
         self._stop = Stop(self.progress.note)
         self._chosen: Chosen | None = None  # what the run goes on from, while nothing was written after it
         self._asked: dict[str, Any] = {}
@@ -155,7 +148,7 @@ class Runner:
             with same_folder():
                 return self._run()
         finally:
-            self.executor.notes.close()
+            self._services.notes.close()
             self._lock.release()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -216,13 +209,11 @@ class Runner:
         followers = stage.scheme.setup.followers
         servers = {name: self.executor.open_server(name) for name in self._serving(stage)}
         self._compare_tokenizers(stage)
-        if resume is None:
-            self.executor.start_program(stage.workers)
-            for name in {**followers, **servers}:
-                version = workers[name].read_version()  # what the program before has updated is published
-                if name in servers and servers[name].version != version:
-                    servers[name].install(workers[name].in_use(), version)
-        self.executor.offload_idle()
+        self.executor.start_program(stage.workers, resumed=resume is not None)
+        for name in () if resume is not None else {**followers, **servers}:
+            version = workers[name].read_version()  # what the program before has updated is published
+            if name in servers and servers[name].version != version:
+                self.executor.install(name, version)
         session = Running(
             program=stage.program,
             number=self._number,
@@ -231,7 +222,7 @@ class Runner:
             servers=servers,
             scheme=stage.scheme,
             runtime=self.settings.runtime,
-            hands=self.executor.hands(self._number, self.journal),
+            executor=self.executor,
             journal=self.journal,
             hooks=Hooks(
                 commit=lambda step: self._commit(stage, step),
@@ -266,7 +257,7 @@ class Runner:
         self._note_left(stage)
         self._number += 1
         if can_go_on:
-            self.journal.sync()
+            self.executor.sync()
             checkpoint.end(self.settings.out / "checkpoints", self._done_so_far(self._marks()))
         else:
             self._checkpoint(Point(None, {}, self._marks()))
@@ -283,7 +274,7 @@ class Runner:
     def _serving(self, stage: Stage) -> list[str]:
         """The workers of a stage that generate with a copy of their own."""
         followers = stage.scheme.setup.followers
-        return [n for n in stage.workers if self.executor.serving(n, n not in followers or followers[n].shared)]
+        return [n for n in stage.workers if self.executor.has_server(n, n not in followers or followers[n].shared)]
 
     def _marks(self) -> dict[str, Any]:
         """How long the files of the run are."""
@@ -313,7 +304,8 @@ class Runner:
         if (text := stalled(lately)) is not None:
             self._warn(f"{label}: {text}")
         self._fresh = True
-        self.executor.settled(step.number)
+        for settle in self._services.on_commit:
+            settle(step.number)
         self.progress.step(line, step.timings)
 
     def _done_so_far(self, marks: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,7 +325,6 @@ class Runner:
     def _checkpoint(self, point: Point) -> None:
         """Keep all that the rest of the run depends on, in one piece."""
         self._lock.check()
-        self.journal.sync()
         self.executor.sync()
         manifest = {
             **self._done_so_far(point.marks),
@@ -343,9 +334,7 @@ class Runner:
             "run": self.recorder.record.get("id"),
             "record": {**self.recorder.record, **self._asked, "checkpoints": True},
         }
-        servers = {f"{name}.generate": worker for name, worker in self.executor.servers.items()}
-        workers = {**self.executor.workers, **servers}
-        checkpoint.save(self.settings.out / "checkpoints", manifest, workers, point.live, self.executor.write_rows)
+        self.executor.save(self.settings.out / "checkpoints", manifest, point.live)
         if self._asked or not self.recorder.record.get("checkpoints"):
             self.recorder.run_record(**self._asked, checkpoints=True)
             self._asked = {}  # what a resumed run was asked holds from here on, also when it is resumed again
@@ -359,8 +348,7 @@ class Runner:
         while True:
             try:
                 self._note_loss(lost)
-                if not self.executor.recover(lost):
-                    raise lost
+                self.executor.recover(lost)
                 return self._gone_back()
             except RankLost as again:
                 if again is lost:
@@ -390,7 +378,7 @@ class Runner:
         for number in [n for n in sorted(self._around, reverse=True) if n >= stage]:
             self._around.pop(number).restore()
         if chosen.manifest is None:
-            self.executor.begin_again()
+            self.executor.reset()
         stage, resume = self._go_on(chosen)
         self.recorder.event("recovered", self._place(chosen.manifest))
         self.progress.note(f"went on {self._place(chosen.manifest)}")
@@ -426,7 +414,7 @@ class Runner:
             reads=program["reads"],
             steps=program["steps"],
             call_digest=program["course"],
-            live=self.executor.taken(checkpoint.load_live(folder, manifest)),
+            live={i: self.executor.put(v) for i, v in checkpoint.load_live(folder, manifest).items()},
             cursors=program["cursors"],
             draws=program["draws"],
             held=tuple(program.get("held", ())),
@@ -490,10 +478,11 @@ class Runner:
     def _finish(self) -> str:
         """All programs are done: save the models, and give the digest of all weights."""
         self._settle_in()
-        digests = {n: d for n, w in sorted(self.executor.workers.items()) if (d := w.digest()) is not None}
+        workers = {name: self.executor.open(name) for name in self.executor.workers}
+        digests = {n: d for n, w in sorted(workers.items()) if (d := w.digest()) is not None}
         digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
         self.recorder.run_record(weights_digest=digest, weights_digests=digests)
-        for name, worker in self.executor.workers.items() if self.settings.save_models else ():
+        for name, worker in workers.items() if self.settings.save_models else ():
             if getattr(worker, "trains", hasattr(type(worker), "update")):
                 with writing(self.settings.out / "model" / name):
                     worker.save_model(str(self.settings.out / "model" / name))

@@ -22,12 +22,13 @@ from ...graph.values import BatchValue, FieldValue, MetricsValue, Value, replace
 from ...schedule.events import Closed, Ended, Opened, Resumed
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
+from ..executor import Executor
 from ..storage.journal import Journal
 from ..values.call import Call, NotKept, Part, maker, outcome
 from ..values.records import Draws, Hooks, Interrupted, Point, ResumePoint, SourceLike, Step
 from ..values.remote_batch import Remote, RemoteColumn
 from .dependencies import MERGE, declared, fields_after, shortest
-from .dispatcher import Dispatcher, Hands, Skipped
+from .dispatcher import Dispatcher, Skipped
 from .staleness import note_origins, refuse_stale
 
 
@@ -49,12 +50,12 @@ class Running:
         scheme: Scheme,
         runtime: str,
         journal: Journal,
-        hands: Hands,
+        executor: Executor,
         hooks: Hooks,
         resume: ResumePoint | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.program, self.number, self.seed = program, number, seed
+        self.program, self.number, self.seed, self.executor = program, number, seed, executor
         self.scheme, self.journal, self.hooks, self.resume = scheme, journal, hooks, resume
         held = resume.held if resume is not None else ()
         self.machine = Machine(
@@ -68,7 +69,7 @@ class Running:
             servers,
             scheme,
             self.machine,
-            hands=hands,
+            executor=executor,
             eager=runtime == "eager",
             sampled=hooks.sampled,
             clock=clock,
@@ -253,7 +254,7 @@ class Running:
         self._call_digest.update(title.encode())
         outside = self._open_step is None
         info = CallInfo(self.seed, self.program, step, title, occurrence, outside)
-        call = Call(index, op, name, arguments, into, None, info)
+        call = Call(index, op, name, arguments, into, None, info, self.number)
         call.outside = outside
         self.calls += 1
         if self.resume is not None and index < self.resume.calls:
@@ -319,7 +320,7 @@ class Running:
         call = self._issue(_DRAW, None, "data.draw", {}, {})
         if not call.done:
             tokenizer = self.hooks.tokenizer(getattr(draws.source, "tokenizer", None))
-            call.finish(self.dispatcher.hands.drawn(draws.source.to_batch(rows, self.draws, tokenizer)))
+            call.finish(self.executor.put(draws.source.to_batch(rows, self.draws, tokenizer)))
             self.draws += len(rows)
         call.fields = frozenset(draws.source.schema())
         return BatchValue(self, call)
@@ -399,7 +400,7 @@ class Running:
 
     def _commit(self, step: Step) -> None:
         """Have a step recorded; what it logged and the last of its rows are made readable first."""
-        readable = self.dispatcher.hands.readable
+        readable = self.executor.get
         step.logs = [
             (said, [replace(v, value=_plain(v.value, readable)) for v in values]) for said, values in step.logs
         ]

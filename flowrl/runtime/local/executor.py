@@ -1,23 +1,25 @@
-"""The workers of a run, made and opened when they are first needed, and kept from program to program."""
+"""Workers in the process of the driver: opened when they are first needed, and kept from program to program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ...errors import FlowError, RankLost, WorkerError
 from ...graph.values import is_handle
-from ...workers.base import Engine, Opening, Worker
-from ...workers.notes import Notes
+from ...schedule.scheme import Scheme
+from ...workers.base import Engine, ModelWorker, Opening, Worker
 from ...workers.records import Build
 from ...workers.tokenizer import actor_of, find_tokenizer
-from ..driver.dispatcher import Hands
-from ..storage.disk import Checksum
+from ..executor import PendingCall, RunServices, open_copies
+from ..storage import checkpoint
 from ..storage.journal import Journal
+from ..transfer.offload import Offloaded, tensors_of
+from ..values.call import Call
 from ..values.remote_batch import RemoteColumn
-from .calls import Here
+from .calls import run_op
 
 
 class Declared(Protocol):
@@ -39,7 +41,10 @@ class Declared(Protocol):
 
 @dataclass
 class LocalExecutor:
-    """Opens workers by name. ``devices`` says where, by worker; ``open_engine`` asks a backend."""
+    """Opens workers in this process: see :class:`flowrl.runtime.executor.Executor`.
+
+    ``devices`` says where, by worker; ``open_engine`` asks a backend.
+    """
 
     declared: Mapping[str, Declared]
     open_engine: Callable[[str, Build], Engine]
@@ -47,99 +52,142 @@ class LocalExecutor:
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
     pools: Mapping[str, str] = field(default_factory=dict[str, str])  # of those that train, by worker
     seed: int = 0
-    warn: Callable[[str], None] = lambda text: None
     workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
     servers: dict[str, Worker] = field(default_factory=dict[str, Worker])  # generating copies of their own
     serving_devices: Mapping[str, str] = field(default_factory=dict[str, str])  # of those
-    notes: Notes = field(default_factory=Notes)  # of the rows that user code is at
+    run: RunServices = field(default_factory=RunServices)
+    _offloaded: dict[str, Offloaded] = field(default_factory=dict[str, Offloaded])  # by resident
     _tokenizers: dict[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
 
+    def attach(self, run: RunServices) -> None:
+        """Use the services of a run from here on."""
+        self.run = run
+
     def open(self, name: str) -> Worker:
-        """The open worker of that name."""
+        """Return the worker of that name, in memory; opens it the first time. Raises WorkerError where that fails."""
         if name not in self.workers:
-            self.workers[name] = self._opened(name, self.devices.get(name, "auto"), serving=False)
+            self.workers[name] = self._open(name, self.devices.get(name, "auto"), serving=False)
+        self.onload(f"{name}.train")
         return self.workers[name]
 
     def open_server(self, name: str) -> Worker:
-        """The copy of a worker that generates, with the weights that the trained one has when it is opened."""
+        """Return the copy of a worker that generates; opens it the first time, with the weights of the trained one."""
         if name not in self.servers:
             trained = self.open(name)
-            server = self._opened(name, self.serving_devices.get(name, "auto"), serving=True)
+            server = self._open(name, self.serving_devices.get(name, "auto"), serving=True)
             server.install(trained.in_use(), trained.version)
             self.servers[name] = server
+        self.onload(f"{name}.generate")
         return self.servers[name]
 
-    def serving(self, name: str, shared: bool) -> bool:
-        """Whether a worker generates with a copy of its own; ``shared``: the plan lets one copy do both."""
+    def has_server(self, name: str, shared: bool) -> bool:
+        """Whether a worker generates with a copy of its own; ``shared``: its schedule lets one copy do both."""
         return not shared
 
-    def start_program(self, names: Iterable[str]) -> None:
-        """A program starts: its workers' optimizers and copies begin anew."""
-        for name in names:
+    def start_program(self, names: Iterable[str], *, resumed: bool) -> None:
+        """Have the optimizers and copies of a program's workers begin anew, unless it is ``resumed``."""
+        for name in () if resumed else names:
             self.workers[name].program_starts()
 
-    def hands(self, number: int, journal: Journal) -> Hands:
-        """Who runs the calls of a program."""
-        return Here(number, journal, self.warn, self.notes)
+    # -- calls ------------------------------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
-        """What a run should keep of where it ran."""
-        return {}
+    def home_pools(self, workers: Iterable[str], scheme: Scheme) -> Container[str]:
+        """Return the pools that the driver's thread serves: that of the first model (docs/design/0006-home-pool.md)."""
+        models = (scheme.train[n] for n in workers if hasattr(self.workers[n], "build"))
+        return frozenset(("", next(models, next(iter(scheme.setup.pools), "main"))))
 
-    def write_rows(self, value: Any, file: Path) -> tuple[Mapping[str, Any], Mapping[str, Checksum]]:
-        """Rows that lie on ranks, written by one of them: there are none in one process."""
-        raise AssertionError("rows lie in this process")
+    def start(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> PendingCall:
+        """Return a call that is run by the thread that waits for it: two of a pool are never run side by side."""
+        del chunk
+        return LocalCall(call, worker, arguments, self.run)
 
-    def offload_idle(self) -> None:
-        """A program's calls begin: nobody takes turns in the memory of this process."""
+    def put(self, value: Any) -> Any:
+        """Return a value as calls take it: as it is, but for a column that ranks have written into a checkpoint."""
+        batch = value.source.stored[0].batch if isinstance(value, RemoteColumn) else None
+        return value if batch is None else batch[value.source.names[0]]
 
-    def taken(self, live: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Values of a checkpoint as this place has them: columns that ranks have written are plain ones here."""
-        return {i: _plain(v) for i, v in live.items()}
+    def get(self, value: Any) -> Any:
+        """Return a value: what calls give is in this process."""
+        return value
+
+    # -- weights, memory and state ----------------------------------------------------------------------------------
+
+    def stage(self, name: str) -> Any:
+        """Return a copy of a worker's weights as they are now."""
+        return self.open(name).stage()
+
+    def install(self, name: str, version: int, weights: Any = None) -> int:
+        """Give the copy that generates ``weights`` that were staged, or those that the worker has."""
+        return self.open_server(name).install(self.open(name).in_use() if weights is None else weights, version) or 0
+
+    def offload(self, resident: str, forecast: float | None = None) -> None:
+        """Take weights and optimizer of a worker out of its device's memory; its next call needs them back."""
+        del forecast
+        worker = self._resident(resident)
+        if resident not in self._offloaded and isinstance(worker, ModelWorker):
+            self._offloaded[resident] = Offloaded()
+            self._offloaded[resident].take(tensors_of(worker.engine))
+
+    def onload(self, resident: str, forecast: float | None = None) -> None:
+        """Bring them back."""
+        del forecast
+        if (away := self._offloaded.pop(resident, None)) is not None:
+            away.bring_back()
+
+    def _resident(self, name: str) -> Worker:
+        """Return the copy of a worker behind what a memory holds: ``actor.train``, ``actor.generate``."""
+        worker, _, use = name.rpartition(".")
+        return self.servers.get(worker, self.workers[worker]) if use == "generate" else self.workers[worker]
+
+    def save(self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any]) -> Path:
+        """Write a checkpoint of all open workers and of values that calls gave. Returns its folder."""
+        for resident in list(self._offloaded):
+            self.onload(resident)
+        return checkpoint.save(folder, manifest, open_copies(self), live)
 
     def sync(self) -> None:
-        """Have the disk hold what ranks have written: here that is the run's own journal."""
+        """Have the disk hold all answers of the world so far."""
+        if self.run.journal is not None:
+            self.run.journal.sync()
 
-    def begin_again(self) -> None:
-        """Close all workers, to be made again."""
+    def recover(self, lost: RankLost) -> None:
+        """Raise ``lost``: what a process has lost of itself it cannot start again."""
+        raise lost
+
+    def reset(self) -> None:
+        """Close all workers, to be opened as they were made."""
         self.close()
 
-    def watch(self, on_loss: Callable[[RankLost], None], on_renewal: Callable[[str], None]) -> None:
-        """Whom to tell of lost ranks: there are none in one process."""
+    def record(self) -> Mapping[str, Any]:
+        """Return nothing: where a process ran is said by its run."""
+        return {}
 
-    def settled(self, step: int) -> None:
-        """A step is committed: nothing is kept to make its rows again."""
-
-    def recover(self, lost: RankLost) -> bool:
-        """Start again what was lost; False where nothing can be."""
-        return False
-
-    def _opened(self, name: str, device: str, *, serving: bool) -> Worker:
-        said = self.declared[name]
-        worker = said.cls(*said.args, **said.kwargs)
+    def _open(self, name: str, device: str, *, serving: bool) -> Worker:
+        declared = self.declared[name]
+        worker = declared.cls(*declared.args, **declared.kwargs)
         worker.name = name
-        worker.init_arguments = said.arguments
+        worker.init_arguments = declared.arguments
         backend = self.backends.get(name, "hf")
         opening = Opening(
             open_engine=lambda build: self.open_engine(backend, build),
             peer=lambda handle: self.open(handle.name) if is_handle(handle) else handle,
             tokenizer=self.tokenizer,
-            warn=self.warn,
+            warn=self.run.warn,
             apart=lambda handle: "" if self._in_one_pool(name, handle) else "it is in another pool",
             seed=self.seed,
             device=device,
             serving=serving,
-            notes=self.notes,
+            notes=self.run.notes,
         )
         try:
             worker.open(opening)
             worker.check_kept()
         except FlowError as error:
-            error.at = error.at or said.at
+            error.at = error.at or declared.at
             raise
         except Exception as error:
             raise WorkerError(
-                f"worker '{name}' could not be opened: {type(error).__name__}: {error}", at=said.at
+                f"worker '{name}' could not be opened: {type(error).__name__}: {error}", at=declared.at
             ) from error
         return worker
 
@@ -147,7 +195,7 @@ class LocalExecutor:
         return is_handle(handle) and self.pools.get(handle.name) == self.pools.get(name)
 
     def tokenizer(self, said: Any) -> Any:
-        """The tokenizer that ``said`` names: a handle, a function, a name or folder; None: the actor's."""
+        """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None."""
         if said is None:
             owner = actor_of({n: (d.cls, d.arguments) for n, d in self.declared.items()})
             return cast("Any", self.open(owner)).tokenizer
@@ -163,8 +211,34 @@ class LocalExecutor:
             worker.close()
         self.workers.clear()
         self.servers.clear()
+        self._offloaded.clear()
 
 
-def _plain(value: Any) -> Any:
-    batch = value.source.stored[0].batch if isinstance(value, RemoteColumn) else None
-    return value if batch is None else batch[value.source.names[0]]
+@dataclass(frozen=True)
+class LocalCall:
+    """A call that is run as soon as somebody waits for it."""
+
+    call: Call
+    worker: Any
+    arguments: Mapping[str, Any]
+    run: RunServices
+
+    def result(self) -> Any:
+        """Run it. Returns what the op gives; raises what it raises."""
+        call = self.call
+        place = (call.program, call.index) if call.op.external else None
+        return run_op(
+            call.op,
+            self.worker,
+            self.arguments,
+            call.into,
+            call.info,
+            place=place,
+            journal=self._journal,
+            notes=self.run.notes,
+            warn=self.run.warn,
+        )
+
+    def _journal(self) -> Journal:
+        assert self.run.journal is not None, "a run has a journal for what touches the world"
+        return self.run.journal

@@ -16,7 +16,8 @@ class Call:
     """An op call on its way: what to run, and later its result or its error. ``parts``: results of its chunks.
 
     ``arguments`` are by parameter, defaults filled in; ``values`` those that are not there yet, at any depth in them,
-    and ``handles`` the names of workers among them. ``into`` renames the fields that it adds.
+    and ``handles`` the names of workers among them. ``into`` renames the fields that it adds. ``index`` is its number
+    in its program, and ``program`` the number of that in the run.
 
     ``fields`` are those of its batch, where they are known before it is run. One that only ``adds`` some to the rows
     of another call has that as its ``base``. ``reads`` are the fields that it reads of each batch, by parameter, where
@@ -40,6 +41,7 @@ class Call:
         "origins",
         "outside",
         "parts",
+        "program",
         "reads",
         "result",
         "step",
@@ -56,11 +58,12 @@ class Call:
         into: Mapping[str, str],
         at: At | None,
         info: CallInfo,
+        program: int = 0,
     ) -> None:
         self.index, self.op, self.worker, self.arguments, self.into = index, op, worker, arguments, into
         self.values: tuple[Value, ...] = tuple(find(arguments))
         self.handles = tuple(a.name for a in arguments.values() if is_handle(a))
-        self.at, self.info, self.step = at, info, info.step
+        self.at, self.info, self.step, self.program = at, info, info.step, program
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""Weights and optimizer state that make way for another worker of their pool, and come back before the next call."""
+"""Weights and optimizer state that leave the memory of a device for another worker, and come back before a call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ...workers.base import Engine
+
 
 @dataclass
-class Away:
+class Offloaded:
     """Memory that was given back to a device. What was in it lies in host memory, or for the host in a file.
 
     Storages are emptied and filled again, so that every tensor and view on them stays what it was.
@@ -21,8 +23,8 @@ class Away:
     kept: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])  # a storage, and its bytes elsewhere
     bytes: int = 0
 
-    def put(self, tensors: Iterable[Tensor]) -> int:
-        """Empty the storages behind these tensors; the bytes that this frees."""
+    def take(self, tensors: Iterable[Tensor]) -> int:
+        """Empty the storages behind these tensors. Returns the bytes that this frees."""
         import torch
 
         seen: set[int] = set()
@@ -33,14 +35,14 @@ class Away:
                 continue
             seen.add(storage.data_ptr())
             here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
-            self.kept.append((storage, _elsewhere(here)))
+            self.kept.append((storage, _copy_elsewhere(here)))
             self.bytes += size
         for storage, _ in self.kept:
             storage.resize_(0)
         return self.bytes
 
     def bring_back(self) -> int:
-        """Fill them again; the bytes that this takes."""
+        """Fill them again. Returns the bytes that this takes."""
         import torch
 
         for storage, bytes_ in self.kept:
@@ -51,8 +53,8 @@ class Away:
         return size
 
 
-def _elsewhere(here: Tensor) -> Tensor:
-    """A copy of bytes: of a device's in pinned memory, of the host's in a file that is gone when nobody has it."""
+def _copy_elsewhere(here: Tensor) -> Tensor:
+    """Return a copy of bytes: of a device in pinned memory, of the host in a file that is gone when nobody has it."""
     import torch
 
     if here.device.type == "cpu":
@@ -61,3 +63,9 @@ def _elsewhere(here: Tensor) -> Tensor:
     else:
         there = torch.empty(here.shape, dtype=here.dtype, pin_memory=True)
     return there.copy_(here)
+
+
+def tensors_of(engine: Engine) -> Iterable[Tensor]:
+    """Return all tensors that an engine holds on its device: weights, and what trains them."""
+    shards, _ = engine.state_shards()
+    return [shard.tensor for shard in (*shards, *engine.shards())]

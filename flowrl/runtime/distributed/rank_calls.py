@@ -1,0 +1,128 @@
+"""What each rank is told of a call: its rows of every value, and only the fields that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...batch import Key
+from ...errors import FlowError
+from ...graph.call_errors import misread, missing_field, written_twice
+from ...graph.op import Op
+from ...graph.signature import Signature
+from ...graph.values import is_handle
+from ..values.call import Call
+from ..values.remote_batch import Fetch, Remote, RemoteColumn, bytes_of, fetch, rebuilt
+from .client import RankClient
+from .protocol import Named, RankCall, Serving
+from .rows import home_of
+from .worker_group import WorkerGroup
+
+
+def rank_calls(
+    client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any], main: Remote | None
+) -> dict[int, RankCall]:
+    """Return what every rank that takes part is told; ``main`` is the first batch, by whose rows work is divided.
+
+    Raises what is wrong with the fields of the arguments.
+    """
+    reads = read_fields(call, group, arguments)
+    shares = group.shares(call.op, arguments, main) if group else {home_of(client, arguments): None}
+    return {r: _rank_call(client, call, group, arguments, reads, main, r, keys) for r, keys in shares.items()}
+
+
+def read_fields(call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields that each batch is read for, by parameter; all of one that is not among them.
+
+    Raises FieldError, with the line of the call, where fields lack or would be written twice, and what their marks
+    forbid: before a rank begins, as its fellows would wait for one that fails alone.
+    """
+    op, into = call.op, call.into
+    main = arguments.get(op.batch_parameter)
+    have = frozenset(main.fields) if isinstance(main, Remote) else frozenset[str]()
+    signature = op.signature(group.blueprint.arguments if group else {}, arguments, have)
+    if isinstance(main, Remote) and op.returns == "batch" and op.inherits:
+        twice = [n for n in (into.get(n, n) for n in signature.adds) if n in have]
+        if twice:
+            raise written_twice(call.title, twice, call.at)
+    for parameter, fields in signature.reads.items():
+        value = arguments.get(parameter)
+        lacking = next((n for n in fields if n not in value), None) if isinstance(value, Remote) else None
+        if isinstance(value, Remote) and lacking is not None:
+            raise missing_field(call.title, lacking, value.fields, call.at, ())
+    for error in _find_misread(op, call, group, arguments, signature):
+        error.at = error.at or call.at
+        raise error
+    reads: dict[str, Any] = {p: tuple(f) for p, f in signature.reads.items()}
+    named = tuple(a for a in arguments.values() if isinstance(a, str))  # the field of a group's mean
+    if op.owner == "batch" and (named or op.name == "filter"):
+        reads = {op.batch_parameter: named}
+    return reads
+
+
+def _find_misread(
+    op: Op, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any], signature: Signature
+) -> list[FlowError]:
+    """Return what the marks of rows forbid."""
+    if op.reads is None:
+        return []
+    reads = {
+        param: {name: value.columns[name].marks for name in signature.reads.get(param, ())}
+        for param, value in arguments.items()
+        if isinstance(value, Remote)
+    }
+    return misread(op, call.title, group.name if group is not None else "", arguments, reads)
+
+
+def _rank_call(
+    client: RankClient,
+    call: Call,
+    group: WorkerGroup | None,
+    arguments: Mapping[str, Any],
+    reads: Mapping[str, Any],
+    main: Remote | None,
+    rank: int,
+    keys: tuple[Key, ...] | None,
+) -> RankCall:
+    """Return what one rank is told; ``keys`` are those of its rows, None for all."""
+    policies: dict[str, Serving] = {}
+
+    def as_sent(item: Any, names: Any = None) -> Any:
+        if isinstance(item, WorkerGroup):
+            if call.op.external:  # it is called there, row by row; other ops look at its weights
+                policies[item.name] = Serving(item.name, item.keepers, item.read_version())
+            return Named(item.name)
+        if not isinstance(item, (Remote, RemoteColumn)):
+            return Named(item.name) if is_handle(item) else item
+        mine = keys if keys is not None and main is not None and item.keys == main.keys else None
+        if mine is None and main is not None and group is not None and isinstance(item, Remote):
+            mine = group.share_of(item, rank, main, keys)
+        wanted = fetch(item, mine, names if isinstance(item, Remote) else None)
+        client.traffic.drawn += _count_inline(wanted)
+        return wanted
+
+    sent = {
+        name: as_sent(value, reads.get(name)) if isinstance(value, (Remote, RemoteColumn)) else rebuilt(value, as_sent)
+        for name, value in arguments.items()
+    }
+    keeps = group is None or (rank == group.ranks[0] if keys is None else rank in group.keepers)
+    return RankCall(
+        call.title,
+        call.op.name if group is not None else call.op,
+        group.key if group is not None else None,
+        sent,
+        call.info,
+        into=dict(call.into),
+        keep=client.new_id() if keeps else 0,
+        weights=(group.version, group.dirty) if group is not None else (0, False),
+        journal=(call.program, call.index) if call.op.external else None,
+        frees=client.take_dropped(rank),
+        policies=policies,
+    )
+
+
+def _count_inline(wanted: Fetch) -> int:
+    """Return the bytes of the driver's own rows that travel with a call."""
+    return sum(
+        bytes_of(t.batch[n]) for part in wanted.parts for t in part.takes if t.batch is not None for n in t.names
+    )

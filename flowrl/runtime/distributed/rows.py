@@ -1,0 +1,55 @@
+"""Rows that lie on ranks, as the driver asks for them: brought here, or written into a checkpoint where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...batch import Batch, Column
+from ...errors import RankLost
+from ..storage.disk import Checksum
+from ..values.remote_batch import DRIVER, Remote, RemoteColumn, bytes_of, fetch, found
+from .client import RankClient
+from .recovery import remake_rows
+
+
+def bring_rows(client: RankClient, value: Remote | RemoteColumn) -> Batch | Column:
+    """Return rows of a value, for a reader of the run; counted as records."""
+    rows = client.retry(lambda: _ask_home(client, "bring", value, what="rows for a record"))
+    columns = [rows] if isinstance(rows, Column) else rows.columns.values()
+    client.traffic.records += sum(bytes_of(c) for c in columns)
+    return rows
+
+
+def write_rows(
+    client: RankClient, value: Remote | RemoteColumn, file: Path
+) -> tuple[Mapping[str, Any], Mapping[str, Checksum]]:
+    """Have a rank write rows to a file. Returns what of them is no tensor, and the file's checksum."""
+    return client.retry(lambda: _ask_home(client, "write_rows", value, str(file), what="rows of a checkpoint"))
+
+
+def home_of(client: RankClient, arguments: Mapping[str, Any]) -> int:
+    """Return the rank where a call of a library runs: one that has some of its rows, in turns where the driver has."""
+    for value in found(dict(arguments), (Remote, RemoteColumn)):
+        sources = [value.source] if isinstance(value, RemoteColumn) else value.columns.values()
+        at = next((s.rank for source in sources for s in source.stored if s.rank != DRIVER), None)
+        if at is not None:
+            return at
+    return client.next_rank()
+
+
+def _ask_home(client: RankClient, method: str, value: Remote | RemoteColumn, *args: Any, what: str) -> Any:
+    """Have a rank that has some of the rows do something with all of them; returns what it says."""
+    rank, wanted = home_of(client, {"value": value}), fetch(value)
+    with client.order:
+        remake_rows(client, [wanted])
+        epoch, sent = client.epoch, client.send(method, {rank: (wanted, *args)})
+    try:
+        return client.wait(sent, what)[rank]
+    except RankLost:
+        raise
+    except Exception as error:
+        if client.restarted_since(epoch):
+            raise RankLost(f"{what} needed ranks that were started again meanwhile.") from error
+        raise

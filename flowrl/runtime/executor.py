@@ -1,0 +1,159 @@
+"""What does the work of a run: it opens workers, starts calls, and brings back what is lost. One protocol for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import RankLost
+from ..schedule.scheme import Scheme
+from ..workers.notes import Notes
+from .storage.journal import Journal
+from .values.call import Call
+
+
+class PendingCall(Protocol):
+    """A call that was started."""
+
+    def result(self) -> Any:
+        """Wait for the call. Returns what it gives; raises what it raised, or RankLost where it cannot be done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A call whose result is there: ``Ready(0.25)``."""
+
+    value: Any
+
+    def result(self) -> Any:
+        """Return it."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class RunServices:
+    """What a run has for its executor: where answers of the world are kept, and whom to tell what.
+
+    ``on_loss`` is told of ranks that were lost within a program, before they are started again, and raises it where
+    that is too much; ``on_restart`` is told which ones were started. The run calls all of ``on_commit`` with the number
+    of each step that is committed.
+    """
+
+    journal: Journal | None = None
+    notes: Notes = field(default_factory=Notes)  # of the rows that user code is at
+    warn: Callable[[str], None] = lambda text: None
+    on_loss: Callable[[RankLost], None] = lambda lost: None
+    on_restart: Callable[[str], None] = lambda ranks: None
+    on_commit: list[Callable[[int], None]] = field(default_factory=list[Callable[[int], None]])
+
+
+class Executor(Protocol):
+    """Opens the workers of a run where its plan has them, and runs their calls.
+
+    ``workers`` are the open ones that train, or never change; ``servers`` the copies that only generate, for those that
+    have one. In the memory of a device they are residents, named ``actor.train`` and ``actor.generate``.
+    """
+
+    @property
+    def workers(self) -> Mapping[str, Any]: ...
+    @property
+    def servers(self) -> Mapping[str, Any]: ...
+
+    def attach(self, run: RunServices) -> None:
+        """Use the services of a run from here on."""
+        ...
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def open(self, name: str) -> Any:
+        """Return the worker of that name; opens it the first time."""
+        ...
+
+    def open_server(self, name: str) -> Any:
+        """Return the copy of a worker that generates; opens it the first time, with the weights of the trained one."""
+        ...
+
+    def has_server(self, name: str, shared: bool) -> bool:
+        """Whether a worker generates with a copy of its own; ``shared``: its schedule lets one copy do both."""
+        ...
+
+    def tokenizer(self, said: Any) -> Any:
+        """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None."""
+        ...
+
+    def start_program(self, names: Iterable[str], *, resumed: bool) -> None:
+        """Get workers ready for a program. Unless it is ``resumed``, optimizers and copies of workers begin anew."""
+        ...
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def home_pools(self, workers: Iterable[str], scheme: Scheme) -> Container[str]:
+        """Return the pools whose calls the driver's thread does while the program waits; "" stands for no pool."""
+        ...
+
+    def start(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> PendingCall:
+        """Start a call, or a chunk of it, on an open worker; None for an op of a library.
+
+        ``arguments`` are by parameter: plain values, open workers, and values that calls or :meth:`put` gave. Raises
+        what is wrong with them as far as it can be known before the call runs.
+        """
+        ...
+
+    def put(self, value: Any) -> Any:
+        """Return rows that the driver has made or read as calls take them; other values as they are."""
+        ...
+
+    def get(self, value: Any) -> Any:
+        """Return what a call gave as plain rows and numbers, brought here."""
+        ...
+
+    # -- weights, memory and state ----------------------------------------------------------------------------------
+
+    def stage(self, name: str) -> Any:
+        """Copy a worker's weights as they are now, for an :meth:`install` while training goes on. Returns a handle."""
+        ...
+
+    def install(self, name: str, version: int, weights: Any = None) -> int:
+        """Give the copy that generates ``weights`` that were staged, or those that the worker has. Returns the bytes
+        that moved."""
+        ...
+
+    def offload(self, resident: str, forecast: float | None = None) -> None:
+        """Take weights and optimizer of a worker out of its device's memory. ``forecast``: the bytes of the plan."""
+        ...
+
+    def onload(self, resident: str, forecast: float | None = None) -> None:
+        """Bring them back."""
+        ...
+
+    def save(self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any]) -> Path:
+        """Write a checkpoint of all open workers and of values that calls gave. Returns its folder."""
+        ...
+
+    def sync(self) -> None:
+        """Have the disk hold all answers of the world so far."""
+        ...
+
+    def recover(self, lost: RankLost) -> None:
+        """Start again what was lost, without its state. Raises ``lost`` where that cannot be."""
+        ...
+
+    def reset(self) -> None:
+        """Close all workers, to be opened as they were made."""
+        ...
+
+    def record(self) -> Mapping[str, Any]:
+        """Return what the record of a run keeps of where it ran."""
+        ...
+
+    def close(self) -> None:
+        """Close all workers, and end what was started for them."""
+        ...
+
+
+def open_copies(executor: Executor) -> dict[str, Any]:
+    """Return all open workers by the name that they have in a checkpoint: ``actor``, ``actor.generate``."""
+    return {**executor.workers, **{f"{name}.generate": worker for name, worker in executor.servers.items()}}
