@@ -48,7 +48,8 @@ one that the program computes, or that depends on the step, is looked at by the 
 | what is in rows after the first 32 of a file | when they are drawn |
 | whether a service answers | at the call: `retries=`, `on_error="mark"`, `max_failed=` |
 | whether anything is learned | a warning after 10 updates with `grad_norm` 0, or at the end of a shorter program |
-| paths beyond the 64 that are followed, and what libraries make of a number that they are given | when they run |
+| paths beyond the 64 that are followed | when they run |
+| what hangs on a number that [Python is given](language.md), if none of 0 to 5 and 10 shows it | when it is met |
 | what the program does to files and services itself | never: such things belong into ops |
 """
 

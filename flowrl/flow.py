@@ -19,6 +19,7 @@ from .graph.arguments import described
 from .graph.check import Report, check, unused
 from .graph.compile import compile_graph
 from .graph.logged import logged
+from .graph.mentions import mentions
 from .graph.record import Graph, WorkerInfo
 from .graph.scalars import ScalarValue
 from .graph.settings import settings_of_worker
@@ -247,7 +248,7 @@ class Flow:
 
     def check(self, program: str | None = None, **parameters: Any) -> Report:
         """All findings on a program: errors and lints, among them workers that no program of this flow uses."""
-        report = check(traced := self.trace(program, **parameters), self.graph(program, **parameters))
+        report = check(traced := self.trace(program, **parameters))
         used, whole = set(self.workers_of(traced)), traced.whole
         everyone = {h.name for h in self.handles}
         for name, found in self.programs.items():
@@ -261,10 +262,16 @@ class Flow:
                     continue
                 used |= set(self.workers_of(other))
                 whole &= other.whole
-        lost = unused(self._infos(), used, {h.name: h.at for h in self.handles}) if whole else []
+        handles = {h.name: h for h in self.handles}
+        lost, idle = unused(
+            self._infos() if whole else [],
+            used,
+            {name: handle.at for name, handle in handles.items()},
+            lambda name: any(mentions(p.fn, handles[name]) for p in self.programs.values()),
+        )
         found = [state_findings(cls) for cls in dict.fromkeys(h.cls for h in self.handles)]
         errors = (*report.errors, *lost, *self._misnamed(), *(error for some, _ in found for error in some))
-        return Report(report.program, errors, (*report.lints, *(lint for _, some in found for lint in some)))
+        return Report(report.program, errors, (*report.lints, *idle, *(lint for _, some in found for lint in some)))
 
     def study(
         self,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import At, FlowError, ProgramError, WorkerError
-from .record import Graph, WorkerInfo
+from .arithmetic import ELEMENTWISE, REDUCTIONS
+from .record import WorkerInfo
 from .relaxed import stale_rows, trained_on
 from .spec import Spec
-from .terms import Lint, Traced
+from .terms import Lint, Traced, Trail
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,10 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def check(traced: Traced, graph: Graph) -> Report:
+def check(traced: Traced) -> Report:
     """The findings of the trace, and what only the whole of it shows."""
     lints = [*traced.lints, *remarked(traced)]
     lints += [] if traced.errors else unread(traced)  # an error often leaves something unread
-    del graph
     errors = [*traced.errors, *([] if traced.errors else [*stale(traced), *endless(traced), *unread_failures(traced)])]
     return Report(traced.program, tuple(errors), tuple(lints))
 
@@ -84,19 +84,20 @@ def endless(traced: Traced) -> list[FlowError]:
 
 
 def unread_failures(traced: Traced) -> list[FlowError]:
-    """Calls that mark rows that failed, where nothing looks at the mark: their values are nan."""
+    """Calls that mark rows that failed, where nothing leaves them out: their values are nan."""
     read: set[tuple[Any, ...]] = set()
     marking: dict[tuple[Any, ...], tuple[Any, str]] = {}
     for trail in traced.trails:
-        used = {(use.call, use.made or use.name) for call in trail.calls for use in call.uses}
         for call in trail.calls:
             if "failed" in call.signature.adds and call.op.owner != "batch" and call.iteration in (0, 1):
-                marking.setdefault(call.place, (call, call.arguments.get("into", {}).get("failed", "failed")))
-                if (call.index, "failed") in used:
+                name = call.arguments.get("into", {}).get("failed", "failed")
+                marking.setdefault(call.place, (call, name))
+                if _is_heeded(trail, call.index, name):
                     read.add(call.place)
     return [
         ProgramError(
-            f"{call.title} marks rows that failed in '{name}', which nothing reads: their other fields are nan.",
+            f"{call.title} marks rows that failed in '{name}', and nothing leaves them out: "
+            "their other fields are nan.",
             at=call.at,
             fix=f"Leave them out after this line: batch = batch.filter(~batch.{name}).",
         )
@@ -105,18 +106,34 @@ def unread_failures(traced: Traced) -> list[FlowError]:
     ]
 
 
-def unused(workers: Sequence[WorkerInfo], used: Iterable[str], at: Mapping[str, Any]) -> list[FlowError]:
-    """A worker that no program of the flow calls: it would only hold memory."""
+def _is_heeded(trail: Trail, marking: int, name: str) -> bool:
+    """Whether what a call adds under a name reaches more than numbers that are logged: a filter, an op, a condition."""
+    computed = {marking}
+    for call in trail.calls[marking + 1 :]:
+        if any(use.call in computed and (use.call != marking or use.made == name) for use in call.uses):
+            if call.op.owner != "batch" or call.op.name not in (*ELEMENTWISE, *REDUCTIONS):
+                return True
+            computed.add(call.index)
+    return any(decision.calls & (computed - {marking}) for decision in trail.path.taken)
+
+
+def unused(
+    workers: Sequence[WorkerInfo], used: Iterable[str], at: Mapping[str, At], named: Callable[[str], bool]
+) -> tuple[list[FlowError], list[Lint]]:
+    """A worker that no program of the flow calls: an error, or a remark where the code of one has ``named`` it."""
     known = set(used)
-    return [
+    lost = [w for w in workers if w.name not in known]
+    errors: list[FlowError] = [
         WorkerError(
             f"worker '{w.name}' ({w.kind}) is never used by a program of this flow.",
             at=at.get(w.name),
             fix="Call one of its ops, or take the worker out.",
         )
-        for w in workers
-        if w.name not in known
+        for w in lost
+        if not named(w.name)
     ]
+    what = "worker '{}' ({}) is called on no path that was followed, with these parameters; it is not opened then."
+    return errors, [Lint("unused", what.format(w.name, w.kind), at[w.name]) for w in lost if named(w.name)]
 
 
 def remarked(traced: Traced) -> list[Lint]:

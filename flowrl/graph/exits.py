@@ -20,6 +20,9 @@ from .symbols import KEY, OTHER, STORED, TEXT
 from .terms import Lint, Trail
 from .tracer import Tracer
 
+FURTHER = (2, 3, 4, 5, 10)  # what is tried besides, where the first numbers show nothing
+_SHOWN = frozenset((TEXT, STORED))
+
 
 class Run(NamedTuple):
     """One path as it was run: what ended it, whether that was Python's error, and which symbols a library refused."""
@@ -39,27 +42,49 @@ Again = Callable[[tuple[bool, ...], Numbers], Run]  # runs a path that is told t
 
 
 def forks(trails: Sequence[Trail], run: Again, numbers: Numbers) -> frozenset[Exit]:
-    """The places where another number changes what a path does.
+    """The places where another number changes what a path does; ``numbers`` then has that number as their second.
 
-    All places of a path are changed at once; only where that shows are they changed one by one.
+    All places of a path are changed at once, to their second number and then to each of FURTHER, but for texts that are
+    only shown; where that changes anything they are changed one by one.
     """
 
-    def changes(trail: Trail, exits: Collection[Exit]) -> bool:
+    def changes(trail: Trail, exits: Collection[Exit], further: int | None = None) -> bool:
         told = flipped(trail.path, exits)
-        other = run(told, numbers)
-        while _spoiled(other) and numbers.give_up(other.tracer.trail.path, first=False):
-            other = run(told, numbers)
+        used = numbers if further is None else numbers.with_second(exits, further)
+        other = run(told, used)
+        while further is None and _spoiled(other) and numbers.give_up(other.tracer.trail.path, first=False):
+            other = run(told, used)
         return not _spoiled(other) and _content(trail) != _content(other.tracer.trail)
 
     found: set[Exit] = set()
     for trail in trails:
-        open_ = set(trail.path.exits) - found
-        if not open_ or not changes(trail, open_):
-            continue
-        if changes(trail, ()):  # it is never the same: nothing can be learned from it
-            continue
-        found |= {exit for exit in open_ if changes(trail, (exit,))} or open_
+        for further in (None, *FURTHER):
+            open_ = {e for e, ways in trail.path.exits.items() if further is None or set(ways) - _SHOWN} - found
+            if not open_ or not changes(trail, open_, further):
+                continue
+            if changes(trail, ()):  # it is never the same: nothing can be learned from it
+                break
+            mine = {exit for exit in open_ if changes(trail, (exit,), further)} or open_
+            if further is not None:
+                numbers.choices.update(numbers.with_second(mine, further).choices)
+            found |= mine
     return frozenset(found)
+
+
+def beyond(trails: Sequence[Trail], known: Collection[FlowError], run: Again, numbers: Numbers) -> list[Lint]:
+    """What else goes wrong where a number on which calls hang is one of FURTHER: no error, as no run may have it."""
+    told = {error.report() for error in known}
+    found: list[Lint] = []
+    for exit in sorted(numbers.forks, key=lambda exit: (exit.at.file, exit.at.line, exit.text)):
+        trail = next(trail for trail in trails if exit in trail.path.exits)
+        for number in FURTHER:
+            done = run(flipped(trail.path, (exit,)), numbers.with_second((exit,), number))
+            for error in [] if done.crashed else done.errors:
+                if error.report() not in told:
+                    told.add(error.report())
+                    what = f"where '{exit.text}' is {number}: {error.what}"
+                    found.append(Lint("number", what, error.at or exit.at))
+    return found
 
 
 def flipped(path: Path, exits: Collection[Exit]) -> tuple[bool, ...]:
@@ -97,7 +122,7 @@ def remarks(trails: Sequence[Trail], numbers: Numbers) -> list[Lint]:
             ways.setdefault(exit, {}).update(more)
     found: list[Lint] = []
     for exit, several in ways.items():
-        said = [way for way in several if way not in (TEXT, STORED)]
+        said = [way for way in several if way not in _SHOWN]
         if exit in numbers.forks:
             tried = " and of ".join(map(str, numbers.of(exit)[:2]))
             what = f"the graph shows what comes of {tried}; other numbers are met in the run"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from ..errors import At
 
@@ -55,6 +55,10 @@ class Numbers:
 
     def of(self, exit: Exit) -> tuple[int, ...]:
         return self.choices.get(exit, NUMBERS)
+
+    def with_second(self, exits: Iterable[Exit], number: int) -> Numbers:
+        """The same with another second number at these places; it gives up none of its own."""
+        return replace(self, choices={**self.choices, **{exit: (self.of(exit)[0], number) for exit in exits}})
 
     def give_up(self, path: Path, *, first: bool = True) -> bool:
         """A path has failed: take another number at the last place that chose one. Returns whether there is one.

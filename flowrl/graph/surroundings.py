@@ -13,7 +13,7 @@ import random
 import sys
 import types
 from argparse import Namespace
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -187,16 +187,17 @@ class Surroundings:
 
     def _mapping(self, name: str, mapping: dict[Any, Any], kind: str = "entries") -> None:
         was = dict(mapping)
+        plain: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict  # a Counter's update would add
 
         def put_back() -> None:
             if _same(mapping, was) and _same(mapping.values(), was.values()):
                 return
             for key in [key for key in mapping if key not in was]:
-                del mapping[key]
-            mapping.update(was)
+                plain.__delitem__(mapping, key)
+            plain.update(mapping, was)
             if not _same(mapping, was):  # some were away meanwhile, and are last now
-                mapping.clear()
-                mapping.update(was)
+                plain.clear(mapping)
+                plain.update(mapping, was)
 
         self._note(name, kind, mapping, was, put_back)
         for key, value in was.items():
@@ -207,22 +208,23 @@ class Surroundings:
 
     def _sequence(self, name: str, values: Any) -> None:
         was = list(values)
+        plain: Any = next(kind for kind in (list, deque, bytearray) if isinstance(values, kind))  # a user's may do more
 
         def put_back() -> None:
             if not _same(values, was):
-                values.clear()
-                values.extend(was)
+                plain.clear(values)
+                plain.extend(values, was)
 
         self._note(name, "items", values, was, put_back)
         self._hold(name, was)
 
     def _set(self, name: str, values: set[Any]) -> None:
-        was = set(values)
+        was, plain = set(values), cast("Any", set)
 
         def put_back() -> None:
             if values != was:
-                values.clear()
-                values.update(was)
+                plain.clear(values)
+                plain.update(values, was)
 
         self._note(name, "members", values, was, put_back)
         self._hold(name, was)
@@ -308,19 +310,19 @@ def line_of(program: Callable[..., Any], name: str) -> At:
 def _lines(program: Callable[..., Any], name: str) -> Iterator[int]:
     """The lines of a program's own code that name a value, or what it is a part of."""
     root = name.partition("[")[0].partition(".")[0]
-    for code in _codes(program.__code__):
+    for code in codes(program.__code__):
         for instruction in dis.get_instructions(code):
             line = instruction.positions.lineno if instruction.positions else None
             if instruction.argval == root and line is not None:
                 yield line
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """A function's code, and that of functions and comprehensions inside of it."""
     yield code
     for inside in code.co_consts:
         if isinstance(inside, types.CodeType):
-            yield from _codes(inside)
+            yield from codes(inside)
 
 
 def _same(now: Any, was: Any) -> bool:

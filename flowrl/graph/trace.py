@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import At, FlowError, ProgramError
 from . import session as sessions
-from .exits import Run, certain, forks, remarks
+from .exits import Run, beyond, certain, forks, remarks
 from .oracle import Numbers, Path
 from .shims import shims
 from .site import defined_at, is_users_code, raised_at
@@ -47,12 +47,16 @@ def trace(
         around.restore()
         return done
 
+    def again(told: tuple[bool, ...], used: Numbers) -> Run:
+        return run(Path(told, numbers=used), {})
+
     traced = _explored(name, program, run, numbers, cap)
     if any(trail.path.exits for trail in traced.trails):
-        numbers.forks = forks(traced.trails, lambda told, used: run(Path(told, numbers=used), {}), numbers)
+        numbers.forks = forks(traced.trails, again, numbers)
         if numbers.forks:
             traced = _explored(name, program, run, numbers, cap)
         _add(traced.lints, remarks(traced.trails, numbers))
+        _add(traced.lints, beyond(traced.trails, traced.errors, again, numbers))
     _add(traced.errors, around.leaks())
     if not around.whole:
         what = f"{LIMIT} objects around the program are put back after check; it may change others for good."

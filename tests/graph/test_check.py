@@ -39,6 +39,32 @@ def test_a_right_program_is_fine():
     assert report.to_json() == {"program": "main", "errors": [], "lints": []}
 
 
+def test_a_worker_that_other_parameters_lead_to_is_remarked_and_not_refused():
+    flow, actor, reward = flow_of("actor", "reward")
+    other = flow.worker(fl.RewardModel, model="a/judge", name="other")
+    held = {"critic": [other]}
+
+    def judged(batch, scored):
+        return reward.score(batch) if scored else batch
+
+    @flow.program
+    def main(steps: int = 10, scored: bool = False):
+        for step, batch in flow.steps(examples, steps):
+            batch = judged(batch, scored)
+            if scored:
+                [held["critic"][0] for _ in range(2)]
+            flow.log(step, actor.update(batch, loss=rl.sft()))
+
+    report = flow.check()
+    assert report.errors == ()
+    assert [lint.what for lint in report.lints] == [
+        f"worker '{name}' (RewardModel) is called on no path that was followed, with these parameters; it is not "
+        "opened then."
+        for name in ("reward", "other")
+    ]
+    assert [lint.at for lint in report.lints] == [reward.at, other.at]
+
+
 def test_a_worker_is_used_if_any_program_of_the_flow_uses_it():
     flow, actor, reward = flow_of("actor", "reward")
 

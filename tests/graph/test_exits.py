@@ -20,6 +20,7 @@ from flowrl.errors import ProgramError
 from flowrl.graph import trace as tracing
 from flowrl.graph.check import check
 from flowrl.graph.compile import compile_graph
+from flowrl.graph.exits import FURTHER
 from flowrl.graph.scalars import ScalarValue
 from flowrl.graph.trace import trace
 
@@ -55,7 +56,7 @@ def found(program):
     """The graph of a program and its numbered remarks, where it has no errors."""
     traced = trace(program, {}, name="program")
     graph = compile_graph(traced)
-    report = check(traced, graph)
+    report = check(traced)
     assert [e.report() for e in report.errors] == []
     return graph, [lint for lint in report.lints if lint.kind == "number"], traced
 
@@ -136,8 +137,8 @@ def test_what_hangs_on_a_number_that_left_has_an_edge_from_it_and_a_remark(way):
 #: Ways out after which the trace cannot know what is done with the number.
 NOT_FOLLOWED = {
     "a mean that is only logged": (lambda s, _, x: flow.log(s, mean_of=np.mean([float(x)])), "a plain number"),
-    "a key that no dict has": (lambda s, b, _: score(b) if s in {10, 20} else 0, "a key"),
-    "an index where both are the same": (lambda _, b, x: sample(b, [2, 2, 3][int(x)]), "an index"),
+    "a key that no dict has": (lambda s, b, _: score(b) if s in {31, 40} else 0, "a key"),
+    "an index where both are the same": (lambda _, b, x: sample(b, ([2] * 11 + [3])[int(x)]), "an index"),
     "the only one": (lambda _, b, x: sample(b, [3][int(x)]), "an index"),
 }
 
@@ -152,6 +153,42 @@ def test_a_number_that_left_without_a_trace_is_said_to_have(way):
     assert remark.at.file == __file__ and remark.at.line > 0
     if reason == "a key":
         assert "x in (10, 20)" in remark.what
+
+
+#: What only a third number shows: what is done, and that number.
+LATER = {
+    "a list that is longer": (lambda _, b, x: sample(b, [2, 2, 2, 2, 5][int(x)]), 4),
+    "a key that a set has": (lambda s, b, _: score(b) if s in {10, 20} else 0, 10),
+    "a turn of a loop": (lambda _, b, x: [score(b) for i in range(int(x)) if i == 2], 3),
+}
+
+
+@pytest.mark.parametrize("way", LATER)
+def test_what_only_another_number_leads_to_is_in_the_graph_too(way):
+    use, number = LATER[way]
+    graph, remarks, traced = found(program_of(use))
+    assert len(traced.trails) > 1
+    assert [f"1 and of {number}" in remark.what for remark in remarks] == [True]
+    assert len({(n.id, *n.settings.items()) for n in graph.nodes}) > 4 or "reward.score#2" in {
+        n.id for n in graph.nodes
+    }
+
+
+def test_a_mistake_that_only_another_number_leads_to_is_remarked_with_its_line():
+    bare = fl.data.rows([{"prompt": "1+2="}], batch=1)
+    levels = [rows, easy, easy, bare]
+
+    def program():
+        for step, batch in flow.steps(rows, 10):
+            mean = reward.score(actor.generate(batch)).rewards.mean()
+            taken = flow.take(levels[int(mean)])
+            flow.log(step, mean=taken.select("answer", "prompt_ids").count())
+
+    traced = trace(program, {}, name="program")
+    assert traced.errors == []
+    (_, remark) = [lint for lint in traced.lints if lint.kind == "number"]
+    assert remark.what == "where 'int(rewards.mean())' is 3: the batch has no field 'answer' here."
+    assert "taken.select" in remark.at.text
 
 
 #: What stays a symbol: the conditions after it are followed both ways, and nothing is remarked.
@@ -313,7 +350,7 @@ def runs_of(use, monkeypatch):
 def test_a_program_is_run_again_only_where_a_number_left(monkeypatch):
     assert runs_of(lambda s, b, x: None, monkeypatch) == 2  # one path, and a third step to see what grows
     assert runs_of(lambda s, b, x: f"{float(x):.3f} {s}", monkeypatch) == 3
-    assert runs_of(lambda s, b, x: np.mean([float(x), float(s)]), monkeypatch) == 3
+    assert runs_of(lambda s, b, x: np.mean([float(x), float(s)]), monkeypatch) == 3 + len(FURTHER)
 
 
 def test_a_program_that_is_never_the_same_is_not_followed_in_circles():

@@ -7,7 +7,7 @@ import random
 import sys
 import time
 import types
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,7 +36,9 @@ class Curriculum:
 LEVEL = 1
 BATCHES: list = []
 CURRICULUM = Curriculum()
-COUNTS, RECENT, SEEN = Counter(), deque([1, 2], maxlen=2), {"a"}
+COUNTS, RECENT, SEEN = Counter(a=2), deque([1, 2], maxlen=2), {"a"}
+ORDER = OrderedDict(first=1, second=2)
+
 TABLE, ARRAY = torch.zeros(3), np.zeros(3)
 CONFIG = SimpleNamespace(rate=1.0, inner={"deep": [1]})
 RNG, DICE = random.Random(0), np.random.default_rng(0)
@@ -44,7 +46,7 @@ RNG, DICE = random.Random(0), np.random.default_rng(0)
 
 def state():
     return (
-        LEVEL, list(BATCHES), CURRICULUM.level, list(CURRICULUM.past), Curriculum.highest, dict(COUNTS), list(RECENT),
+        LEVEL, list(BATCHES), CURRICULUM.level, list(CURRICULUM.past), Curriculum.highest, dict(COUNTS), [*ORDER.items(), *reversed(ORDER)], list(RECENT),
         set(SEEN), TABLE.tolist(), ARRAY.tolist(), CONFIG.rate, str(CONFIG.inner), RNG.getstate(), random.getstate(),
         str(DICE.bit_generator.state), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(),
     )  # fmt: skip
@@ -69,6 +71,8 @@ def changed(flow, actor):
             CURRICULUM.up()
             CURRICULUM.new = batch
             COUNTS["a"] += 1
+            ORDER.move_to_end("first")
+            ORDER["third"] = 3
             RECENT.append(3)
             SEEN.add("b")
             TABLE.add_(1)

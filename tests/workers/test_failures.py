@@ -160,10 +160,44 @@ def test_check_asks_for_the_line_that_leaves_failed_rows_out():
     [error] = make_flow(constant, filtered=False).check().errors
     assert (
         error.what
-        == "reward.score marks rows that failed in 'failed', which nothing reads: their other fields are nan."
+        == "reward.score marks rows that failed in 'failed', and nothing leaves them out: their other fields are nan."
     )
     assert error.fix == "Leave them out after this line: batch = batch.filter(~batch.failed)."
     assert make_flow(constant, filtered=True).check().errors == ()
+
+
+HEEDED = {
+    "filtered": lambda batch: batch.filter(~batch.failed),
+    "filtered under another name": lambda batch: batch.rename(failed="broken").filter(~batch.failed),
+    "a column of an op": lambda batch: batch.drop("rewards").with_columns({"rewards": batch.rewards * ~batch.failed}),
+    "a condition": lambda batch: batch if float(batch.failed.mean()) > 0.5 else batch.filter(batch.rewards > 0),
+}
+IGNORED = {
+    "logged": lambda batch: (batch, batch.failed.mean())[0],
+    "the share that is left, logged": lambda batch: (batch, 1 - (~batch.failed).mean())[0],
+    "renamed": lambda batch: batch.rename(failed="broken"),
+}
+
+
+@pytest.mark.parametrize("way", [*HEEDED, *IGNORED])
+@pytest.mark.parametrize("name", ["failed", "no_answer"])
+def test_a_mark_that_reaches_only_what_is_logged_leaves_no_row_out(way, name):
+    flow = fl.Flow("f")
+    actor = flow.worker(fl.Actor, model=TASK["MODEL"], max_tokens=2, name="actor")
+    reward = flow.worker(fl.FunctionReward, constant, on_error="mark", name="reward")
+
+    @flow.program
+    def f(steps: int = 2):
+        for step, batch in flow.steps(PROMPTS, steps):
+            batch = reward.score(actor.generate(batch, n=4), into={} if name == "failed" else {"failed": name})
+            batch = batch if name == "failed" else batch.rename(no_answer="failed")
+            batch = rl.group_advantages({**HEEDED, **IGNORED}[way](batch))
+            flow.log(step, actor.update(batch, loss=rl.ppo_clip()))
+
+    errors = flow.check().errors
+    assert [e.what for e in errors] == [
+        f"reward.score marks rows that failed in '{name}', and nothing leaves them out: their other fields are nan."
+    ] * (way in IGNORED)
 
 
 @pytest.mark.parametrize("runtime", ["eager", "local"])
