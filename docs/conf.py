@@ -10,7 +10,7 @@ author = "The flowrl authors"
 copyright = "2026, The flowrl authors"
 release = version = _PROJECT["version"]
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 
@@ -24,3 +24,7 @@ html_copy_source = False
 html_show_sphinx = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # of a signature; the text says what a parameter is
+napoleon_numpy_docstring = False

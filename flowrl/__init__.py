@@ -1,11 +1,16 @@
 """flowrl: RL algorithms as plain Python programs over typed worker groups, compiled to a dataflow graph.
 
-``import flowrl as fl`` is light: torch, transformers and the rest are imported where a worker opens.
+``import flowrl as fl`` is light: torch, transformers and the rest are imported where a worker opens. The public API is
+what ``__all__`` lists here and in ``fl.data``, ``fl.allowed``, ``fl.errors``, ``rl`` and ``rl.gates``; docs/reference
+has every entry.
 """
 
 from __future__ import annotations
 
-from . import data, rl
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import data, errors, rl
 from .batch import Batch, Column
 from .by_hand import open_worker as open
 from .errors import FlowError
@@ -25,6 +30,11 @@ from .workers.records import Lora, Model
 from .workers.reference import Reference
 from .workers.reward import FunctionReward
 
+if TYPE_CHECKING:
+    from .cli.script import load_script
+    from .graph.draw import render
+    from .placement.cost.given import GivenCosts
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -37,6 +47,7 @@ __all__ = [
     "Flow",
     "FlowError",
     "FunctionReward",
+    "GivenCosts",
     "Lora",
     "Mesh",
     "Metrics",
@@ -50,8 +61,21 @@ __all__ = [
     "Worker",
     "allowed",
     "data",
+    "errors",
+    "load_script",
     "op",
     "open",
+    "render",
     "rl",
     "takes",
 ]
+
+#: What few scripts use is imported when it is first asked for.
+_LATER = {"GivenCosts": "placement.cost.given", "load_script": "cli.script", "render": "graph.draw"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import an entry of ``_LATER``. Raises AttributeError for any other name."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'flowrl' has no attribute '{name}'")
+    return getattr(import_module(f".{_LATER[name]}", __name__), name)

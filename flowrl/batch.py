@@ -46,6 +46,12 @@ class Batch:
 
     ``keys`` are unique; ``batch.rewards`` or ``batch["rewards"]`` is a column. FieldError for a field that is
     not there, RowsError for columns or batches whose rows differ.
+
+    >>> batch = fl.Batch.of([(0, 0), (0, 1), (1, 0)], rewards=[1.0, 0.0, 1.0])
+    >>> batch.fields, len(batch), batch.rewards.mean()
+    (('rewards',), 3, 0.6666666666666666)
+    >>> batch.filter(batch.group_std("rewards") > 0).keys
+    ((0, 0), (0, 1))
     """
 
     __slots__ = ("__weakref__", "_columns", "_groups", "call", "keys")
@@ -74,7 +80,7 @@ class Batch:
 
     @staticmethod
     def of(keys: int | Iterable[Key | int] | None = None, /, **data: Any) -> Batch:
-        """A batch of columns or of anything that :meth:`Column.of` takes.
+        """Return a batch of columns, or of anything that :meth:`Column.of` takes.
 
         ``keys``: a list, or a number n for (0,), (1,), ...; None takes n from the data.
         """
@@ -129,21 +135,21 @@ class Batch:
         return Batch._make(self.keys, columns, self.call)
 
     def with_call(self, call: CallInfo | None) -> Batch:
-        """The same rows, handed to another call of an op."""
+        """Return the same rows, handed to another call of an op."""
         return Batch._make(self.keys, self._columns, call)
 
     def select(self, *names: str) -> Batch:
-        """Only these fields."""
+        """Return the rows with these fields alone. Raises FieldError for one that is not there."""
         return self._with({name: self[name] for name in names})
 
     def drop(self, *names: str) -> Batch:
-        """All fields but these."""
+        """Return the rows without these fields. Raises FieldError for one that is not there."""
         for name in names:
             self[name]
         return self._with({n: c for n, c in self._columns.items() if n not in names})
 
     def rename(self, **names: str) -> Batch:
-        """Fields under other names: ``batch.rename(rewards="costs")`` calls the rewards costs."""
+        """Return the rows with fields renamed: ``batch.rename(rewards="costs")`` calls the rewards costs."""
         for name in names:
             self[name]
         pairs = [(names.get(n, n), c) for n, c in self._columns.items()]
@@ -154,7 +160,7 @@ class Batch:
         return self._with(columns)
 
     def with_columns(self, columns: Mapping[str, Column]) -> Batch:
-        """Further columns of the same rows in the same order."""
+        """Return the rows with further columns, whose rows are the same in the same order. Raises RowsError if not."""
         for name, column in columns.items():
             if name in self._columns:
                 raise already_there("with_columns", name)
@@ -182,7 +188,7 @@ class Batch:
         return Batch._make(keys, {n: c._take(index, known) for n, c in self._columns.items()}, self.call)
 
     def take(self, index: Any) -> Batch:
-        """Rows of ``index`` (numbers from 0), in its order. RowsError if one is missing or comes twice."""
+        """Return the rows of ``index`` (numbers from 0), in its order. Raises RowsError for one missing or twice."""
         listed = row_index(index).tolist()
         if listed and not 0 <= min(listed) <= max(listed) < len(self):
             raise RowsError(f"Row {max(listed) if min(listed) >= 0 else min(listed)} of a batch of {len(self)} rows.")
@@ -193,7 +199,7 @@ class Batch:
         return self._rows(listed, tuple([self.keys[i] for i in listed]))
 
     def take_keys(self, keys: Iterable[Key]) -> Batch:
-        """For every key the row here that has it, or its longest prefix; the result has the given keys."""
+        """Return for every key the row that has it, or its longest prefix; the result has the given keys."""
         place = {key: i for i, key in enumerate(self.keys)}
         keys, index = tuple(keys), []
         for key in keys:
@@ -206,7 +212,7 @@ class Batch:
         return self if keys == self.keys else self._rows(index, keys)
 
     def filter(self, mask: Any) -> Batch:
-        """The rows where ``mask`` (bool[], or a list of bools) is true."""
+        """Return the rows where ``mask`` (bool[], or a list of bools) is true."""
         column = Column.of(mask, dtype=None if len(mask) else "bool")
         if column.type != "bool[]":
             raise FieldError(f"A filter needs one bool per row, bool[]; this is {column.type}.")
@@ -216,16 +222,16 @@ class Batch:
         return self if len(listed) == len(self) else self._rows(listed, tuple([self.keys[i] for i in listed]))
 
     def sort(self) -> Batch:
-        """The rows in the order of their keys."""
+        """Return the rows in the order of their keys."""
         index = sorted(range(len(self)), key=self.keys.__getitem__)
         return self._rows(index, tuple([self.keys[i] for i in index]))
 
     def split(self, n: int) -> list[Batch]:
-        """n parts of neighbouring rows, their sizes differing by at most one; none is lost."""
+        """Return n parts of neighbouring rows, their sizes differing by at most one; none is lost."""
         return self.split_sizes([len(self) // n + (i < len(self) % n) for i in range(n)])
 
     def split_sizes(self, sizes: Sequence[int]) -> list[Batch]:
-        """Parts of neighbouring rows, of these sizes. RowsError unless they add up."""
+        """Return parts of neighbouring rows, of these sizes. Raises RowsError unless they add up."""
         if sum(sizes) != len(self) or min(sizes, default=0) < 0:
             raise RowsError(f"{len(self)} rows cannot be split into parts of {list(sizes)}.")
         parts, start = [], 0
@@ -237,7 +243,7 @@ class Batch:
         return parts
 
     def concat(self, *others: Batch) -> Batch:
-        """The rows of this batch and of ``others``, one after the other. They have the same fields and other keys."""
+        """Return the rows of this batch and of ``others``, one after the other: the same fields, other keys."""
         batches = [self, *others]
         for other in others:
             different = sorted(set(self.fields) ^ set(other.fields))
@@ -248,7 +254,7 @@ class Batch:
         return Batch([key for b in batches for key in b.keys], columns, self.call)
 
     def groups(self) -> list[list[int]]:
-        """Row numbers by prompt (the first number of the key), prompts in the order of their first row."""
+        """Return row numbers by prompt (the first number of the key), prompts in the order of their first row."""
         if self._groups is None:
             found: dict[int, list[int]] = {}
             for i, key in enumerate(self.keys):
@@ -257,7 +263,7 @@ class Batch:
         return [list(rows) for rows in self._groups]
 
     def group_index(self) -> tuple[Tensor, int]:
-        """The number of its group for each row, i64[rows], and how many groups there are."""
+        """Return the number of its group for each row, i64[rows], and how many groups there are."""
         import torch
 
         names: dict[int, int] = {}
@@ -265,7 +271,7 @@ class Batch:
         return torch.tensor(numbers, dtype=torch.int64), len(names)
 
     def group_reduce(self, column: Column | str, how: str) -> Column:
-        """``mean`` or ``std`` over the rows of the same prompt, given back to each of them: f32[].
+        """Return ``mean`` or ``std`` over the rows of the same prompt, for each of them: f32[].
 
         The standard deviation is without Bessel's correction.
         """
@@ -290,26 +296,26 @@ class Batch:
         return Column((segment_sums(square[order], sizes) / per_group)[index].sqrt().float())
 
     def group_mean(self, name: str) -> Column:
-        """Mean of a number per row over the rows of the same prompt, given to each of them."""
+        """Return the mean of a field f32[] over the rows of the same prompt, for each of them: f32[]."""
         return self.group_reduce(name, "mean")
 
     def group_std(self, name: str) -> Column:
-        """Standard deviation over the rows of the same prompt, without Bessel's correction."""
+        """Return the std of a field f32[] over the rows of the same prompt, without Bessel's correction."""
         return self.group_reduce(name, "std")
 
     def expand(self, n: int) -> Batch:
-        """Every row n times, its copies side by side under the keys (..., 0), (..., 1), ..."""
+        """Return every row n times, its copies side by side under the keys (..., 0), (..., 1), ..."""
         if n < 0:
             raise RowsError(f"A row cannot be there {n} times.")
         keys = tuple([(*key, i) for key in self.keys for i in range(n)])
         return self._rows([i for i in range(len(self)) for _ in range(n)], keys)
 
     def count(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return len(self)
 
     def row_seeds(self, *extra: int | str) -> Tensor:
-        """A seed per row, i64[rows] of 63 bits: a hash of the call, ``extra`` and the row's key alone."""
+        """Return a seed per row, i64[rows] of 63 bits: a hash of the call, ``extra`` and the row's key alone."""
         import torch
 
         c = self.call or CallInfo()
@@ -322,11 +328,11 @@ class Batch:
         return torch.tensor(seeds, dtype=torch.int64)
 
     def to(self, device: Any) -> Batch:
-        """The batch with its tensors on ``device``."""
+        """Return the batch with its tensors on ``device``."""
         return self._with({name: column.to(device) for name, column in self._columns.items()})
 
     def to_record(self) -> dict[str, Any]:
-        """A JSON record that :meth:`from_record` turns back into the same bits (without ``call``)."""
+        """Return a JSON record that :meth:`from_record` turns back into the same bits (without ``call``)."""
         columns = {}
         for name, c in self._columns.items():
             if isinstance(c.values, list):
@@ -336,12 +342,12 @@ class Batch:
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> Batch:
-        """The batch that :meth:`to_record` wrote."""
+        """Return the batch that :meth:`to_record` wrote."""
         columns = {name: Column.from_record(c) for name, c in record["columns"].items()}
         return Batch([tuple(key) for key in record["keys"]], columns)
 
     def digest(self) -> str:
-        """sha256 over keys and contents, whatever the order of the fields."""
+        """Return a sha256 over keys and contents, whatever the order of the fields."""
         total = hashlib.sha256(json.dumps(self.keys).encode())
         for name in sorted(self._columns):
             c = self._columns[name]
@@ -353,7 +359,7 @@ class Batch:
         return total.hexdigest()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors, none sharing memory with another, for safetensors. :meth:`meta` is the rest."""
+        """Return all tensors, none sharing memory with another, for safetensors. :meth:`meta` is the rest."""
         found: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, c in self._columns.items():
@@ -367,7 +373,7 @@ class Batch:
         return found
 
     def meta(self) -> dict[str, Any]:
-        """What :meth:`tensors` leaves out, as a JSON record."""
+        """Return what :meth:`tensors` leaves out, as a JSON record."""
         columns: dict[str, Any] = {}
         for name, c in self._columns.items():
             columns[name] = {"values": list(c.values)} if isinstance(c.values, list) else {"dim": c.dim}
@@ -377,7 +383,7 @@ class Batch:
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Batch:
-        """The batch of :meth:`tensors` and :meth:`meta`."""
+        """Return the batch of :meth:`tensors` and :meth:`meta`."""
         columns: dict[str, Column] = {}
         for name, c in meta["columns"].items():
             if "values" in c:

@@ -25,6 +25,13 @@ def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str
 
     A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.
     Workers of one ``name`` are the same one to the rows that they sample; without a name each is another one.
+
+    >>> class Double(fl.Worker):
+    ...     @fl.op(reads="rewards", adds="doubled: f32[]")
+    ...     def double(self, batch):
+    ...         return {"doubled": batch.rewards * 2}
+    >>> fl.open(Double()).double(fl.Batch.of(2, rewards=[1.0, 0.5])).doubled.to_list()
+    [2.0, 1.0]
     """
     from .backends import open_engine
     from .workers.base import ModelWorker, Opening

@@ -27,10 +27,34 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+__all__ = [
+    "At",
+    "FlowError",
+    "ProgramError",
+    "FieldError",
+    "RowsError",
+    "PlanError",
+    "WorkerError",
+    "ModelError",
+    "DataError",
+    "RewardError",
+    "RunError",
+    "RankLost",
+    "ClusterLost",
+    "DiskError",
+    "ResumeError",
+    "UsageError",
+    "CheckError",
+]
+
 
 @dataclass(frozen=True)
 class At:
-    """A place in somebody's file: ``At("algorithms/ppo.py", 31, "metrics = critic.update(batch)")``."""
+    """A line of somebody's file: ``At("algorithms/ppo.py", 31, "metrics = critic.update(batch)")``.
+
+    >>> str(fl.errors.At("<notebook>", 31, "metrics = critic.update(batch)"))
+    '<notebook>:31   metrics = critic.update(batch)'
+    """
 
     file: str
     line: int
@@ -52,7 +76,15 @@ def shown(path: str) -> str:
 
 
 class FlowError(Exception):
-    """Base of all errors meant for users. Prints as ``Name: what`` and lines ``at``, ``have``, ``fix``."""
+    """Base of all errors meant for users. Prints as ``Name: what`` and lines ``at``, ``have``, ``fix``.
+
+    >>> try:
+    ...     fl.Pipeline(staleness=-1)
+    ... except fl.FlowError as error:
+    ...     print(error)
+    pipeline: staleness is a whole number from 0 up, not -1.
+      fix  Write staleness: 0.
+    """
 
     def __init__(
         self,
@@ -79,11 +111,11 @@ class FlowError(Exception):
         return "\n".join(rows)
 
     def report(self) -> str:
-        """The whole message as it is printed, with the class name in front."""
+        """Return the whole message as it is printed, with the class name in front."""
         return f"{type(self).__name__}: {self}"
 
     def to_json(self) -> dict[str, object]:
-        """The same as a record: ``{"error", "what", "file", "line", "text", "have", "fix"}``."""
+        """Return the same as a record: ``{"error", "what", "file", "line", "text", "have", "fix"}``."""
         at = self.at
         return {
             "error": type(self).__name__,

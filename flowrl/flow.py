@@ -73,9 +73,23 @@ def _plain(text: str) -> str:
 
 
 class Flow:
-    """Workers and programs that belong together.
+    """Hold workers and programs that belong together: trace, check, draw and run them.
 
     ``name`` is that of the default program. docs/language.md has the whole language.
+
+    >>> flow = fl.Flow("example")
+    >>> actor = flow.worker(fl.Actor, "a/model", lr=1e-6)
+    >>> reward = flow.worker(fl.FunctionReward, lambda prompt, response: float(len(response)))
+    >>> @flow.program
+    ... def example(steps: int = 10, n: int = 4) -> None:
+    ...     for step, batch in flow.steps(fl.data.rows([{"prompt": "1+2="}], batch=1), steps):
+    ...         batch = reward.score(actor.generate(batch, n=n))
+    ...         metrics = actor.update(rl.advantages(batch), loss=rl.ppo_clip())
+    ...         flow.log(step, metrics, reward=batch.rewards.mean())
+    >>> flow.check().text()
+    'example: fine'
+    >>> [node.id for node in flow.graph().nodes]
+    ['actor.generate', 'reward.score', 'rl.advantages', 'actor.update', 'batch.mean']
     """
 
     def __init__(self, name: str) -> None:
@@ -164,13 +178,13 @@ class Flow:
         return session.steps(source, steps)
 
     def more(self, count: int) -> Batch:
-        """``count`` further prompts of this step's source: for loops that refill."""
+        """Return ``count`` further prompts of this step's source, as a batch: for loops that refill."""
         session = self._session("more")
         check_values("flow.more", {"count": count}, {"count": whole(least=1)})
         return session.more(count)
 
     def take(self, source: Any, count: int | None = None) -> Batch:
-        """The next ``count`` rows of another source (its own batch size by default), such as an evaluation set."""
+        """Return the next ``count`` rows of another source (by default its batch), such as an evaluation set."""
         session = self._session("take")
         if hasattr(source, "schema"):
             check_values("flow.take", {"count": count}, {"count": whole(least=1) | None})
@@ -213,13 +227,13 @@ class Flow:
         sys.exit(command_line.main(["run", self.script, *(sys.argv[1:] if argv is None else argv)], module))
 
     def default_program(self) -> str:
-        """The program named like the flow, or the only one."""
+        """Return the name of the program named like the flow, or of the only one."""
         if self.name in self.programs or not self.programs:
             return self.name
         return next(iter(self.programs))
 
     def find_program(self, name: str | None) -> Program:
-        """The program of that name. Raises UsageError with the near miss."""
+        """Return the program of that name. Raises UsageError with the near miss."""
         wanted = name or self.default_program()
         if wanted not in self.programs:
             meant = near(wanted, self.programs)
@@ -231,7 +245,7 @@ class Flow:
         return self.programs[wanted]
 
     def trace(self, program: str | None = None, **parameters: Any) -> Traced:
-        """Run a program abstractly. Nothing is loaded."""
+        """Run a program abstractly and return what it did. Nothing is loaded."""
         self._drop_replaced()
         found = self.find_program(program)
         arguments = found.arguments(parameters)
@@ -243,11 +257,11 @@ class Flow:
         return self._traces[key]
 
     def graph(self, program: str | None = None, **parameters: Any) -> Graph:
-        """The dataflow graph of a program's steady step."""
+        """Return the dataflow graph of a program's steady step. Raises UsageError for an unknown name."""
         return compile_graph(self.trace(program, **parameters), self._infos())
 
     def check(self, program: str | None = None, **parameters: Any) -> Report:
-        """All findings on a program: errors and lints, among them workers that no program of this flow uses."""
+        """Return all findings on a program: errors and lints, among them workers that no program of this flow uses."""
         report = check(traced := self.trace(program, **parameters))
         used, whole = set(self.workers_of(traced)), traced.whole
         everyone = {h.name for h in self.handles}
@@ -284,7 +298,7 @@ class Flow:
         ranks: bool | None = None,
         **parameters: Any,
     ) -> Study:
-        """A program under a plan: its work, memory and costs, its schedule on a virtual clock. Nothing is loaded.
+        """Return a program under a plan: work, memory, costs, and its schedule on a virtual clock. Nothing is loaded.
 
         ``costs``: None takes a roofline of the plan's cluster. ``tokens``: what is known of lengths. ``ranks``: whether
         it runs with a process for each device; None is as the plan needs.
@@ -307,7 +321,7 @@ class Flow:
         )
 
     def workers_of(self, traced: Traced) -> tuple[str, ...]:
-        """Names of the workers that a program calls, hands on, or copies, in the order of their declaration."""
+        """Return names of the workers that a program calls, hands on, or copies, as they were declared."""
         called = {n for t in traced.trails for c in t.calls for n in (c.worker, *c.serves)}
         copied = {
             h.kwargs["of"].name for h in self.handles if h.name in called and isinstance(h.kwargs.get("of"), Handle)
@@ -418,7 +432,7 @@ class Flow:
         return study
 
     def new_folder(self) -> Path:
-        """Where a run goes that starts now, unless it is said: ``runs/grpo-20260131-120000``."""
+        """Return the folder of a run that starts now and names none: ``runs/grpo-20260131-120000``."""
         name = re.sub(r"[^\w.-]+", "-", self.name)  # a folder below runs/, whatever the flow is called
         return Path(f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
@@ -446,7 +460,7 @@ class Flow:
         return found
 
     def use_model(self, worker: str, model: str) -> None:
-        """Put another model in the place of a worker's own: ``--model actor=NAME``."""
+        """Put another model in the place of a worker's own, as ``--model actor=NAME`` does. Raises UsageError."""
         handle = next((h for h in self.handles if h.name == worker), None)
         if handle is None:
             names = [h.name for h in self.handles]

@@ -14,10 +14,17 @@ from ..graph.site import own_frames, raised_at
 
 
 def load_script(path: str, name: str | None = None) -> Flow:
-    """The one flow of a script, which is loaded with its folder first on ``sys.path`` and not as ``__main__``.
+    r"""The one flow of a script, which is loaded with its folder first on ``sys.path`` and not as ``__main__``.
 
     A script in a package is loaded as a module of it, so that its relative imports work; ``name`` is that of the module
     where Python knows it (``python -m package.driver``).
+
+    >>> import pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "mine.py"
+    >>> lines = ["import flowrl as fl", "flow = fl.Flow('mine')", "@flow.program", "def mine(): ..."]
+    >>> _ = file.write_text("\n".join(lines))
+    >>> fl.load_script(str(file)).name
+    'mine'
     """
     script = Path(path)
     if not script.is_file():

@@ -36,6 +36,12 @@ class Column:
     ragged dim; None where there is none. ``type`` is ``i32[*response]``, ``f32[]``, ``any`` or the like. ``marks`` say
     where it comes from (:mod:`flowrl.marks`); what holds the same rows, or some of them, has them too.
     Arithmetic and comparisons are per element; a number or a fixed column is spread over a ragged one.
+
+    >>> column = fl.Column.of([[1, 2], [], [3]], dim="response", dtype="i32")
+    >>> column.type, column.to_list(), column.lengths.tolist()
+    ('i32[*response]', [[1, 2], [], [3]], [2, 0, 1])
+    >>> (column * 10).row_sum().to_list()
+    [30.0, 0.0, 30.0]
     """
 
     values: Any
@@ -46,7 +52,7 @@ class Column:
 
     @staticmethod
     def of(data: Any, dim: str | None = None, dtype: str | None = None) -> Column:
-        """A column from a column, a tensor, or a list of numbers, texts, objects, lists or tensors.
+        """Return a column from a column, a tensor, or a list of numbers, texts, objects, lists or tensors.
 
         With ``dim`` every item is a row of a ragged column. Whole numbers become i64, others f32.
         """
@@ -76,7 +82,7 @@ class Column:
 
     @staticmethod
     def packed(values: Tensor, lengths: Any, dim: str) -> Column:
-        """A ragged column over ``values`` [total, ...], not copied. RowsError unless the lengths add up."""
+        """Return a ragged column over ``values`` [total, ...], not copied. Raises RowsError unless lengths add up."""
         import torch
 
         lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
@@ -132,7 +138,7 @@ class Column:
         return iter(self.values.tolist() if self.values.dim() == 1 else self.values.unbind())
 
     def to_list(self) -> list[Any]:
-        """The rows as Python objects, a list per row where the column is ragged."""
+        """Return the rows as Python objects, a list per row where the column is ragged."""
         if isinstance(self.values, list):
             return list(self.values)
         flat = self.values.tolist()
@@ -145,7 +151,7 @@ class Column:
         return f"<Column {self.type}, {len(self)} rows>"
 
     def equal(self, other: Column) -> bool:
-        """Whether both hold the same bits: type, lengths and values; nan equals nan, 0.0 is not -0.0."""
+        """Return whether both hold the same bits: type, lengths and values; nan equals nan, 0.0 is not -0.0."""
         if self is other:
             return True
         if self.type != other.type or len(self) != len(other):
@@ -157,7 +163,7 @@ class Column:
         return self.values.shape == other.values.shape and same_bits(self.values, other.values)
 
     def take(self, index: Any) -> Column:
-        """The rows of ``index`` (numbers from 0), in its order; a row may come twice."""
+        """Return the rows of ``index`` (numbers from 0), in its order; a row may come twice."""
         return self._take(row_index(index), {})
 
     def _take(self, index: Tensor, known: dict[int, Any]) -> Column:
@@ -190,7 +196,7 @@ class Column:
         return Column(self.values[found[0] : found[1]], found[2], self.dim, self.marks)
 
     def padded(self, value: float, side: str = "right") -> tuple[Tensor, Tensor]:
-        """As [rows, longest, ...] filled with ``value`` on ``side``, and a bool mask of what is real."""
+        """Return a tensor [rows, longest, ...] filled with ``value`` on ``side``, and a bool mask of what is real."""
         import torch
 
         lengths = self._ragged().lengths.to(self.values.device)
@@ -202,7 +208,7 @@ class Column:
         return out.masked_scatter(mask.reshape(*shape, *[1] * len(rest)).expand_as(out), self.values), mask
 
     def to_record(self) -> dict[str, Any]:
-        """The column as a JSON record, to the bit."""
+        """Return the column as a JSON record, to the bit."""
         said = {"marks": sorted(map(list, self.marks))} if self.marks else {}
         if isinstance(self.values, list):
             return {"values": list(self.values), **said}
@@ -211,7 +217,7 @@ class Column:
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> Column:
-        """The column that :meth:`to_record` wrote."""
+        """Return the column that :meth:`to_record` wrote."""
         marks = read_marks(record)
         if "values" in record:
             return Column(list(record["values"]), marks=marks)
@@ -220,17 +226,17 @@ class Column:
         return Column(values, lengths, record.get("dim"), marks)
 
     def to(self, device: Any) -> Column:
-        """The column with its values on ``device``; lengths stay on the CPU."""
+        """Return the column with its values on ``device``; lengths stay on the CPU."""
         if isinstance(self.values, list):
             return self
         return Column(self.values.to(device), self.lengths, self.dim, self.marks)
 
     def marked(self, marks: Marks) -> Column:
-        """The same column with these marks and no others."""
+        """Return the same column with these marks and no others."""
         return self if marks == self.marks else Column(self.values, self.lengths, self.dim, marks)
 
     def with_values(self, values: Tensor) -> Column:
-        """A column of the same rows and lengths around other values."""
+        """Return a column of the same rows and lengths around other values."""
         if len(values) != len(self.values):
             raise RowsError(f"{self.type} has {len(self.values)} values; {len(values)} cannot take their place.")
         return Column(values, self.lengths, self.dim)
@@ -269,22 +275,22 @@ class Column:
         return as_tensor(self.values, "f64")
 
     def mean(self) -> float:
-        """Mean over all elements; of none it is 0."""
+        """Return the mean over all elements; of none it is 0."""
         return float(self._numbers().mean()) if len(self.values) else 0.0
 
     def sum(self) -> float:
         return float(self._numbers().sum())
 
     def std(self) -> float:
-        """Standard deviation over all elements, without Bessel's correction; of none it is 0."""
+        """Return the standard deviation over all elements, without Bessel's correction; of none it is 0."""
         return float(self._numbers().std(correction=0)) if len(self.values) else 0.0
 
     def min(self) -> float:
-        """Smallest element; DataError where there is none."""
+        """Return the smallest element. Raises DataError where there is none."""
         return float(self._some().min())
 
     def max(self) -> float:
-        """Largest element; DataError where there is none."""
+        """Return the largest element. Raises DataError where there is none."""
         return float(self._some().max())
 
     def _some(self) -> Tensor:
@@ -296,11 +302,11 @@ class Column:
         return self._numbers()
 
     def row_sum(self) -> Column:
-        """Sum per row: f32[]; 0 for an empty row."""
+        """Return the sum per row, f32[]; 0 for an empty row."""
         return Column(row_sums(self._numbers(), self.lengths).float())
 
     def row_mean(self) -> Column:
-        """Mean per row: f32[]; 0 for an empty row."""
+        """Return the mean per row, f32[]; 0 for an empty row."""
         values = self._numbers()
         counts = values[:1].numel() or 1
         sums = row_sums(values, self.lengths)
@@ -309,7 +315,7 @@ class Column:
         return Column((sums / counts).float())
 
     def lengths_column(self) -> Column:
-        """Length per row: i64[]."""
+        """Return the length per row, i64[]."""
         return Column(self._ragged().lengths)
 
 

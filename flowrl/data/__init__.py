@@ -20,38 +20,64 @@ Paths = str | Path | Sequence[str | Path]
 def rows(
     data: Sequence[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]], **options: Unpack[Options]
 ) -> Source:
-    """Rows that are there, or a function that gives them, called when the program runs.
+    """Draw from rows that are there, or from a function that gives them, called when the program runs.
 
-    ``fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)``
+    >>> source = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)
+    >>> source.cursor().draw()
+    [{'prompt': '1+2=', 'answer': '3'}]
+    >>> list(source.schema())
+    ['prompt', 'prompt_ids', 'answer']
     """
     return Source(Listed(data), options)
 
 
 def jsonl(paths: Paths, **options: Unpack[Options]) -> Source:
-    """A JSON object per line. ``paths`` is a file, a pattern (``data/*.jsonl``) or a list of them.
+    r"""Draw from files of a JSON object per line. ``paths`` is a file, a pattern (``data/*.jsonl``) or a list of them.
 
     The file is not held in memory: where its lines begin is noted once, and lines are read as they are drawn.
+
+    >>> import json, pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "prompts.jsonl"
+    >>> _ = file.write_text(json.dumps({"question": "1+2="}) + "\n")
+    >>> fl.data.jsonl(file, batch=1, prompt="question").cursor().draw()
+    [{'question': '1+2='}]
     """
     return Source(Jsonl(paths), options)
 
 
 def parquet(paths: Paths, **options: Unpack[Options]) -> Source:
-    """Parquet files, through pyarrow (extra ``data``); row groups are decoded as they are drawn from."""
+    """Draw from Parquet files, by pyarrow (extra ``data``); row groups are decoded as they are drawn from.
+
+    >>> import pathlib, pyarrow, pyarrow.parquet, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "prompts.parquet"
+    >>> pyarrow.parquet.write_table(pyarrow.table({"prompt": ["1+2="]}), file)
+    >>> fl.data.parquet(file, batch=1).cursor().draw()
+    [{'prompt': '1+2='}]
+    """
     return Source(Parquet(paths), options)
 
 
 def hf(name: str | Path, config: str | None = None, *, split: str = "train", **options: Unpack[Options]) -> Source:
-    """A data set by hub name, or a folder (of ``save_to_disk``, or of files), through ``datasets`` (extra ``data``).
+    """Draw from a data set by hub name or folder (of ``save_to_disk``, or of files), through ``datasets``.
 
-    ``fl.data.hf("openai/gsm8k", "main", batch=16, prompt="question")``
+    ``fl.data.hf("openai/gsm8k", "main", batch=16, prompt="question")``; needs the extra ``data``.
+
+    >>> import contextlib, datasets, io, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with contextlib.redirect_stderr(io.StringIO()):  # a bar
+    ...     datasets.Dataset.from_list([{"question": "1+2="}]).save_to_disk(folder)
+    >>> fl.data.hf(folder, batch=1, prompt="question").cursor().draw()
+    [{'question': '1+2='}]
     """
     return Source(Hf(str(name), config, split), options)
 
 
 def generated(fn: Callable[[int], Mapping[str, Any]], *, size: int | None = None, **options: Unpack[Options]) -> Source:
-    """Rows made by ``fn(index)``, a pure function of the index; ``size`` of them, or without end, in order.
+    """Draw rows that ``fn(index)`` makes, a pure function of the index: ``size`` of them, or without end, in order.
 
-    ``fl.data.generated(lambda i: {"prompt": f"{i}+{i}="}, batch=16)``
+    >>> source = fl.data.generated(lambda i: {"prompt": f"{i}+{i}="}, batch=2)
+    >>> source.cursor().draw()
+    [{'prompt': '0+0='}, {'prompt': '1+1='}]
     """
     return Source(Generated(fn, size), options)
 
@@ -64,11 +90,17 @@ def mix(
     seed: int = 0,
     column: str = "source",
 ) -> Mixture:
-    """A mixture of sources: each row is drawn from one of them, with a chance in proportion to its weight.
+    """Draw each row from one of several sources, with a chance in proportion to its weight.
 
     ``fl.data.mix({"math": math, "code": code}, weights={"math": 3, "code": 1}, batch=16)``; without ``weights`` all
     have the same. Which source gives a row depends on ``seed`` and the number of the draw alone. ``column`` is the name
-    of the column that says the source. DataError for sources whose columns differ.
+    of the column that says the source. Raises DataError for sources whose columns differ.
+
+    >>> math = fl.data.rows([{"prompt": "1+2="}], batch=1)
+    >>> code = fl.data.rows([{"prompt": "print("}], batch=1)
+    >>> mixed = fl.data.mix({"math": math, "code": code}, weights={"math": 3, "code": 1}, batch=4)
+    >>> [(name, row["prompt"]) for name, row in mixed.cursor().draw()]
+    [('math', '1+2='), ('code', 'print('), ('math', '1+2='), ('math', '1+2=')]
     """
     return Mixture(parts, weights, batch, seed, column)
 

@@ -27,6 +27,10 @@ class Mixture:
 
     Every source goes on in its own order, with its own options; ``batch`` of the parts is not used. The mixture ends
     where it draws from a part that has ended.
+
+    >>> easy, hard = (fl.data.rows([{"prompt": text}], batch=1) for text in ("1+1=", "97+58="))
+    >>> list(fl.data.mix({"easy": easy, "hard": hard}, batch=8).schema())
+    ['prompt', 'prompt_ids', 'source']
     """
 
     def __init__(
@@ -58,9 +62,9 @@ class Mixture:
         return sum(part.dropped for part in self.parts.values())
 
     def schema(self) -> dict[str, FieldType]:
-        """Columns of the batches and their types: those of every part, and ``column``.
+        """Return columns of the batches and their types: those of every part, and ``column``.
 
-        DataError names a part that lacks a column of another one.
+        Raises DataError for a part that lacks a column of another one.
         """
         if self._schema is None:
             schemas = {name: part.schema() for name, part in self.parts.items()}
@@ -78,13 +82,13 @@ class Mixture:
         return self._schema
 
     def cursor(self) -> MixtureCursor:
-        """A place at the beginning of the mixture."""
+        """Return a place at the beginning of the mixture."""
         return MixtureCursor(self)
 
     def to_batch(self, rows: Sequence[Drawn], first_uid: int, tokenizer: Any) -> Batch:
-        """The batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... DataError names a bad row.
+        """Return the batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... Raises DataError.
 
-        DataError also where all were too long.
+        Raises DataError also where all were too long.
         """
         batch = self.read(rows, first_uid, tokenizer)
         if rows and not len(batch):

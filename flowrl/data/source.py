@@ -42,7 +42,11 @@ _ANY = FieldType("any")
 
 
 class Options(TypedDict, total=False):
-    """What every constructor of :mod:`flowrl.data` takes; only ``batch`` is required."""
+    """What every constructor of :mod:`flowrl.data` takes; only ``batch`` is required.
+
+    >>> fl.data.rows([{"q": "1+2=", "a": "3"}], batch=1, prompt="q", response="a", seed=7).batch
+    1
+    """
 
     batch: int  # rows per step
     prompt: str  # the column of the prompt: text, or a list of {"role", "content"}; default "prompt"
@@ -115,6 +119,12 @@ class Source:
 
     ``schema()`` names the columns of its batches, ``cursor()`` is a place in it, ``to_batch()`` reads drawn rows.
     ``dropped`` counts the prompts left out by ``overlong="drop"``.
+
+    >>> source = fl.data.rows([{"prompt": "a"}, {"prompt": "b"}], batch=1, shuffle=False)
+    >>> source.batch, source.endless
+    (1, True)
+    >>> {name: str(type) for name, type in source.schema().items()}
+    {'prompt': 'any', 'prompt_ids': 'i32[*prompt]'}
     """
 
     def __init__(self, store: Store, options: Mapping[str, Any]) -> None:
@@ -155,22 +165,22 @@ class Source:
         return self.reading.batch
 
     def schema(self) -> dict[str, FieldType]:
-        """Columns of the batches and their types, known without reading the data or loading a tokenizer.
+        """Return columns of the batches and their types, known without reading the data or loading a tokenizer.
 
-        ``prompt`` (text), ``prompt_ids`` i32[*prompt], with ``response=`` or ``messages=`` also ``response_ids``
-        i32[*response], ``tokens`` i32[*token] and ``response_mask`` bool[*response], with ``rejected=`` ``preferred``
-        bool[]; every other column is ``any``.
-        DataError for a file, column or row that is not as asked.
+        ``prompt`` (text), ``prompt_ids`` ``i32[*prompt]``, with ``response=`` or ``messages=`` also ``response_ids``
+        ``i32[*response]``, ``tokens`` ``i32[*token]`` and ``response_mask`` ``bool[*response]``, with ``rejected=``
+        ``preferred`` bool[]; every other column is ``any``.
+        Raises DataError for a file, column or row that is not as asked.
         """
         prompts = self._reader()
         return {name: STANDARD.get(name, _ANY) for name in prompts.made} | {n: _ANY for n in prompts.kept}
 
     def cursor(self) -> Cursor:
-        """A place at the beginning of the source."""
+        """Return a place at the beginning of the source."""
         return Cursor(self)
 
     def to_batch(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> Batch:
-        """The batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... DataError names a bad row.
+        """Return the batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... Raises DataError.
 
         With ``rejected=`` a drawn row has the keys (uid, 0) and (uid, 1). DataError also where none is left.
         """
@@ -225,7 +235,13 @@ class Source:
 
 
 class Cursor:
-    """A place in a source: epoch, and rows drawn in it. Draws the same rows after ``load_state(state())``."""
+    """A place in a source: epoch, and rows drawn in it. Draws the same rows after ``load_state(state())``.
+
+    >>> cursor = fl.data.rows([{"prompt": "a"}, {"prompt": "b"}], batch=1, shuffle=False).cursor()
+    >>> _ = cursor.draw()
+    >>> cursor.state()
+    {'epoch': 0, 'index': 1, 'rows': 2}
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -235,7 +251,7 @@ class Cursor:
         self._order: tuple[int, Sequence[int]] | None = None
 
     def state(self) -> dict[str, Any]:
-        """The place, as a JSON record: ``{"epoch": 0, "index": 32, "rows": 1000}``."""
+        """Return the place, as a JSON record: ``{"epoch": 0, "index": 32, "rows": 1000}``."""
         return {"epoch": self.epoch, "index": self.index, "rows": self._rows}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -243,7 +259,7 @@ class Cursor:
         self.epoch, self.index, self._rows = state["epoch"], state["index"], state["rows"]
 
     def draw(self, n: int | None = None) -> list[Row]:
-        """The next n rows (a step's, if None). Fewer, and then none, at the end of a source that does not repeat."""
+        """Return the next n rows (a step's, if None); fewer, and then none, at the end of a source."""
         store = self.source.opened()
         self._same_data(store.size)
         places: list[int] = []

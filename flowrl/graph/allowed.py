@@ -16,6 +16,8 @@ from ..errors import FlowError, ModelError, ProgramError, near
 from .site import caller
 from .values import BatchValue, MetricsValue, find, is_handle
 
+__all__ = ["Allowed", "flag", "instance", "number", "numbers", "one_of", "text", "whole", "worker"]
+
 
 @dataclass(frozen=True)
 class Allowed:
@@ -24,6 +26,10 @@ class Allowed:
     ``kind``: ``number``, ``whole``, ``flag``, ``text``, ``word``, ``kind`` (an instance of a class, by name),
     ``numbers`` or ``worker``. ``none``: None is allowed too. ``fixes``: what to write for a value that other
     libraries take. ``fix``: what to write for any other.
+
+    >>> rule = fl.allowed.whole(least=1)
+    >>> rule.accepts(3), rule.accepts(0), str(rule)
+    (True, False, 'a whole number of at least 1')
     """
 
     kind: str
@@ -44,7 +50,7 @@ class Allowed:
         return replace(self, none=True)
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is one of those. What the program computes is not looked at."""
+        """Return whether a value is one of those. What the program computes is not looked at."""
         if value is None:
             return self.none
         if next(find(value), None) is not None:
@@ -134,7 +140,11 @@ def number(
     fixes: Mapping[Any, str] | None = None,
     fix: str = "",
 ) -> Allowed:
-    """A number within bounds; whole ones count, True and False do not. ``finite=False``: infinity too."""
+    """Allow a number within bounds; whole ones count, True and False do not. ``finite=False``: infinity too.
+
+    >>> str(fl.allowed.number(above=0, most=1)), fl.allowed.number(above=0).accepts(0.0)
+    ('a number above 0 and at most 1', False)
+    """
     return Allowed("number", least, most, above, below, finite, fixes=fixes or {}, fix=fix)
 
 
@@ -145,22 +155,38 @@ def whole(
     fixes: Mapping[Any, str] | None = None,
     fix: str = "",
 ) -> Allowed:
-    """A whole number within bounds."""
+    """Allow a whole number within bounds.
+
+    >>> str(fl.allowed.whole(least=1) | None)
+    'a whole number of at least 1, or None'
+    """
     return Allowed("whole", least, most, fixes=fixes or {}, fix=fix)
 
 
 def flag() -> Allowed:
-    """True or False."""
+    """Allow True and False.
+
+    >>> fl.allowed.flag().accepts(True), fl.allowed.flag().accepts(1)
+    (True, False)
+    """
     return Allowed("flag")
 
 
 def text() -> Allowed:
-    """A text."""
+    """Allow a text.
+
+    >>> str(fl.allowed.text())
+    'text'
+    """
     return Allowed("text")
 
 
 def one_of(*words: str) -> Allowed:
-    """One of these words."""
+    """Allow one of these words.
+
+    >>> str(fl.allowed.one_of("mean", "sum"))
+    'one of mean, sum'
+    """
     return Allowed("word", words=words)
 
 
@@ -172,17 +198,31 @@ def numbers(
     below: float | None = None,
     fix: str = "",
 ) -> Allowed:
-    """A tuple of so many numbers, each within bounds."""
+    """Allow a tuple of so many numbers, each within bounds.
+
+    >>> str(fl.allowed.numbers(2, least=0)), fl.allowed.numbers(2).accepts((0.9, 0.99))
+    ('2 numbers, each of at least 0', True)
+    """
     return Allowed("numbers", least, above=above, below=below, length=length, fix=fix)
 
 
 def instance(name: str, *, form: str, fix: str = "") -> Allowed:
-    """An instance of the class of that name, or of a subclass; ``form`` says how one is written."""
+    """Allow an instance of the class of that name, or of a subclass; ``form`` says how one is written.
+
+    >>> rule = fl.allowed.instance("Lora", form="fl.Lora(r=16, alpha=32)")
+    >>> str(rule), rule.accepts(fl.Lora(r=8, alpha=16))
+    ('fl.Lora(r=16, alpha=32)', True)
+    """
     return Allowed("kind", words=(name,), form=form, fix=fix)
 
 
 def worker(*having: str, form: str, fix: str = "") -> Allowed:
-    """The handle of a worker whose class has these ops or attributes; ``form`` says what such a worker is."""
+    """Allow the handle of a worker whose class has these ops or attributes; ``form`` says what such a worker is.
+
+    >>> rule = fl.allowed.worker("generate", form="the handle of an actor")
+    >>> str(rule), rule.accepts(fl.Actor)
+    ('the handle of an actor', False)
+    """
     return Allowed("worker", words=having, form=form, fix=fix)
 
 

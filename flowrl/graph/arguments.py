@@ -37,13 +37,16 @@ _ANNOTATED = {"int": whole(), "float": number(finite=False), "bool": flag(), "st
 def takes(**rules: Allowed) -> Callable[[F], F]:
     """Declare what values the arguments of a function may have; a wrong one raises ProgramError at the caller's line.
 
-    Above ``__init__`` of a worker it raises WorkerError. Below ``@fl.op`` the op holds it against every call. The
-    default of a parameter is always allowed::
+    Above ``__init__`` of a worker it raises WorkerError. It stands below ``@fl.op``, and the op holds it against every
+    call. The default of a parameter is always allowed.
 
-        @fl.op(reads="rewards", adds="powered: f32[]")
-        @fl.takes(power=fl.allowed.number(above=0))
-        def powered(batch, *, power: float = 2.0):
-            return {"powered": batch.rewards**power}
+    >>> @fl.takes(power=fl.allowed.number(above=0))
+    ... def powered(batch, *, power: float = 2.0):
+    ...     return batch.rewards**power
+    >>> powered(fl.Batch.of(1, rewards=[1.0]), power=-1.0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    flowrl.errors.ProgramError: powered: power=-1.0 is not a number above 0...
     """
 
     def declare(fn: F) -> F:

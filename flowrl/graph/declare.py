@@ -70,6 +70,13 @@ def op(
         children: a parameter that takes a batch whose rows were made of those of the first one.
 
     The declaration is read at once: a wrong field type, row effect or cost raises WorkerError at the ``def``.
+
+    >>> class Scale(fl.Worker):
+    ...     @fl.op(reads="rewards", adds="scaled: f32[]")
+    ...     def scale(self, batch, *, by: float = 2.0):
+    ...         return {"scaled": batch.rewards * by}
+    >>> fl.open(Scale()).scale(fl.Batch.of(2, rewards=[1.0, 0.5])).scaled.to_list()
+    [2.0, 1.0]
     """
 
     def make(declared_function: Callable[..., Any]) -> Op:

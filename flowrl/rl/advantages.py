@@ -101,8 +101,8 @@ def advantages(
     as with equal rewards, the advantage is 0.
 
     Args:
-        batch: reads ``rewards`` f32[], ``response_mask`` bool[*response], the field that ``baseline`` names, and unless
-            ``of="rewards"`` ``token_rewards`` f32[*response] where it is there. Rows in any order.
+        batch: reads ``rewards`` f32[], ``response_mask`` ``bool[*response]``, the field that ``baseline`` names, and
+            unless ``of="rewards"`` ``token_rewards`` ``f32[*response]`` where it is there. Rows in any order.
         of: ``rewards``; ``total``, with the ``token_rewards`` of the row added (RLOO with the KL in the reward); or
             ``returns``, ``G_t = r_t + gamma G_{t+1}`` over sampled tokens, the row's reward paid at its
             last one (REINFORCE++, arXiv:2501.03262, with ``center="none", scale="none", whiten=True``). ``c`` and
@@ -118,6 +118,13 @@ def advantages(
         eps: added to ``s``.
         whiten: shift and scale the result to mean 0 and std 1 over all sampled tokens of the call.
         gamma: discount of the returns per sampled token.
+
+    >>> mask = fl.Column.of([[True, True], [True]], "response")
+    >>> batch = fl.Batch.of([(0, 0), (0, 1)], rewards=[1.0, 0.0], response_mask=mask)
+    >>> rl.advantages(batch, scale="none").advantages.to_list()
+    [[0.5, 0.5], [-0.5]]
+    >>> rl.advantages(batch, center="none", scale="none").advantages.to_list()
+    [[1.0, 1.0], [0.0]]
     """
     from .math.advantages import factored
 
@@ -158,10 +165,15 @@ def group_advantages(
     has advantage 0. It is :func:`advantages` with its defaults.
 
     Args:
-        batch: reads ``rewards`` f32[] and ``response_mask`` bool[*response], in any order of rows.
+        batch: reads ``rewards`` f32[] and ``response_mask`` ``bool[*response]``, in any order of rows.
         scale: ``std``, or ``none`` for the difference to the mean alone (Dr. GRPO, arXiv:2503.20783).
         eps: added to the std, so that equal rewards divide by no zero.
         leave_one_out: the mean is that of the prompt's *other* rows (RLOO, arXiv:2402.14740).
+
+    >>> mask = fl.Column.of([[True, True], [True]], "response")
+    >>> batch = fl.Batch.of([(0, 0), (0, 1)], rewards=[1.0, 0.0], response_mask=mask)
+    >>> rl.group_advantages(batch, scale="none").advantages.to_list()
+    [[0.5, 0.5], [-0.5]]
     """
     by = "group" if scale == "std" else "none"
     return advantages.fn(batch, scale=by, eps=eps, leave_one_out=leave_one_out)
@@ -202,8 +214,8 @@ def gae(
     sampled token, added to ``token_rewards`` where the batch has them; the value after that token is 0.
 
     Args:
-        batch: reads ``rewards`` f32[], ``values`` f32[*response] (before each token), ``response_mask``, and
-            ``token_rewards`` f32[*response] where it is there.
+        batch: reads ``rewards`` f32[], ``values`` ``f32[*response]`` (before each token), ``response_mask``, and
+            ``token_rewards`` ``f32[*response]`` where it is there.
         gamma: discount per sampled token.
         lam: how far the estimate looks: 0 is one step, 1 is the whole return.
         lam_returns: the lambda of the returns, which the critic learns; None is that of the advantages. VAPO
@@ -212,6 +224,12 @@ def gae(
             (length-adaptive GAE, VAPO, with 0.05). Rows of at most ``1 / alpha`` tokens have 0, where the paper's
             formula would fall below it.
         whiten: shift and scale the advantages of the call to mean 0 and std 1 over all sampled tokens, not the returns.
+
+    >>> mask = fl.Column.of([[True, True]], "response")
+    >>> values = fl.Column.of([[0.5, 0.75]], "response")
+    >>> batch = rl.gae(fl.Batch.of(1, rewards=[1.0], values=values, response_mask=mask), lam=1.0)
+    >>> batch.advantages.to_list(), batch.returns.to_list()
+    ([[0.5, 0.25]], [[1.0, 1.0]])
     """
     from .math.advantages import generalised, whitened
 
@@ -267,6 +285,12 @@ def gdpo(
         rewards: names of the fields.
         weights: of the rewards, 1 each where None.
         eps: added to both stds.
+
+    >>> mask = fl.Column.of([[True, True], [True]], "response")
+    >>> batch = fl.Batch.of([(0, 0), (0, 1)], right=[1.0, 0.0], short=[1.0, 1.0], response_mask=mask)
+    >>> batch = rl.gdpo(batch, rewards=["right", "short"])
+    >>> [round(a, 2) for a in batch.advantages.row_mean().to_list()]
+    [0.71, -0.71]
     """
     from .math.advantages import row_of
     from .math.credit import decoupled
@@ -302,10 +326,16 @@ def pass_at_k(batch: Batch, *, k: int, scale: str = "std", eps: float = 1e-4) ->
     leaves open. A prompt that has not more than ``k`` rows has 0, and so has one in which every set earns the same.
 
     Args:
-        batch: reads ``rewards`` f32[] and ``response_mask`` bool[*response], in any order of rows.
+        batch: reads ``rewards`` f32[] and ``response_mask`` ``bool[*response]``, in any order of rows.
         k: how many answers are one attempt; 1 is GRPO's advantage, with a std over rows without Bessel's correction.
         scale: ``std``, that over all sets, without Bessel's correction; or ``none``, the difference alone.
         eps: added to the std.
+
+    >>> mask = fl.Column.of([[True]] * 4, "response")
+    >>> batch = fl.Batch.of([(0, i) for i in range(4)], rewards=[1.0, 1.0, 0.0, 0.0], response_mask=mask)
+    >>> batch = rl.pass_at_k(batch, k=2, scale="none")
+    >>> [round(a, 3) for a in batch.advantages.row_sum().to_list()]
+    [0.167, 0.167, -0.167, -0.167]
     """
     from .math.advantages import row_of
     from .math.credit import best_of_sets
@@ -344,7 +374,16 @@ def optimal_token_baseline(
         batch: reads ``rewards``, ``response_mask``, ``rollout_logprobs`` or ``old_logprobs``, and ``token_rewards``
             where it is there.
         anchor: whose log-probabilities: ``rollout`` or ``old``.
-        sum_squares: the name of a field f32[*response] with ``S``.
+        sum_squares: the name of a field ``f32[*response]`` with ``S``.
+
+    >>> batch = fl.Batch.of(
+    ...     [(0, 0), (0, 1)],
+    ...     rewards=[1.0, 0.0],
+    ...     response_mask=fl.Column.of([[True, True], [True]], "response"),
+    ...     rollout_logprobs=fl.Column.of([[-0.5, -0.5], [-0.5]], "response"),
+    ... )
+    >>> rl.optimal_token_baseline(batch).advantages.to_list()
+    [[0.5, 0.0], [-0.5]]
     """
     from .math.credit import against_optimal_token
 
@@ -380,15 +419,26 @@ def gigpo(
     row, and a state that was seen once, give 0. The stds have Bessel's correction.
 
     Args:
-        batch: reads ``rewards`` f32[], ``response_mask``, ``turn_rewards`` f32[*turn], ``turn_states`` i64[*turn]
-            (the number of the state before the turn: equal within a prompt for equal states) and ``turn_ids``
-            i32[*response] (the turn of each token, from 0; -1 for observations).
+        batch: reads ``rewards`` f32[], ``response_mask``, ``turn_rewards`` ``f32[*turn]``, ``turn_states``
+            ``i64[*turn]`` (the number of the state before the turn: equal within a prompt for equal states) and
+            ``turn_ids`` ``i32[*response]`` (the turn of each token, from 0; -1 for observations).
         weight: of the turn's part.
         gamma: discount per turn.
         scale: ``std``, or ``none`` for the differences to the means alone.
         eps: added to the stds.
 
     Raises ProgramError for a sampled token of a turn that its row does not have.
+
+    >>> batch = fl.Batch.of(
+    ...     [(0, 0), (0, 1)],
+    ...     rewards=[1.0, 0.0],
+    ...     response_mask=fl.Column.of([[True], [True]], "response"),
+    ...     turn_rewards=fl.Column.of([[1.0], [0.0]], "turn"),
+    ...     turn_states=fl.Column.of([[7], [7]], "turn"),
+    ...     turn_ids=fl.Column.of([[0], [0]], "response", "i32"),
+    ... )
+    >>> rl.gigpo(batch, scale="none").advantages.to_list()
+    [[1.0], [-1.0]]
     """
     from .math.credit import in_groups_in_groups
 

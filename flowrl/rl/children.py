@@ -51,6 +51,11 @@ def collect(batch: Batch, children: Batch, **fields: str) -> Mapping[str, Any]:
         batch: the rows that get the fields.
         children: rows that were made of them; reads the named fields.
         fields: for each field ``mean``, ``sum``, ``min`` or ``max`` over the rows that belong together.
+
+    >>> batch = fl.Batch.of([(0, 0), (0, 1)], answer=["4", "5"])
+    >>> verdicts = fl.Batch.of([(0, 0, 0), (0, 0, 1), (0, 1, 0)], rewards=[1.0, 0.0, 1.0])
+    >>> rl.collect(batch, verdicts, rewards="mean").rewards.to_list()
+    [0.5, 1.0]
     """
     import torch
 

@@ -15,7 +15,11 @@ from ..graph.declare import op
 
 @op(owner="rl", cost="local")
 def clamp(value: float, *, low: float = -math.inf, high: float = math.inf) -> float:
-    """The number, or the bound that it is beyond."""
+    """The number, or the bound that it is beyond.
+
+    >>> rl.clamp(1.5, low=0.0, high=1.0)
+    1.0
+    """
     _bounds("clamp", low, high)
     return min(max(float(value), low), high)
 
@@ -27,6 +31,9 @@ def adaptive_kl(coef: float, kl: float, *, target: float, horizon: float = 10_00
     ``kl``: nats, in the units of ``target``; ``rows``: how many were trained since the last call. A KL that is no
     number leaves the coefficient as it is, and it never falls below 0. Raises ProgramError for a target or a horizon
     that is not above 0.
+
+    >>> round(rl.adaptive_kl(0.1, kl=12.0, target=6.0, rows=1000), 6)
+    0.102
     """
     if not target > 0:
         raise ProgramError(f"rl.adaptive_kl: target={target}.", fix="Give a KL above 0, in nats.")
@@ -46,6 +53,9 @@ def adaptive_entropy(
 
     Skywork-OR1 (arXiv:2505.22312, section 4.3). ``entropy`` and ``target`` are nats per token; an entropy that is no
     number leaves the coefficient as it is. Start it above 0, such as at 1e-4: a weight of 0 computes no entropy.
+
+    >>> round(rl.adaptive_entropy(1e-3, entropy=0.2, target=0.5), 6)
+    0.002
     """
     _bounds("adaptive_entropy", low, high)
     if math.isnan(float(entropy)):
@@ -60,6 +70,9 @@ def lagrange(multiplier: float, cost: float, *, limit: float = 0.0, rate: float 
     """``m exp(rate m (cost - limit))``, at most ``high``: the multiplier of a constraint ``cost <= limit``.
 
     Gradient ascent on ``ln m`` (Safe RLHF, arXiv:2310.12773, eq. 31). ``multiplier`` starts above 0 and stays there.
+
+    >>> round(rl.lagrange(1.0, cost=0.5, limit=0.2), 4)
+    1.0305
     """
     if not float(multiplier) > 0:
         raise ProgramError(f"rl.lagrange: multiplier={multiplier}.", fix="Start it above 0, such as at 1.0.")

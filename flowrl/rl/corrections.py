@@ -33,7 +33,11 @@ NORMALIZE = ("tokens", "rows", "none")
 
 @dataclass(frozen=True)
 class Correction:
-    """A bounded ratio as a factor of the weight: ``Correction("token", "truncate", high=2.0)``; see :func:`correct`."""
+    """A bounded ratio as a factor of the weight: ``Correction("token", "truncate", high=2.0)``; see :func:`correct`.
+
+    >>> rl.correct("token", "truncate", high=2.0).weighs
+    True
+    """
 
     level: str
     how: str
@@ -51,7 +55,11 @@ class Correction:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A factor of 1 or 0 by a divergence: ``Rejection("k3", "mean", 0.01)``; see :func:`reject`."""
+    """A factor of 1 or 0 by a divergence: ``Rejection("k3", "mean", 0.01)``; see :func:`reject`.
+
+    >>> rl.reject("tv", "max", limit=0.2).limit
+    0.2
+    """
 
     divergence: str
     level: str
@@ -100,6 +108,11 @@ def correct(
             ``[low, high]``, else 0 (IcePop; MIS). ``reject``: 1 inside, else 0. ``veto``: 0 for a whole row of which
             one token's ratio is below ``low``, else 1; it takes no other level.
         low, high: bounds of w itself, not of its distance to 1 and not of its inverse; 0 and 2 unless they are given.
+
+    >>> rl.correct("token", "truncate", high=2.0)
+    Correction(level='token', how='truncate', low=0.0, high=2.0)
+    >>> rl.ppo_clip(anchor="old", correction=rl.correct("sequence", "mask", low=0.5, high=2.0)).reads
+    'old_logprobs, rollout_logprobs, advantages, response_mask'
     """
     for name, bound, open_ in (("low", low, 0.0), ("high", high, float("inf"))):
         if bound not in (None, open_) and name not in _BOUNDS.get(how, (name,)):
@@ -154,6 +167,9 @@ def reject(
         limit: the largest divergence that stays.
         negative: leave out tokens with A < 0 alone.
         of: what is held against the policy that sampled: the ``anchor``, or the ``policy`` as it is in this pass.
+
+    >>> rl.reject("k3", "mean", limit=0.01)
+    Rejection(divergence='k3', level='mean', limit=0.01, negative=False, of='anchor')
     """
     return Rejection(divergence, level, float(limit), negative, of)
 
@@ -163,6 +179,9 @@ def off_policy_mask(limit: float = 0.5) -> Rejection:
 
     It is ``rl.reject("k1", "mean", limit=limit, negative=True, of="policy")``; arXiv:2512.02556. The paper gives no
     number for the limit, which it calls delta; 0.5 is what TRL suggests.
+
+    >>> rl.off_policy_mask(0.5)
+    Rejection(divergence='k1', level='mean', limit=0.5, negative=True, of='policy')
     """
     return reject("k1", "mean", limit=limit, negative=True, of="policy")
 
@@ -211,6 +230,16 @@ def importance_weights(
             does, which is verl's for weights of whole rows. ``none``: w as it is.
 
     Where all weights are 0 they stay 0.
+
+    >>> batch = fl.Batch.of(
+    ...     1,
+    ...     response_mask=fl.Column.of([[True, True]], "response"),
+    ...     rollout_logprobs=fl.Column.of([[-1.0, -2.0]], "response"),
+    ...     old_logprobs=fl.Column.of([[-1.0, -1.0]], "response"),
+    ... )
+    >>> weights = rl.importance_weights(batch, correction=rl.correct("token", "truncate", high=2.0)).importance_weights
+    >>> [round(w, 3) for w in weights.to_list()[0]]
+    [0.667, 1.333]
     """
     from .math.advantages import row_of
     from .math.corrections import correction_weights, normalized

@@ -36,6 +36,9 @@ def full_kl(*, aggregate: str = "token-mean") -> Loss:
     On-policy distillation with the whole distribution (GKD, arXiv:2306.13649, reverse KL). It reads
     ``ref_distribution`` (``teacher.distribution(batch)``). It asks not who wrote the tokens, so rows may be of any age.
     It is :func:`divergence` with its default.
+
+    >>> rl.full_kl().reads
+    'ref_distribution: f32[*response, vocab], response_mask'
     """
     return _loss("full_kl", {}, aggregate)
 
@@ -56,6 +59,9 @@ def divergence(kind: str = "reverse_kl", *, beta: float = 0.5, aggregate: str = 
 
     Reads ``ref_distribution`` and ``response_mask``. A log-ratio beyond 20 counts as 20; in ``forward_kl``, where it is
     what pulls the student to a token that it never takes, beyond 1000 as 1000.
+
+    >>> rl.divergence("jsd", beta=0.1)
+    divergence(kind=jsd, beta=0.1)
     """
     _check("rl.divergence", kind, beta)
     return _loss("divergence", {"kind": kind} | ({"beta": beta} if kind == "jsd" else {}), aggregate)
@@ -99,6 +105,15 @@ def teacher_advantages(
         anchor: whose log-probabilities are the student's: ``rollout`` or ``old``.
 
     A log-ratio beyond 20 counts as 20.
+
+    >>> batch = fl.Batch.of(
+    ...     1,
+    ...     response_mask=fl.Column.of([[True, True]], "response"),
+    ...     rollout_logprobs=fl.Column.of([[-1.0, -2.0]], "response"),
+    ...     ref_logprobs=fl.Column.of([[-2.0, -2.0]], "response"),
+    ... )
+    >>> rl.teacher_advantages(batch).advantages.to_list()
+    [[-1.0, 0.0]]
     """
     from .math.distillation import by_sampled_token
 

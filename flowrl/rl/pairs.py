@@ -41,16 +41,21 @@ def _by_prompt(batch: Batch) -> tuple[Tensor, Tensor]:
 
 @op(owner="rl", reads=_pairs_reads, adds="preferred: bool[]", rows="filter", cost="local", pieces=True)
 def pairs(batch: Batch, *, of: str = "rewards") -> Batch:
-    """Of each prompt the row with the largest ``of`` and the one with the smallest, for the losses on pairs.
+    """Keep of each prompt the row with the largest ``of`` and the one with the smallest, for the losses on pairs.
 
-    Adds ``preferred`` bool[], true for the first of the two. Among equal ones the first key is taken. Prompts whose
-    rows are all equal are left out, and so are those with one row. A row whose ``of`` is nan is never taken, nor one
-    without a sampled token, where the batch has ``response_mask``: no loss could learn from it. Rows stay in their
-    order.
+    For online preferences (arXiv:2402.04792). Adds ``preferred`` bool[], true for the better one. Among equal rows
+    the first key is taken. Prompts whose rows are all equal are left out, and so are those with one row. A row whose
+    ``of`` is nan is never taken, nor one without a sampled token, where the batch has ``response_mask``: no loss could
+    learn from it. Rows stay in their order.
 
     Args:
         batch: reads the field that ``of`` names, f32[], and ``response_mask`` where it is there.
         of: by which field rows are compared.
+
+    >>> batch = fl.Batch.of([(0, 0), (0, 1), (0, 2), (1, 0)], rewards=[0.5, 1.0, 0.0, 1.0])
+    >>> pairs = rl.pairs(batch)
+    >>> pairs.keys, pairs.preferred.to_list()
+    (((0, 1), (0, 2)), [True, False])
     """
     from ..batch import Column
     from .math.pairs import extremes
@@ -77,6 +82,10 @@ def best_of(batch: Batch, *, k: int = 1, of: str = "rewards") -> Batch:
         batch: reads the field that ``of`` names, f32[].
         k: how many rows of each prompt; 1 or more.
         of: by which field rows are compared.
+
+    >>> batch = fl.Batch.of([(0, 0), (0, 1), (1, 0), (1, 1)], rewards=[0.0, 1.0, 1.0, 1.0])
+    >>> rl.best_of(batch).keys
+    ((0, 1), (1, 0))
     """
     from .math.pairs import best
 
@@ -104,6 +113,15 @@ def mismatched(batch: Batch) -> Batch:
 
     Args:
         batch: reads ``prompt_ids``, ``response_ids`` and ``response_mask``.
+
+    >>> batch = fl.Batch.of(
+    ...     2,
+    ...     prompt_ids=fl.Column.of([[1], [2]], "prompt", "i32"),
+    ...     response_ids=fl.Column.of([[8], [9]], "response", "i32"),
+    ...     response_mask=fl.Column.of([[True], [True]], "response"),
+    ... )
+    >>> rl.mismatched(batch).tokens.to_list()
+    [[2, 8], [1, 9]]
     """
     from ..batch import Batch, Column
     from .math.pairs import packed_together

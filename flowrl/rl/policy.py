@@ -33,6 +33,9 @@ class Gate:
     ``follows``: it weighs by the ratio to the anchor. ``silent``: an advantage of 0 gives a gradient of 0.
     ``by_token``: it makes of the tokens' ratios what it needs, and takes no other. ``clips``: some tokens
     are held back, and ``clip_fraction`` says how many.
+
+    >>> rl.gates.ppo(0.2, high=0.28).parameters
+    {'low': 0.2, 'high': 0.28, 'dual': None}
     """
 
     name: str
@@ -82,7 +85,7 @@ def policy_loss(
         correction: factors of w, one or several: what :func:`correct` and :func:`reject` give, or the name of a field
             of weights (:func:`importance_weights`). With the anchor ``rollout`` a gate that follows the ratio corrects
             already, and takes factors that reject only.
-        only: a field bool[*response]: the gate counts where it is true. Other tokens stay in the denominator, and
+        only: a field ``bool[*response]``: the gate counts where it is true. Other tokens stay in the denominator, and
             keep KL and entropy.
         kl: weight of the KL to ``ref_logprobs``, which must be there where it is not 0.
         kl_kind: its estimator (see :mod:`flowrl.rl.math.kl`); or ``full``, the sum over the vocabulary, which reads
@@ -102,6 +105,12 @@ def policy_loss(
     Reports ``ratio``, ``clip_fraction``, ``approx_kl`` (k3 from the anchor to now); ``weight`` of a correction;
     ``selected_fraction`` of ``only``; ``kl``, ``entropy`` where asked. A log-ratio beyond 20 counts as 20 and has no
     gradient.
+
+    >>> loss = rl.policy_loss(rl.gates.ppo(0.2, high=0.28), ratio="geometric", kl=1e-3)
+    >>> loss
+    policy_loss(ppo(low=0.2, high=0.28), ratio=geometric, kl=0.001)
+    >>> loss.reads
+    'rollout_logprobs, advantages, response_mask, ref_logprobs'
     """
     title, with_kl, with_entropy = f"rl.{name}", not is_zero(kl), not is_zero(entropy)
     kl_weighted = kl_weighted and with_kl

@@ -97,6 +97,9 @@ def preference_loss(
 
     Reads ``preferred``, and ``ref_logprobs`` unless ``reference_free=True``. Reports what :func:`dpo` does, and ``nll``
     where it has a weight.
+
+    >>> rl.preference_loss("hinge", reference_free=True).reads
+    'preferred: bool[], response_mask'
     """
     title = "rl.preference_loss"
     for name, said, kinds in (
@@ -147,6 +150,9 @@ def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Loss:
 
     Reads ``ref_logprobs`` and ``preferred``. Reports ``chosen_reward`` and ``rejected_reward``, ``beta h`` of the two;
     ``reward_margin`` between them; ``reward_accuracy``, how often the chosen one is above.
+
+    >>> rl.dpo(beta=0.05).reads
+    'ref_logprobs, preferred: bool[], response_mask'
     """
     return _loss("dpo", f"ref_logprobs, {_PREFERRED}", {"beta": beta, "label_smoothing": label_smoothing})
 
@@ -163,6 +169,9 @@ def ipo(*, beta: float = 0.1, average: bool = True) -> Loss:
             ran (as in TRL); False takes the sum, as the equation does.
 
     Reads ``ref_logprobs`` and ``preferred``. Reports what :func:`dpo` does, of this ``h``.
+
+    >>> rl.ipo()
+    ipo(beta=0.1, average=True)
     """
     return _loss("ipo", f"ref_logprobs, {_PREFERRED}", {"beta": beta, "average": average})
 
@@ -179,6 +188,9 @@ def simpo(*, beta: float = 2.0, margin: float = 1.0) -> Loss:
         margin: by how much ``beta m_w`` shall lie above ``beta m_l``; the paper's best are 0.3 to 0.5 of ``beta``.
 
     Reads ``preferred``. Reports what :func:`dpo` does, with ``beta m`` as the reward.
+
+    >>> rl.simpo().reads
+    'preferred: bool[], response_mask'
     """
     return _loss("simpo", _PREFERRED, {"beta": beta, "margin": margin})
 
@@ -197,6 +209,9 @@ def cpo(*, beta: float = 0.1, nll: float = 1.0, label_smoothing: float = 0.0) ->
         label_smoothing: as of :func:`dpo`.
 
     Reads ``preferred``. Reports ``nll``, the second term, and what :func:`dpo` does, with ``beta log p`` as the reward.
+
+    >>> rl.cpo()
+    cpo(beta=0.1, nll=1.0)
     """
     return _loss("cpo", _PREFERRED, {"beta": beta, "nll": nll, "label_smoothing": label_smoothing})
 
@@ -214,6 +229,9 @@ def orpo(*, weight: float = 0.1) -> Loss:
 
     Reads ``preferred``. Reports ``nll``, the first term; ``log_odds``, the difference of the two; and what :func:`dpo`
     does, with ``m`` as the reward.
+
+    >>> rl.orpo(weight=0.2)
+    orpo(weight=0.2)
     """
     return _loss("orpo", _PREFERRED, {"weight": weight})
 
@@ -232,6 +250,9 @@ def kto(*, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0, 
 
     Reads ``ref_logprobs`` and ``preferred``. Reports ``reward``, ``beta h``, and ``reward_accuracy``, how often a row
     lies on its side of ``z0``.
+
+    >>> rl.kto(undesirable=2.0)
+    kto(beta=0.1, desirable=1.0, undesirable=2.0)
     """
     parameters = {
         "beta": beta,
@@ -254,6 +275,9 @@ def bradley_terry(*, margin: str | None = None, center: float = 0.0) -> Loss:
         center: draws the scores of a pair to a mean of 0 (arXiv:2312.09244).
 
     Reads ``preferred``. Reports ``accuracy``, how often ``r_w`` is above, and ``margin``, ``r_w - r_l``.
+
+    >>> rl.bradley_terry(center=0.01).reads
+    'preferred: bool[], response_mask'
     """
     reads = _PREFERRED if margin is None else f"{_PREFERRED}, {margin}: f32[]"
     return _loss("bradley_terry", reads, {"margin": margin, "center": center}, on="scores")

@@ -37,6 +37,15 @@ def kl_penalty(batch: Batch, *, coef: float, kind: str = "k1", anchor: str = "ro
         coef: the weight of the penalty; may be a value of the program, such as a controlled coefficient.
         kind: the estimator.
         anchor: whose log-probabilities are the policy's: ``rollout`` or ``old``.
+
+    >>> batch = fl.Batch.of(
+    ...     1,
+    ...     response_mask=fl.Column.of([[True, True]], "response"),
+    ...     rollout_logprobs=fl.Column.of([[-1.0, -2.0]], "response"),
+    ...     ref_logprobs=fl.Column.of([[-2.0, -2.0]], "response"),
+    ... )
+    >>> rl.kl_penalty(batch, coef=0.5).token_rewards.to_list()
+    [[-0.5, 0.0]]
     """
     from .math.kl import estimate
 
@@ -66,6 +75,10 @@ def overlong_penalty(batch: Batch, *, longest: int, buffer: int) -> dict[str, Co
         batch: reads ``response_mask``.
         longest: the number of tokens where the penalty is whole.
         buffer: over how many tokens before it grows.
+
+    >>> batch = fl.Batch.of(2, response_mask=fl.Column.of([[True] * 5, [True] * 7], "response"))
+    >>> rl.overlong_penalty(batch, longest=8, buffer=2).overlong_penalty.to_list()
+    [0.0, -0.5]
     """
     from .math.rewards import overlong, sampled
 
@@ -92,6 +105,11 @@ def length_penalty(batch: Batch, *, correct: float = 0.5) -> dict[str, Column]:
     Args:
         batch: reads ``rewards`` f32[] and ``response_mask``.
         correct: the reward from which on an answer counts as correct.
+
+    >>> mask = fl.Column.of([[True], [True, True, True]], "response")
+    >>> batch = fl.Batch.of([(0, 0), (0, 1)], rewards=[1.0, 1.0], response_mask=mask)
+    >>> rl.length_penalty(batch).length_penalty.to_list()
+    [0.5, -0.5]
     """
     from .math.rewards import by_length, sampled
 
@@ -127,6 +145,10 @@ def clipped_rewards(batch: Batch, *, of: str, low: float, high: float) -> dict[s
         batch: reads the field that ``of`` names, f32[], such as what ``score`` added under another name with ``into=``.
         low: the smallest reward.
         high: the largest.
+
+    >>> batch = fl.Batch.of(3, scores=[-9.0, 0.5, 9.0])
+    >>> rl.clipped_rewards(batch, of="scores", low=-1.0, high=1.0).rewards.to_list()
+    [-1.0, 0.5, 1.0]
     """
     return {"rewards": _by_row(batch[of].values.clamp(float(low), float(high)))}
 
@@ -140,6 +162,10 @@ def whitened_rewards(batch: Batch, *, of: str, shift: bool = True) -> dict[str, 
     Args:
         batch: reads the field that ``of`` names, f32[].
         shift: whether the mean becomes 0; otherwise it stays what it was.
+
+    >>> batch = fl.Batch.of(2, scores=[3.0, 1.0])
+    >>> rl.whitened_rewards(batch, of="scores").rewards.to_list()
+    [1.0, -1.0]
     """
     from .math.rewards import whitened
 

@@ -44,6 +44,15 @@ def select_by_covariance(
         share: of all sampled tokens, how many are selected; at least one is, where the bounds leave one.
         low, high: bounds of the covariance.
         anchor: whose log-probabilities: ``rollout`` or ``old``.
+
+    >>> batch = fl.Batch.of(
+    ...     2,
+    ...     advantages=fl.Column.of([[1.0, 1.0], [-1.0]], "response"),
+    ...     rollout_logprobs=fl.Column.of([[-0.1, -3.0], [-3.0]], "response"),
+    ...     response_mask=fl.Column.of([[True, True], [True]], "response"),
+    ... )
+    >>> rl.select_by_covariance(batch, share=0.3).selected.to_list()
+    [[True, False], [False]]
     """
     from .math.selection import drawn_numbers, selected_by_covariance
 
@@ -76,6 +85,14 @@ def select_by_entropy(batch: Batch, *, share: float = 0.2) -> dict[str, Column]:
     Args:
         batch: reads ``response_mask`` and ``entropies``, which ``actor.entropies(batch)`` adds.
         share: of all sampled tokens, how many are selected.
+
+    >>> batch = fl.Batch.of(
+    ...     1,
+    ...     entropies=fl.Column.of([[0.1, 2.0, 0.3]], "response"),
+    ...     response_mask=fl.Column.of([[True, True, True]], "response"),
+    ... )
+    >>> rl.select_by_entropy(batch, share=0.3).selected.to_list()
+    [[False, True, False]]
     """
     from .math.selection import selected_by_entropy
 
@@ -102,6 +119,15 @@ def select_by_second_moment(batch: Batch, *, limit: float = 0.04, among: str = "
         limit: of the mean over the tokens that stay.
         among: which tokens are counted and may go: ``all``; or ``away``, those that moved in the direction of A
             already (A > 0 and w > 1, or A < 0 and w < 1), as in the authors' code.
+
+    >>> batch = fl.Batch.of(
+    ...     1,
+    ...     old_logprobs=fl.Column.of([[-1.0, -1.0]], "response"),
+    ...     rollout_logprobs=fl.Column.of([[-1.0, -3.0]], "response"),
+    ...     response_mask=fl.Column.of([[True, True]], "response"),
+    ... )
+    >>> rl.select_by_second_moment(batch).selected.to_list()
+    [[True, False]]
     """
     from .math.kl import guarded
     from .math.selection import selected_by_second_moment
@@ -115,6 +141,11 @@ def select_by_second_moment(batch: Batch, *, limit: float = 0.04, among: str = "
 @op(owner="rl", reads="", rows="filter", cost="local")
 @takes(n=whole(least=0))
 def first_groups(batch: Batch, n: int) -> Batch:
-    """The rows of the first ``n`` prompts, in the order in which they were drawn; all of them where there are fewer."""
+    """The rows of the first ``n`` prompts, in the order in which they were drawn; all of them where there are fewer.
+
+    >>> batch = fl.Batch.of([(4, 0), (4, 1), (9, 0)], rewards=[0.0, 1.0, 1.0])
+    >>> rl.first_groups(batch, 1).keys
+    ((4, 0), (4, 1))
+    """
     kept = set(sorted({key[0] for key in batch.keys})[:n])
     return batch.take([i for i, key in enumerate(batch.keys) if key[0] in kept])

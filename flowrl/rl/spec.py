@@ -43,6 +43,17 @@ class LossInputs:
     them, with gradient. ``mask`` bool [total], ``fields``: [total] for fields by token,
     [rows] for fields by row. ``lengths`` i64[rows], ``row`` i64[total]: the row of each token. ``group`` i64[rows]:
     rows of one prompt have the same number, from 0. ``version``: of the weights before this update.
+
+    >>> import torch
+    >>> x = rl.LossInputs(
+    ...     predicted=torch.tensor([-1.0, -2.0, -3.0]),
+    ...     mask=torch.tensor([True, True, True]),
+    ...     fields={"advantages": torch.tensor([1.0, 1.0, -1.0])},
+    ...     lengths=torch.tensor([2, 1]),
+    ...     row=torch.tensor([0, 0, 1]),
+    ... )
+    >>> x.row_sum(x.predicted).tolist(), x.row_count().tolist()
+    ([-3.0, -3.0], [2, 1])
     """
 
     predicted: Tensor
@@ -94,6 +105,10 @@ class Loss(Spec):
     ``reports``: the names of what it reports, where they are known; they are metrics of the update, also of one that
     trains no row. ``where``: a field bool[]; rows where it is false count as rows without a sampled token
     (:func:`where`).
+
+    >>> loss = rl.ppo_clip(kl=1e-3)
+    >>> loss.on, loss.per, loss.aggregate, loss.corrects_stale
+    ('logprobs', 'token', 'token-mean', True)
     """
 
     math: str | Callable[..., Any] = ""
@@ -223,13 +238,15 @@ def loss(
 
     The rest is as :class:`Loss` has it; ``aggregate=None`` is a mean over tokens, or over rows.
 
-    The decorated name takes the parameters and gives a :class:`Loss`::
+    The decorated name takes the parameters and returns a :class:`Loss`, for ``actor.update(batch, loss=weighted())``.
 
-        @rl.loss(reads="advantages, response_mask")
-        def reinforce(x, *, scale=1.0):
-            return -scale * x["advantages"] * x.predicted
-
-        metrics = actor.update(batch, loss=reinforce(scale=0.5))
+    >>> @rl.loss(reads="advantages, response_mask")
+    ... def weighted(x, *, scale=1.0):
+    ...     return -scale * x["advantages"] * x.predicted
+    >>> weighted(scale=0.5)
+    weighted(scale=0.5)
+    >>> weighted().reads
+    'advantages, response_mask'
     """
 
     def make(fn: Callable[..., Any]) -> Callable[..., Loss]:
@@ -275,6 +292,9 @@ def where(field: str, loss: Loss) -> Loss:
     Args:
         field: a field bool[] of the batch.
         loss: any loss of tokens or rows. One that compares the rows of a pair raises for a pair that loses one.
+
+    >>> rl.where("finished", rl.ppo_clip()).reads
+    'rollout_logprobs, advantages, response_mask, finished: bool[]'
     """
     return replace(loss, where=field, reads=f"{loss.reads}, {field}: bool[]" if loss.reads else f"{field}: bool[]")
 

@@ -14,6 +14,9 @@ def value_clip(*, clip: float | None = 0.2, aggregate: str = "token-mean") -> Lo
     ``R`` are ``returns``, ``V_old`` the ``values`` that the returns were made with (the clipping is that of PPO's
     reference code); ``clip=None`` is the plain square. It is a regression on what the rows themselves returned, with
     no ratio in it, so rows may be older than the weights. Reports ``value_error`` and ``value_clip_fraction``.
+
+    >>> rl.value_clip(clip=0.2).reads
+    'values, returns, response_mask'
     """
     return Loss(
         name="value_clip",
@@ -32,6 +35,9 @@ def sft(*, aggregate: str = "token-mean") -> Loss:
     """``-log p`` of every token of ``response_mask``: supervised training.
 
     It asks not who wrote the tokens, so rows may be of any age.
+
+    >>> rl.sft(aggregate="seq-mean-token-mean")
+    sft(seq-mean-token-mean)
     """
     return Loss(
         name="sft",

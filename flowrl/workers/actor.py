@@ -43,12 +43,24 @@ class Actor(ModelWorker):
 
     Args:
         model: a hub name, a local folder, a transformers configuration, or a :class:`Model`.
-        lr, betas, eps, weight_decay, grad_clip: AdamW, and the largest norm of a gradient. With ``lr=None`` the actor
-            is frozen: it generates and reads, has no optimizer, and cannot be updated.
-        schedule, warmup, total, min_lr: the learning rate over optimizer steps (:class:`Optim`).
-        max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, stop: how it samples unless a call says
-            otherwise (:class:`~flowrl.workers.records.Sampling`). ``stop`` are token ids or strings that are one token
-            (or one of them), besides the tokenizer's end-of-sequence.
+        lr: the learning rate of AdamW. None freezes the actor: it generates and reads, has no optimizer, and cannot be
+            updated.
+        betas: of AdamW.
+        eps: of AdamW.
+        weight_decay: of AdamW.
+        grad_clip: the largest norm of a gradient; None does not clip.
+        schedule: the learning rate over optimizer steps: ``constant``, ``linear`` or ``cosine``.
+        warmup: optimizer steps in which the learning rate rises from 0.
+        total: the optimizer step at which it has fallen to ``min_lr``.
+        min_lr: the part of ``lr`` that is left at the end of the schedule.
+        max_tokens: how long a response may be, unless a call says otherwise; so with the next six.
+        temperature: what logits are divided by.
+        top_p: sample from the most probable tokens whose probabilities add up to this.
+        top_k: sample from this many of the most probable tokens; 0 takes all.
+        min_p: sample from tokens with at least this part of the largest probability (arXiv:2407.01082).
+        repetition_penalty: for tokens that the row has already, its prompt included: logits above 0 are divided by it,
+            others multiplied (CTRL, arXiv:1909.05858).
+        stop: token ids, or strings that are one token (or one of them), besides the tokenizer's end-of-sequence.
         of: an actor with adapters, in place of ``model``: the model under its adapters, with adapters of its own. Where
             both are in one pool of this process and have the same dtype, the weights are in memory once; else it has a
             copy, and says so. Results are bit for bit the same.
@@ -57,6 +69,10 @@ class Actor(ModelWorker):
             is all but the last two), names or beginnings of names, with ``*`` for anything; or several of these.
         dtype: ``auto`` (fp32 on a CPU; bf16 with fp32 master weights on CUDA), ``fp32`` or ``bf16``.
         gradient_checkpointing: recompute activations in the backward pass.
+        seed: of random weights that a checkpoint of the model lacks, such as a value head's, and of new adapters.
+
+    >>> flow = fl.Flow("example")
+    >>> actor = flow.worker(fl.Actor, "Qwen/Qwen3-0.6B", lr=1e-6, max_tokens=512)  # nothing is loaded yet
     """
 
     copies_of = False
@@ -203,7 +219,7 @@ class Actor(ModelWorker):
     def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments) -> Sampled:
         """One response per prompt, for an environment that holds this handle.
 
-        ``prompts`` i32[*prompt], ``seeds`` i64[rows], ``starts`` i64[rows]: how many tokens of the row's
+        ``prompts`` ``i32[*prompt]``, ``seeds`` i64[rows], ``starts`` i64[rows]: how many tokens of the row's
         random sequence were used before.
         """
         return self._sample(prompts, 1, seeds, said, starts)

@@ -95,18 +95,20 @@ class Worker:
 
     ``__init__`` only keeps its arguments; what is heavy is loaded in :meth:`open`. ``keeps`` names the attributes
     that a checkpoint saves: numbers, texts, tensors, and lists, tuples, sets and dicts of them. An op that changes one
-    says so with ``updates=``; one that does and does not is an error::
+    says so with ``updates=``. Raises WorkerError for one that changes state and does not say so.
 
-        class Count(fl.Worker):
-            keeps = ("seen",)
-
-            def __init__(self):
-                self.seen = 0
-
-            @fl.op(reads="rewards", updates="seen")
-            def tally(self, batch) -> fl.Metrics:
-                self.seen += len(batch)
-                return fl.Metrics(seen=self.seen)
+    >>> class Count(fl.Worker):
+    ...     keeps = ("seen",)
+    ...
+    ...     def __init__(self):
+    ...         self.seen = 0
+    ...
+    ...     @fl.op(reads="rewards", updates="seen")
+    ...     def tally(self, batch) -> fl.Metrics:
+    ...         self.seen += len(batch)
+    ...         return fl.Metrics(seen=self.seen)
+    >>> fl.open(Count()).tally(fl.Batch.of(3, rewards=[0.0, 1.0, 1.0]))["seen"]
+    3
     """
 
     name: str = ""

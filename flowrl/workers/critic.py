@@ -69,7 +69,11 @@ class _Scalar(ModelWorker):
 
 
 class Critic(_Scalar):
-    """A value model: what the rest of a response is worth, before each of its tokens. Arguments as :class:`Actor`."""
+    """A value model: what the rest of a response is worth, before each of its tokens. Arguments as :class:`Actor`.
+
+    >>> flow = fl.Flow("example")
+    >>> critic = flow.worker(fl.Critic, "Qwen/Qwen3-0.6B", lr=1e-5)  # a value head on this model
+    """
 
     @takes(**OPTIM, **MODEL)
     def __init__(
@@ -143,6 +147,9 @@ class RewardModel(_Scalar):
     """A scalar head over the whole row: its value at the last token is the reward.
 
     Arguments as :class:`Actor`, but ``lr`` is None unless it is said: the model is frozen.
+
+    >>> flow = fl.Flow("example")
+    >>> judge = flow.worker(fl.RewardModel, "runs/judge/model/judge")  # frozen
     """
 
     @op(reads="tokens", adds="rewards: f32[]", cost="forward", pieces=True)

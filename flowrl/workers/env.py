@@ -150,18 +150,28 @@ def _written(anchor: Any) -> str:
 
 
 class Env(Worker):
-    """Base of environments. Subclass it and write two plain functions::
-
-        class Guess(fl.Env):
-            def reset(self, row: dict, seed: int) -> tuple[state, str]: ...          # state, first observation
-            def step(self, state, action: str) -> tuple[state, str, float, bool | str]: ...  # and reward, done
+    """Base of environments. Subclass it and write two plain functions, :meth:`reset` and :meth:`step`.
 
     ``row`` holds the columns of the batch. An observation is text; an empty one adds nothing. Rewards add up. ``done``
     is true where the episode is over, or the name of its outcome: ``"won"``.
     ``turns`` is the most turns of an episode (32 unless a subclass or a call says otherwise). ``timeout`` is the most
     seconds of one call of these functions, ten minutes unless a subclass says otherwise; with None they are called in
-    the thread of the op, where a debugger works, and may take for ever. A third function, ``anchor``, says which
+    the thread of the op, where a debugger works, and may take for ever. A third function, :meth:`anchor`, says which
     states are the same.
+
+    >>> class Guess(fl.Env):
+    ...     turns = 3
+    ...
+    ...     def reset(self, row, seed):
+    ...         return seed % 10, "a number?"
+    ...
+    ...     def step(self, state, action):
+    ...         right = action.strip() == str(state)
+    ...         return state, "no", float(right), right
+    >>> game = Guess()
+    >>> state, observation = game.reset({}, seed=14)
+    >>> game.step(state, "4")
+    (4, 'no', 1.0, True)
     """
 
     turns: int = 32

@@ -71,6 +71,11 @@ class Model:
     ``trust_remote_code=True`` runs Python files that lie beside the model or its tokenizer (``auto_map``), and
     ``pickled_weights=True`` reads weights that are no safetensors (``pytorch_model.bin``), as tensors and plain data
     alone. Neither happens unless it is said here.
+
+    >>> fl.Model("Qwen/Qwen3-0.6B", revision="main").title
+    'Qwen/Qwen3-0.6B'
+    >>> fl.Model(config={"model_type": "qwen2"}, seed=7).seed
+    7
     """
 
     name: str | None = None
@@ -153,6 +158,9 @@ class Lora:
     ``Lora(path="runs/first/model/actor/adapter")`` begins with adapters that were saved as peft saves them. What they
     are is said in that folder, so ``r``, ``alpha`` and ``targets`` are left out, or say the same. Raises ModelError
     where the folder has none, or such as are more than a product of two factors.
+
+    >>> fl.Lora(r=16, alpha=32)
+    Lora(r=16, alpha=32, targets='all-linear', path=None)
     """
 
     r: int = cast("int", None)  # 8, or that of the folder

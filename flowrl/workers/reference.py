@@ -25,6 +25,10 @@ class Reference(ModelWorker):
     Of an actor with adapters that are not trained yet it reads the actor's own model with the adapters off, where both
     are in one pool of this process and have the same dtype: bit for bit what a copy gives. Else it has a copy, and says
     so.
+
+    >>> flow = fl.Flow("example")
+    >>> actor = flow.worker(fl.Actor, "Qwen/Qwen3-0.6B")
+    >>> ref = flow.worker(fl.Reference, of=actor)
     """
 
     @takes(of=worker("engine", form="the handle of a worker with a model"), dtype=MODEL["dtype"])

@@ -86,6 +86,11 @@ class FunctionReward(Worker):
         max_failed: the share of the rows of a call above which failures, 8 or more, stop the run whatever
             ``on_error`` says: a service that is down is no reward.
         tokenizer: what decodes ``response_ids``; None takes that of the flow's actor.
+
+    >>> def exact(prompt: str, response: str, answer: str) -> float:
+    ...     return float(response.strip() == answer)
+    >>> flow = fl.Flow("example")
+    >>> reward = flow.worker(fl.FunctionReward, exact, concurrency=32, on_error="mark")
     """
 
     without_effect = ("concurrency", "timeout", "retries", "backoff", "max_failed")

@@ -17,6 +17,15 @@ def render(graph: Graph, format: str, *, narrow: bool = False) -> str:
     """The graph in one of :data:`FORMATS`. ``narrow`` draws the svg as one column, for the screen of a phone.
 
     Raises UsageError for another one, and FlowError where pygraphviz is missing, which svg and html need.
+
+    >>> flow = fl.Flow("example")
+    >>> actor = flow.worker(fl.Actor, "a/model")
+    >>> @flow.program
+    ... def example():
+    ...     for step, batch in flow.steps(fl.data.rows([{"prompt": "1+2="}], batch=1), 3):
+    ...         flow.log(step, tokens=actor.generate(batch).tokens.mean())
+    >>> fl.render(flow.graph(), "mermaid").splitlines()[0]
+    'flowchart TB'
     """
     if format not in FORMATS:
         meant = near(format, FORMATS)

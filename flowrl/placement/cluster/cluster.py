@@ -52,7 +52,7 @@ class Nodes:
 class Cluster:
     """Nodes in a row. Devices are numbered through them: with nodes of 8, device 8 is the first of the second node.
 
-    >>> cluster = Cluster.of("h100-80:2x8+l40s:1x4")
+    >>> cluster = fl.Cluster.of("h100-80:2x8+l40s:1x4")
     >>> cluster.size, cluster.nodes, cluster.node(8), cluster.kind(17).name, str(cluster)
     (20, 3, 1, 'l40s', 'h100-80:2x8+l40s:1x4')
     """

@@ -17,7 +17,7 @@ DATA_AXES = ("dp", "fsdp", "ep")
 class Mesh:
     """Sizes by axis, axes of size 1 left out, in the order of :data:`AXES` whatever order they were written in.
 
-    >>> mesh = Mesh({"tp": 2, "fsdp": 4, "pp": 1})
+    >>> mesh = fl.Mesh({"tp": 2, "fsdp": 4, "pp": 1})
     >>> str(mesh), mesh.size, mesh["tp"], mesh["pp"], mesh.data
     ('fsdp=4,tp=2', 8, 2, 1, 4)
     >>> mesh.coordinates(5)

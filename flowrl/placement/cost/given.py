@@ -21,6 +21,9 @@ class GivenCosts:
 
     A node's id goes before its title. What is not listed costs 0, and so does a publish inside one pool, listed or
     not. ``at``: the line of each name.
+
+    >>> fl.GivenCosts({"actor.generate": 6.0, "actor.update": 3.0, "actor.publish": 0.5}).source
+    'given'
     """
 
     given: Mapping[str, float]

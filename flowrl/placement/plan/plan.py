@@ -35,6 +35,11 @@ class Pool:
     One of three: ``devices`` are numbers of the cluster, in the order of mesh ranks; ``processes`` is how many
     processes of the host there are, for workers without a model; ``device`` (``auto``, ``cpu``, ``cuda``, ``cuda:1``)
     is a queue of this process, which a pool without any of them is too. Raises PlanError for two of them.
+
+    >>> fl.Pool("train", devices=(0, 1, 2, 3)).size
+    4
+    >>> fl.Pool("rewards", processes=4).to_json()
+    {'processes': 4}
     """
 
     name: str
@@ -68,6 +73,9 @@ class Place:
     In a plan, a place without a mesh has one of replicas (``dp``) over all devices of its pool. ``backend`` is the one
     that trains, or the engine that generates. ``offload``: weights, gradients and optimizer live in host memory and
     come to the device layer by layer (``fsdp2``).
+
+    >>> fl.Place("train", mesh=fl.Mesh.of("fsdp=4,tp=2"), backend="fsdp2").to_json()
+    {'pool': 'train', 'mesh': {'fsdp': 4, 'tp': 2}, 'backend': 'fsdp2'}
     """
 
     pool: str
@@ -91,6 +99,9 @@ class Pipeline:
     step on its own prompts, ``window`` may exchange them for finished ones within the part ``window`` of the open
     prompts. ``publish``: what becomes of running requests, ``drain``, ``interrupt`` or ``continue``. ``chunks``: into
     how many parts row-wise ops are cut. Raises PlanError for other values.
+
+    >>> fl.Pipeline(staleness=1, chunks=4).to_json()
+    {'staleness': 1, 'order': 'fifo', 'publish': 'drain', 'chunks': 4}
     """
 
     staleness: int = 0
@@ -117,10 +128,10 @@ class Pipeline:
 class Plan:
     """Pools, a place for each worker and use, and the pipeline; what a plan file says.
 
-    >>> plan = Plan(
-    ...     {"train": Pool("train", devices=(0, 1, 2, 3)), "rollout": Pool("rollout", devices=(4, 5, 6, 7))},
-    ...     {"actor": {"train": Place("train", Mesh.of("fsdp=4"), "fsdp2"), "generate": Place("rollout")}},
-    ...     cluster=Cluster.of("h100-80:1x8"),
+    >>> plan = fl.Plan(
+    ...     {"train": fl.Pool("train", devices=(0, 1, 2, 3)), "rollout": fl.Pool("rollout", devices=(4, 5, 6, 7))},
+    ...     {"actor": {"train": fl.Place("train", fl.Mesh.of("fsdp=4"), "fsdp2"), "generate": fl.Place("rollout")}},
+    ...     cluster=fl.Cluster.of("h100-80:1x8"),
     ... )
     >>> plan.split("actor"), plan.devices("actor", "generate"), str(plan.place_of("actor", "generate").mesh)
     (True, (4, 5, 6, 7), 'dp=4')
