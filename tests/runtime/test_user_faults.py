@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import RewardError, RunError
-from flowrl.runtime.driver.user_calls import Watch
+from flowrl.runtime.local.user_calls import Watch
 from flowrl.workers.notes import Notes, Row, at_work, bury
 
 HERE = Path(__file__).parent

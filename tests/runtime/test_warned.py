@@ -11,7 +11,7 @@ from flows import module_of
 
 from flowrl.batch import CallInfo
 from flowrl.placement.plan.plan import Plan, Pool
-from flowrl.runtime.driver.python_warnings import Raised, heard
+from flowrl.runtime.local.python_warnings import Raised, heard
 from flowrl.workers.user_code import run_rows
 
 

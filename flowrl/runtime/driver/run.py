@@ -20,25 +20,25 @@ from ...marks import other_ids, vocabulary
 from ...schedule.scheme import Scheme
 from ...workers.notes import Notes
 from ..executor import Executor, RunServices
+from ..local.python_warnings import Raised, begin_anew
+from ..local.user_calls import Watch, died_before, name_rows, same_folder
 from ..storage import checkpoint
 from ..storage.choose import Chosen, newest_whole
 from ..storage.disk import writing
 from ..storage.folder import take_folder
 from ..storage.inputs import Inputs
 from ..storage.journal import Journal
+from ..storage.left_behind import LeftBehind
 from ..storage.origin import origin
 from ..storage.recorder import Recorder, versions
 from ..storage.resume import Continuation, find_continuation
 from ..storage.run_record import read_record
 from ..values.records import Hooks, Interrupted, Point, ResumePoint, Step
 from ..values.spelled import spelled
-from .left_behind import LeftBehind
 from .progress import Progress
-from .python_warnings import Raised, begin_anew
 from .session import Running
 from .stalled import STEPS, stalled
 from .stop import Stop
-from .user_calls import Watch, died_before, name_rows, same_folder
 
 LOSSES = 10  # of processes without a step in between: then something is wrong that starting again does not mend
 

@@ -8,10 +8,10 @@ from typing import Any
 from ...batch import CallInfo
 from ...graph.op import Op
 from ...workers.notes import Notes
-from ..driver.python_warnings import heard
-from ..driver.user_calls import user_call
 from ..storage.external import once
 from ..storage.journal import Journal
+from .python_warnings import heard
+from .user_calls import user_call
 
 
 def run_op(

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import At, ResumeError, shown
-from ..driver.left_behind import LeftBehind
 from ..values.spelled import ADDRESS, spelled
 from .choose import Chosen, made_longer, newest_whole
 from .inputs import Inputs
 from .journal import Journal
+from .left_behind import LeftBehind
 
 NOT_THERE = "not there"
 OLDER = "the run was started by a flowrl that did not note its workers, code and data: changes of these are not seen"
