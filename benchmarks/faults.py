@@ -128,7 +128,7 @@ class _Here:
         def called(*args: Any, **kwargs: Any) -> Any:
             name = point
             if type(args[0]).__name__ == "Rank" if args else False:
-                self.out, self.rank = args[0].setting.folder, args[0].number
+                self.out, self.rank = args[0].config.folder, args[0].number
                 name = args[1].title if point == "run" else point
             self.come_to(name, "before")
             timer = None

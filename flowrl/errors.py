@@ -11,6 +11,7 @@ FlowError
 ├── DataError        a data set that cannot be read as asked
 ├── RewardError      user code of a reward failed or ran out of time; names the row
 ├── RunError         an op failed while running; names the op and the driver's line
+│   ├── NotFinite    a model gave numbers that are not finite; names the weights or fields that are not
 │   ├── ClusterLost  Ray itself died, and all processes of the run with it
 │   └── RankLost     a process died, or has not answered in time; names its rank and its pool
 ├── DiskError        a file of a run could not be written: a full disk, a quota, a broken disk
@@ -162,6 +163,14 @@ class RewardError(FlowError):
 
 class RunError(FlowError):
     """An op failed while running. ``__cause__`` is what the op raised."""
+
+
+class NotFinite(RunError):
+    """A model gave numbers that are not finite. ``names``: the weights or fields on this rank that are not."""
+
+    def __init__(self, what: str, *, names: Iterable[str] = (), fix: str | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.names = tuple(names)
 
 
 class RankLost(RunError):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from flowrl import rl
 from flowrl.backends import open_engine
 from flowrl.batch import CallInfo, Column
-from flowrl.errors import ModelError, PlanError, ProgramError, RunError
+from flowrl.errors import ModelError, NotFinite, PlanError, ProgramError, RunError
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.memory import training
 from flowrl.placement.cost.work import Role, Workload
@@ -639,10 +639,20 @@ def refused():
     bad = mine
     if engine.team.place == 1:
         bad = mine.drop("advantages").with_columns({"advantages": mine.advantages * float("nan")})
-    with pytest.raises(RunError, match="the loss is nan, the gradient's norm nan; the weights were left alone"):
+    with pytest.raises(RunError, match="the loss is nan, the gradient's norm nan.*; the weights were left alone"):
         engine.update(bad, rl.ppo_clip())
     assert engine.digest() == before
     assert engine.update(mine, rl.ppo_clip())["steps"] == 1 and engine.digest() != before
+    weights = {shard.name: shard.tensor for shard in engine.shards()}
+    kept = weights["model.norm.weight"].clone()
+    if engine.team.place == 1:
+        weights["model.norm.weight"].fill_(float("nan"))
+    engine.weights_written()
+    with pytest.raises(NotFinite, match="optimizer step 1: the loss is nan") as stopped:
+        engine.update(mine, rl.ppo_clip())
+    assert stopped.value.names == (("model.norm.weight",) if engine.team.place == 1 else ())
+    weights["model.norm.weight"].copy_(kept)
+    engine.weights_written()
     copies = open_engine("hf", build({"dp": 2}, optim=None))
     assert {s.main for s in copies.shards()} == {torch.distributed.get_rank() == 0}
     assert copies.digest() == open_engine("hf", build({}, optim=None)).digest()

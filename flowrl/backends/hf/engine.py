@@ -18,6 +18,7 @@ from ...workers.records import Build, Sampled, Sampling
 from ...workers.weights import Shard
 from ..team import Team, rank_on
 from . import adapters
+from .finite import check_finite
 from .follow import blend, copy
 from .freeze import freeze
 from .generate import generate
@@ -141,7 +142,9 @@ class HFEngine:
                 f"The model '{self.build.model.title}' is split over ranks here, where it does not generate.",
                 fix="Generate with an engine of its own, such as hf.",
             )
-        return generate(self.net, prompts, n, seeds, sampling, (*self.eos_ids, *sampling.stop), starts)
+        made = generate(self.net, prompts, n, seeds, sampling, (*self.eos_ids, *sampling.stop), starts)
+        check_finite("log-probabilities of sampled tokens", made.rollout_logprobs.values, self.parameters)
+        return made
 
     def logprobs(self, batch: Batch, *, micro_tokens: int | None = None, entropy: bool = False) -> Any:
         """``log p`` of every response token, f32[*response]; with ``entropy`` a pair with the entropy before each.
@@ -149,22 +152,31 @@ class HFEngine:
         Reads ``tokens`` and ``response_mask`` (for its lengths: tokens outside the mask have a log-probability too).
         """
         self._needs("lm", "logprobs")
-        return self.reader.logprobs(batch, micro_tokens, entropy=entropy)
+        found = self.reader.logprobs(batch, micro_tokens, entropy=entropy)
+        column: Column = found[0] if entropy else found
+        check_finite("log-probabilities", column.values, self.parameters, least=False)
+        return found
 
     def distribution(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """``log p`` of every token of the vocabulary before each response token, f32[*response, vocab]."""
         self._needs("lm", "distribution")
-        return self.reader.distribution(batch, micro_tokens)
+        found = self.reader.distribution(batch, micro_tokens)
+        check_finite("log-probabilities", found.values, self.parameters, least=False)
+        return found
 
     def values(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """The scalar head's number before each response token, f32[*response]: at the state that predicts it."""
         self._needs("scalar", "values")
-        return self.reader.values(batch, micro_tokens)
+        found = self.reader.values(batch, micro_tokens)
+        check_finite("values", found.values, self.parameters)
+        return found
 
     def scores(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """The scalar head's number at the last token of each row of ``tokens``, f32[]."""
         self._needs("scalar", "scores")
-        return self.reader.scores(batch, micro_tokens)
+        found = self.reader.scores(batch, micro_tokens)
+        check_finite("scores", found.values, self.parameters)
+        return found
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -239,6 +251,7 @@ class HFEngine:
 
     def weights_written(self) -> None:
         """Note that somebody has written into the views of :meth:`shards`."""
+        self.parameters.since = "since the weights of another copy were taken over"
         self.parameters.written()
 
     def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
@@ -261,6 +274,7 @@ class HFEngine:
         with torch.no_grad():
             for shard in self.state_shards()[0]:
                 required(shard, read)
+        self.parameters.since = "since the checkpoint that they were read from"
         self.parameters.written()
 
     def digest(self) -> str:

@@ -20,6 +20,7 @@ def copy(mine: Parameters, given: Sequence[Shard], titles: tuple[str, str]) -> N
     with torch.no_grad():
         for shard, weight in fitting(mine, given, titles):
             shard.tensor.copy_(weight)
+    mine.since = "since the weights of another copy were taken over"
     mine.written()
 
 

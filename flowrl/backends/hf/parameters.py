@@ -22,6 +22,8 @@ class Parameters:
     ``trained`` are the leaves that the optimizer moves, by name; ``pool`` all ranks that hold parts of the model.
     """
 
+    since = "since the model was opened"  # the longest that they can have been what they are
+
     def __init__(self, model: Any, *, main: bool = True) -> None:
         self.model, self.main, self.pool = model, main, Team()
         self.trained: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}

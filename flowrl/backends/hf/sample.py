@@ -81,7 +81,7 @@ def _draw(
     last = sums[:, -1]
     # Strictly below the whole sum, so that the token found is one with a probability above 0.
     goal = torch.minimum(uniform * last, torch.nextafter(last, torch.zeros_like(last)))
-    tokens = torch.searchsorted(sums, goal[:, None], right=True)
+    tokens = torch.searchsorted(sums, goal[:, None], right=True).clamp_(max=sums.shape[-1] - 1)  # also of what is nan
     plain = logprobs.gather(-1, tokens).squeeze(-1)
     sampled = plain if shaped is logprobs else shaped.gather(-1, tokens).squeeze(-1)
     return tokens.squeeze(-1), plain, sampled

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch
-from ...errors import RunError
+from ...errors import NotFinite
 from ...rl.spec import Loss
 from ...rl.supervised import sft
 from ...workers.records import Optim
 from ...workers.weights import Shard
 from ..team import Team
 from .data import Data
+from .finite import not_finite
 from .net import Net
 from .pack import Micro
 from .parameters import Parameters, required
@@ -50,6 +51,7 @@ class Trainer:
 
     def __init__(self, net: Net, parameters: Parameters, optim: Optim, team: Team | None = None) -> None:
         self.net, self.parameters, self.optim, self.team, self.steps = net, parameters, optim, team or Team(), 0
+        self._batch: Batch | None = None  # of the update that goes on
         self.named = parameters.trained
         weights = list(self.named.values())
         groups = [{"params": weights}]
@@ -82,6 +84,7 @@ class Trainer:
         pretraining_weight: float = 1.0,
     ) -> dict[str, float]:
         """Train on all rows ``epochs`` times. See :meth:`flowrl.backends.hf.engine.HFEngine.update`."""
+        self._batch = batch
         data = Data(self.net, batch, loss, version, self.team)
         more = None if pretraining is None else Data(self.net, pretraining, sft(), team=self.team)
         reports = []
@@ -114,17 +117,25 @@ class Trainer:
         norm = self.parameters.clip(self.optim.grad_clip)
         if not bool(torch.isfinite(norm + report.loss)):
             self.parameters.clear()
-            raise RunError(
-                f"Optimizer step {self.steps}: the loss is {float(report.loss)}, the gradient's norm {float(norm)}; "
-                "the weights were left alone.",
-                fix="Look for fields that are not finite, or train with a smaller lr or in fp32.",
-            )
+            raise self.not_finite(float(report.loss), float(norm))
         for group in self.adamw.param_groups:
             group["lr"] = lr
         self.adamw.step()
         self.parameters.clear()
-        self.steps += 1
+        self.stepped()
         return replace(report, norm=norm, lr=lr)
+
+    def stepped(self) -> None:
+        """Note an optimizer step. Its loss and gradient were finite, and so were the weights that it began with."""
+        call = None if self._batch is None else self._batch.call
+        during = "" if call is None else f" in {call.op} of step {call.step}"
+        self.parameters.since = f"since optimizer step {self.steps}{during}"
+        self.steps += 1
+
+    def not_finite(self, loss: float, norm: float) -> NotFinite:
+        """The error of a step that was not taken. On one rank it names what is there alone."""
+        what = f"optimizer step {self.steps}: the loss is {loss}, the gradient's norm {norm}"
+        return not_finite(what, self.parameters, self._batch)
 
     def gradient(self, data: Data, chosen: Tensor, micro_tokens: int, factor: float = 1.0) -> Report:
         """Add up the gradient of the loss over the rows ``chosen``: the sum of weight times loss, per token or row."""
@@ -180,6 +191,7 @@ class Trainer:
     def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
         """Take back what :meth:`state_shards` gave, on whichever ranks; ``read`` fills a box, or has none for it."""
         self.steps = int(meta["steps"])
+        self.parameters.since = "since the checkpoint that they were read from"
         with torch.no_grad():
             for name, weight in self.named.items():
                 required(self.parameters.shard(name, weight.detach(), prefix="weights."), read)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import RunError
 from ...workers.records import Optim
 from ...workers.weights import Shard
 from ..hf.data import Data
@@ -39,6 +38,7 @@ class StageTrainer(Trainer):
         self.net: StageNet = net  # type: ignore[misc]
         self.parameters: StageParameters = parameters  # type: ignore[misc]
         self.optimizer, self.optim, self.team, self.steps = optimizer, optim, team, 0
+        self._batch = None
 
     def step(self, parts: Sequence[Part], micro_tokens: int, lr: float | None = None) -> Report:
         lr = learning_rate(self.optim, self.steps) if lr is None else lr
@@ -49,14 +49,10 @@ class StageTrainer(Trainer):
             norm = self.optimizer.norm()
             if not isfinite(norm + float(report.loss)):
                 self.optimizer.zero()
-                raise RunError(
-                    f"Optimizer step {self.steps}: the loss is {float(report.loss)}, the gradient's norm {norm}; "
-                    "the weights were left alone.",
-                    fix="Look for fields that are not finite, or train with a smaller lr or in fp32.",
-                )
+                raise self.not_finite(float(report.loss), norm)
             self.optimizer.step(norm, lr)
             self.optimizer.zero()
-        self.steps += 1
+        self.stepped()
         return replace(report, norm=norm, lr=lr)
 
     def gradient(self, data: Data, chosen: Tensor, micro_tokens: int, factor: float = 1.0) -> Report:
@@ -98,6 +94,7 @@ class StageTrainer(Trainer):
 
     def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
         self.steps = int(meta["steps"])
+        self.parameters.since = "since the checkpoint that they were read from"
         with torch.no_grad():
             self.parameters.load_state_shards(read, self.steps)
 

@@ -142,7 +142,7 @@ class CallOnRanks:
         client, call = self.client, self.call
         failed = {rank: a for rank, a in sorted(answers.items()) if isinstance(a, Failed)}
         if failed:
-            rank, first = min(failed.items(), key=lambda f: f[1].elsewhere)
+            rank, first = min(failed.items(), key=lambda f: f[1].knows_less)
             raise to_error(first, call.title, rank, client.pool_of(rank), call.at, len(failed) - 1)
         for reply in answers.values():
             client.traffic.between += reply.pulled

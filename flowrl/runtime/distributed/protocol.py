@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...batch import CallInfo, Key
-from ...errors import FlowError
+from ...errors import FlowError, NotFinite
 from ...graph.op import Op
 from ...workers.base import Engine, ModelWorker, Worker
 from ...workers.records import Build, Model
@@ -142,6 +142,11 @@ class Failed:
     traceback: str
     before: bool = False
     elsewhere: bool = False
+
+    @property
+    def knows_less(self) -> tuple[bool, bool]:
+        """Larger for one that only tells of what is wrong on another rank: of several, the smallest is told."""
+        return self.elsewhere, isinstance(self.error, NotFinite) and not self.error.names
 
     @staticmethod
     def of(error: BaseException) -> Failed:

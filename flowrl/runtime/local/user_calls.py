@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...batch import Batch, CallInfo
-from ...errors import RankLost, RunError
+from ...errors import NotFinite, RankLost, RunError
 from ...graph.apply import IN_A_CHILD
 from ...graph.op import Op
 from ...workers.notes import FORKED, NAME, Notes, Row, at_work, bury, code_of, lines_of, told
@@ -60,6 +60,10 @@ def _without_exit(info: CallInfo) -> Iterator[None]:
             f"{info.op} of step {info.step} failed: SystemExit: {error.code}",
             fix="Raise an exception that says what is wrong: an exit would end the whole run.",
         ) from error
+    except NotFinite as error:
+        if info.op and info.op not in error.what.partition(":")[0]:  # an engine does not know for whom it works
+            error.what = f"{info.op} of step {info.step}: {error.what}"
+        raise
 
 
 @contextmanager
