@@ -39,7 +39,6 @@ def fly(steps: int, plan: Path) -> dict[str, float]:
     begun = time.perf_counter()
     sys.path.insert(0, str(HERE.parent / "algorithms"))
     from flowrl.cli.script import load_script
-    from flowrl.lowering.scheme import scheme_of
     from flowrl.placement.plan.plan import Plan
 
     flow = load_script(str(HERE.parent / "algorithms" / "ppo.py"))
@@ -52,7 +51,7 @@ def fly(steps: int, plan: Path) -> dict[str, float]:
     study = flow.study(Plan.load(plan), "ppo", **asked)
     study.memory  # noqa: B018  computed here, so that the next line is the schedule alone
     priced = time.perf_counter()
-    scheme_of(study.traced, study.plan, study.workers)
+    study.execution  # noqa: B018  the lowering is part of it
     simulation = study.simulate(steps)
     flown = time.perf_counter()
     return {

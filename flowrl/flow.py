@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import CodeType
@@ -27,7 +28,7 @@ from .graph.site import cell, defined_at, user_frame
 from .graph.terms import Traced
 from .graph.trace import trace
 from .handle import Handle
-from .lowering.here import check_runs_here
+from .lowering.execution import used_workers
 from .names import name_problem
 from .offers import offers
 from .placement.plan.plan import Plan
@@ -295,13 +296,13 @@ class Flow:
         costs: Costs | None = None,
         tokens: Tokens | None = None,
         seed: int = 0,
-        ranks: bool | None = None,
+        runtime: str = "",
         **parameters: Any,
     ) -> Study:
         """Return a program under a plan: work, memory, costs, and its schedule on a virtual clock. Nothing is loaded.
 
-        ``costs``: None takes a roofline of the plan's cluster. ``tokens``: what is known of lengths. ``ranks``: whether
-        it runs with a process for each device; None is as the plan needs.
+        ``costs``: None takes a roofline of the plan's cluster. ``tokens``: what is known of lengths. ``runtime`` is
+        to run it: the one that the plan needs unless it is said.
         """
         from .analysis.row_lengths import Tokens
         from .analysis.study import Study
@@ -317,16 +318,12 @@ class Flow:
             costs,
             tokens or Tokens(),
             seed,
-            ranks,
+            runtime,
         )
 
     def workers_of(self, traced: Traced) -> tuple[str, ...]:
         """Return names of the workers that a program calls, hands on, or copies, as they were declared."""
-        called = {n for t in traced.trails for c in t.calls for n in (c.worker, *c.serves)}
-        copied = {
-            h.kwargs["of"].name for h in self.handles if h.name in called and isinstance(h.kwargs.get("of"), Handle)
-        }
-        return tuple(h.name for h in self.handles if h.name in called | copied)
+        return used_workers(traced, self.handles)
 
     def run(
         self,
@@ -360,7 +357,7 @@ class Flow:
         which has the folder is gone. Raises UsageError for an unknown keyword or value,
         CheckError with every finding before anything is loaded, ResumeError for a run that cannot go on so.
         """
-        from .lowering.stages import place_of, stage_of
+        from .launch import launch
         from .runtime.driver.run import Runner, Settings
         from .runtime.storage.inputs import inputs_of
 
@@ -382,24 +379,14 @@ class Flow:
         names = programs or (self.default_program(),)
         given = self._parameters(names, parameters or {}, values)
         folder = self.new_folder() if out is None else Path(out)
-        ranks = runtime == "ray"
-        placed = self._plan_of_run(plan, ranks=ranks)
-        studies = [self._checked(name, placed, given[name], planned=bool(plan), ranks=ranks) for name in names]
-        stages = [
-            stage_of(
-                name,
-                study,
-                self.graph(name, **given[name]),
-                self.workers_of(study.traced),
-                runtime=runtime,
-                planned=bool(plan),
-            )
-            for name, study in zip(names, studies, strict=True)
-        ]
-        place = place_of(studies, runtime=runtime, out=folder, seed=seed, address=address)
-        used = {name for stage in stages for name in stage.workers}
+        placed = self._plan_of_run(plan)
+        studies = [self._checked(name, placed, given[name], planned=bool(plan), runtime=runtime) for name in names]
+        executions = [study.execution for study in studies]
+        executor = launch(executions, self.handles, out=folder, seed=seed, address=address)
+        used = {name for execution in executions for name in execution.workers}
         handles = [h for h in self.handles if h.name in used]
         traces = [study.traced for study in studies]
+        graphs = [self._recorded(name, study, planned=bool(plan)) for name, study in zip(names, studies, strict=True)]
         settings = Settings(
             **options,
             out=folder,
@@ -407,29 +394,41 @@ class Flow:
             plan=placed.to_json(),
             arguments=tuple(arguments),
             programs=tuple(program.fn for program in self.programs.values()),
-            inputs=inputs_of(stages, traces, handles, seed=seed, plan=placed.to_json(), runtime=runtime),
+            graphs=tuple(graph.to_json() for graph in graphs),
+            inputs=inputs_of(executions, traces, handles, seed=seed, plan=placed.to_json(), runtime=runtime),
         )
-        return Runner(stages, place, settings).run()
+        return Runner(executions, executor, settings).run()
 
-    def _plan_of_run(self, plan: str | Path | Plan | None, *, ranks: bool) -> Plan:
-        """The plan that a run is given, or one process. Raises PlanError where it does not fit workers or runtime."""
+    def _plan_of_run(self, plan: str | Path | Plan | None) -> Plan:
+        """The plan that a run is given, or one process. Raises PlanError where it does not fit the workers."""
         from .backends import names as engines
 
         placed = plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
         placed.check_workers(tuple(h.name for h in self.handles), engines())
-        check_runs_here(placed, ranks=ranks)
         return placed
 
-    def _checked(self, name: str, plan: Plan, parameters: Mapping[str, Any], *, planned: bool, ranks: bool) -> Study:
+    def _checked(self, name: str, plan: Plan, parameters: Mapping[str, Any], *, planned: bool, runtime: str) -> Study:
         """A program of a run under its plan. Raises CheckError with all that is wrong with it, or with the plan."""
         from .analysis.check import plan_findings
 
         if errors := self.check(name, **parameters).errors:
             raise CheckError(errors)
-        study = self.study(plan, name, ranks=ranks, **parameters)
+        study = self.study(plan, name, runtime=runtime, **parameters)
+        if refused := study.unsupported():
+            raise refused[0] if len(refused) == 1 else CheckError(refused)
         if planned and (errors := plan_findings(study)[0]):
             raise CheckError(errors)
         return study
+
+    def _recorded(self, name: str, study: Study, *, planned: bool) -> Graph:
+        """The graph of a program of a run; with places, where it has a plan and the sizes of models are known."""
+        from .analysis.placed_graph import placed_graph
+
+        graph = self.graph(name, **study.parameters)
+        if planned:
+            with suppress(ModelError):
+                graph = placed_graph(study, graph)
+        return graph
 
     def new_folder(self) -> Path:
         """Return the folder of a run that starts now and names none: ``runs/grpo-20260131-120000``."""

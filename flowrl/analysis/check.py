@@ -9,7 +9,7 @@ from ..errors import At, FlowError, ModelError, PlanError
 from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
 from ..graph.terms import Lint
-from ..lowering.engines import AXES_OF, refusals
+from ..lowering.engines import refusals
 from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
@@ -22,7 +22,7 @@ Finding = FlowError | Lint
 def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
     """Errors and remarks on a plan, for a program that has no errors of its own."""
     found: dict[str, Finding] = {}
-    checks: list[Callable[[Study], Iterator[Finding]]] = [_stale, _pipeline, _unused, _processes, _rows]
+    checks: list[Callable[[Study], Iterator[Finding]]] = [_stale, _pipeline, _unused, _processes, _rows, _unsupported]
     if any(pool.devices for pool in study.plan.pools.values()):
         try:
             study.roles  # noqa: B018  the sizes of all models
@@ -75,19 +75,8 @@ def _models(study: Study) -> Iterator[Finding]:
 
 
 def _backends(study: Study) -> Iterator[Finding]:
-    trained = {work.role.name for work in study.works.values() if work.kind == "train"}
     for worker, use, place, role in _places(study):
         title = _title(study, worker, use)
-        if place.backend not in AXES_OF:
-            split = [f"{axis}={n}" for axis, n in place.mesh.axes.items() if axis != "dp"]
-            alone = use == "train" and worker in trained
-            if place.mesh.size > 1 and (split or alone):
-                does = "trains on one device" if alone else "holds whole models"
-                has = f"has {place.mesh.size}" if alone else f"splits them by {' and '.join(split)}"
-                better = "vllm or sglang" if use == "generate" else "fsdp2 or megatron"
-                what = f"{title}: {place.backend} {does}, and the mesh {has}; name {better}."
-                yield Lint("backend", what, place.at or _file(study))
-            continue
         for refusal in refusals(place, role, _device(study, place), use=use):
             yield PlanError(f"{title}: {refusal.what}", at=place.at, have=refusal.have, fix=refusal.fix)
 
@@ -131,9 +120,13 @@ def _memory(study: Study) -> Iterator[Finding]:
             listed = ", ".join(
                 f"{who} ({size / 1e9:.1f} GB)" for who, size in swaps.items() if size > RESERVE_BYTES / 100
             )
-            yield Lint(
-                "turns", f"pool '{name}': these leave each device between their turns: {listed}.", at or _file(study)
-            )
+            what = f"pool '{name}': these leave each device between their turns: {listed}."
+            if study.runtime != "ray":
+                what = (
+                    f"pool '{name}': these do not fit beside each other: {listed}. In this process all of them stay; "
+                    "with --runtime ray they take turns."
+                )
+            yield Lint("turns", what, at or _file(study))
 
 
 def _whose(study: Study, culprit: str) -> At | None:
@@ -143,6 +136,10 @@ def _whose(study: Study, culprit: str) -> At | None:
 
 
 # -- the pipeline ------------------------------------------------------------------------------------------------------
+
+
+def _unsupported(study: Study) -> Iterator[Finding]:
+    yield from study.unsupported()
 
 
 def _stale(study: Study) -> Iterator[Finding]:

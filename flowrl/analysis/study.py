@@ -8,12 +8,14 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
+from ..errors import PlanError
 from ..graph.compile import node_ids
 from ..graph.terms import Traced
 from ..lowering.bases import bases_of
-from ..lowering.here import in_one_process
+from ..lowering.execution import Execution, choose_runtime, lower
 from ..lowering.roles import HandleLike, roles_of
 from ..lowering.scheme import scheme_of
+from ..lowering.unsupported import unsupported
 from ..placement.cost.calibrated import placed
 from ..placement.cost.model import Calibrated, Costs
 from ..placement.cost.pool_memory import PoolMemory, Turn, pool_memory
@@ -34,8 +36,8 @@ from .row_lengths import RowLengths, Tokens
 class Study:
     """A program with its parameters, its plan, and what its calls would ask of the devices.
 
-    ``costs``: None takes a roofline of the plan's cluster. ``ranks``: it runs with a process for each device, which is
-    not known for a plan that one process could run (None). Nothing is loaded, and no device is touched.
+    ``costs``: None takes a roofline of the plan's cluster. ``runtime``: what is to run it, ``eager``, ``local`` or
+    ``ray``; the one that the plan needs unless it is said. Nothing is loaded, and no device is touched.
     """
 
     fn: Callable[..., Any]
@@ -46,9 +48,29 @@ class Study:
     costs: Costs | None = None
     tokens: Tokens = field(default_factory=Tokens)
     seed: int = 0
-    ranks: bool | None = None
+    runtime: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runtime", self.runtime or choose_runtime(self.plan))
 
     # -- what is there ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def execution(self) -> Execution:
+        """What a run of it is given, and :meth:`simulate` flies."""
+        return lower(
+            self.traced,
+            self.plan,
+            self.handles,
+            self.runtime,
+            fn=self.fn,
+            parameters=self.parameters,
+            memory=self.memory if self.runtime == "ray" and self.plan.cluster is not None else None,
+        )
+
+    def unsupported(self) -> list[PlanError]:
+        """What its runtime cannot do of the plan."""
+        return list(unsupported(self.traced, self.plan, self.handles, self.runtime))
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
@@ -83,7 +105,7 @@ class Study:
     @cached_property
     def _free(self) -> Scheme:
         """Everything in one pool, to look at calls without a plan."""
-        return scheme_of(self.traced, self.plan, self.workers, in_one=True)
+        return scheme_of(self.traced, self.plan, self.handles, in_one=True)
 
     @cached_property
     def works(self) -> Mapping[str, Work]:
@@ -172,8 +194,8 @@ class Study:
             key = (work.role.name, "generate" if work.kind == "generate" else "train")
             if key not in loads or work.load.tokens > loads[key].tokens:
                 loads[key] = work.load
-        ranks = self.ranks if self.ranks is not None else not in_one_process(self.plan)
-        bases = {} if ranks else bases_of(self.handles, self.plan)  # ranks hold the weights of every worker apart
+        apart = self.runtime == "ray"  # ranks hold the weights of every worker apart
+        bases = {} if apart else bases_of(self.handles, self.plan)
         micro = {work.role.name: work.micro for work in self.works.values() if work.micro}
         roles = list(self.roles.values())
         found = {pool: pool_memory(self.plan, pool, roles, loads, micro, bases) for pool in self.plan.pools}
@@ -209,14 +231,14 @@ class Study:
     # -- simulation ---------------------------------------------------------------------------------------------
 
     def simulate(self, steps: int | None = None) -> Simulation:
-        """Fly the program with the real schedule on a virtual clock."""
-        scheme = scheme_of(self.traced, self.plan, self.workers, memory=self.memory)
-        pace = Pace(self)
-        clock = VirtualClock(Machine(scheme.setup), pace)
-        flight = Flight(self.fn, clock, scheme, steps=steps, note=pace.note)
-        flight.fly(self.fn, self.parameters)
+        """Fly what a run would be given on a virtual clock."""
+        execution, pace = self.execution, Pace(self)
+        setup = execution.scheme.setup
+        clock = VirtualClock(Machine(setup), pace, home=execution.scheme.home, eager=execution.runtime == "eager")
+        flight = Flight(execution.fn, clock, execution.scheme, steps=steps, note=pace.note)
+        flight.fly(execution.fn, execution.parameters)
         flown = clock.flown
-        pools = {name: pool_text(self.plan, name) for name in self.plan.pools}
+        pools = {name: pool_text(self.plan, name) if name in self.plan.pools else "" for name in setup.pools}
         bars = bars_of((s for s in flown.spans if s.pools), pace.nodes)
         times = tuple(
             replace(
@@ -230,12 +252,12 @@ class Study:
             self.traced.program,
             len(flown.commits),
             clock.time,
-            steady(flown.commits, clock.time, scheme.setup.staleness),
+            steady(flown.commits, clock.time, setup.staleness),
             bars,
             times,
             clock.lags(),
             self.cost_model.source,
-            scheme.setup.staleness,
+            setup.staleness,
             flown.events,
             assumed=tuple(f"not ({c})   {at}" for c, at in flight.assumed.conditions.items()),
             notes=self._notes(),
@@ -244,7 +266,8 @@ class Study:
 
     def _notes(self) -> tuple[str, ...]:
         """What the times rest on."""
-        found = [*self._said_of_lengths(), *self._said_of_places(), *self._said_of_activations()]
+        found = [f"no runtime does this yet, and flowrl run refuses it: {error.what}" for error in self.unsupported()]
+        found += [*self._said_of_lengths(), *self._said_of_places(), *self._said_of_activations()]
         if self.costs is None:
             if any(work.kind == "external" for work in self.works.values()):
                 row = Efficiency().row_s

@@ -1,23 +1,91 @@
-"""Where each worker of a flow stands on ranks, as its plan says it; what ranks cannot do is said before they start."""
+"""Where each worker of a flow is under a plan: in which pool, by which backend, with which part of the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..errors import PlanError
 from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import DATA_AXES, Mesh
 from ..placement.plan.plan import Place, Plan, Pool
 from ..placement.plan.rules import TRAIN_ONLY
-from ..runtime.distributed.open_groups import Stand
-from ..runtime.distributed.protocol import Post
 from .roles import HandleLike
 
 COLLECTIVE = TRAIN_ONLY  # backends whose ranks compute together
 
 
-def pools_on_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
-    """The numbers of the ranks of each pool, counted over pools in the order of the plan."""
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a copy of a worker is: ``WorkerSpec("actor", backend="fsdp2", axes={"fsdp": 4, "tp": 2})``.
+
+    ``serving``: the copy that only generates. ``device`` is what its process calls it.
+    """
+
+    worker: str
+    serving: bool = False
+    backend: str = "hf"
+    device: str = "cpu"
+    axes: Mapping[str, int] = field(default_factory=dict[str, int])
+    collective: bool = False  # its ranks compute together; otherwise each for itself
+    offload: bool = False
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """By what a rank knows it."""
+        return self.worker, self.serving
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where a copy of a worker is: ``Deployment("train", WorkerSpec("actor", axes={"fsdp": 2}), shares=(0, 1))``.
+
+    ``shares``: for each rank of the pool the part of the rows that it has.
+    """
+
+    pool: str
+    spec: WorkerSpec
+    shares: tuple[int, ...] = (0,)
+
+
+Deployments = Mapping[tuple[str, bool], Deployment]  # by worker, and whether it is the copy that generates
+
+
+def deploy_here(handles: Sequence[HandleLike], plan: Plan, *, apart: Collection[str]) -> Deployments:
+    """Return where workers are in this process. ``apart``: those that generate with a copy of their own."""
+    found: dict[tuple[str, bool], Deployment] = {}
+    for name in (handle.name for handle in handles):
+        for serving in (False, True) if name in apart else (False,):
+            use = "generate" if serving else "train"
+            spec = WorkerSpec(name, serving, plan.backend(name), plan.device(name, use))
+            found[name, serving] = Deployment(plan.pool(name, use), spec)
+    return found
+
+
+def deploy_on_ranks(
+    handles: Sequence[HandleLike], plan: Plan, *, trained: Collection[str], sampled: Collection[str]
+) -> Deployments:
+    """Return where workers are with a process for each device.
+
+    ``trained`` and ``sampled``: workers whose weights change, and those that generate. A copy of its own generates
+    where pool, mesh or backend differ, where steps overlap, and where the backend cannot generate.
+    """
+    found: dict[tuple[str, bool], Deployment] = {}
+    for handle in handles:
+        name, model = handle.name, has_model(handle)
+        place = plan.place_of(name, "train")
+        found[name, False] = _deployment(name, plan, place, model=model)
+        if name not in sampled or not model:
+            continue
+        serving = plan.place_of(name, "generate")
+        apart = serving.pool != place.pool or serving.backend != place.backend or serving.mesh != place.mesh
+        if apart or (plan.pipeline.staleness and name in trained):
+            found[name, True] = _deployment(name, plan, serving, model=True, serving=True)
+    return found
+
+
+def number_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the numbers of the ranks of each pool, counted over pools in the order of the plan."""
     found: dict[str, tuple[int, ...]] = {}
     count = 0
     for name, pool in plan.pools.items():
@@ -28,65 +96,33 @@ def pools_on_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str,
     return found
 
 
-def stands_of(
-    handles: Sequence[HandleLike], plan: Plan, *, trained: Collection[str], sampled: Collection[str]
-) -> dict[tuple[str, bool], Stand]:
-    """For each worker, and for each copy that only generates, its pool and what it is there.
-
-    ``trained`` and ``sampled``: workers whose weights change, and those that generate. A copy of its own generates
-    where pool, mesh or backend differ, where steps overlap, and where the backend cannot generate. Raises PlanError
-    for what no rank can do.
-    """
-    found: dict[tuple[str, bool], Stand] = {}
-    for handle in handles:
-        name, model = handle.name, hasattr(handle.cls, "build")
-        place = plan.place_of(name, "train")
-        found[name, False] = _stand(name, plan, place, model=model, trains=name in trained)
-        if name not in sampled or not model:
-            continue
-        serving = plan.place_of(name, "generate")
-        apart = serving.pool != place.pool or serving.backend != place.backend or serving.mesh != place.mesh
-        if apart or (plan.pipeline.staleness and name in trained):
-            found[name, True] = _stand(name, plan, serving, model=True, trains=False, serving=True)
-    return found
+def has_model(handle: HandleLike) -> bool:
+    """Whether a worker has a model, so that it asks for an engine."""
+    return hasattr(handle.cls, "build")
 
 
-def _stand(name: str, plan: Plan, place: Place, *, model: bool, trains: bool, serving: bool = False) -> Stand:
+def has_gpus(plan: Plan, pool: str) -> bool:
+    """Whether the ranks of a pool have GPUs."""
+    return _device(plan, plan.pools[pool]).startswith("cuda")
+
+
+def _deployment(name: str, plan: Plan, place: Place, *, model: bool, serving: bool = False) -> Deployment:
     pool, mesh = plan.pools[place.pool], place.mesh
     collective = model and place.backend in COLLECTIVE
-    if model and not collective:
-        _check_replicas(name, place, pool, mesh, trains=trains, serving=serving)
-    places = _places(mesh) if collective else tuple(range(pool.size))
+    shares = _shares(mesh) if collective else tuple(range(pool.size))
     axes = dict(mesh.axes) if collective else {}
-    post = Post(name, serving, place.backend, _device(plan, pool), axes, collective, place.offload)
-    return Stand(place.pool, post, places)
+    spec = WorkerSpec(name, serving, place.backend, _device(plan, pool), axes, collective, place.offload)
+    return Deployment(place.pool, spec, shares)
 
 
-def _check_replicas(name: str, place: Place, pool: Pool, mesh: Mesh, *, trains: bool, serving: bool) -> None:
-    """An engine of its own on every rank holds the whole model, and does not train with the others."""
-    if trains and pool.size > 1:
-        raise PlanError(
-            f"'{name}' is trained by '{place.backend}' on {pool.size} devices, and that backend trains on one.",
-            at=place.at,
-            fix="Write backend: fsdp2, with mesh: {fsdp: " + str(pool.size) + "}.",
-        )
-    split = {a: n for a, n in mesh.axes.items() if a != "dp"}
-    if split:
-        what = " x ".join(f"{a}={n}" for a, n in split.items())
-        fix = f"Write mesh: {{dp: {pool.size}}}." if serving else f"Write backend: fsdp2, or mesh: {{dp: {pool.size}}}."
-        raise PlanError(
-            f"'{name}': '{place.backend}' holds whole models, and cannot be split by {what}.", at=place.at, fix=fix
-        )
-
-
-def _places(mesh: Mesh) -> tuple[int, ...]:
+def _shares(mesh: Mesh) -> tuple[int, ...]:
     """For each rank of a mesh the part of the rows that it has."""
     found: list[int] = []
     for rank in range(mesh.size):
-        at, place = mesh.coordinates(rank), 0
+        at, share = mesh.coordinates(rank), 0
         for axis in DATA_AXES:
-            place = place * mesh[axis] + at.get(axis, 0)
-        found.append(place)
+            share = share * mesh[axis] + at.get(axis, 0)
+        found.append(share)
     return tuple(found)
 
 
@@ -105,8 +141,3 @@ def _has_gpu() -> bool:
         return Cluster.auto().kind(0).name != "cpu"
     except PlanError:
         return True
-
-
-def devices_by_pool(plan: Plan, names: Mapping[str, Sequence[int]]) -> dict[str, bool]:
-    """For each pool whether its ranks have GPUs."""
-    return {name: _device(plan, plan.pools[name]).startswith("cuda") for name in names}

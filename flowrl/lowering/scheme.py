@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..graph.compile import ids_by_site
 from ..graph.relaxed import main_samplers, relaxed_calls, samples
-from ..graph.terms import Traced
+from ..graph.terms import HandleLike, Traced
 from ..placement.plan.plan import Plan
 from ..schedule.events import Follower, Memory, Setup
 from ..schedule.scheme import Scheme
@@ -30,41 +30,46 @@ def sampled_workers(traced: Traced) -> frozenset[str]:
 def scheme_of(
     traced: Traced,
     plan: Plan,
-    workers: tuple[str, ...],
+    handles: Sequence[HandleLike],
     *,
     memory: Mapping[str, Memory] | None = None,
     in_one: bool = False,
+    queue: int = 0,
 ) -> Scheme:
-    """How the calls of a program look to the schedule under a plan.
+    """Return how the calls of a program look to the schedule under a plan.
 
     ``in_one``: everything in one pool, one step at a time, as the eager runtime does it whatever the plan says.
-    ``memory`` is that of pools whose residents may have to take turns.
+    ``memory`` is that of pools whose residents have to take turns. ``queue``: calls that a busy pool is handed.
     """
     follow = sorted(trained_workers(traced) & sampled_workers(traced))
+    workers = [h.name for h in handles]
+    nodes, main, arguments = ids_by_site(traced), main_samplers(traced), {h.name: h.arguments for h in handles}
     if in_one:
-        followers = {w: Follower("main", "main", shared=True) for w in follow}
-        setup = Setup(("main",), followers)
+        setup = Setup(("main",), {w: Follower("main", "main", shared=True) for w in follow})
         pools = dict.fromkeys(workers, "main")
-        return Scheme(pools, setup=setup, nodes=ids_by_site(traced), main=main_samplers(traced))
-    train = {w: plan.place_of(w, "train").pool for w in workers}
-    generate = {w: plan.place_of(w, "generate").pool for w in workers}
+        return Scheme(pools, setup=setup, nodes=nodes, main=main, arguments=arguments)
+    train = {w: plan.pool(w, "train") for w in workers}
+    generate = {w: plan.pool(w, "generate") for w in workers}
     steps = plan.pipeline
     followers = {w: Follower(train[w], generate[w], train[w] == generate[w] and not steps.staleness) for w in follow}
+    setup = Setup(
+        tuple(plan.pools),
+        followers,
+        steps.staleness,
+        steps.order,
+        steps.window,
+        steps.publish,
+        steps.chunks,
+        dict(memory or {}),
+        queue=queue,
+    )
     return Scheme(
         train,
         generate,
         relaxed_calls(traced),
         {pool: frozenset(said.sizes) for pool, said in (memory or {}).items()},
-        Setup(
-            tuple(plan.pools),
-            followers,
-            steps.staleness,
-            steps.order,
-            steps.window,
-            steps.publish,
-            steps.chunks,
-            dict(memory or {}),
-        ),
-        ids_by_site(traced),
-        main_samplers(traced),
+        setup,
+        nodes,
+        main,
+        arguments,
     )

@@ -76,10 +76,6 @@ class Executor(Protocol):
         """Return the copy of a worker that generates; opens it the first time, with the weights of the trained one."""
         ...
 
-    def has_server(self, name: str, shared: bool) -> bool:
-        """Whether a worker generates with a copy of its own; ``shared``: its schedule lets one copy do both."""
-        ...
-
     def tokenizer(self, said: Any) -> Any:
         """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None."""
         ...

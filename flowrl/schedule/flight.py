@@ -14,7 +14,7 @@ from ..graph.relaxed import site
 from ..graph.shims import shims
 from ..graph.signature import Signature
 from ..graph.surroundings import Surroundings
-from ..graph.terms import Rows, SourceLike, TCall, TNumber, Use
+from ..graph.terms import Rows, SourceLike, TCall, TField, TNumber, Use
 from ..graph.tracer import Tracer
 from ..graph.values import BatchValue, Value, find
 from .scheme import Scheme
@@ -69,6 +69,7 @@ class Flight(Tracer):
         self._drawn: dict[int, Any] = {}  # sources by draw
         self._from: dict[int, tuple[Any, ...]] = {}  # sources of the rows of a call
         self._regrouped: dict[int, int] = {}
+        self._cuttable: set[int] = set()  # calls whose results come in chunks, or are batches that can be cut into some
 
     def fly(self, program: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
         """Run the program to its end, and let the clock go on until all is done. Raises FlowError as a trace does."""
@@ -161,20 +162,30 @@ class Flight(Tracer):
         self._from[call.index] = tuple(sources.values())
         groups = self._note(Made(call, self._opened, rows, tuple(makers), self._from[call.index]))
         owner = None if op.owner in ("batch", "rl", "data", "user") and worker == op.owner else worker
-        self.clock.issue(
-            self.scheme.call(
-                call.index,
-                self._opened if self._inside else -1,
-                op,
-                owner,
-                site(call),
-                inputs=makers,
-                handles=serves,
-                arguments=given,
-                groups=groups,
-            )
+        values = list(find(list(given.values())))
+        scheduled = self.scheme.call(
+            call.index,
+            self._opened if self._inside else -1,
+            op,
+            owner,
+            site(call),
+            inputs=makers,
+            handles=serves,
+            arguments=given,
+            cut=bool(values) and all(map(self._can_cut, values)),
+            groups=groups,
         )
+        if scheduled.rowwise or op.returns == "batch":
+            self._cuttable.add(call.index)
+        self.clock.issue(scheduled)
         return call
+
+    def _can_cut(self, value: Value) -> bool:
+        """Whether a value comes in chunks, or is a batch that can be cut into some, as a run decides it."""
+        ref = value.ref
+        if isinstance(ref, TField):
+            return ref.call is None or ref.call in self._cuttable
+        return isinstance(value, BatchValue) or (isinstance(ref, TNumber) and ref.calls <= self._cuttable)
 
     def count(self, rows: Rows) -> int:
         """How many rows a term of the trace stands for; a filter is taken to keep all."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..graph.op import Op
 from ..graph.relaxed import Site, gives_rows, samples
-from .events import Call, Follower, Setup
+from .events import Call, Setup
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Scheme:
     """What a plan and a traced program say of calls: ``Scheme({"actor": "train", "reward": "cpu"}, relaxed=...)``.
 
     ``train`` and ``generate`` are the pools of each worker for its two uses; ``relaxed`` the calls that may see older
-    weights; ``residents`` what each pool's memory must hold for (worker, use), where turns matter.
+    weights; ``residents`` what each pool's memory must hold for (worker, use), where turns matter. ``home`` are the
+    pools whose calls the driver's thread does while the program waits. ``arguments``: those of each worker.
     """
 
     train: Mapping[str, str]
@@ -26,6 +27,8 @@ class Scheme:
     setup: Setup = field(default_factory=lambda: Setup(("main",)))
     nodes: Mapping[Site, str] = field(default_factory=dict[Site, str])  # ids of the graph
     main: frozenset[Site] = frozenset()  # the calls whose responses are the step's own
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    home: frozenset[str] = frozenset()
 
     def call(
         self,
@@ -37,7 +40,6 @@ class Scheme:
         *,
         inputs: Iterable[int],
         handles: Sequence[str] = (),
-        init: Mapping[str, Any] | None = None,
         arguments: Mapping[str, Any] | None = None,
         cut: bool = True,
         groups: int = 0,
@@ -51,6 +53,7 @@ class Scheme:
         follows = tuple(w for w in served if w in self.setup.followers)
         pools = self.pools(op, worker, handles)
         relaxed = sampling and step >= 0 and site in self.relaxed
+        declared: Mapping[str, Any] = self.arguments.get(worker or "", {})
         return Call(
             id,
             step,
@@ -61,7 +64,7 @@ class Scheme:
             serves=follows,
             relaxed=relaxed,
             updates=worker if op.updates is not None else None,
-            rowwise=cut and self.setup.chunks > 1 and op.in_pieces(init or {}, arguments or {}),
+            rowwise=cut and self.setup.chunks > 1 and op.in_pieces(declared, arguments or {}),
             groups=groups if relaxed else 0,
             residents=tuple(r for p in pools for r in self.residents.get(p, ()) if r in _needs(op, worker, handles)),
             rows=gives_rows(op),
@@ -83,6 +86,3 @@ class Scheme:
 def _needs(op: Op, worker: str | None, handles: Sequence[str]) -> set[str]:
     use = "generate" if op.cost == "generate" else "train"
     return {f"{worker}.{use}", *(f"{h}.generate" for h in handles)}
-
-
-__all__ = ["Follower", "Scheme"]

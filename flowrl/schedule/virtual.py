@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,11 +81,15 @@ class Deadlock(Exception):
 class VirtualClock:
     """Drives a machine as a runtime does. The program itself takes no time; where it waits, the clock goes on.
 
-    ``wait(done)`` moves the clock until a condition holds; ``time`` is now.
+    ``wait(done)`` moves the clock until a condition holds; ``time`` is now. The thread that runs the program does the
+    calls of the pools ``home`` while it waits, and goes on with the program only between two of them. ``eager``: it
+    waits for every call.
     """
 
-    def __init__(self, machine: Machine, pace: Pace) -> None:
-        self.machine, self.pace = machine, pace
+    def __init__(self, machine: Machine, pace: Pace, *, home: Container[str] = (), eager: bool = False) -> None:
+        self.machine, self.pace, self._home, self._eager = machine, pace, home, eager
+        self._at_home: dict[tuple[int, int], float] = {}  # what the program's own thread does, and since when
+        self._busy: dict[str, float] = {}  # by pool: when the last call that it was handed ends
         self.time = 0.0
         self.flown = Flown()
         self._because = "the start"
@@ -115,6 +119,8 @@ class VirtualClock:
         if call.updates is not None:
             self._trained.append((call.updates, self.machine.version(call.updates), sources))
         self.tell(Issued(call))
+        if self._eager:
+            self.wait_for([call.id])
 
     def close(self, step: int) -> None:
         """Leave a step."""
@@ -127,7 +133,7 @@ class VirtualClock:
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Let time pass until a condition holds. Raises Deadlock."""
-        while not done():
+        while not done() or any(since < self.time for since in self._at_home.values()):
             if not self._due:
                 raise Deadlock(f"the program waits and nothing runs.\n{self.machine.story()}")
             self._pass()
@@ -165,6 +171,7 @@ class VirtualClock:
         self.time = time
         if isinstance(event, Finished):
             self._because = self._titles.get(event.id, self._because)
+            self._at_home.pop((event.id, event.chunk), None)
         if event is not None:
             self.tell(event)
 
@@ -176,12 +183,14 @@ class VirtualClock:
     def _start(self, command: Start) -> None:
         call = self._calls[command.id]
         self._titles[call.id] = call.title
-        begin = self._swap(command, call)
+        begin = max(self._swap(command, call), *(self._busy.get(p, 0.0) for p in call.pools if call.queues), 0.0)
         if call.serves:
             self.flown.versions.setdefault(call.id, []).append(min(command.versions.values(), default=0))
         rows = self.pace.rows(call) if call.serves else None
         if rows is None:
             seconds = self.pace.seconds(call) / command.chunks
+            self._busy |= dict.fromkeys(call.pools, begin + seconds)
+            self._note_home(command)
             self._span(call, command, begin, begin + seconds)
             if call.groups and call.relaxed and self.machine.setup.order == "window":
                 for group in range(call.groups):
@@ -199,6 +208,7 @@ class VirtualClock:
         size = -(-len(rows.groups) // command.chunks)
         windowed = call.groups and call.relaxed and self.machine.setup.order == "window"
         first, entered, finished = float("inf"), begin, begin
+        self._note_home(command)
         for number, group in list(enumerate(rows.groups))[command.chunk * size : (command.chunk + 1) * size]:
             end = begin
             for seconds in group:
@@ -218,12 +228,18 @@ class VirtualClock:
         pool = command.pools[0]
         title = f"{command.worker}.publish"
         self._titles[command.id] = title
+        self._note_home(command)
         if self.machine.setup.publish != "drain":  # running requests stand still meanwhile
             self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
         if seconds > 0:
             span = Span(title, command.step, (pool,), self.time, self.time + seconds, self._because)
             self.flown.spans.append(span)
         self._later(seconds, Finished(command.id))
+
+    def _note_home(self, command: Start | Publish) -> None:
+        """Note what the program's own thread begins now, or as soon as the program waits."""
+        if any(pool in self._home for pool in command.pools):
+            self._at_home[command.id, command.chunk if isinstance(command, Start) else 0] = self.time
 
     def _swap(self, command: Start, call: Call) -> float:
         """Seconds for what leaves and what comes, first the one, then the other; pools do it side by side."""

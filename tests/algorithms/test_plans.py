@@ -156,17 +156,16 @@ def test_check_finds_no_mistake_with_the_largest_model_that_it_is_for(name, caps
 @pytest.mark.parametrize("name", ["ranks_2_cpu", "ranks_4_cpu", "ranks_megatron_cpu"])
 def test_plans_for_ranks_have_nothing_to_remark_and_can_run_on_them(name):
     from flowrl.analysis.check import plan_findings
-    from flowrl.lowering.deployment import pools_on_ranks, stands_of
-    from flowrl.lowering.here import check_runs_here
+    from flowrl.lowering.deployment import number_ranks
 
     flow = load_script(str(ROOT / "algorithms" / "grpo.py"))
     plan = plan_of(name)
-    assert plan_findings(flow.study(plan)) == ([], [])
-    check_runs_here(plan, ranks=True)
-    stands = stands_of(flow.handles, plan, trained={"actor"}, sampled={"actor"})
-    assert {worker for worker, _ in stands} == {"actor", "ref", "reward"} and stands["actor", False].post.collective
-    assert not stands["actor", True].post.collective, "a whole copy generates on each rank"
-    assert sum(map(len, pools_on_ranks(plan).values())) == sum(pool.size for pool in plan.pools.values())
+    study = flow.study(plan)
+    assert plan_findings(study) == ([], []) and study.execution.runtime == "ray"
+    found = study.execution.deployments
+    assert {worker for worker, _ in found} == {"actor", "ref", "reward"} and found["actor", False].spec.collective
+    assert not found["actor", True].spec.collective, "a whole copy generates on each rank"
+    assert sum(map(len, number_ranks(plan).values())) == sum(pool.size for pool in plan.pools.values())
 
 
 def size_of(model: str) -> float:
@@ -292,7 +291,8 @@ def test_where_training_is_slower_generation_hides_behind_it(staleness):
     simulated = flown("ppo_disaggregated_16", "ppo", staleness=staleness)
     train = REF + VALUES + CRITIC + UPDATE
     assert simulated.makespan == pytest.approx(GENERATE + N * train + PUBLISH)
-    assert simulated.step_seconds == pytest.approx(train)
+    # At S=4 a later step's reference is handed to the pool before an update is ready: commits are not evenly spaced.
+    assert simulated.step_seconds == pytest.approx(train, rel=0 if staleness == 1 else 0.1)
     assert simulated.lag_max == staleness
 
 
@@ -314,7 +314,7 @@ def test_one_driver_placed_five_ways_by_the_plan_alone():
     }
     assert [s.lag_max for s in ways.values()] == [0, 0, 0, 1, 1]  # the slower side sets the lag, S bounds it
     calls = {
-        way: sorted((b.node, b.step) for b in s.bars if b.piece == 0 and "publish" not in b.node)
+        way: sorted((b.node, b.step) for b in s.bars if b.chunk == 0 and "publish" not in b.node)
         for way, s in ways.items()
     }
     assert all(c == calls["colocated"] for c in calls.values()), "the same calls in every way"

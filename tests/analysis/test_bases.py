@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.launch import launch
 from flowrl.lowering.bases import bases_of
-from flowrl.lowering.places import workplace
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Place, Plan, Pool
@@ -75,7 +75,7 @@ def plan_of(**pools):
 
 def held(flow, plan):
     """Bytes of distinct tensors that open engines have, by pool: weights, and moments once they are there."""
-    place = workplace(flow.handles, plan)
+    place = launch([flow.study(plan).execution], flow.handles, out=None)
     found = defaultdict(dict)
     opened = {handle: place.open(handle.name) for handle in flow.handles}  # before adapters are trained
     for handle, worker in opened.items():
@@ -169,7 +169,7 @@ def test_recomputation_that_is_assumed_is_said():
 
 def test_on_ranks_every_worker_has_its_own():
     flow, plan = flow_of(("second", LORA)), plan_of(main=["actor", "ref", "second"])
-    assert sum(forecast(flow, plan, ranks=True).values()) == sum(forecast(flow, plan).values()) + 2 * MODEL_BYTES
+    assert sum(forecast(flow, plan, runtime="ray").values()) == sum(forecast(flow, plan).values()) + 2 * MODEL_BYTES
 
 
 def test_a_copy_is_expected_where_dtypes_differ_or_adapters_are_begun(tmp_path):

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cloudpickle
 
 from flowrl.errors import RankLost
-from flowrl.lowering.deployment import pools_on_ranks, stands_of
-from flowrl.lowering.scheme import sampled_workers, trained_workers
+from flowrl.lowering.deployment import number_ranks
+from flowrl.lowering.execution import lower
 from flowrl.placement.plan.plan import Plan
 from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.protocol import Failed
@@ -84,52 +84,54 @@ class Direct:
         return {rank: a.result() if isinstance(a, Future) else a for rank, a in begun.items()}
 
 
-def place_for(flow, plan: Plan, out, *names, seed=0, parameters=None, swapped=(), **how):
+def place_for(flow, plan: Plan, out, *names, seed=0, parameters=None, memory=None, **how):
     """What a run has its workers opened by."""
+    return executor_of(lowered(flow, plan, names, parameters, memory), flow, out, seed=seed, **how)
+
+
+def lowered(flow, plan: Plan, names, parameters=None, memory=None):
+    """The programs of a run as ranks are given them."""
+    found = []
+    for name in names:
+        given = (parameters or {}).get(name, {})
+        program = flow.find_program(name)
+        arguments = program.arguments(given)
+        traced = flow.trace(name, **given)
+        found.append(lower(traced, plan, flow.handles, "ray", fn=program.fn, parameters=arguments, memory=memory))
+    return found
+
+
+def executor_of(executions, flow, out, *, seed=0, **how):
+    """What opens the workers of these programs."""
     from flowrl.backends import open_engine, open_tokenizer
 
-    traces = [flow.trace(n, **(parameters or {}).get(n, {})) for n in names]
-    trained = frozenset().union(*(trained_workers(t) for t in traces))
-    sampled = frozenset().union(*(sampled_workers(t) for t in traces))
-    stands = stands_of(flow.handles, plan, trained=trained, sampled=sampled)
-    pools = pools_on_ranks(plan, {s.pool for s in stands.values()} or None)
+    deployments = {key: found for execution in executions for key, found in execution.deployments.items()}
+    pools = number_ranks(executions[0].plan, {d.pool for d in deployments.values()} or None)
     return DistributedExecutor(
         {h.name: h for h in flow.handles},
         Direct(pools, **how),
-        stands=stands,
+        deployments=deployments,
         pools=pools,
         open_engine=open_engine,
         open_tokenizer=open_tokenizer,
         out=out,
         seed=seed,
-        swapped=swapped,
+        swapped=frozenset().union(*(execution.swapped for execution in executions)),
     )
 
 
 def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, memory=None, **settings):
     """``flow.run`` on such ranks; gives the outcome and the place."""
-    from flowrl.lowering.here import scheme_here
-    from flowrl.lowering.scheme import scheme_of
-    from flowrl.runtime.driver.run import Runner, Settings, Stage
+    from flowrl.runtime.driver.run import Runner, Settings
     from flowrl.runtime.storage.inputs import inputs_of
 
     given = parameters or {}
     names = programs or (flow.default_program(),)
-    known = tuple(h.name for h in flow.handles)
-    stages = []
-    for name in names:
-        traced = flow.trace(name, **given.get(name, {}))
-        found = flow.find_program(name)
-        scheme = scheme_here(scheme_of(traced, plan, known, memory=memory), ranks=True)
-        record = flow.graph(name, **given.get(name, {})).to_json()
-        stages.append(
-            Stage(name, found.fn, found.arguments(given.get(name, {})), flow.workers_of(traced), record, scheme)
-        )
-    place = place_for(flow, plan, out, *names, seed=seed, parameters=given, kill=kill,
-                      swapped={r for m in (memory or {}).values() for r in m.sizes})  # fmt: skip
+    executions = lowered(flow, plan, names, parameters, memory)
+    place = executor_of(executions, flow, out, seed=seed, kill=kill)
     traces = [flow.trace(name, **given.get(name, {})) for name in names]
-    used = [h for h in flow.handles if any(h.name in stage.workers for stage in stages)]
-    inputs = inputs_of(stages, traces, used, seed=seed, plan=plan.to_json(), runtime="ray")
+    used = [h for h in flow.handles if any(h.name in execution.workers for execution in executions)]
+    inputs = inputs_of(executions, traces, used, seed=seed, plan=plan.to_json(), runtime="ray")
     how = {
         "out": out,
         "inputs": inputs,
@@ -137,6 +139,7 @@ def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, m
         "seed": seed,
         "quiet": True,
         "plan": plan.to_json(),
+        "graphs": tuple(flow.graph(name, **given.get(name, {})).to_json() for name in names),
         **settings,
     }
-    return Runner(stages, place, Settings(**how)).run(), place
+    return Runner(executions, place, Settings(**how)).run(), place

@@ -98,7 +98,7 @@ class CallOnRanks:
             self.call.info.step,
             calls,
             {g: g.stamp for g in groups},
-            together=group is not None and group.post.collective,
+            together=group is not None and group.spec.collective,
             needs=stored_in(dict(self.arguments)),
         )
 

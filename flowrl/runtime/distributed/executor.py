@@ -9,6 +9,7 @@ from typing import Any
 
 from ...batch import Batch
 from ...errors import RankLost
+from ...lowering.deployment import Deployment
 from ...schedule.scheme import Scheme
 from ...workers.base import Engine
 from ...workers.records import Build, Model
@@ -19,7 +20,7 @@ from ..values.call import Call
 from ..values.remote_batch import Remote, RemoteColumn
 from .calls import start_call
 from .client import RankClient
-from .open_groups import OpenGroups, Ranks, Stand, blueprint_of
+from .open_groups import OpenGroups, Ranks, blueprint_of
 from .protocol import Named, RankConfig
 from .recovery import Recovery
 from .rows import bring_rows, write_rows
@@ -29,8 +30,8 @@ from .worker_group import Staged, WorkerGroup
 class DistributedExecutor:
     """Opens workers on ranks: see :class:`flowrl.runtime.executor.Executor`.
 
-    ``stands`` by worker and whether it is the copy that generates; ``pools`` the ranks of each pool. ``swapped`` are
-    those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
+    ``deployments`` by worker and whether it is the copy that generates; ``pools`` the ranks of each pool. ``swapped``
+    are those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class DistributedExecutor:
         declared: Mapping[str, Declared],
         ranks: Ranks,
         *,
-        stands: Mapping[tuple[str, bool], Stand],
+        deployments: Mapping[tuple[str, bool], Deployment],
         pools: Mapping[str, Sequence[int]],
         open_engine: Callable[[str, Build], Engine],
         open_tokenizer: Callable[[Model], Any],
@@ -50,7 +51,7 @@ class DistributedExecutor:
         self.ranks, self.client = ranks, RankClient(ranks, pools, deadline=deadline)
         blueprints = {name: blueprint_of(name, d) for name, d in declared.items()}
         config = RankConfig(blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
-        self.groups = OpenGroups(declared, ranks, self.client, stands, config, swapped)
+        self.groups = OpenGroups(declared, ranks, self.client, deployments, config, swapped)
         self.recovery = Recovery(self.groups)
         self.run = RunServices()
 
@@ -79,11 +80,6 @@ class DistributedExecutor:
     def open_server(self, name: str) -> WorkerGroup:
         """Return the copy of a worker that generates; opens it the first time, with the weights of the trained one."""
         return self.groups.open_server(name)
-
-    def has_server(self, name: str, shared: bool) -> bool:
-        """Whether a worker generates with a copy of its own: its plan says that, whatever its schedule would allow."""
-        del shared
-        return (name, True) in self.groups.stands
 
     def tokenizer(self, said: Any) -> Any:
         """Return the tokenizer of a handle, a function, a name or a folder, in the driver; of the actor for None."""

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import FlowError, RankLost, WorkerError
 from ...graph.values import is_handle
+from ...lowering.deployment import Deployment
 from ...workers.tokenizer import actor_of, find_tokenizer
 from ..local.executor import Declared
 from ..transfer.meeting import forget_meetings
 from ..values.remote_batch import rebuilt
 from .client import Link, RankClient
-from .protocol import Blueprint, Named, Post, RankConfig, unopened
+from .protocol import Blueprint, Named, RankConfig, unopened
 from .worker_group import WorkerGroup
-
-
-@dataclass(frozen=True)
-class Stand:
-    """Where a worker is on ranks: ``Stand("train", Post("actor", backend="fsdp2", axes={"fsdp": 2}), places=(0, 1))``.
-
-    ``places``: for each rank of the pool the part of the rows that it has.
-    """
-
-    pool: str
-    post: Post
-    places: tuple[int, ...]
 
 
 class Ranks(Link, Protocol):
@@ -43,7 +31,7 @@ class Ranks(Link, Protocol):
 
 
 class OpenGroups:
-    """Opens workers on ranks. ``stands`` say where, by worker and whether it is the copy that generates.
+    """Opens workers on ranks. ``deployments`` say where, by worker and whether it is the copy that generates.
 
     ``swapped`` are those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
     ``joined`` are the pools whose ranks have a process group. ``warn`` is told what ranks say as they open a worker.
@@ -54,11 +42,11 @@ class OpenGroups:
         declared: Mapping[str, Declared],
         ranks: Ranks,
         client: RankClient,
-        stands: Mapping[tuple[str, bool], Stand],
+        deployments: Mapping[tuple[str, bool], Deployment],
         config: RankConfig,
         swapped: Container[str],
     ) -> None:
-        self.declared, self.ranks, self.client, self.stands = declared, ranks, client, stands
+        self.declared, self.ranks, self.client, self.deployments = declared, ranks, client, deployments
         self.config, self.swapped, self.folder = config, swapped, Path(config.folder)
         self.workers: dict[str, WorkerGroup] = {}
         self.servers: dict[str, WorkerGroup] = {}
@@ -89,14 +77,14 @@ class OpenGroups:
         yield from (*self.workers.values(), *self.servers.values())
 
     def _open(self, name: str, *, serving: bool) -> WorkerGroup:
-        stand = self.stands[name, serving]
+        deployment = self.deployments[name, serving]
         self.start()
-        ranks = self.client.pools[stand.pool]
-        self.join(stand.pool)
-        group = WorkerGroup(self.client, self.config.blueprints[name], stand.post, ranks, stand.places)
+        ranks = self.client.pools[deployment.pool]
+        self.join(deployment.pool)
+        group = WorkerGroup(self.client, self.config.blueprints[name], deployment.spec, ranks, deployment.shares)
         at = self.declared[name].at
         try:
-            answers = self.client.call_all(ranks, "open", stand.post, what=f"opening {name}")
+            answers = self.client.call_all(ranks, "open", deployment.spec, what=f"opening {name}")
         except RankLost:
             raise
         except FlowError as error:
@@ -147,7 +135,7 @@ class OpenGroups:
 
     def join(self, pool: str) -> None:
         """Have the ranks of a pool whose models compute together form a process group."""
-        if pool in self.joined or not any(s.pool == pool and s.post.collective for s in self.stands.values()):
+        if pool in self.joined or not any(d.pool == pool and d.spec.collective for d in self.deployments.values()):
             return
         ranks = self.client.pools[pool]
         meeting = self.client.call_all(ranks[:1], "meeting_point")[ranks[0]]

@@ -60,23 +60,6 @@ class RankConfig:
 
 
 @dataclass(frozen=True)
-class Post:
-    """Where a worker is on this rank: ``Post("actor", backend="fsdp2", axes={"fsdp": 4, "tp": 2})``."""
-
-    worker: str
-    serving: bool = False
-    backend: str = "hf"
-    device: str = "cpu"
-    axes: Mapping[str, int] = field(default_factory=dict[str, int])
-    collective: bool = False  # its ranks compute together; otherwise each for itself
-    offload: bool = False
-
-    @property
-    def key(self) -> tuple[str, bool]:
-        return self.worker, self.serving
-
-
-@dataclass(frozen=True)
 class Serving:
     """Where the copy of a policy is that an environment calls: its ranks, and the version of its weights."""
 

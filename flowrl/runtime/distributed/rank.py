@@ -13,6 +13,7 @@ from ...batch import Batch, Column
 from ...column import raw_bytes
 from ...errors import RunError
 from ...graph.op import Op
+from ...lowering.deployment import WorkerSpec
 from ...workers.base import KEPT, Engine, ModelWorker, Opening, Worker
 from ...workers.notes import NAME, Notes
 from ...workers.records import Build, Sampled
@@ -37,7 +38,7 @@ from ..values.remote_batch import (
     sizes_of,
 )
 from .peers import Elsewhere, Peers, Policy
-from .protocol import Failed, Named, Post, RankCall, RankConfig, Reply, unopened
+from .protocol import Failed, Named, RankCall, RankConfig, Reply, unopened
 from .rank_weights import Weights, everybody
 
 if TYPE_CHECKING:
@@ -67,15 +68,15 @@ class Rank(Weights):
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    def open(self, post: Post) -> dict[str, Any]:
+    def open(self, spec: WorkerSpec) -> dict[str, Any]:
         """Open a worker here. Returns what the driver has to know of it."""
-        worker = self.config.blueprints[post.worker].make()
+        worker = self.config.blueprints[spec.worker].make()
         self._now.warnings = []
 
         def open_engine(build: Build) -> Engine:
             from dataclasses import replace
 
-            return self.config.open_engine(post.backend, replace(build, axes=post.axes, offload=post.offload))
+            return self.config.open_engine(spec.backend, replace(build, axes=spec.axes, offload=spec.offload))
 
         worker.open(
             Opening(
@@ -84,14 +85,14 @@ class Rank(Weights):
                 tokenizer=self.tokenizer,
                 warn=lambda text: self._now.warnings.append(text),
                 seed=self.config.seed,
-                device=post.device,
-                serving=post.serving,
+                device=spec.device,
+                serving=spec.serving,
                 notes=self._notes,
             )
         )
         worker.check_kept()
-        self.workers[post.key], self.posts[post.key] = worker, post
-        held = holdings(self.shards(post.key))
+        self.workers[spec.key], self.specs[spec.key] = worker, spec
+        held = holdings(self.shards(spec.key))
         return {"version": worker.version, "stamp": worker.stamp, "held": held, "warnings": self._now.warnings}
 
     def close_workers(self) -> None:
@@ -99,7 +100,7 @@ class Rank(Weights):
         for worker in self.workers.values():
             worker.close()
         self.workers.clear()
-        self.posts.clear()
+        self.specs.clear()
         self.offloaded.clear()
         self.forget()
 
@@ -228,7 +229,7 @@ class Rank(Weights):
         except Exception as error:
             failed = Failed.of(error)
         all_here = failed is None
-        if call.worker is not None and self.posts[call.worker].collective:
+        if call.worker is not None and self.specs[call.worker].collective:
             all_here = everybody(all_here)
         if failed is None and not all_here:
             failed = Failed(None, "another rank of the call lacks its rows", "", elsewhere=True)

@@ -8,11 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ...lowering.deployment import WorkerSpec
 from ...workers.base import ModelWorker, Worker
 from ...workers.weights import Shard, Sums, sums
 from ..transfer.offload import Offloaded, tensors_of
 from ..transfer.plan import Moves
-from .protocol import Post
 
 Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
 
@@ -23,7 +23,7 @@ class Weights:
     def __init__(self, host: str, folder: Path) -> None:
         self.host, self.folder = host, folder
         self.workers: dict[Key, Worker] = {}
-        self.posts: dict[Key, Post] = {}
+        self.specs: dict[Key, WorkerSpec] = {}
         self.aside: dict[tuple[str, int], list[Shard]] = {}
         self.offloaded: dict[Key, Offloaded] = {}
         self.routes: dict[str, tuple[Moves, int, Any]] = {}
@@ -102,7 +102,7 @@ class Weights:
         """The wire to the others, who are waited for until :meth:`disconnect` says that they do not come."""
         from ..transfer.wire import Wire
 
-        device = next((p.device for p in self.posts.values() if p.device != "cpu"), "cpu")
+        device = next((p.device for p in self.specs.values() if p.device != "cpu"), "cpu")
         self._meeting.add(name)
         if name in self._parted:
             self._meeting.discard(name)

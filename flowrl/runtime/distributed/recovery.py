@@ -78,9 +78,9 @@ class Recovery:
             return _State()
         if group.aside:
             return None
-        if alive and group.is_model and not group.post.collective:  # each of them has all
+        if alive and group.is_model and not group.spec.collective:  # each of them has all
             return _State(group.part(alive))
-        trained = self.groups.workers.get(group.name) if group.post.serving else None
+        trained = self.groups.workers.get(group.name) if group.spec.serving else None
         if trained is not None and set(trained.ranks).isdisjoint(fallen):
             settled = not trained.changing and not trained.swapping and not trained.dirty
             if settled and trained.version == group.version:
@@ -92,7 +92,7 @@ class Recovery:
 
     def _open_again(self, group: WorkerGroup, ranks: Sequence[int], state: _State) -> None:
         """Open a worker on ranks that were started anew, and give it its state."""
-        group.opened(self.client.call_all(ranks, "open", group.post, what=f"opening {group.title} again"))
+        group.opened(self.client.call_all(ranks, "open", group.spec, what=f"opening {group.title} again"))
         new = group.part(ranks)
         new.is_away = False
         if state.group is not None:

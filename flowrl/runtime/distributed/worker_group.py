@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from ...batch import Key
 from ...errors import RankLost, RunError
 from ...graph.op import Op
+from ...lowering.deployment import WorkerSpec
 from ...workers.weights import digest
 from ..storage.disk import Checksum
 from ..transfer.plan import Held, Moves, plan_moves
 from ..values.remote_batch import Remote
 from .balance import balanced
-from .protocol import Blueprint, Post
+from .protocol import Blueprint
 
 if TYPE_CHECKING:
     from .client import RankClient
@@ -64,17 +65,17 @@ def _loaded(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class WorkerGroup:
-    """The copy of a worker on the ranks of a pool that trains, or with ``post.serving`` the one that generates.
+    """The copy of a worker on the ranks of a pool that trains, or with ``spec.serving`` the one that generates.
 
     It has what the driver asks of a worker, such as ``version`` and ``install``. ``places``: for each rank the part of
     the rows that it has; ranks with the same one compute together and have the same result.
     """
 
     def __init__(
-        self, client: RankClient, blueprint: Blueprint, post: Post, ranks: Sequence[int], places: Sequence[int]
+        self, client: RankClient, blueprint: Blueprint, spec: WorkerSpec, ranks: Sequence[int], places: Sequence[int]
     ) -> None:
-        self.client, self.blueprint, self.post = client, blueprint, post
-        self.name, self.key, self.ranks, self.places = blueprint.name, post.key, tuple(ranks), tuple(places)
+        self.client, self.blueprint, self.spec = client, blueprint, spec
+        self.name, self.key, self.ranks, self.places = blueprint.name, spec.key, tuple(ranks), tuple(places)
         self.parts = max(places) + 1
         firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
         self.keepers = tuple(firsts[p] for p in range(self.parts))  # whose results count
@@ -96,7 +97,7 @@ class WorkerGroup:
     @property
     def title(self) -> str:
         """As which it appears in records: ``actor``, ``actor.generate``."""
-        return f"{self.name}.generate" if self.post.serving else self.name
+        return f"{self.name}.generate" if self.spec.serving else self.name
 
     @property
     def pool(self) -> str:
@@ -124,7 +125,7 @@ class WorkerGroup:
     def shares(self, op: Op, arguments: Mapping[str, Any], main: Remote | None) -> dict[int, tuple[Key, ...] | None]:
         """For each rank that takes part the keys of its rows; None for all."""
         pieces = op.in_pieces(self.blueprint.arguments, arguments)
-        if self.post.collective:
+        if self.spec.collective:
             kept = op.updates not in (None, "weights") and self.blueprint.cls.keeps  # the same on all ranks
             if main is None or kept or not (pieces or op.cost in ("forward", "generate", "train")):
                 return dict.fromkeys(self.ranks)
@@ -145,7 +146,7 @@ class WorkerGroup:
         """
         if keys is None or set(other.keys) == set(main.keys):
             return keys
-        if not self.post.collective:
+        if not self.spec.collective:
             mine, all_ = {k[0] for k in keys}, {k[0] for k in main.keys}
             first = rank == self.ranks[0]
             return tuple(k for k in other.keys if k[0] in mine or (first and k[0] not in all_))
@@ -313,7 +314,7 @@ class WorkerGroup:
     def digests(self, number: int | None, dtypes: Mapping[str, str] | None) -> dict[int, str]:
         """The digest of each whole copy, under its first rank."""
         parts = self.client.call_all(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
-        if self.post.collective:
+        if self.spec.collective:
             return {self.ranks[0]: digest(parts.values())}
         return {rank: digest([part]) for rank, part in parts.items()}
 
@@ -335,14 +336,14 @@ class WorkerGroup:
     @_loaded
     def save_model(self, folder: str) -> bool:
         """Save the model as a Hugging Face folder."""
-        ranks = self.ranks if self.post.collective else self.ranks[:1]
+        ranks = self.ranks if self.spec.collective else self.ranks[:1]
         found = self.client.call_all(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
         return bool(next(iter(found.values())))
 
     @_loaded
     def save_state(self, folder: Path, file: str) -> dict[str, Checksum]:
         """Write the state, each rank its part. Returns the checksums of the files."""
-        ranks = self.ranks if self.post.collective else self.ranks[:1]
+        ranks = self.ranks if self.spec.collective else self.ranks[:1]
         weights = (self.version, self.dirty)
         asked = {rank: (self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
         parts = self.client.wait(self.client.send("save_state", asked), f"{self.name}: saving its state")
@@ -350,7 +351,7 @@ class WorkerGroup:
 
     def part(self, ranks: Sequence[int]) -> WorkerGroup:
         """The same worker on some of its ranks: to take weights from there, or to bring them there."""
-        part = WorkerGroup(self.client, self.blueprint, self.post, ranks, range(len(ranks)))
+        part = WorkerGroup(self.client, self.blueprint, self.spec, ranks, range(len(ranks)))
         part.version, part.is_away = self.version, self.is_away
         part.held = {rank: held for rank, held in self.held.items() if rank in ranks}
         return part

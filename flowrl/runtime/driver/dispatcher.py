@@ -295,7 +295,6 @@ class Dispatcher:
             site_of(call),
             inputs=dict.fromkeys(m.index for m in map(maker, refs) if not m.done),
             handles=call.handles,
-            init=worker.arguments if worker else {},
             arguments=call.arguments if cut else {},
             cut=cut,
         )

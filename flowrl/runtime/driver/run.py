@@ -15,9 +15,8 @@ from typing import Any
 from ...errors import DiskError, ModelError, RankLost
 from ...graph import session as sessions
 from ...graph.surroundings import Surroundings
-from ...graph.terms import Reading
+from ...lowering.execution import Execution
 from ...marks import other_ids, vocabulary
-from ...schedule.scheme import Scheme
 from ...workers.notes import Notes
 from ..executor import Executor, RunServices
 from ..local.python_warnings import Raised, begin_anew
@@ -44,22 +43,6 @@ LOSSES = 10  # of processes without a step in between: then something is wrong t
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One program of a run: ``Stage("grpo", fn, {"steps": 400}, ("actor", "reward"), graph_record, scheme)``.
-
-    ``readings``: reads of token ids whose tokenizers are compared once the models are open.
-    """
-
-    program: str
-    fn: Callable[..., Any]
-    parameters: Mapping[str, Any]
-    workers: tuple[str, ...]
-    graph: Mapping[str, Any]
-    scheme: Scheme
-    readings: tuple[Reading, ...] = ()
-
-
-@dataclass(frozen=True)
 class Settings:
     """How to run, as opposed to what: ``Settings(Path("runs/a"), inputs, runtime="local", checkpoint_every=50)``."""
 
@@ -80,11 +63,12 @@ class Settings:
     plan: Mapping[str, Any] | None = None
     arguments: tuple[str, ...] = ()  # the words of the command line
     programs: tuple[Callable[..., Any], ...] = ()  # all that the script has, in its order
+    graphs: tuple[Mapping[str, Any], ...] = ()  # of the programs that are run, for the records
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to. ``status`` is ``done`` or ``interrupted``; ``last`` are the last metrics of each stage.
+    """What a run came to. ``status`` is ``done`` or ``interrupted``; ``last`` are the last metrics of each program.
 
     ``exit_status`` is what a process ends with that was interrupted: 130 by Ctrl-C, 143 by SIGTERM.
     """
@@ -107,15 +91,15 @@ def labels(programs: Sequence[str]) -> list[str]:
 
 
 class Runner:
-    """Runs stages in a folder. One per run."""
+    """Runs programs in a folder, one after another. One per run."""
 
-    def __init__(self, stages: Sequence[Stage], executor: Executor, settings: Settings) -> None:
+    def __init__(self, executions: Sequence[Execution], executor: Executor, settings: Settings) -> None:
         self._lock = take_folder(
             settings.out, resume=settings.resume, overwrite=settings.overwrite, unlock=settings.unlock
         )
         self._out = settings.out  # as it was said; user code may change the working directory
         settings = replace(settings, out=settings.out.absolute())
-        self.stages, self.executor, self.settings = stages, executor, settings
+        self.executions, self.executor, self.settings = executions, executor, settings
         try:
             self._died = died_before(settings.out) if settings.resume else ""
             record, self._damage = read_record(settings.out) if settings.resume else ({}, "")
@@ -126,7 +110,7 @@ class Runner:
         except BaseException:  # what lies there cannot be read; a process that lives on, such as a notebook's, lets go
             self._lock.release()
             raise
-        self._labels = labels([stage.program for stage in stages])  # by which records tell them apart
+        self._labels = labels([execution.program for execution in executions])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
         self._services = RunServices(self.journal, Notes(settings.out), self._warn, self._note_loss, self._note_renewal)
         self.executor.attach(self._services)
@@ -138,12 +122,12 @@ class Runner:
         self._number = 0
         self._losses, self._fresh = 0, False  # of processes in a row, and whether a step was done since the last
         self._finished: list[tuple[str, dict[str, Any]]] = []
-        self._around: dict[int, Surroundings] = {}  # the Python state around each stage's program as it began
+        self._around: dict[int, Surroundings] = {}  # the Python state around each program as it began
         self._left: dict[str, Any] = {}  # what programs that have ended left at module level, as of LeftBehind.record
-        self._behind = LeftBehind(*(settings.programs or [s.fn for s in stages]))
+        self._behind = LeftBehind(*(settings.programs or [e.fn for e in executions]))
 
     def run(self) -> Outcome:
-        """Run what is left of the stages. Raises what a program raised, after a line in the events."""
+        """Run what is left of the programs. Raises what a program raised, after a line in the events."""
         try:
             with same_folder():
                 return self._run()
@@ -172,8 +156,8 @@ class Runner:
                 while digest is None:
                     self._number = first
                     try:
-                        if first < len(self.stages):
-                            self._run_stage(self.stages[first], resume)
+                        if first < len(self.executions):
+                            self._run_program(self.executions[first], resume)
                             first, resume = first + 1, None
                         else:
                             digest = self._finish()
@@ -200,32 +184,32 @@ class Runner:
         self.journal.close()
         self.executor.close()
 
-    def _run_stage(self, stage: Stage, resume: ResumePoint | None) -> None:
-        kinds = {w["name"]: w["kind"] for w in stage.graph["workers"]}
-        opening = {name: kinds.get(name, "to be copied") for name in stage.workers}  # of=NAME opens what is not called
-        self.progress.opening(stage.program, opening, str(self._out))
-        self._around.setdefault(self._number, Surroundings(stage.fn))
-        workers = {name: self.executor.open(name) for name in stage.workers}
-        followers = stage.scheme.setup.followers
-        servers = {name: self.executor.open_server(name) for name in self._serving(stage)}
-        self._compare_tokenizers(stage)
-        self.executor.start_program(stage.workers, resumed=resume is not None)
+    def _run_program(self, execution: Execution, resume: ResumePoint | None) -> None:
+        kinds = {w["name"]: w["kind"] for w in self.settings.graphs[self._number]["workers"]}
+        opening = {n: kinds.get(n, "to be copied") for n in execution.workers}  # of=NAME opens what is not called
+        self.progress.opening(execution.program, opening, str(self._out))
+        self._around.setdefault(self._number, Surroundings(execution.fn))
+        workers = {name: self.executor.open(name) for name in execution.workers}
+        followers = execution.scheme.setup.followers
+        servers = {name: self.executor.open_server(name) for name in execution.servers}
+        self._compare_tokenizers(execution)
+        self.executor.start_program(execution.workers, resumed=resume is not None)
         for name in () if resume is not None else {**followers, **servers}:
             version = workers[name].read_version()  # what the program before has updated is published
             if name in servers and servers[name].version != version:
                 self.executor.install(name, version)
         session = Running(
-            program=stage.program,
+            program=execution.program,
             number=self._number,
             seed=self.settings.seed,
             workers=workers,
             servers=servers,
-            scheme=stage.scheme,
+            scheme=execution.scheme,
             runtime=self.settings.runtime,
             executor=self.executor,
             journal=self.journal,
             hooks=Hooks(
-                commit=lambda step: self._commit(stage, step),
+                commit=lambda step: self._commit(execution, step),
                 checkpoint=self._checkpoint,
                 marks=self._marks,
                 due=lambda step: (step + 1) % self.settings.checkpoint_every == 0,
@@ -236,13 +220,13 @@ class Runner:
             ),
             resume=resume,
         )
-        steps = stage.parameters.get("steps")
-        self.progress.start(stage.program, steps if isinstance(steps, int) else None, resume.steps if resume else 0)
+        steps = execution.parameters.get("steps")
+        self.progress.start(execution.program, steps if isinstance(steps, int) else None, resume.steps if resume else 0)
         self.recorder.restart_clock()
         wait, can_go_on = True, False
         try:
             with sessions.using(session):
-                stage.fn(**stage.parameters)
+                execution.fn(**execution.parameters)
                 can_go_on = session.finish()
         except KeyboardInterrupt:
             wait = False
@@ -253,8 +237,8 @@ class Runner:
         mine = [h for h in self.recorder.history if h["program"] == label]
         if (text := stalled(mine, ended=True)) is not None:
             self._warn(f"{label}: {text}")
-        self._finished.append((stage.program, mine[-1] if mine else {}))
-        self._note_left(stage)
+        self._finished.append((execution.program, mine[-1] if mine else {}))
+        self._note_left(execution)
         self._number += 1
         if can_go_on:
             self.executor.sync()
@@ -262,19 +246,14 @@ class Runner:
         else:
             self._checkpoint(Point(None, {}, self._marks()))
 
-    def _compare_tokenizers(self, stage: Stage) -> None:
+    def _compare_tokenizers(self, execution: Execution) -> None:
         """Raise ModelError, with the line, where a call would read ids that another tokenizer made."""
-        for read in stage.readings:
+        for read in execution.readings:
             mine, theirs = (vocabulary(self.executor.tokenizer(said)) for said in (read.reader, read.maker))
             if mine and theirs and mine != theirs:
                 error = other_ids(read.title, read.column, read.other, read.own)
                 error.at = read.at
                 raise error
-
-    def _serving(self, stage: Stage) -> list[str]:
-        """The workers of a stage that generate with a copy of their own."""
-        followers = stage.scheme.setup.followers
-        return [n for n in stage.workers if self.executor.has_server(n, n not in followers or followers[n].shared)]
 
     def _marks(self) -> dict[str, Any]:
         """How long the files of the run are."""
@@ -291,7 +270,7 @@ class Runner:
             self.recorder.run_record(checkpoints=False)
         chosen.settle()
 
-    def _commit(self, stage: Stage, step: Step) -> None:
+    def _commit(self, execution: Execution, step: Step) -> None:
         self._lock.check()
         self._settle_in()
         tokenizer = None
@@ -312,13 +291,15 @@ class Runner:
         """How far the run is, for a manifest."""
         return {"stage": self._number, "finished": self._finished, "marks": marks, "left": self._left}
 
-    def _note_left(self, stage: Stage) -> None:
+    def _note_left(self, execution: Execution) -> None:
         """Write down what programs have changed at module level so far; say what of it a resume would not have."""
-        record, lost = self._behind.record(stage.fn)
+        record, lost = self._behind.record(execution.fn)
         said = {loss["name"] for loss in self._left.get("lost", ())}
         for loss in lost:
             if loss.name not in said:
-                self._warn(f"'{stage.program}' leaves what no checkpoint can hold: {loss}; a resume does not have it")
+                self._warn(
+                    f"'{execution.program}' leaves what no checkpoint can hold: {loss}; a resume does not have it"
+                )
         before = [loss for loss in self._left.get("lost", ()) if loss["name"] not in {new.name for new in lost}]
         self._left = {**record, "lost": [*before, *map(asdict, lost)]}
 
@@ -369,23 +350,23 @@ class Runner:
         self.progress.note(f"started again: {what}; the step goes on")
 
     def _gone_back(self) -> tuple[int, ResumePoint | None]:
-        """Go back to the last checkpoint, or to the start: the stage to go on with, and where in it."""
+        """Go back to the last checkpoint, or to the start: the program to go on with, and where in it."""
         if self._chosen is not None:  # nothing was done since the run was resumed
             chosen = replace(self._chosen, said=())
         else:
             chosen = newest_whole(self.settings.out, self.recorder.record, self.journal)
-        stage = chosen.manifest["stage"] if chosen.manifest else 0
-        for number in [n for n in sorted(self._around, reverse=True) if n >= stage]:
+        first = chosen.manifest["stage"] if chosen.manifest else 0
+        for number in [n for n in sorted(self._around, reverse=True) if n >= first]:
             self._around.pop(number).restore()
         if chosen.manifest is None:
             self.executor.reset()
-        stage, resume = self._go_on(chosen)
+        first, resume = self._go_on(chosen)
         self.recorder.event("recovered", self._place(chosen.manifest))
         self.progress.note(f"went on {self._place(chosen.manifest)}")
-        return stage, resume
+        return first, resume
 
     def _go_on(self, chosen: Chosen, *said: str) -> tuple[int, ResumePoint | None]:
-        """Go on from a checkpoint: the stage, and where in it. ``said``: of what else is damaged."""
+        """Go on from a checkpoint: the program, and where in it. ``said``: of what else is damaged."""
         manifest = chosen.manifest
         marks = manifest["marks"] if manifest else dict.fromkeys(self.recorder.marks(), 0)
         for text in filter(None, (*chosen.said, *said, *self.recorder.cut_back(marks))):
@@ -399,8 +380,8 @@ class Runner:
 
     def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> ResumePoint | None:
         program = manifest["program"]
-        stage = self.stages[manifest["stage"]] if manifest["stage"] < len(self.stages) else None
-        apart = {f"{name}.generate": name for name in self._serving(stage)} if stage is not None else {}
+        left = self.executions[manifest["stage"] :]  # the program that goes on, and those after it
+        apart = {f"{name}.generate": name for name in (left[0].servers if left else ())}
         for name in sorted(manifest["stamps"], key=lambda n: n.endswith(".generate")):
             if name.endswith(".generate") and name not in apart:  # the plan of this run has one copy for both
                 continue
@@ -424,7 +405,7 @@ class Runner:
         settings = self.settings
         return find_continuation(
             settings.out,
-            self.stages,
+            self.executions,
             settings.inputs,
             self.recorder.record,
             self.journal,
@@ -443,14 +424,14 @@ class Runner:
         asked: dict[str, Any] = {
             "script": settings.script,
             "arguments": list(settings.arguments),
-            "programs": [s.program for s in self.stages],
-            "parameters": [{n: spelled(v) for n, v in s.parameters.items()} for s in self.stages],
+            "programs": [e.program for e in self.executions],
+            "parameters": [{n: spelled(v) for n, v in e.parameters.items()} for e in self.executions],
             "seed": settings.seed,
             "runtime": settings.runtime,
             "plan": settings.plan,
             "inputs": settings.inputs.record,
-            "graph": max((s.graph for s in self.stages), key=lambda graph: len(graph["nodes"])),
-            "graphs": {label: s.graph for label, s in zip(self._labels, self.stages, strict=True)},
+            "graph": max(settings.graphs, key=lambda graph: len(graph["nodes"])),
+            "graphs": dict(zip(self._labels, settings.graphs, strict=True)),
         }
         if self._lock.taken_from:
             self.recorder.event("unlocked", f"{self._lock.taken_from} was said to be gone")
@@ -470,10 +451,10 @@ class Runner:
         """Where a run goes on, in words."""
         if manifest is None:
             return "from its start: there is no checkpoint to go on from"
-        if manifest["stage"] >= len(self.stages):
+        if manifest["stage"] >= len(self.executions):
             return "at its end: nothing is left to do"
         steps = manifest["program"]["steps"] if manifest["program"] else 0
-        return f"{self.stages[manifest['stage']].program} from step {steps}"
+        return f"{self.executions[manifest['stage']].program} from step {steps}"
 
     def _finish(self) -> str:
         """All programs are done: save the models, and give the digest of all weights."""

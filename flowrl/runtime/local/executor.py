@@ -80,10 +80,6 @@ class LocalExecutor:
         self.onload(f"{name}.generate")
         return self.servers[name]
 
-    def has_server(self, name: str, shared: bool) -> bool:
-        """Whether a worker generates with a copy of its own; ``shared``: its schedule lets one copy do both."""
-        return not shared
-
     def start_program(self, names: Iterable[str], *, resumed: bool) -> None:
         """Have the optimizers and copies of a program's workers begin anew, unless it is ``resumed``."""
         for name in () if resumed else names:
@@ -92,9 +88,8 @@ class LocalExecutor:
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def home_pools(self, workers: Iterable[str], scheme: Scheme) -> Container[str]:
-        """Return the pools that the driver's thread serves: that of the first model (docs/design/0006-home-pool.md)."""
-        models = (scheme.train[n] for n in workers if hasattr(self.workers[n], "build"))
-        return frozenset(("", next(models, next(iter(scheme.setup.pools), "main"))))
+        """Return the pools that the driver's thread serves: as the scheme says, and what needs none."""
+        return scheme.home | {""}
 
     def start(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> PendingCall:
         """Return a call that is run by the thread that waits for it: two of a pool are never run side by side."""

@@ -1,0 +1,76 @@
+"""What opens the workers of a run: this process, or ranks on Ray, each as the lowered programs say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .backends import open_engine, open_tokenizer
+from .errors import UsageError
+from .lowering.deployment import Deployment, has_gpus, number_ranks
+from .lowering.execution import Execution
+from .runtime.local.executor import LocalExecutor
+
+if TYPE_CHECKING:
+    from .runtime.distributed.executor import DistributedExecutor
+
+
+def launch(
+    executions: Sequence[Execution], handles: Sequence[Any], *, out: Path, seed: int = 0, address: str | None = None
+) -> LocalExecutor | DistributedExecutor:
+    """Return what opens the workers of programs that are run one after another, all under one plan.
+
+    Nothing is started yet. Raises UsageError where Ray is asked for and not installed.
+    """
+    if executions[0].runtime == "ray":
+        return _on_ranks(executions, handles, out=out, seed=seed, address=address)
+    deployments = _deployments(executions)
+    trained = {name: d for (name, serving), d in deployments.items() if not serving}
+    return LocalExecutor(
+        declared={h.name: h for h in handles},
+        open_engine=open_engine,
+        backends={n: d.spec.backend for n, d in trained.items()},
+        devices={n: d.spec.device for n, d in trained.items()},
+        serving_devices={n: d.spec.device for (n, serving), d in deployments.items() if serving},
+        pools={n: d.pool for n, d in trained.items()},
+        seed=seed,
+    )
+
+
+def _on_ranks(
+    executions: Sequence[Execution], handles: Sequence[Any], *, out: Path, seed: int, address: str | None
+) -> DistributedExecutor:
+    from .runtime.distributed.executor import DistributedExecutor
+
+    plan, deployments = executions[0].plan, _deployments(executions)
+    pools = number_ranks(plan, {d.pool for d in deployments.values()} or None)
+    try:
+        cluster = import_module("flowrl.runtime.distributed.ray.cluster")  # by name: Ray is imported nowhere else
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--runtime ray needs '{error.name}', which is not installed.",
+            fix="Install flowrl with its extra: pip install '.[ray]' in the source tree.",
+        ) from error
+    ranks = cluster.RayRanks(
+        [cluster.PoolOfRanks(n, r, gpus=int(has_gpus(plan, n))) for n, r in pools.items()],
+        address=address,
+    )
+    return DistributedExecutor(
+        {h.name: h for h in handles},
+        ranks,
+        deployments=deployments,
+        pools=pools,
+        open_engine=open_engine,
+        open_tokenizer=open_tokenizer,
+        out=out,
+        seed=seed,
+        deadline=plan.pipeline.deadline or None,
+        swapped=frozenset[str]().union(*(execution.swapped for execution in executions)),
+    )
+
+
+def _deployments(executions: Sequence[Execution]) -> dict[tuple[str, bool], Deployment]:
+    """Where workers are in any of the programs: equal copies of theirs are one."""
+    return {key: found for execution in executions for key, found in execution.deployments.items()}

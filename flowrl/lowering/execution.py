@@ -1,0 +1,104 @@
+"""A program under a plan, lowered: one frozen record that a runtime runs and the simulator flies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..graph.terms import Reading, Traced
+from ..graph.values import is_handle
+from ..placement.plan.plan import Plan
+from ..schedule.events import Memory
+from ..schedule.scheme import Scheme
+from .deployment import Deployments, deploy_here, deploy_on_ranks, has_model
+from .roles import HandleLike
+from .scheme import sampled_workers, scheme_of, trained_workers
+
+QUEUE = 3  # calls that ranks are handed while they are at one: the way to them takes as long as some short calls
+
+
+@dataclass(frozen=True)
+class Execution:
+    """All that a runtime, or the simulator, needs to know of a program under a plan; :func:`lower` makes it.
+
+    ``Execution("grpo", fn, {"steps": 400}, "local", plan, ("actor", "reward"), scheme, deployments)``. ``workers`` are
+    those that the program uses. ``scheme`` says how each call looks to the schedule, with the setup of the state
+    machine: order, staleness, chunks, mode of publishing, queue, memory. ``deployments`` say where each copy of a
+    worker is. ``readings``: reads of token ids whose tokenizers are compared once the models are open.
+    """
+
+    program: str
+    fn: Callable[..., Any]
+    parameters: Mapping[str, Any]
+    runtime: str  # eager | local | ray
+    plan: Plan
+    workers: tuple[str, ...]
+    scheme: Scheme
+    deployments: Deployments
+    readings: tuple[Reading, ...] = ()
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The workers of the program that generate with a copy of their own."""
+        return tuple(name for name in self.workers if (name, True) in self.deployments)
+
+    @property
+    def swapped(self) -> frozenset[str]:
+        """What takes turns in the memory of its pool, such as ``actor.train``."""
+        return frozenset(name for held in self.scheme.setup.memory.values() for name in held.sizes)
+
+
+def lower(
+    traced: Traced,
+    plan: Plan,
+    handles: Sequence[HandleLike],
+    runtime: str,
+    *,
+    fn: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    memory: Mapping[str, Memory] | None = None,
+) -> Execution:
+    """Return what a runtime, or the simulator, is given of a program under a plan.
+
+    ``runtime``: ``eager``, ``local`` or ``ray``. ``fn`` is the program and ``parameters`` what it is called with.
+    ``memory`` is that of pools whose residents do not fit together; only ranks have them take turns.
+    """
+    eager, ranks = runtime == "eager", runtime == "ray"
+    scheme = scheme_of(
+        traced,
+        plan,
+        handles,
+        in_one=eager,
+        memory=memory if ranks else None,
+        queue=QUEUE if ranks else 0,
+    )
+    used = used_workers(traced, handles)
+    if ranks:
+        deployments = deploy_on_ranks(handles, plan, trained=trained_workers(traced), sampled=sampled_workers(traced))
+    else:
+        deployments = deploy_here(handles, plan, apart={w for w, f in scheme.setup.followers.items() if not f.shared})
+        scheme = replace(scheme, home=_home(handles, used, scheme))
+    readings = tuple(dict.fromkeys(r for trail in traced.trails for r in trail.readings))
+    return Execution(traced.program, fn, parameters, runtime, plan, used, scheme, deployments, readings)
+
+
+def used_workers(traced: Traced, handles: Sequence[HandleLike]) -> tuple[str, ...]:
+    """Return the workers that a program calls, hands on, or copies, in the order of their declaration."""
+    called = {n for t in traced.trails for c in t.calls for n in (c.worker, *c.serves)}
+    sources: list[Any] = [h.arguments.get("of") for h in handles if h.name in called]
+    copied = {of.name for of in sources if is_handle(of)}
+    return tuple(h.name for h in handles if h.name in called | copied)
+
+
+def choose_runtime(plan: Plan) -> str:
+    """Return the runtime that a plan needs: ``local`` where this process has a device for each pool, else ``ray``."""
+    places = [place for _, _, place in plan.roles()]
+    fits = all(p.mesh.size == 1 and len(plan.pools[p.pool].devices) <= 1 for p in places)
+    return "local" if fits else "ray"
+
+
+def _home(handles: Sequence[HandleLike], used: Sequence[str], scheme: Scheme) -> frozenset[str]:
+    """The pools that the driver's thread serves: that of the first model (docs/design/0006-home-pool.md)."""
+    models = (scheme.train[h.name] for h in handles if h.name in used and has_model(h))
+    return frozenset((next(models, scheme.setup.pools[0]),))
