@@ -28,6 +28,15 @@ def test_the_page_of_damage_is_made_from_what_is_tested():
     assert (DOCS / "damage.md").read_text() == made, "run python docs/make_damage.py"
 
 
+def test_the_page_of_the_layout_is_made_from_the_first_lines():
+    made = runpy.run_path(str(DOCS / "make_layout.py"))
+    text = made["page"]()
+    assert (DOCS / "layout.md").read_text() == text, "run python docs/make_layout.py"
+    files = [path for path in made["FLOWRL"].rglob("*.py") if path.name != "__init__.py"]
+    assert len(re.findall(r"^\| `\w+\.py` \| .*\.? \|$", text, re.M)) == len(files), "a file without a first line"
+    assert all(made["first_line"](path) for path in made["FLOWRL"].rglob("*.py"))
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
 def test_files_that_a_page_names_are_there(page):
     named = re.findall(r"`((?:flowrl|algorithms|tests|docs|benchmarks)/[\w/.]*)`", page.read_text())

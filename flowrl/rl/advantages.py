@@ -12,7 +12,7 @@ from ..graph.allowed import number, whole
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .said import ANCHORS, one_of, refuse_lone_rows, warn_of_lone_rows
+from .validate import ANCHORS, one_of, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

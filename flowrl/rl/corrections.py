@@ -18,7 +18,7 @@ from ..graph import session as sessions
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .said import one_of
+from .validate import one_of
 
 if TYPE_CHECKING:
     from ..batch import Batch, Column

@@ -11,7 +11,7 @@ from ..errors import ProgramError
 from ..graph import session as sessions
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .said import ANCHORS, one_of
+from .validate import ANCHORS, one_of
 from .spec import Loss
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ProgramError
 from ..graph import session as sessions
-from .said import KL_KINDS, one_of
+from .validate import KL_KINDS, one_of
 
 #: What verl calls its estimators, in the words of a policy loss.
 _VERL = {

@@ -10,7 +10,7 @@ from ..graph.allowed import whole
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .said import refuse_lone_rows, warn_of_lone_rows
+from .validate import refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

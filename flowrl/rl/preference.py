@@ -15,7 +15,7 @@ from ..errors import ProgramError
 from ..graph import session as sessions
 from ..graph.allowed import Allowed, number, one_of
 from ..graph.arguments import takes
-from .said import is_zero
+from .validate import is_zero
 from .spec import Loss
 
 _PREFERRED = "preferred: bool[], response_mask"

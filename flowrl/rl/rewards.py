@@ -10,7 +10,7 @@ from ..graph.allowed import number
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .said import ANCHORS, KL_KINDS, one_of, refuse_lone_rows, warn_of_lone_rows
+from .validate import ANCHORS, KL_KINDS, one_of, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from ..graph.allowed import number, whole
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .said import ANCHORS, one_of
+from .validate import ANCHORS, one_of
 
 if TYPE_CHECKING:
     from ..batch import Batch, Column

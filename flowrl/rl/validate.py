@@ -1,4 +1,4 @@
-"""What a user wrote, checked: words out of a list, weights that are 0, rows that have nothing to be compared with."""
+"""Whether arguments of ops and losses are valid: words out of a list, weights of 0, prompts with a single row."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def is_zero(number: Any) -> bool:
     return isinstance(number, (int, float)) and number == 0
 
 
-def one_of(title: str, name: str, said: Any, words: Sequence[str]) -> str:
-    """``said``, where it is one of the words: for what decides which fields an op reads, before the op takes it."""
-    check_values(title, {name: said}, {name: allowed.one_of(*words)})
-    return said
+def one_of(title: str, name: str, value: Any, words: Sequence[str]) -> str:
+    """Return the value if it is one of the words: for what decides which fields an op reads. Raises ProgramError."""
+    check_values(title, {name: value}, {name: allowed.one_of(*words)})
+    return value
 
 
 def refuse_lone_rows(title: str, call: CallShape, outcome: str, *, instead: str = "") -> None:
