@@ -247,10 +247,10 @@ def test_parquet_decodes_only_what_is_drawn_from(tmp_path, monkeypatch):
     source = data.parquet(write_parquet(tmp_path / "a.parquet", numbered(12)), batch=3, shuffle=False)
     cursor = source.cursor()
     assert prompts(cursor.draw()) == ["p0", "p1", "p2"]
-    assert list(source.opened()._decoded) == [(0, 0)]
+    assert list(source.open_store()._decoded) == [(0, 0)]
     monkeypatch.setattr(stores, "_CACHE", 0)
     assert prompts(cursor.draw(9)) == [f"p{i}" for i in range(3, 12)]
-    assert list(source.opened()._decoded) == [(0, 3)]
+    assert list(source.open_store()._decoded) == [(0, 3)]
 
 
 def test_hf_reads_a_folder_of_files(tmp_path, monkeypatch):

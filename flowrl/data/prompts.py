@@ -39,9 +39,11 @@ class Prompts:
     def of(reading: Reading, columns: Mapping[str, bool], *, title: str) -> Prompts:
         """For data with these columns (by name: whether they hold lists). DataError for one that is not there."""
         for option in ("messages",) if reading.messages else ("prompt", "response", "rejected"):
-            _present(getattr(reading, option), columns, f"{title} has no column '{{}}', which is its {option}.", option)
+            _check_column(
+                getattr(reading, option), columns, f"{title} has no column '{{}}', which is its {option}.", option
+            )
         for name in reading.columns or ():
-            _present(name, columns, f"{title} has no column '{{}}'.", "columns")
+            _check_column(name, columns, f"{title} has no column '{{}}'.", "columns")
         messages = columns[reading.column]
         if reading.messages and not messages:
             raise DataError(
@@ -216,7 +218,7 @@ def _learned(responses: list[list[int]], prompts: list[list[int]], masks: list[l
     }
 
 
-def _present(name: str | None, columns: Mapping[str, bool], what: str, option: str) -> None:
+def _check_column(name: str | None, columns: Mapping[str, bool], what: str, option: str) -> None:
     if name is not None and name not in columns:
         meant = near(name, columns) or "the column"
         fix = f"Write {option}='{meant}'." if option != "columns" else f"Did you mean '{meant}'?"

@@ -207,7 +207,7 @@ class Source:
         with self._placing():
             return self._store.look()
 
-    def opened(self) -> Store:
+    def open_store(self) -> Store:
         """The store, ready to be read; DataError with the driver's line if it has no row."""
         with self._placing():
             self._store.open()
@@ -260,7 +260,7 @@ class Cursor:
 
     def draw(self, n: int | None = None) -> list[Row]:
         """Return the next n rows (a step's, if None); fewer, and then none, at the end of a source."""
-        store = self.source.opened()
+        store = self.source.open_store()
         self._same_data(store.size)
         places: list[int] = []
         wanted = self.source.batch if n is None else n

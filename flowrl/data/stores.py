@@ -77,14 +77,14 @@ class Listed:
             given = self._data()
             if isinstance(given, Sequence):  # no need to ask again
                 self._rows, self.size = given, len(given)
-            return _checked(self.title, list(islice(iter(given), _LOOK)))
-        return _checked(self.title, list(self._rows[:_LOOK]))
+            return _check_rows(self.title, list(islice(iter(given), _LOOK)))
+        return _check_rows(self.title, list(self._rows[:_LOOK]))
 
     def look(self) -> Sequence[Mapping[str, Any]]:
         if self._rows is None:
             return self._head()
         apart = max(1, len(self._rows) // _LOOK)
-        return _checked(self.title, list(self._rows[::apart][:_LOOK]))
+        return _check_rows(self.title, list(self._rows[::apart][:_LOOK]))
 
     def open(self) -> None:
         if self._rows is None:
@@ -108,11 +108,11 @@ class Generated:
         self.made_by = self._fn = fn
 
     def columns(self) -> dict[str, bool]:
-        return _keys(_checked(self.title, [self._fn(0)] if self.size != 0 else []))
+        return _keys(_check_rows(self.title, [self._fn(0)] if self.size != 0 else []))
 
     def look(self) -> Sequence[Mapping[str, Any]]:
         rows = range(_LOOK if self.size is None else min(_LOOK, self.size))
-        return _checked(self.title, [self._fn(i) for i in rows])
+        return _check_rows(self.title, [self._fn(i) for i in rows])
 
     def open(self) -> None:
         pass
@@ -172,7 +172,7 @@ class Jsonl(_Files):
             with open(path, "rb") as file:
                 lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
                 rows += [_parsed(line, At(path, number)) for number, line in islice(lines, _LOOK - len(rows))]
-        return _checked(self.title, rows)
+        return _check_rows(self.title, rows)
 
     def look(self) -> Sequence[Mapping[str, Any]]:
         return self._head()
@@ -306,7 +306,7 @@ class Hf:
         return data[self._split]
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        datasets = _imported("datasets")
+        datasets = _import("datasets")
         try:
             return question(datasets)
         except DataError:
@@ -332,7 +332,7 @@ def _keys(rows: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
     return names
 
 
-def _checked(title: str, rows: list[Any]) -> list[Mapping[str, Any]]:
+def _check_rows(title: str, rows: list[Any]) -> list[Mapping[str, Any]]:
     if not rows:
         raise DataError(f"{title} has no rows.", fix="Give it rows.")
     return [_object(row, At(f"<{title}, row {i}>", 0)) for i, row in enumerate(rows)]
@@ -363,7 +363,7 @@ def _line_offsets(path: str) -> array[int]:
     return offsets
 
 
-def _imported(name: str) -> Any:
+def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
@@ -373,7 +373,7 @@ def _imported(name: str) -> Any:
 
 
 def _parquet(path: str) -> Any:
-    parquet = _imported("pyarrow.parquet")
+    parquet = _import("pyarrow.parquet")
     try:
         return parquet.ParquetFile(path, memory_map=True)
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these

@@ -45,14 +45,14 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
         _check_marks(op, worker, called, arguments)
     args, kwargs = op.parameters.passed(called)
     process = os.getpid()
-    with _watched(worker, op):
+    with _watch_state(worker, op):
         try:
             result = op.fn(worker, *args, **kwargs) if op.parameters.is_method else op.fn(*args, **kwargs)
         finally:
             if os.getpid() != process and (end := IN_A_CHILD.get()) is not None:
                 end()
     if op.updates and hasattr(worker, "touched"):
-        worker.touched()
+        worker.mark_changed()
     if adds_to is None:
         return _plain_numbers(op, title, result)
     return merge(op, title, adds_to, result, signature, into)
@@ -145,11 +145,11 @@ def _rows_made(op: Op, title: str, main: Batch, result: Any, signature: Signatur
     return main.expand(size // len(main) if len(main) else 0), columns
 
 
-def _watched(worker: Any, op: Op) -> AbstractContextManager[None]:
+def _watch_state(worker: Any, op: Op) -> AbstractContextManager[None]:
     """What holds an op to its declaration while it runs; nothing where the worker has nothing to lose."""
     if op.updates or not getattr(worker, "keeps", ()) or not hasattr(worker, "_watched"):
         return nullcontext()
-    return worker._watched(op)
+    return worker._watch_state(op)
 
 
 def _expect_batch(title: str, result: Any) -> Batch:

@@ -43,7 +43,7 @@ def _counted(count: int, what: str) -> str:
 
 def check(traced: Traced) -> Report:
     """The findings of the trace, and what only the whole of it shows."""
-    lints = [*traced.lints, *remarked(traced)]
+    lints = [*traced.lints, *remarks(traced)]
     lints += [] if traced.errors else unread(traced)  # an error often leaves something unread
     errors = [*traced.errors, *([] if traced.errors else [*stale(traced), *endless(traced), *unread_failures(traced)])]
     return Report(traced.program, tuple(errors), tuple(lints))
@@ -136,7 +136,7 @@ def unused(
     return errors, [Lint("unused", what.format(w.name, w.kind), at[w.name]) for w in lost if named(w.name)]
 
 
-def remarked(traced: Traced) -> list[Lint]:
+def remarks(traced: Traced) -> list[Lint]:
     """What the losses of a program have to say of themselves, at the calls that they are given to."""
     found: dict[str, Lint] = {}
     for call in (call for trail in traced.trails for call in trail.calls):

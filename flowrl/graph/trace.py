@@ -50,11 +50,11 @@ def trace(
     def again(told: tuple[bool, ...], used: Numbers) -> Run:
         return run(Path(told, numbers=used), {})
 
-    traced = _explored(name, program, run, numbers, cap)
+    traced = _explore(name, program, run, numbers, cap)
     if any(trail.path.exits for trail in traced.trails):
         numbers.forks = forks(traced.trails, again, numbers)
         if numbers.forks:
-            traced = _explored(name, program, run, numbers, cap)
+            traced = _explore(name, program, run, numbers, cap)
         _add(traced.lints, remarks(traced.trails, numbers))
         _add(traced.lints, beyond(traced.trails, traced.errors, again, numbers))
     _add(traced.errors, around.leaks())
@@ -64,7 +64,7 @@ def trace(
     return traced
 
 
-def _explored(name: str, program: Callable[..., Any], run: Callable[..., Run], numbers: Numbers, cap: int) -> Traced:
+def _explore(name: str, program: Callable[..., Any], run: Callable[..., Run], numbers: Numbers, cap: int) -> Traced:
     """All paths of a program. Where one fails on a number that it was given, all are run again with the next."""
     while True:
         before = dict(numbers.choices), set(numbers.plain)

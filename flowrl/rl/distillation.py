@@ -11,8 +11,8 @@ from ..errors import ProgramError
 from ..graph import session as sessions
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .validate import ANCHORS, one_of
 from .spec import Loss
+from .validate import ANCHORS, one_of
 
 if TYPE_CHECKING:
     from ..batch import Batch, Column

@@ -18,8 +18,8 @@ from ..graph import session as sessions
 from ..graph.allowed import number
 from .corrections import Part, fields_read, parts_of
 from .kl import check_kl, kl_remarks
-from .validate import is_zero, one_of
 from .spec import Loss
+from .validate import is_zero, one_of
 
 REFERENCE = "ref_distribution: f32[*response, vocab]"
 ANCHORS = ("rollout", "old", "loglinear")

@@ -15,8 +15,8 @@ from ..errors import ProgramError
 from ..graph import session as sessions
 from ..graph.allowed import Allowed, number, one_of
 from ..graph.arguments import takes
-from .validate import is_zero
 from .spec import Loss
+from .validate import is_zero
 
 _PREFERRED = "preferred: bool[], response_mask"
 #: Kinds of a loss of pairs: of the difference of the two rows, or of how far each lies from the reference.

@@ -126,9 +126,9 @@ class Loss(Spec):
     where: str = ""
 
     def __post_init__(self) -> None:
-        self._known("on", PREDICTIONS)
-        self._known("per", ("token", "row"))
-        self._known("aggregate", AGGREGATES if self.per == "token" else ROW_AGGREGATES)
+        self._check_word("on", PREDICTIONS)
+        self._check_word("per", ("token", "row"))
+        self._check_word("aggregate", AGGREGATES if self.per == "token" else ROW_AGGREGATES)
         if self.norm is not None and not _NORM.accepts(self.norm):
             raise ProgramError(f"{self.name}: {problem('norm', self.norm, _NORM)}", fix=_NORM.mend("norm", self.norm))
         if self.aggregate == "seq-mean-token-sum-norm" and self.norm is None:
@@ -149,7 +149,7 @@ class Loss(Spec):
         )
         return f"{self.name}({', '.join(words)})"
 
-    def _known(self, name: str, words: tuple[str, ...]) -> None:
+    def _check_word(self, name: str, words: tuple[str, ...]) -> None:
         said = getattr(self, name)
         if said not in words:
             raise ProgramError(
@@ -188,7 +188,7 @@ class Loss(Spec):
         return loss, reported
 
 
-def _declared(fn: Callable[..., Any], reads: str) -> None:
+def _check_reads(fn: Callable[..., Any], reads: str) -> None:
     """Refuse a loss that looks up a field that it does not declare: an update hands it no other."""
     try:
         declared = parse_fields(reads)
@@ -251,7 +251,7 @@ def loss(
 
     def make(fn: Callable[..., Any]) -> Callable[..., Loss]:
         parameters = inspect.signature(fn)
-        _declared(fn, reads)
+        _check_reads(fn, reads)
 
         def build(**given: Any) -> Loss:
             bound = parameters.bind(None, **given)

@@ -293,7 +293,7 @@ class Actor(ModelWorker):
         """
         del allow_stale, foreign  # read by the check
         version = self.version_now
-        self.updated()
+        self.mark_updated()
         return Metrics(
             self.engine.update(
                 at_temperature(masked(batch, loss), temperature),

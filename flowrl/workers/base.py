@@ -180,10 +180,10 @@ class Worker:
         """The version that the weights as they are have, or will have once they are published."""
         return self.version + self.dirty
 
-    def published(self, version: int) -> None:
+    def mark_published(self, version: int) -> None:
         """Note that the weights as they are now are a version of their own."""
         self.version, self.dirty = version, False
-        self.touched()
+        self.mark_changed()
 
     def stage(self) -> Any:
         """The weights as they are now, set aside for a copy that generates."""
@@ -200,14 +200,14 @@ class Worker:
         """Take what :meth:`stage` of the trained copy gave. Returns its bytes, where they are counted."""
         raise WorkerError(f"{self.name or type(self).__name__} cannot take weights.")
 
-    def touched(self) -> None:
+    def mark_changed(self) -> None:
         """Note that the state changed."""
         self.stamp += 1
 
-    def updated(self) -> None:
+    def mark_updated(self) -> None:
         """Note an update of the weights, to be published at the next read."""
         self.dirty = True
-        self.touched()
+        self.mark_changed()
 
     def state(self) -> State:
         """What a checkpoint saves: tensors by name, and a JSON record."""
@@ -230,7 +230,7 @@ class Worker:
             pack(name, getattr(self, name), {})
 
     @contextmanager
-    def _watched(self, op: Op) -> Iterator[None]:
+    def _watch_state(self, op: Op) -> Iterator[None]:
         """Hold an op to what it declares: raise WorkerError where it has changed kept state and does not say so."""
         before = {name: Mark(getattr(self, name, None)) for name in self.keeps}
         yield
@@ -352,7 +352,7 @@ class ModelWorker(Worker):
     def program_starts(self) -> None:
         """A program is a stage of training: its optimizer and its schedule begin anew."""
         self.engine.restart_optimizer()
-        self.touched()
+        self.mark_changed()
 
     def close(self) -> None:
         self._engine = None
@@ -369,7 +369,7 @@ class ModelWorker(Worker):
         norm of what the weights moved by. Adapters of ``policy`` are merged. Raises ModelError where the two are not of
         the same model, where this one has adapters, or holds weights in bf16 while ``decay`` is above 0.
         """
-        self.updated()
+        self.mark_updated()
         return Metrics(distance=self.own_engine().blend(policy.engine, float(decay)))
 
     def own_engine(self) -> Engine:
@@ -385,7 +385,7 @@ class ModelWorker(Worker):
 
     def install(self, staged: Any, version: int) -> int:
         self.own_engine().take_weights(staged)
-        self.published(version)
+        self.mark_published(version)
         return sum(weight.nbytes for weight in staged.values())
 
     def state(self) -> State:
@@ -407,7 +407,7 @@ class ModelWorker(Worker):
         own = {n.removeprefix(KEPT): files.whole(n) for n in files.names() if n.startswith(KEPT)}
         self.engine.load_state_shards(files.fill, record["engine"])
         self._take_record(own, record)
-        self.touched()
+        self.mark_changed()
 
     def _record(self, engine: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
         """What is no tensor: of the engine, of the weights' versions, and what a subclass ``keeps`` besides."""

@@ -64,7 +64,7 @@ class _Scalar(ModelWorker):
         )
 
     def _train(self, batch: Batch, loss: Spec, **how: Any) -> Metrics:
-        self.updated()
+        self.mark_updated()
         return Metrics(self.engine.update(masked(batch, loss), loss, **how))
 
 

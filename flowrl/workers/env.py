@@ -349,9 +349,9 @@ class Env(Worker):
         title, fn = f"{self.name or type(self).__name__}.{name}", getattr(self, name)
         call, code = rows.call or CallInfo(), code_of(fn)
         told = [Row(call.program, call.step, title, rows.keys[i], code) for i in which]
-        dead = next((row for row in told if self._notes.died(row) >= DEATHS), None)
+        dead = next((row for row in told if self._notes.count_deaths(row) >= DEATHS), None)
         if dead is not None:
-            raise self._failed(dead, Died(self._notes.died(dead)))
+            raise self._failed(dead, Died(self._notes.count_deaths(dead)))
         self._aside = self._aside or Aside()
         jobs = [lambda args=args: take(fn(*args)) for args in given]
         outcomes = self._aside.run(jobs, self.timeout, self._notes, lambda place: told[place])

@@ -114,11 +114,11 @@ class Notes:
                 os.pwrite(self._file, b" " * (_LINE - 1) + b"\n", place * _LINE)
             heapq.heappush(self._free, place)
 
-    def died(self, row: Row) -> int:
+    def count_deaths(self, row: Row) -> int:
         """How many processes have died at a row."""
         return self._deaths[row.id]
 
-    def forked(self, row: Row) -> None:
+    def end_fork(self, row: Row) -> None:
         """End this process, which user code has forked off, and which came back as if it were the one before."""
         text = f"{row} has forked, and its child came back from there; the child was ended. End it with os._exit()."
         try:

@@ -78,7 +78,7 @@ class Reference(ModelWorker):
             return
         if not (self._shared and self._opening is not None and self._share(self._opening)):
             self.own_engine().copy_weights_from(self._source.engine)
-        self.touched()
+        self.mark_changed()
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         try:

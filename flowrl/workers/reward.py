@@ -193,7 +193,7 @@ class FunctionReward(Worker):
         fn, asked = self._told(rows)
 
         def ask(numbers: Sequence[int]) -> list[Any]:
-            dead = {i: self._notes.died(told[i]) for i in numbers}
+            dead = {i: self._notes.count_deaths(told[i]) for i in numbers}
             outcomes: dict[int, Any] = {i: Died(times) for i, times in dead.items() if times >= DEATHS}
             outcomes |= self._asked([i for i in numbers if not dead[i]], fn, self.concurrency, asked, told)
             outcomes |= self._asked([i for i in numbers if 0 < dead[i] < DEATHS], fn, 1, asked, told)
@@ -249,7 +249,7 @@ class FunctionReward(Worker):
         def ask(numbers: Sequence[int]) -> list[Any]:
             del numbers  # the one call
             row = self._row(batch, 0, len(rows))
-            if (times := self._notes.died(row)) >= DEATHS:
+            if (times := self._notes.count_deaths(row)) >= DEATHS:
                 return [Died(times)]
             how: dict[str, Any] = {"concurrency": 1, "timeout": self.timeout, "notes": self._notes}
             [outcome] = run_rows(self.fn, [lists], **how, at=lambda place: row)

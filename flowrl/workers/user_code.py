@@ -58,7 +58,7 @@ def called(job: Callable[[], Any], notes: Notes, row: Row) -> Any:
         return error
     finally:
         if os.getpid() != process:
-            notes.forked(row)
+            notes.end_fork(row)
         notes.end(number)
 
 
@@ -193,7 +193,7 @@ class _Steps:
             finally:
                 self._loop.within = None
                 if os.getpid() != process:
-                    self._loop.notes.forked(self._row)
+                    self._loop.notes.end_fork(self._row)
             error = None
             try:
                 yield waits

@@ -21,7 +21,7 @@ from flowrl.graph.draw import FORMATS, labels, legend, placed, render
 from flowrl.graph.draw.arrange import arrange
 from flowrl.graph.draw.clutter import edges_of, enters, flat, meet, word_rect
 from flowrl.graph.draw.fonts import width
-from flowrl.graph.draw.labels import settled
+from flowrl.graph.draw.labels import settle_labels
 from flowrl.graph.draw.layout import Rect
 from flowrl.graph.draw.measure import sizes
 from flowrl.graph.draw.picture import draw, shorten, version_rule
@@ -598,7 +598,7 @@ def test_bars_are_as_long_as_the_shares() -> None:
 def test_words_at_lines_cover_neither_boxes_nor_titles_nor_each_other(graph: Graph) -> None:
     picture = draw(graph)
     room = sizes(picture)
-    layout = settled(arrange(picture, room), picture, room)
+    layout = settle_labels(arrange(picture, room), picture, room)
     words = [edges_of(word_rect(r.label, room[id])) for id, r in layout.routes.items() if r.label]
     fixed = [edges_of(rect) for rect in layout.boxes.values()]
     fixed += [edges_of(word_rect(at, room[f"title of {name}"])) for name, at in layout.titles.items()]

@@ -24,13 +24,13 @@ class Stateful(fl.Worker):
 
     @fl.op(reads="s", updates="total", cost="train")
     def feed(self, batch) -> fl.Metrics:
-        self.updated()
+        self.mark_updated()
         self.total += batch.s.mean()
         return fl.Metrics(total=self.total)
 
     @fl.op(reads="y", updates="total", cost="train")
     def update(self, batch) -> fl.Metrics:
-        self.updated()
+        self.mark_updated()
         self.total += 1.0
         return fl.Metrics(total=self.total)
 

@@ -31,7 +31,7 @@ class Counter(fl.Worker):
 
     @fl.op(reads="y", updates="total", cost="train")
     def update(self, batch, *, scale: float = 1.0) -> fl.Metrics:
-        self.updated()
+        self.mark_updated()
         self.total = round(self.total * 0.5 + scale * batch.y.mean(), 6)
         self.seen += [k[0] for k in batch.keys]
         return fl.Metrics(total=self.total, count=len(batch))

@@ -218,7 +218,7 @@ def test_weights_are_installed_as_they_are_or_as_they_were_staged(model):
     first = executor.workers["actor"].digest()
     assert executor.servers["actor"].digest() == first, "it opens with the weights of the trained one"
     nudge(engine(False))
-    executor.workers["actor"].published(1)
+    executor.workers["actor"].mark_published(1)
     assert executor.install("actor", 1) >= 0
     second = executor.workers["actor"].digest()
     assert second != first and executor.servers["actor"].digest() == second

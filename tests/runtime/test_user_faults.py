@@ -126,7 +126,7 @@ def test_notes_know_who_died_with_others_and_who_alone(tmp_path):
             notes.begin(row)
         assert [r.key for r in bury(tmp_path, "user_code.*.0")] == [r.key for r in among]
         notes.close()
-    assert [Notes(tmp_path, "user_code.cpu.0").died(row) for row in rows] == [1, 3, 1]
+    assert [Notes(tmp_path, "user_code.cpu.0").count_deaths(row) for row in rows] == [1, 3, 1]
 
 
 def test_a_row_that_only_died_among_others_or_with_the_driver_is_asked_for_again(tmp_path):
@@ -137,7 +137,7 @@ def test_a_row_that_only_died_among_others_or_with_the_driver_is_asked_for_again
             notes.begin(row)
         bury(tmp_path, "user_code", driver=True)
         notes.close()
-    assert [Notes(tmp_path).died(row) for row in rows] == [2, 2]
+    assert [Notes(tmp_path).count_deaths(row) for row in rows] == [2, 2]
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class _Ground:
         return cost if cost > enough else cost + 0.3 * gap(self.lines.points[id], word)
 
 
-def settled(layout: Layout, picture: Picture, sizes: Mapping[str, Size]) -> Layout:
+def settle_labels(layout: Layout, picture: Picture, sizes: Mapping[str, Size]) -> Layout:
     """The layout with words off other words, boxes, lines and frames, and still at their own line."""
     lines = _Lines({id: _dense(flat(route)) for id, route in layout.routes.items()})
     titles = (word_rect(at, sizes[f"title of {name}"]) for name, at in layout.titles.items())

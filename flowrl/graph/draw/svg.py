@@ -11,7 +11,7 @@ from . import legend, palette
 from .arrange import arrange
 from .column import column, column_svg
 from .fonts import STACK
-from .labels import settled
+from .labels import settle_labels
 from .layout import Layout, Point, Rect, Route
 from .measure import BAR, HEAD, LABEL, LEADING, METER, NOTE, Words, box_words, line_words, sizes
 from .picture import NEXT_STEP, NEXT_STEPS, Box, Group, Line, Picture, draw
@@ -34,7 +34,7 @@ def picture_svg(picture: Picture, *, with_legend: bool = True) -> str | None:
     if layout.width + 2 * _PAD > WIDEST:
         return None
     if any(group.pool for group in picture.groups):
-        layout = settled(layout, picture, taken)
+        layout = settle_labels(layout, picture, taken)
     room = max(layout.width, 240.0)
     rows = legend.rows(picture, room) if with_legend else []
     wide, high = room + 2 * _PAD, layout.height + 2 * _PAD + (len(rows) * legend.ROW + 8 if rows else 0)

@@ -149,7 +149,7 @@ class Weights:
         worker = self.workers[key]
         assert isinstance(worker, ModelWorker), "only models have weights"
         worker.engine.weights_written()
-        worker.published(version)
+        worker.mark_published(version)
         return worker.version, worker.dirty, worker.stamp
 
     def save_model(self, key: Key, folder: str) -> bool:

@@ -163,10 +163,10 @@ class WorkerGroup:
     def read_version(self) -> int:
         """The version that a reader of the weights sees; updates since the last read are published by it."""
         if self.dirty:
-            self.published(self.version + 1)
+            self.mark_published(self.version + 1)
         return self.version
 
-    def published(self, version: int) -> None:
+    def mark_published(self, version: int) -> None:
         """Note that the weights as they are now are a version of their own."""
         if (version, False) != (self.version, self.dirty):
             self.stamp += 1
@@ -266,7 +266,7 @@ class WorkerGroup:
                     f"{found[:12]}, not {wanted[:12]}.",
                     fix="This is a fault of the transport or of an engine; report it with the plan.",
                 )
-        self.published(version)
+        self.mark_published(version)
         self.stamp += 1
 
     # -- memory -----------------------------------------------------------------------------------------------------

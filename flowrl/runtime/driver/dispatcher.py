@@ -180,11 +180,11 @@ class Dispatcher:
         name, version = command.worker, command.version
         if isinstance(command, Stage):
             self._staged[name, version] = self.executor.stage(name)
-            self.workers[name].published(version)  # from here on it is trained as the next one
+            self.workers[name].mark_published(version)  # from here on it is trained as the next one
             return 0
         if (name, version) in self._staged:
             return self.executor.install(name, version, self._staged.pop((name, version)))
-        self.workers[name].published(version)
+        self.workers[name].mark_published(version)
         return self.executor.install(name, version) if name in self.servers else 0
 
     def _start_call(self, job: _Job, call: Call, command: Start) -> bool:

@@ -69,7 +69,7 @@ def _without_exit(info: CallInfo) -> Iterator[None]:
 @contextmanager
 def _without_child(notes: Notes, row: Callable[[], Row]) -> Iterator[None]:
     """A child that the op has forked off is ended as soon as it comes back, before it writes anywhere."""
-    token = IN_A_CHILD.set(lambda: notes.forked(row()))
+    token = IN_A_CHILD.set(lambda: notes.end_fork(row()))
     try:
         yield
     finally:
