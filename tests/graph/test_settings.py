@@ -1,8 +1,9 @@
-"""The graph says how a call differs from the default: in text, Mermaid, DOT, JSON and on the page's cards."""
+"""The graph says how a call differs from the default: in text, Mermaid, DOT, JSON, SVG and on the page."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -66,6 +67,19 @@ def test_every_format_has_them(format):
     flat = " ".join(said.replace("<br/>", " ").replace("\\n", " ").split())
     for word in words if format != "json" else ['"n": "8 or 16"', '"greedy": "True"']:
         assert word in flat
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_picture_has_them_in_the_box_of_their_call(narrow):
+    svg = render(GRAPH, "svg", narrow=narrow)
+    boxes = re.findall(r'<g class="node[^>]*data-id="([^"]+)".*?</title>(.*?)</g>', svg, re.S)
+    [said] = [" ".join(re.findall(r">([^<>]+)<", drawn)) for id, drawn in boxes if id == "actor.generate"]
+    assert "n=8 or 16, temperature=0.6" in said and "expands rows" in said
+
+
+def test_the_table_of_the_page_has_them_and_what_arithmetic_computes():
+    cells = re.findall(r'</button><code class="said">([^<]+)</code>', render(GRAPH, "html"))
+    assert "n=8 or 16, temperature=0.6" in cells and "rewards.mean()" in cells
 
 
 def test_the_text_writes_them_as_a_call_does():

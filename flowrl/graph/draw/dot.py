@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..record import Graph
 from . import palette
-from .given import given_rows
 from .measure import Size
 from .picture import Box, Group, Line, Picture, draw, wrapped
 
@@ -86,9 +85,7 @@ def _box(box: Box, picture: Picture, sizes: Mapping[str, Size] | None) -> str:
     look += " penwidth=2" if box.role == "update" else ""
     look += " shape=hexagon style=filled" if box.role == "move" else ""
     look += ' style="rounded,filled,dashed"' if box.condition else ""
-    return (
-        f"{_label((box.title, *given_rows(box), *box.rows, *condition), box.id, None)} {look} tooltip={quoted(box.tip)}"
-    )
+    return f"{_label((box.title, *box.rows, *condition), box.id, None)} {look} tooltip={quoted(box.tip)}"
 
 
 def _line(line: Line, picture: Picture, called: Mapping[str, str], sizes: Mapping[str, Size] | None, pull: int) -> str:

@@ -12,6 +12,7 @@ from ..record import Graph, Node
 from . import legend, placed
 from .column import column, column_svg
 from .fold import folded
+from .given import given
 from .picture import MOVES, Picture, draw, place_of
 from .strokes import text
 from .svg import COLUMN, picture_svg
@@ -77,18 +78,20 @@ def _meter(busy: float) -> str:
 def _columns(picture: Picture) -> tuple[str, ...]:
     """The columns of the table of calls: where they are placed and their time are in it where they are known."""
     there = {"where": any(group.pool for group in picture.groups), "time": any(box.time for box in picture.boxes)}
-    return ("call", "reads", "adds", "marks", *(name for name, found in there.items() if found), "line")
+    return ("call", "reads", "adds", "effect", *(name for name, found in there.items() if found), "line")
 
 
 def _row(node: Node, picture: Picture) -> str:
     """A line of the table; its button shows the call in the picture."""
     box = picture.box(node.id)
-    marks = [*box.notes, *([f"if {node.branch}"] if node.branch else [])]
+    effects = [*box.notes, *([f"if {node.branch}"] if node.branch else [])]
+    said = node.expression or given(node)
     cells = [
-        f'<button type="button" data-show="{text(node.id)}">{text(node.id)}</button>',
+        f'<button type="button" data-show="{text(node.id)}">{text(node.id)}</button>'
+        + (f'<code class="said">{text(said)}</code>' if said else ""),
         _names(node.reads),
         _names(node.adds),
-        text(", ".join(marks)),
+        text(", ".join(effects)),
         *_placed(node, picture),
         f"<code>{text(place_of(node))}</code>",
     ]

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from ..record import Graph
 from . import palette
-from .given import given_rows
 from .picture import Box, Line, Picture, draw, wrapped
 
 _ARROWS = {"weights": "-.->", "order": "-.->", "control": "-.->", "carried": "==>", "serves": "--o"}
@@ -47,7 +46,7 @@ def _rows(picture: Picture) -> Iterator[str]:
 def _box(box: Box, ids: dict[str, str]) -> str:
     before, after = _SHAPES[box.role]
     condition = wrapped(f"if {box.condition}") if box.condition else ()
-    words = "<br/>".join(_words(text) for text in (box.title, *given_rows(box), *box.rows, *condition))
+    words = "<br/>".join(_words(text) for text in (box.title, *box.rows, *condition))
     return f'{ids[box.id]}{before}"{words}"{after}'
 
 

@@ -15,6 +15,7 @@ from ...errors import shown
 from ..record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
 from . import placed
 from .fold import folded
+from .given import given
 
 #: What the record calls a result of arithmetic, which has no name. Drawings leave the word out.
 NAMELESS = "value"
@@ -57,8 +58,9 @@ class Box:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """What stands below the title, but for the condition."""
-        return (*self.notes, *self.place, *([self.time] if self.time else []))
+        """What stands below the title, but for the condition: settings first."""
+        settings = wrapped(given(self.node)) if self.node else ()
+        return (*settings, *self.notes, *self.place, *([self.time] if self.time else []))
 
 
 @dataclass(frozen=True)
