@@ -11,9 +11,13 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from flowrl.placement.backends import BACKENDS as ROWS
+from flowrl.placement.backends import Backend
 
 DOCS = Path(__file__).parent
 RECORD = DOCS / "backends.json"
@@ -30,6 +34,23 @@ COLUMNS: list[tuple[str, dict[str, int]]] = [
     ("megatron", {"pp": 2}),
 ]
 BACKENDS = ("hf", "fsdp2", "megatron")
+#: Rows of the table of traits: what it says, and what of a row of the table it is.
+TRAITS: dict[str, Callable[[Backend], Any]] = {
+    "a run has it": lambda row: row.built,
+    "trains": lambda row: ("on several devices" if row.collective else "on one device") if row.trains else False,
+    "generates": lambda row: row.generates,
+    "axes": lambda row: _words(row.axes),
+    "a model over several ranks": lambda row: row.collective,
+    "takes new weights by": lambda row: _words(row.publishes),
+    "log-probabilities of what it samples": lambda row: _words(row.logprobs),
+    "rows can be had without those beside them, bit for bit": lambda row: row.batch_invariant,
+    "gradients": lambda row: row.gradients or False,
+    "`offload: true`": lambda row: row.offload,
+    "adapters (`lora=`) over": lambda row: _words(row.adapters) if row.trains else False,
+    "frozen weights (`freeze=`) over": lambda row: _words(row.freezes) if row.trains else False,
+    "not in one mesh": lambda row: ", ".join(" with ".join(f"`{a}`" for a in pair) for pair in row.excludes) or False,
+    "on CUDA alone": lambda row: _words(row.cuda_axes),
+}
 
 
 def measure() -> dict[str, Any]:
@@ -96,13 +117,27 @@ def _named(row: str, table: str) -> str:
     return row if table == "capability" else f"`{row}`"
 
 
+def traits() -> str:
+    """The table of backends as a table of the page; an empty cell is a no."""
+    lines = [["", *(f"`{row.name}`" for row in ROWS.values())], ["---"] * (len(ROWS) + 1)]
+    for said, of in TRAITS.items():
+        cells = [of(row) for row in ROWS.values()]
+        lines.append([said, *(("yes" if c else "") if isinstance(c, bool) else c for c in cells)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _words(names: tuple[str, ...]) -> str | bool:
+    return ", ".join(f"`{name}`" for name in names) or False
+
+
 def versions() -> str:
     """What was asked, in a sentence."""
     found = json.loads(RECORD.read_text())["versions"]
     return "Asked with " + ", ".join(f"{name} {number}" for name, number in found.items()) + ", on the CPU, in fp32."
 
 
-BLOCKS = {name: (lambda name=name: table(name)) for name in ("capability", "axis", "model")} | {"versions": versions}
+BLOCKS = {name: (lambda name=name: table(name)) for name in ("capability", "axis", "model")}
+BLOCKS |= {"versions": versions, "traits": traits}
 
 
 def page(text: str) -> str:

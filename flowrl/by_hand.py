@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, TypeVar
 
 from .errors import ModelError
+from .placement.backends import REFERENCE
 from .workers.base import Worker
 
 W = TypeVar("W", bound=Worker)
@@ -20,7 +21,7 @@ def _told_apart(name: str) -> str:
     return name if _OPENED[name] == 1 else f"{name} ({_OPENED[name]})"
 
 
-def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str = "hf") -> W:
+def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str = REFERENCE) -> W:
     """Open a worker made by hand, to call its ops on plain batches: ``actor = fl.open(fl.Actor("folder"))``.
 
     A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.

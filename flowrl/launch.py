@@ -32,6 +32,7 @@ def launch(
         declared={h.name: h for h in handles},
         open_engine=open_engine,
         backends={n: d.spec.backend for n, d in trained.items()},
+        engines={n: d.spec.backend for (n, serving), d in deployments.items() if serving},
         devices={n: d.spec.device for n, d in trained.items()},
         serving_devices={n: d.spec.device for (n, serving), d in deployments.items() if serving},
         pools={n: d.pool for n, d in trained.items()},

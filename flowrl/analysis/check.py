@@ -9,7 +9,7 @@ from ..errors import At, FlowError, ModelError, PlanError
 from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
 from ..graph.terms import Lint
-from ..lowering.engines import refusals
+from ..lowering.engines import refusals, refusals_of_use
 from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
@@ -22,14 +22,16 @@ Finding = FlowError | Lint
 def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
     """Errors and remarks on a plan, for a program that has no errors of its own."""
     found: dict[str, Finding] = {}
-    checks: list[Callable[[Study], Iterator[Finding]]] = [_stale, _pipeline, _unused, _processes, _rows, _unsupported]
-    if any(pool.devices for pool in study.plan.pools.values()):
+    checks: list[Callable[[Study], Iterator[Finding]]] = [_stale, _pipeline, _unused, _processes, _rows]
+    sized = any(pool.devices for pool in study.plan.pools.values())
+    if sized:
         try:
             study.roles  # noqa: B018  the sizes of all models
-            checks += [_models, _backends, _memory, _nodes]
         except ModelError as error:
+            sized = False
             lint = Lint("size", f"{error.what} Memory and divisibility are not checked.", error.at or _file(study))
             found[lint.report()] = lint
+    checks += [_models, _unsupported, _backends, _memory, _nodes] if sized else [_unsupported]
     for check in checks:
         for finding in check(study):
             found.setdefault(finding.report(), finding)
@@ -77,8 +79,10 @@ def _models(study: Study) -> Iterator[Finding]:
 def _backends(study: Study) -> Iterator[Finding]:
     for worker, use, place, role in _places(study):
         title = _title(study, worker, use)
+        if any(refusals_of_use(place, use=use, trained=role.trains)):
+            continue  # as unsupported
         for refusal in refusals(place, role, _device(study, place), use=use):
-            yield PlanError(f"{title}: {refusal.what}", at=place.at, have=refusal.have, fix=refusal.fix)
+            yield refusal.error(title, place.at or study.plan.pools[place.pool].at)
 
 
 def _device(study: Study, place: Place) -> str:

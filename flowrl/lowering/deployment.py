@@ -6,25 +6,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import PlanError
+from ..placement.backends import REFERENCE, backend
 from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import DATA_AXES, Mesh
 from ..placement.plan.plan import Place, Plan, Pool
-from ..placement.plan.rules import TRAIN_ONLY
 from .roles import HandleLike
-
-COLLECTIVE = TRAIN_ONLY  # backends whose ranks compute together
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a copy of a worker is: ``WorkerSpec("actor", backend="fsdp2", axes={"fsdp": 4, "tp": 2})``.
+    """What a copy of a worker is: ``WorkerSpec("actor", backend=..., axes={"fsdp": 4, "tp": 2})``.
 
     ``serving``: the copy that only generates. ``device`` is what its process calls it.
     """
 
     worker: str
     serving: bool = False
-    backend: str = "hf"
+    backend: str = REFERENCE
     device: str = "cpu"
     axes: Mapping[str, int] = field(default_factory=dict[str, int])
     collective: bool = False  # its ranks compute together; otherwise each for itself
@@ -57,7 +55,8 @@ def deploy_here(handles: Sequence[HandleLike], plan: Plan, *, apart: Collection[
     for name in (handle.name for handle in handles):
         for serving in (False, True) if name in apart else (False,):
             use = "generate" if serving else "train"
-            spec = WorkerSpec(name, serving, plan.backend(name), plan.device(name, use))
+            stated = plan.place.get(name, {}).get(use, plan.place_of(name))  # else its one engine does both
+            spec = WorkerSpec(name, serving, stated.backend, plan.device(name, use))
             found[name, serving] = Deployment(plan.pool(name, use), spec)
     return found
 
@@ -108,7 +107,7 @@ def has_gpus(plan: Plan, pool: str) -> bool:
 
 def _deployment(name: str, plan: Plan, place: Place, *, model: bool, serving: bool = False) -> Deployment:
     pool, mesh = plan.pools[place.pool], place.mesh
-    collective = model and place.backend in COLLECTIVE
+    collective = model and backend(place.backend).collective
     shares = _shares(mesh) if collective else tuple(range(pool.size))
     axes = dict(mesh.axes) if collective else {}
     spec = WorkerSpec(name, serving, place.backend, _device(plan, pool), axes, collective, place.offload)

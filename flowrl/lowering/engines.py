@@ -1,68 +1,118 @@
-"""What a backend or an engine cannot do with a worker on a mesh: told by check, before a rank finds it."""
+"""What a backend or an engine cannot do with a worker where it is placed: told by check, before a rank finds it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..errors import At, PlanError
+from ..placement.backends import Backend, backend, listed
 from ..placement.cost.work import Role
 from ..placement.plan.plan import Place
 
-#: Axes that a backend can split a model along. One that is not here, ``hf``, holds whole models.
-AXES_OF = {
-    "fsdp2": ("pp", "dp", "fsdp", "tp"),
-    "megatron": ("pp", "dp", "cp", "ep", "tp"),
-    "vllm": ("pp", "dp", "ep", "tp"),
-    "sglang": ("pp", "dp", "ep", "tp"),
-}
+_PLACED = {"pp": "in stages (pp={})"}  # how weights lie along an axis, where a word says it
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """``Refusal("megatron has no adapters (lora=).", fix="Leave lora= out, or write backend: fsdp2.")``."""
+    """``Refusal("it trains on one device, and is placed on 4.", fix="Give the pool one device.")``."""
 
     what: str
     fix: str
     have: str | None = None
 
-
-def refusals(place: Place, role: Role, device: str, *, use: str) -> Iterator[Refusal]:
-    """What the backend of a place does not do with that worker there. ``device``: the kind of its devices."""
-    axes = AXES_OF.get(place.backend)
-    wrong = [axis for axis in place.mesh.axes if axes is not None and axis not in axes]
-    if axes is not None and wrong:
-        another = "engine" if use == "generate" else "backend"
-        what = f"{place.backend} does not split a model along {' and '.join(wrong)}."
-        yield Refusal(what, f"Use its axes, or another {another}.", ", ".join(axes))
-    elif place.backend == "megatron":
-        yield from _megatron(place, role, device)
-    elif place.backend == "fsdp2":
-        yield from _fsdp2(place, role)
+    def error(self, title: str, at: At | None) -> PlanError:
+        """Return the error that names the worker and the line of its place."""
+        return PlanError(f"{title}: {self.what}", at=at, have=self.have, fix=self.fix)
 
 
-def _megatron(place: Place, role: Role, device: str) -> Iterator[Refusal]:
-    mesh = place.mesh
-    if mesh["cp"] > 1 and mesh["ep"] > 1:
-        what = f"megatron orders ranks differently along cp={mesh['cp']} and ep={mesh['ep']}, and does not have both."
-        yield Refusal(what, "Use one of the two.")
-    if role.lora:
-        yield Refusal("megatron has no adapters (lora=).", "Leave lora= out, or write backend: fsdp2.")
-    elif role.frozen and role.optimized:
-        yield Refusal("megatron trains all weights (freeze=).", "Leave freeze= out, or write backend: fsdp2.")
-    if device != "cpu":
+def refusals(place: Place, role: Role, device: str, *, use: str, trained: bool | None = None) -> Iterator[Refusal]:
+    """Yield what the backend of a place does not do with that worker there, for a model of known size.
+
+    ``device``: the kind of its devices. ``trained``: the program updates it; if left out, as the role says.
+    """
+    found = list(refusals_of_use(place, use=use, trained=role.trains if trained is None else trained))
+    yield from found
+    if not found:
+        yield from _of_worker(backend(place.backend), place, role)
+        if device == "cpu":
+            yield from _without_cuda(backend(place.backend), place, role)
+
+
+def refusals_of_use(place: Place, *, use: str, trained: bool, size: int = 0) -> Iterator[Refusal]:
+    """Yield what the backend of a place does not do there, whatever the model.
+
+    ``use``: ``generate``, or ``train`` for any other op; ``trained``: the program updates the worker. ``size``: the
+    devices of the pool, where they are more than those of the mesh.
+    """
+    row, mesh = backend(place.backend), place.mesh
+    size, axes = max(size, mesh.size), mesh.axes
+    if not row.does(use):
+        yield _unable(row, use, trained=trained)
+    elif wrong := [axis for axis in axes if axis not in row.axes]:
+        yield _axes(row, place, wrong, use)
+    elif use == "train" and trained and size > 1 and not row.collective:
+        what = f"{row.name} trains on one device, and is placed on {size}."
+        yield Refusal(what, f"Write backend: {listed('train', collective=True)}, or give the pool one device.")
+    elif use == "generate" and trained and not row.publishes:
+        fix = f"Write engine: {listed(use)}."
+        yield Refusal(f"{row.name} never takes new weights, and the program updates them.", fix)
+    for pair in row.excludes:
+        if all(mesh[axis] > 1 for axis in pair):
+            both = " and ".join(f"{axis}={mesh[axis]}" for axis in pair)
+            what = f"{row.name} orders ranks differently along {both}, and does not have both."
+            yield Refusal(what, "Use one of the two.")
+
+
+def unbuilt(place: Place) -> str | None:
+    """Return why no run has the backend of a place; None where one does."""
+    name = place.backend
+    return None if backend(name).built else f"{name} can be planned, searched for and simulated; no run has it yet."
+
+
+def _unable(row: Backend, use: str, *, trained: bool) -> Refusal:
+    if use == "generate":
+        return Refusal(f"{row.name} does not generate.", f"Write generate: {{engine: {listed(use)}}}.")
+    what = "the program updates it" if trained else "the program calls more than its generate"
+    return Refusal(f"{row.name} only generates, and {what}.", f"Add train: {{backend: {listed(use)}}}.")
+
+
+def _axes(row: Backend, place: Place, wrong: list[str], use: str) -> Refusal:
+    word = "engine" if use == "generate" else "backend"
+    if row.collective:
+        what = f"{row.name} does not split a model along {' and '.join(wrong)}."
+        return Refusal(what, f"Use its axes, or another {word}.", ", ".join(row.axes))
+    what = f"{row.name} holds whole models, and the mesh splits them by "
+    what += " and ".join(f"{axis}={place.mesh[axis]}" for axis in wrong) + "."
+    return Refusal(what, f"Write {word}: {listed(use, collective=True)}, or mesh: {{dp: {place.mesh.size}}}.")
+
+
+def _of_worker(row: Backend, place: Place, role: Role) -> Iterator[Refusal]:
+    """Adapters and frozen weights, which are nothing but weights to an engine that does not train."""
+    if not row.trains:
         return
-    if mesh["cp"] > 1:
-        yield Refusal(f"megatron has cp={mesh['cp']} on CUDA alone.", "Write dp in place of cp.")
-    if mesh["tp"] > 1 and role.model is not None and role.model.experts:
-        what = f"megatron splits a mixture of experts by tp={mesh['tp']} on CUDA alone."
-        yield Refusal(what, "Write ep in place of tp.")
+    better = f"or write backend: {listed('train', collective=True, adapters=('dp', 'fsdp'))}."
+    if role.lora and not row.adapters:
+        yield Refusal(f"{row.name} has no adapters (lora=).", f"Leave lora= out, {better}")
+    elif role.lora:
+        for axis in (a for a in place.mesh.axes if a not in row.adapters):
+            what = f"{row.name} does not split adapters (lora=) by {axis}={place.mesh[axis]}."
+            yield Refusal(what, f"Write {row.adapters[-1]} in place of {axis}, or leave lora= out.")
+    if not (role.frozen and role.optimized) or (role.lora and not row.adapters):
+        return
+    if not row.freezes:
+        yield Refusal(f"{row.name} trains all weights (freeze=).", f"Leave freeze= out, {better}")
+    for axis in (a for a in place.mesh.axes if row.freezes and a not in row.freezes):
+        where = _PLACED.get(axis, f"by {axis}={{}}").format(place.mesh[axis])
+        what = f"{row.name} does not have frozen weights (freeze=) {where}."
+        yield Refusal(what, f"Write fsdp in place of {axis}, or leave freeze= out.")
 
 
-def _fsdp2(place: Place, role: Role) -> Iterator[Refusal]:
-    for axis in ("pp", "tp"):
-        if role.lora and place.mesh[axis] > 1:
-            what = f"fsdp2 does not split adapters (lora=) by {axis}={place.mesh[axis]}."
-            yield Refusal(what, f"Write fsdp in place of {axis}, or leave lora= out.")
-    if role.frozen and role.optimized and place.mesh["pp"] > 1:
-        what = f"fsdp2 does not have frozen weights (freeze=) in stages (pp={place.mesh['pp']})."
-        yield Refusal(what, "Write fsdp in place of pp, or leave freeze= out.")
+def _without_cuda(row: Backend, place: Place, role: Role) -> Iterator[Refusal]:
+    mesh = place.mesh
+    for axis in (a for a in row.cuda_axes if mesh[a] > 1):
+        yield Refusal(f"{row.name} has {axis}={mesh[axis]} on CUDA alone.", f"Write dp in place of {axis}.")
+    for axis in (a for a in row.cuda_expert_axes if mesh[a] > 1):
+        if role.model is not None and role.model.experts:
+            what = f"{row.name} splits a mixture of experts by {axis}={mesh[axis]} on CUDA alone."
+            yield Refusal(what, f"Write ep in place of {axis}.")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from ..errors import PlanError
 from ..graph.terms import Traced
 from ..placement.plan.plan import Place, Plan
-from .deployment import COLLECTIVE, has_model
-from .engines import AXES_OF
+from .deployment import has_model
+from .engines import refusals_of_use
 from .execution import used_workers
 from .roles import HandleLike
 from .scheme import sampled_workers, trained_workers
@@ -23,10 +23,10 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
     ``runtime``: ``eager``, ``local`` or ``ray``.
     """
     yield from _pipeline(plan)
-    if runtime == "ray":
-        yield from _whole_models(traced, plan, handles)
-    else:
+    if runtime != "ray":
         yield from _devices(plan)
+        yield from _engines(plan)
+    yield from _backends(traced, plan, handles)
 
 
 def _pipeline(plan: Plan) -> Iterator[PlanError]:
@@ -70,38 +70,34 @@ def _devices(plan: Plan) -> Iterator[PlanError]:
             yield PlanError(what, at=pool.at, fix=fix)
 
 
-def _whole_models(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> Iterator[PlanError]:
-    """An engine that holds whole models has one on each rank, and does not train with the others."""
+def _engines(plan: Plan) -> Iterator[PlanError]:
+    """A process has one engine for the two uses of a worker in one pool."""
+    for worker, places in plan.place.items():
+        stated = [places[use] for use in ("train", "generate") if use in places]
+        if len({p.backend for p in stated}) > len({p.pool for p in stated}):
+            yield PlanError(
+                f"'{worker}' trains with {stated[0].backend} and generates with {stated[1].backend} in one pool; "
+                "in one process a pool has one engine for both.",
+                at=stated[1].at,
+                fix="Give it a pool of its own to generate in, or name one that does both.",
+            )
+
+
+def _backends(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> Iterator[PlanError]:
+    """What backends do not do with the workers that a program trains, samples from and reads with."""
     trained, sampled = trained_workers(traced), sampled_workers(traced)
     used = used_workers(traced, handles)
-    for handle in handles:
-        name = handle.name
-        if name not in used or not has_model(handle):
-            continue
+    read = {c.worker for trail in traced.trails for c in trail.calls if c.op.cost != "generate"}
+    for name in (h.name for h in handles if h.name in used and has_model(h)):
         place, serving = plan.place_of(name, "train"), plan.place_of(name, "generate")
-        if place.backend not in AXES_OF:
-            yield from _whole_model(name, plan, place, trains=name in trained)
-        if name in sampled and serving != place and serving.backend not in AXES_OF:
-            yield from _whole_model(name, plan, serving, serving=True)
+        if name in trained or name in read or name not in sampled:
+            yield from _refused(name, plan, place, "train", trained=name in trained)
+        if name in sampled and (serving != place or not (name in trained or name in read)):
+            yield from _refused(name, plan, serving, "generate", trained=name in trained)
 
 
-def _whole_model(
-    name: str, plan: Plan, place: Place, *, trains: bool = False, serving: bool = False
-) -> Iterator[PlanError]:
-    size = plan.pools[place.pool].size
-    if trains and size > 1:
-        yield PlanError(
-            f"'{name}' is trained by '{place.backend}' on {size} devices, and that backend trains on one.",
-            at=place.at,
-            fix="Write backend: fsdp2, with mesh: {fsdp: " + str(size) + "}.",
-        )
-        return
-    split = {a: n for a, n in place.mesh.axes.items() if a != "dp"}
-    if split:
-        what = " x ".join(f"{a}={n}" for a, n in split.items())
-        replicas = f"mesh: {{dp: {size}}}"
-        yield PlanError(
-            f"'{name}': '{place.backend}' holds whole models, and cannot be split by {what}.",
-            at=place.at,
-            fix=f"Write {replicas}." if serving else f"Write backend: {COLLECTIVE[0]}, or {replicas}.",
-        )
+def _refused(name: str, plan: Plan, place: Place, use: str, *, trained: bool) -> Iterator[PlanError]:
+    title = name if len(plan.place.get(name, {})) < 2 else f"{name}.{use}"
+    pool = plan.pools[place.pool]
+    for refusal in refusals_of_use(place, use=use, trained=trained, size=pool.size):
+        yield refusal.error(title, place.at or pool.at)

@@ -214,7 +214,7 @@ class Actor(ModelWorker):
     @property
     def positions(self) -> int | None:
         """How many tokens a row may have, prompt and response; None where the model does not say."""
-        return self.engine.positions
+        return self.generating_engine().positions
 
     def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments) -> Sampled:
         """One response per prompt, for an environment that holds this handle.
@@ -227,7 +227,8 @@ class Actor(ModelWorker):
     def _sample(
         self, prompts: Column, n: int, seeds: Tensor, said: SamplingArguments, starts: Tensor | None = None
     ) -> Sampled:
-        return self.engine.generate(prompts, n, seeds, said.over(self.sampling, self.stop, self.tokenizer), starts)
+        how = said.over(self.sampling, self.stop, self.tokenizer)
+        return self.generating_engine().generate(prompts, n, seeds, how, starts)
 
     @op(
         reads=tempered("tokens, response_mask"),
@@ -242,7 +243,7 @@ class Actor(ModelWorker):
 
         ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
         """
-        return {"old_logprobs": logprobs_of(self.engine, batch, temperature)}
+        return {"old_logprobs": logprobs_of(self.training_engine(), batch, temperature)}
 
     @op(reads=tempered("tokens, response_mask"), adds="entropies: f32[*response]", cost="forward", pieces=True)
     @takes(temperature=number(above=0))
@@ -251,7 +252,7 @@ class Actor(ModelWorker):
 
         ``temperature`` is as in :meth:`logprobs`.
         """
-        return {"entropies": self.engine.logprobs(at_temperature(batch, temperature), entropy=True)[1]}
+        return {"entropies": self.training_engine().logprobs(at_temperature(batch, temperature), entropy=True)[1]}
 
     @op(reads=_update_reads, updates="weights", cost="train", marks=adds_scaled(OWN))
     @takes(pretraining_weight=number(least=0), temperature=number(above=0), **UPDATE)
@@ -295,7 +296,7 @@ class Actor(ModelWorker):
         version = self.version_now
         self.mark_updated()
         return Metrics(
-            self.engine.update(
+            self.training_engine().update(
                 at_temperature(masked(batch, loss), temperature),
                 loss,
                 version=version,
@@ -312,7 +313,7 @@ class Actor(ModelWorker):
     @op(reads="", cost="local")
     def save(self, folder: str) -> None:
         """Save the model and its tokenizer as a Hugging Face folder."""
-        self.engine.save(folder)
+        self.engine_with_weights().save(folder)
 
 
 def check_base(of: Any, lora: Lora | None) -> None:

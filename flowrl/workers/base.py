@@ -16,15 +16,16 @@ from ..graph.op import Op
 from ..graph.signature import CallShape
 from ..graph.site import caller, defined_at
 from ..marks import vocabulary
+from .engine import Engine, Generates, HasWeights, Trains, generates, has_weights
+from .engine import trains as can_train
 from .kept import Mark, pack, undeclared, unpack
 from .notes import Notes
-from .records import Build, Model, Sampled, Sampling
+from .records import Build, Model
 from .weights import Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import Batch, Column
 
 State = tuple[dict[str, "Tensor"], dict[str, Any]]
 RANKS = "on ranks every worker has weights of its own, which make way for others alone"
@@ -37,38 +38,6 @@ class Stored(Protocol):
     def names(self) -> list[str]: ...
     def whole(self, name: str) -> Tensor: ...
     def fill(self, shard: Shard) -> bool: ...
-
-
-class Engine(Protocol):
-    """What a backend offers on one rank. Shapes: ``backends/hf/engine.py``, the reference one."""
-
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def positions(self) -> int | None: ...
-    def generate(
-        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
-    ) -> Sampled: ...
-    def logprobs(self, batch: Batch, *, micro_tokens: int | None = None, entropy: bool = False) -> Any: ...
-    def distribution(self, batch: Batch) -> Column: ...
-    def values(self, batch: Batch) -> Column: ...
-    def scores(self, batch: Batch) -> Column: ...
-    def update(self, batch: Batch, loss: Any, **how: Any) -> Mapping[str, float]: ...
-    def restart_optimizer(self) -> None: ...
-    def copy_weights_from(self, other: Any) -> None: ...
-    def blend(self, other: Any, decay: float) -> float: ...
-    def base_alone(self, build: Build) -> Any: ...
-    def other_adapters(self, build: Build) -> Any: ...
-    def plain_weights(self) -> Mapping[str, Tensor]: ...
-    def take_weights(self, weights: Mapping[str, Tensor]) -> None: ...
-    def state(self) -> State: ...
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None: ...
-    def shards(self) -> list[Shard]: ...
-    def weights_written(self) -> None: ...
-    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]: ...
-    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None: ...
-    def digest(self) -> str: ...
-    def save(self, folder: str) -> None: ...
 
 
 class SharedWeights(ModelError):
@@ -304,6 +273,28 @@ class ModelWorker(Worker):
             )
         return self._engine
 
+    def generating_engine(self) -> Generates:
+        """Return the engine to generate with. Raises WorkerError where it does not."""
+        if not generates(self.engine):
+            raise self._unable("generate", "generate: {engine: ...}")
+        return self.engine
+
+    def training_engine(self) -> Trains:
+        """Return the engine to read and train with. Raises WorkerError where it only generates."""
+        if not can_train(self.engine):
+            raise self._unable("read or train", "train: {backend: ...}")
+        return self.engine
+
+    def engine_with_weights(self) -> HasWeights:
+        """Return the engine, whose weights are wanted. Raises WorkerError where it has none."""
+        if not has_weights(self.engine):
+            raise self._unable("have weights", "another engine")
+        return self.engine
+
+    def _unable(self, what: str, better: str) -> WorkerError:
+        name = self.name or type(self).__name__
+        return WorkerError(f"The engine of '{name}' does not {what}.", fix=f"Write {better} for it in the plan.")
+
     @property
     def tokenizer(self) -> Any:
         return self.engine.tokenizer
@@ -339,11 +330,11 @@ class ModelWorker(Worker):
             replace(build, device=opening.device if build.device == "auto" else build.device)
         )
 
-    def found_beside(self, opening: Opening, ask: Callable[[Engine], Any]) -> Engine | None:
+    def found_beside(self, opening: Opening, ask: Callable[[Trains], Any]) -> Engine | None:
         """The engine that ``ask`` finds with that of the worker behind ``of=``. None, and a warning, for a reason."""
         found: Any = "it is in another process"
         if isinstance(self._source, ModelWorker):
-            found = opening.apart(self.of) or ask(self._source.engine)
+            found = opening.apart(self.of) or ask(self._source.training_engine())
         if isinstance(found, str):
             opening.warn(f"'{self.name}' has a copy of the weights of '{getattr(self.of, 'name', '')}': {found}.")
             return None
@@ -351,7 +342,8 @@ class ModelWorker(Worker):
 
     def program_starts(self) -> None:
         """A program is a stage of training: its optimizer and its schedule begin anew."""
-        self.engine.restart_optimizer()
+        if can_train(self.engine):
+            self.engine.restart_optimizer()
         self.mark_changed()
 
     def close(self) -> None:
@@ -370,18 +362,19 @@ class ModelWorker(Worker):
         the same model, where this one has adapters, or holds weights in bf16 while ``decay`` is above 0.
         """
         self.mark_updated()
-        return Metrics(distance=self.own_engine().blend(policy.engine, float(decay)))
+        self.own_engine()
+        return Metrics(distance=self.training_engine().blend(policy.training_engine(), float(decay)))
 
-    def own_engine(self) -> Engine:
-        """The engine, whose weights are about to be written."""
-        return self.engine
+    def own_engine(self) -> HasWeights:
+        """Return the engine, whose weights are about to be written."""
+        return self.engine_with_weights()
 
     def stage(self) -> Any:
         """A copy of the weights, adapters merged."""
-        return {name: weight.detach().clone() for name, weight in self.engine.plain_weights().items()}
+        return {name: weight.detach().clone() for name, weight in self.in_use().items()}
 
     def in_use(self) -> Any:
-        return self.engine.plain_weights()
+        return self.engine_with_weights().plain_weights()
 
     def install(self, staged: Any, version: int) -> int:
         self.own_engine().take_weights(staged)
@@ -389,23 +382,25 @@ class ModelWorker(Worker):
         return sum(weight.nbytes for weight in staged.values())
 
     def state(self) -> State:
-        tensors, record = self.engine.state()
+        tensors, record = self.engine.state() if has_weights(self.engine) else ({}, {})
         kept, plain = Worker.state(self)
         return {**tensors, **{KEPT + n: t for n, t in kept.items()}}, self._record(record, plain)
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         own = {n.removeprefix(KEPT): t for n, t in tensors.items() if n.startswith(KEPT)}
-        self.engine.load_state({n: t for n, t in tensors.items() if not n.startswith(KEPT)}, record["engine"])
+        if has_weights(self.engine):
+            self.engine.load_state({n: t for n, t in tensors.items() if not n.startswith(KEPT)}, record["engine"])
         self._take_record(own, record)
 
     def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
-        shards, record = self.engine.state_shards()
+        shards, record = self.engine.state_shards() if has_weights(self.engine) else ([], {})
         kept, plain = Worker.state(self)
         return [*shards, *_whole({KEPT + n: t for n, t in kept.items()})], self._record(record, plain)
 
     def load_state_shards(self, files: Stored, record: Mapping[str, Any]) -> None:
         own = {n.removeprefix(KEPT): files.whole(n) for n in files.names() if n.startswith(KEPT)}
-        self.engine.load_state_shards(files.fill, record["engine"])
+        if has_weights(self.engine):
+            self.engine.load_state_shards(files.fill, record["engine"])
         self._take_record(own, record)
         self.mark_changed()
 
@@ -420,8 +415,9 @@ class ModelWorker(Worker):
             Worker.load_state(self, kept, record["keeps"])
 
     def digest(self) -> str | None:
-        return self.engine.digest()
+        return self.engine.digest() if has_weights(self.engine) else None
 
     def save_model(self, folder: str) -> bool:
-        self.engine.save(folder)
-        return True
+        if has_weights(self.engine):
+            self.engine.save(folder)
+        return has_weights(self.engine)

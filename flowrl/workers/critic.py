@@ -65,7 +65,7 @@ class _Scalar(ModelWorker):
 
     def _train(self, batch: Batch, loss: Spec, **how: Any) -> Metrics:
         self.mark_updated()
-        return Metrics(self.engine.update(masked(batch, loss), loss, **how))
+        return Metrics(self.training_engine().update(masked(batch, loss), loss, **how))
 
 
 class Critic(_Scalar):
@@ -116,7 +116,7 @@ class Critic(_Scalar):
     @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward", pieces=True)
     def values(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``values``: for each response token, of the state in which it was chosen."""
-        return {"values": self.engine.values(batch)}
+        return {"values": self.training_engine().values(batch)}
 
     @op(reads=trains("values", "tokens, response_mask", what="critic"), updates="weights", cost="train")
     @takes(**UPDATE)
@@ -155,7 +155,7 @@ class RewardModel(_Scalar):
     @op(reads="tokens", adds="rewards: f32[]", cost="forward", pieces=True)
     def score(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``rewards``: the score of each row."""
-        return {"rewards": self.engine.scores(batch)}
+        return {"rewards": self.training_engine().scores(batch)}
 
     @op(reads=trains("scores", "tokens, response_mask", what="reward model"), updates="weights", cost="train")
     @takes(**UPDATE)

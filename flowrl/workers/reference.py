@@ -9,7 +9,8 @@ from ..errors import ModelError
 from ..graph.allowed import number, worker
 from ..graph.arguments import takes
 from ..graph.declare import op
-from .base import Engine, ModelWorker, Opening, SharedWeights, Stored
+from .base import ModelWorker, Opening, SharedWeights, Stored
+from .engine import Trains
 from .records import MODEL, Build, Model
 from .temperature import adds_scaled, at_temperature, logprobs_of, scaled_rows, tempered
 
@@ -65,19 +66,19 @@ class Reference(ModelWorker):
         self._engine, self._shared = found, True
         return True
 
-    def own_engine(self) -> Engine:
+    def own_engine(self) -> Trains:
         if self._shared and self._opening is not None:
             self._shared = False
             source = self._engine
             super().open(self._opening)
-            self.engine.copy_weights_from(source)
-        return self.engine
+            self.training_engine().copy_weights_from(source)
+        return self.training_engine()
 
     def program_starts(self) -> None:
         if not isinstance(self._source, ModelWorker):  # elsewhere its weights are moved by the runtime
             return
         if not (self._shared and self._opening is not None and self._share(self._opening)):
-            self.own_engine().copy_weights_from(self._source.engine)
+            self.own_engine().copy_weights_from(self._source.training_engine())
         self.mark_changed()
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
@@ -107,7 +108,7 @@ class Reference(ModelWorker):
 
         ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
         """
-        return {"ref_logprobs": logprobs_of(self.engine, batch, temperature)}
+        return {"ref_logprobs": logprobs_of(self.training_engine(), batch, temperature)}
 
     @op(
         reads=tempered("tokens, response_mask"),
@@ -123,5 +124,5 @@ class Reference(ModelWorker):
         ``temperature`` is as in :meth:`logprobs`. It is as large as tokens times vocabulary: for small vocabularies,
         and losses with ``kl_kind="full"``.
         """
-        found = self.engine.distribution(at_temperature(batch, temperature))
+        found = self.training_engine().distribution(at_temperature(batch, temperature))
         return {"ref_distribution": found.marked(scaled_rows(batch, temperature))}

@@ -15,7 +15,7 @@ from ..marks import values as mark_values
 
 if TYPE_CHECKING:
     from ..batch import Batch
-    from .base import Engine
+    from .engine import Trains
 
 
 def tempered(reads: str) -> Callable[[CallShape], str]:
@@ -43,7 +43,7 @@ def adds_scaled(*names: str) -> Callable[[CallShape], Mapping[str, Marks]]:
     return lambda shape: dict.fromkeys(names, _scaled(shape))
 
 
-def logprobs_of(engine: Engine, batch: Batch, temperature: float | None) -> Column:
+def logprobs_of(engine: Trains, batch: Batch, temperature: float | None) -> Column:
     """Log-probabilities of the response tokens of rows, f32[*response], marked with their temperature."""
     return engine.logprobs(at_temperature(batch, temperature)).marked(scaled_rows(batch, temperature))
 

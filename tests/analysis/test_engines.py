@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl.lowering.engines import refusals
+from flowrl.placement.backends import names_of
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.work import Role
 from flowrl.placement.model.shape import shape_named
@@ -16,7 +17,8 @@ ADAPTED, FROZEN = Role("actor", DENSE, trains=True, lora=10), Role("actor", DENS
 
 
 def said(backend: str, mesh: str, role: Role = PLAIN, device: str = "h100-80") -> list[str]:
-    return [r.what for r in refusals(Place("train", Mesh.of(mesh), backend), role, device, use="train")]
+    use = "train" if backend in names_of("train") else "generate"
+    return [r.what for r in refusals(Place("train", Mesh.of(mesh), backend), role, device, use=use)]
 
 
 @pytest.mark.parametrize(

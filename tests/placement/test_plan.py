@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
 from flowrl.names import name_problem
+from flowrl.placement.backends import names_of
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.devices import KINDS
 from flowrl.placement.cluster.mesh import AXES, Mesh
@@ -17,7 +18,7 @@ from flowrl.placement.cost.work import Role, Workload
 from flowrl.placement.model.shape import shape_named
 from flowrl.placement.plan.file import read
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
-from flowrl.placement.plan.rules import BACKENDS, ENGINES, numbers
+from flowrl.placement.plan.rules import numbers
 
 ONE_PROCESS = """\
 # two pools of this process
@@ -265,7 +266,7 @@ def plans(draw):
             size = draw(st.sampled_from([n for n in range(1, left + 1) if left % n == 0]))
             axes[axis], left = size, left // size
         mesh = Mesh({**axes, "dp": axes["dp"] * left})
-        return Place(pool.name, mesh, draw(st.sampled_from(ENGINES if use == "generate" else BACKENDS)))
+        return Place(pool.name, mesh, draw(st.sampled_from(names_of(use))))
 
     uses = st.sampled_from([("train",), ("generate",), ("train", "generate")])
     workers = draw(st.lists(names, max_size=4, unique=True))

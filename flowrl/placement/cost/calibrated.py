@@ -184,7 +184,7 @@ def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
 
 
 def placed(backend: str, mesh: Mesh) -> str:
-    """Where an op runs, in words: ``fsdp2, mesh fsdp=8``, ``hf, one device``."""
+    """Return in words where an op runs: its backend, then ``mesh fsdp=8`` or ``one device``."""
     return f"{backend}, mesh {mesh}" if mesh.size > 1 else f"{backend}, one device"
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from ..backends import REFERENCE
+from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.shape import ModelShape
 from ..plan.plan import Place, Plan
@@ -14,7 +16,7 @@ from .work import Role, Workload
 
 #: Kept free on each device (assumed): CUDA context and communication buffers, then a part lost to fragmentation.
 RESERVE_BYTES, RESERVE_PART = 1.5e9, 0.05
-#: The ``hf`` backend holds this many bytes of logits at a time, others all of a micro-batch.
+#: Backends that have logits in chunks hold this many bytes of them at a time, others all of a micro-batch.
 CHUNKED_LOGITS = 128 << 20
 #: Rows that an engine draws a token for at once (assumed), as far as its logits go.
 SAMPLED_ROWS = 256
@@ -98,7 +100,7 @@ def resident(
     return usage
 
 
-def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = "hf", micro: int = 0) -> Usage:
+def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE, micro: int = 0) -> Usage:
     """Mixed-precision AdamW, 16 bytes per parameter before sharding (Rajbhandari et al. 2019, arXiv:1910.02054, 3.1).
 
     Weights and gradients in the dtype of the model; an fp32 master copy and two fp32 moments, 12 bytes (8 for an fp32
@@ -131,7 +133,7 @@ def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = "hf", mic
     )
 
 
-def reading(role: Role, mesh: Mesh, load: Workload, *, backend: str = "hf", micro: int = 0) -> Usage:
+def reading(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE, micro: int = 0) -> Usage:
     """Forward passes alone: a reference, a reward model. The activations of one layer are there at a time."""
     model, tokens = _model(role), _micro(load, mesh, micro)
     return Usage(
@@ -160,7 +162,7 @@ def generating(role: Role, mesh: Mesh, load: Workload, *, staging: bool = False,
         idle={"weights": weights, **({"staged weights": weights} if staging else {})},
         working={
             "kv cache": max(least, kv_bytes(model, mesh, rows * _length(load))),
-            "activations": layer_activations(model, mesh, prefill, backend="engine"),
+            "activations": layer_activations(model, mesh, prefill),
             "logits": min(rows, SAMPLED_ROWS) * vocabulary,
         },
         least={"kv cache": least},
@@ -169,21 +171,27 @@ def generating(role: Role, mesh: Mesh, load: Workload, *, staging: bool = False,
     )
 
 
-def layer_activations(model: ModelShape, mesh: Mesh, tokens: float, *, backend: str = "hf") -> float:
+def layer_activations(model: ModelShape, mesh: Mesh, tokens: float, *, backend: str = REFERENCE) -> float:
     """Bytes that one layer keeps for its backward pass.
 
     ``tokens * hidden * (10 + 24 / tp)`` for 16-bit values (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2), all
-    of it over tp with sequence parallelism (``megatron``; section 4.3). Attention scores are not kept, as with flash
+    of it over tp with sequence parallelism (section 4.3). Attention scores are not kept, as with flash
     attention. 16 of the 24 are those of a feed-forward layer of 8 hidden^2 parameters; other sizes go in proportion.
     """
     wide = model.experts_per_token * model.expert_intermediate + model.shared_intermediate if model.experts else 0
     mlp = 16 * 3 * (wide or model.intermediate) / (8 * model.hidden)
-    whole = 10 / (mesh["tp"] if backend == "megatron" else 1)
+    whole = 10 / (mesh["tp"] if row_of(backend).sequence_parallel else 1)
     return tokens * model.hidden * (whole + (8 + mlp) / mesh["tp"]) * model.dtype_bytes / 2
 
 
 def activations(
-    model: ModelShape, mesh: Mesh, tokens: float, *, backend: str = "hf", recompute: bool = True, in_flight: int = 1
+    model: ModelShape,
+    mesh: Mesh,
+    tokens: float,
+    *,
+    backend: str = REFERENCE,
+    recompute: bool = True,
+    in_flight: int = 1,
 ) -> float:
     """Bytes of activations of a training device: of all its layers, for as many micro-batches as are in flight.
 
@@ -194,7 +202,7 @@ def activations(
     layers = model.layers / mesh["pp"] * in_flight
     if not recompute:
         return layers * layer
-    shards = mesh["tp"] if backend == "megatron" else 1
+    shards = mesh["tp"] if row_of(backend).sequence_parallel else 1
     return layers * tokens * model.hidden * model.dtype_bytes / shards + layer
 
 
@@ -240,7 +248,7 @@ def _logits(role: Role, mesh: Mesh, tokens: float, backend: str) -> float:
     if role.head != "lm":
         return 0.0
     whole = tokens * 4.0 * _model(role).vocab / mesh["tp"]
-    return min(whole, float(CHUNKED_LOGITS)) if backend == "hf" else whole
+    return min(whole, float(CHUNKED_LOGITS)) if row_of(backend).chunked_logits else whole
 
 
 def _gathered(role: Role, mesh: Mesh) -> float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
+from ..backends import REFERENCE
+from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.shape import ModelShape
 from .work import Role, Workload
@@ -66,17 +68,18 @@ def parameters_on_device(role: Role, mesh: Mesh, *, sharded: bool = True) -> flo
     return (parts.dense + parts.experts / mesh["ep"]) / (mesh["tp"] * mesh["pp"] * (mesh["fsdp"] if sharded else 1))
 
 
-def optimizer_parameters(role: Role, mesh: Mesh, backend: str = "hf") -> float:
+def optimizer_parameters(role: Role, mesh: Mesh, backend: str = REFERENCE) -> float:
     """Parameters whose optimizer state one device holds: those of adapters if there are any, sharded like the weights.
 
-    Frozen ones are left out, as many on each device. Megatron's distributed optimizer shards it over every rank that
-    has a copy of the weight, too.
+    Frozen ones are left out, as many on each device. Some backends shard it over every rank that has a copy of the
+    weight, too.
     """
-    copies = mesh["dp"] * mesh["cp"] if backend == "megatron" else 1
+    spread = row_of(backend).optimizer_over_copies
+    copies = mesh["dp"] * mesh["cp"] if spread else 1
     if role.lora:
         return role.lora / (mesh["tp"] * mesh["pp"] * mesh["fsdp"]) / copies
     parts, split = parts_of(role), mesh["tp"] * mesh["pp"] * mesh["fsdp"] * copies
-    dense = parts.dense / split / (mesh["ep"] if backend == "megatron" else 1)
+    dense = parts.dense / split / (mesh["ep"] if spread else 1)
     return (1 - role.frozen) * (dense + parts.experts / split / mesh["ep"])
 
 

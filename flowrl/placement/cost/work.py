@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..backends import REFERENCE
+from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.shape import ModelShape
 
@@ -52,8 +54,8 @@ class Role:
         return self.trains and self.frozen < 1
 
     def recomputes(self, backend: str) -> bool:
-        """Whether its backward pass recomputes activations: on backends that shard a model it is taken to."""
-        return self.checkpointing or backend != "hf"
+        """Whether its backward pass recomputes activations: on some backends it is taken to, asked for or not."""
+        return self.checkpointing or row_of(backend).recomputes
 
     def assumes_recomputation(self, backend: str) -> bool:
         """Whether that is assumed, where its driver does not ask for it."""
@@ -65,7 +67,7 @@ class Work:
     """One call, one publish or one move between device and host, with where it runs.
 
     ``Work("actor.generate#2", "actor.generate", "generate", actor, Workload(512, 1024, 1024), Mesh.of("dp=4,tp=2"),
-    devices=tuple(range(8)), pool="rollout", backend="vllm")``
+    devices=tuple(range(8)), pool="rollout")``
 
     ``node`` is its id in the graph, ``title`` its worker and op, under which costs are given. ``devices`` are numbers
     of the cluster, the first of the pool, none for a pool without any (then ``processes``). A publish goes from
@@ -89,7 +91,7 @@ class Work:
     epochs: int = 1
     pool: str = ""
     source_pool: str = ""
-    backend: str = "hf"
+    backend: str = REFERENCE
     micro: int = 0
     share: float = 1.0
     held: float = 0.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...errors import At, PlanError, near
+from ..backends import REFERENCE
 from ..cluster.cluster import Cluster, Nodes
 from ..cluster.mesh import AXES, Mesh
 from .plan import USES, Pipeline, Place, Plan, Pool
@@ -184,7 +185,7 @@ class _Reader:
         word = "engine" if use == "generate" else "backend"
         pool = self._text(entries["pool"], "a pool") if "pool" in entries else next(iter(known.pools))
         check_pool_name(title, pool, known.pools, self._at(entries.get("pool", node)))
-        backend = self._text(entries[word], f"a {word}") if word in entries else "hf"
+        backend = self._text(entries[word], f"a {word}") if word in entries else REFERENCE
         check_backend(title, use, backend, self._at(entries.get(word, node)))
         mesh = self._mesh(title, entries["mesh"], pool, known) if "mesh" in entries else Mesh()
         said = self._text(entries["offload"], "offload") if "offload" in entries else "false"
@@ -301,7 +302,7 @@ def written(plan: Plan) -> str:
 
 def _short(place: Mapping[str, Any]) -> dict[str, Any]:
     """A place without the backend that it has anyway."""
-    return {k: v for k, v in place.items() if (k, v) != ("backend", "hf")}
+    return {k: v for k, v in place.items() if (k, v) != ("backend", REFERENCE)}
 
 
 def _aligned(entries: Mapping[str, str], indent: str) -> Iterable[str]:

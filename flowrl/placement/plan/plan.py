@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import At, PlanError, near
+from ..backends import REFERENCE, backend
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from .rules import (
-    TRAIN_ONLY,
     check_backend,
     check_devices,
     check_disjoint,
@@ -68,24 +68,25 @@ class Pool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker runs: ``Place("train", mesh=Mesh.of("fsdp=4,tp=2"), backend="fsdp2")``.
+    """Where a worker runs: ``Place("train", mesh=Mesh.of("fsdp=4,tp=2"), backend=...)``.
 
     In a plan, a place without a mesh has one of replicas (``dp``) over all devices of its pool. ``backend`` is the one
     that trains, or the engine that generates. ``offload``: weights, gradients and optimizer live in host memory and
-    come to the device layer by layer (``fsdp2``).
+    come to the device layer by layer.
 
-    >>> fl.Place("train", mesh=fl.Mesh.of("fsdp=4,tp=2"), backend="fsdp2").to_json()
-    {'pool': 'train', 'mesh': {'fsdp': 4, 'tp': 2}, 'backend': 'fsdp2'}
+    >>> place = fl.Place("train", mesh=fl.Mesh.of("fsdp=4,tp=2"))
+    >>> place.pool, place.mesh.size, place.offload
+    ('train', 8, False)
     """
 
     pool: str
     mesh: Mesh = field(default_factory=Mesh)
-    backend: str = "hf"
+    backend: str = REFERENCE
     at: At | None = field(default=None, compare=False, repr=False)
     offload: bool = False
 
     def to_json(self, use: str = "train") -> dict[str, Any]:
-        """``{"pool": "train", "mesh": {"fsdp": 8}, "backend": "fsdp2"}``; without a mesh where it is a single rank."""
+        """``{"pool": "train", "mesh": {"fsdp": 8}, "backend": ...}``; without a mesh where it is a single rank."""
         mesh = {"mesh": dict(self.mesh.axes)} if self.mesh.size > 1 else {}
         said = {"pool": self.pool, **mesh, "engine" if use == "generate" else "backend": self.backend}
         return {**said, "offload": True} if self.offload else said
@@ -130,7 +131,7 @@ class Plan:
 
     >>> plan = fl.Plan(
     ...     {"train": fl.Pool("train", devices=(0, 1, 2, 3)), "rollout": fl.Pool("rollout", devices=(4, 5, 6, 7))},
-    ...     {"actor": {"train": fl.Place("train", fl.Mesh.of("fsdp=4"), "fsdp2"), "generate": fl.Place("rollout")}},
+    ...     {"actor": {"train": fl.Place("train", fl.Mesh.of("fsdp=4")), "generate": fl.Place("rollout")}},
     ...     cluster=fl.Cluster.of("h100-80:1x8"),
     ... )
     >>> plan.split("actor"), plan.devices("actor", "generate"), str(plan.place_of("actor", "generate").mesh)
@@ -211,7 +212,7 @@ class Plan:
         by_use = self.place.get(worker)
         if by_use:
             place = by_use.get(use) or next(iter(by_use.values()))
-            if use == "generate" and use not in by_use and place.backend in TRAIN_ONLY:
+            if use == "generate" and use not in by_use and not backend(place.backend).generates:
                 return Place(place.pool, Mesh({"dp": self.pools[place.pool].size}), at=place.at)
             return place
         pool = next(iter(self.pools.values()))

@@ -9,13 +9,10 @@ from typing import Any
 
 from ...errors import At, PlanError, near
 from ...names import FIX, name_problem
+from ..backends import PUBLISH, backend, listed, names_of
 from ..cluster.cluster import Cluster
 
-BACKENDS = ("hf", "fsdp2", "megatron")
-TRAIN_ONLY = ("fsdp2", "megatron")  # backends that do not generate
-ENGINES = ("hf", "vllm", "sglang")
 ORDERS = ("fifo", "window")
-PUBLISH = ("drain", "interrupt", "continue")
 MOST_STALENESS, MOST_CHUNKS = 1000, 10_000
 _COST = {"staleness": "each step in flight keeps its rows", "chunks": "each chunk is a call of its own"}
 _DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
@@ -113,25 +110,24 @@ def check_pool_name(worker: str, pool: str, pools: Iterable[str], at: At | None)
         )
 
 
-def check_backend(worker: str, use: str, backend: str, at: At | None) -> None:
-    """Training knows its backends, generation its engines; a place for both may name either."""
-    known = ENGINES if use == "generate" else BACKENDS
-    if backend not in known:
-        word, meant = ("engine" if use == "generate" else "backend"), near(backend, known)
+def check_backend(worker: str, use: str, name: str, at: At | None) -> None:
+    """Raise PlanError for a place to train without a backend that trains, or one to generate without an engine."""
+    known = names_of(use)
+    if name not in known:
+        word, meant = ("engine" if use == "generate" else "backend"), near(name, known)
         fix = f"Did you mean '{meant}'?" if meant else None
-        if backend in ENGINES:
-            fix = f"An engine generates: write generate: {{engine: {backend}}}."
-        elif backend in BACKENDS:
-            fix = f"A backend trains: write train: {{backend: {backend}}}."
-        raise PlanError(f"'{worker}': there is no {word} '{backend}'.", at=at, have=known, fix=fix)
+        if name in names_of("generate"):
+            fix = f"An engine generates: write generate: {{engine: {name}}}."
+        elif name in names_of("train"):
+            fix = f"A backend trains: write train: {{backend: {name}}}."
+        raise PlanError(f"'{worker}': there is no {word} '{name}'.", at=at, have=known, fix=fix)
 
 
-def check_offload(worker: str, backend: str, offload: bool, at: At | None) -> None:
-    """Only one backend keeps weights and optimizer in host memory."""
-    if offload and backend != "fsdp2":
-        raise PlanError(
-            f"'{worker}': {backend} does not offload.", at=at, fix="Write backend: fsdp2, or take offload out."
-        )
+def check_offload(worker: str, name: str, offload: bool, at: At | None) -> None:
+    """Raise PlanError where a backend is to keep weights and optimizer in host memory, and does not."""
+    if offload and not backend(name).offload:
+        fix = f"Write backend: {listed('train', offload=True)}, or take offload out."
+        raise PlanError(f"'{worker}': {name} does not offload.", at=at, fix=fix)
 
 
 def refuse_mesh(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from ..backends import REFERENCE, Backend, proposed
+from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.shape import ModelShape
 
@@ -44,6 +46,7 @@ def meshes(
 def _meshes(
     model: ModelShape, use: str, size: int, *, node: int, backend: str, any_split: bool
 ) -> Iterator[tuple[Mesh, str]]:
+    said = row_of(backend) if backend else None
     for tp in divisors(size):
         if tp > node or (size >= node and node % tp):
             continue
@@ -52,24 +55,34 @@ def _meshes(
                 continue
             data = size // tp // pp
             if use != "generate":
-                yield from _train(model, tp, pp, data, node=node, backend=backend)
-            elif backend != "hf" or size == data:
-                yield Mesh({"tp": tp, "pp": pp, "dp": data}), backend or "vllm"
+                yield from _train(model, tp, pp, data, node=node, said=said)
+            else:
+                row = said or proposed(use)[0]
+                if row.collective or size == data:
+                    yield Mesh({"tp": tp, "pp": pp, "dp": data}), row.name
 
 
-def _train(model: ModelShape, tp: int, pp: int, data: int, *, node: int, backend: str) -> Iterator[tuple[Mesh, str]]:
-    """Weights sharded over the rows' devices (fsdp2), over those of a node alone, or replicated (megatron)."""
-    if tp * pp * data == 1 or backend == "hf":
+def _train(
+    model: ModelShape, tp: int, pp: int, data: int, *, node: int, said: Backend | None
+) -> Iterator[tuple[Mesh, str]]:
+    """Weights sharded over the rows' devices, over those of a node alone, or replicated, as a backend does it."""
+    if tp * pp * data == 1 or (said and not said.collective):
         if tp * pp == 1:
-            yield Mesh({"dp": data}), backend or "hf"
+            yield Mesh({"dp": data}), said.name if said else REFERENCE
         return
-    if backend in ("", "fsdp2") and pp == 1:
-        inside = max(1, node // tp)
-        yield Mesh({"fsdp": data, "tp": tp}), "fsdp2"
-        if data > inside and data % inside == 0:
-            yield Mesh({"dp": data // inside, "fsdp": inside, "tp": tp}), "fsdp2"
-    if backend in ("", "megatron"):
-        yield Mesh({"pp": pp, "dp": data, "tp": tp}), "megatron"
-        for ep in divisors(data) if model.experts else ():
-            if 1 < ep <= node and model.experts % ep == 0:
-                yield Mesh({"pp": pp, "dp": data // ep, "ep": ep, "tp": tp}), "megatron"
+    for row in (said,) if said else proposed("train"):
+        if "fsdp" not in row.axes:
+            yield from ((mesh, row.name) for mesh in _replicated(model, tp, pp, data, node=node, row=row))
+        elif pp == 1:
+            inside = max(1, node // tp)
+            yield Mesh({"fsdp": data, "tp": tp}), row.name
+            if data > inside and data % inside == 0:
+                yield Mesh({"dp": data // inside, "fsdp": inside, "tp": tp}), row.name
+
+
+def _replicated(model: ModelShape, tp: int, pp: int, data: int, *, node: int, row: Backend) -> Iterator[Mesh]:
+    """Copies of all weights for the rows, those of experts split over some of them."""
+    yield Mesh({"pp": pp, "dp": data, "tp": tp})
+    for ep in divisors(data) if model.experts and "ep" in row.axes else ():
+        if 1 < ep <= node and model.experts % ep == 0:
+            yield Mesh({"pp": pp, "dp": data // ep, "ep": ep, "tp": tp})

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..backends import REFERENCE
 from ..cluster.mesh import Mesh
 from ..cost.memory import Usage, generating, reading, room, training
 from ..cost.model import Costs
@@ -25,7 +26,7 @@ _HELD_STEP = 1e9
 
 @dataclass(frozen=True)
 class Way:
-    """One use on one mesh: ``Way(Mesh({"fsdp": 8}), "fsdp2", seconds=(1.2, 30.5), usage=usage)``.
+    """One use on one mesh: ``Way(Mesh({"fsdp": 8}), backend, seconds=(1.2, 30.5), usage=usage)``.
 
     ``seconds`` by call of the use; ``usage``: bytes on each device.
     """
@@ -113,7 +114,7 @@ class Parallelism:
             size,
             node=nodes.devices,
             rows=rows,
-            backend=member.backend or ("hf" if nodes.kind == "cpu" else ""),
+            backend=member.backend or (REFERENCE if nodes.kind == "cpu" else ""),
             any_split="divisibility" in self.relaxed,
         )
 

@@ -11,7 +11,7 @@ from ...batch import Batch
 from ...errors import RankLost
 from ...lowering.deployment import Deployment
 from ...schedule.scheme import Scheme
-from ...workers.base import Engine
+from ...workers.engine import Engine
 from ...workers.records import Build, Model
 from ..executor import PendingCall, RunServices, open_copies
 from ..local.executor import Declared

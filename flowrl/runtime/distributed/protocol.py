@@ -10,7 +10,8 @@ from typing import Any
 from ...batch import CallInfo, Key
 from ...errors import FlowError, NotFinite
 from ...graph.op import Op
-from ...workers.base import Engine, ModelWorker, Worker
+from ...workers.base import ModelWorker, Worker
+from ...workers.engine import Engine
 from ...workers.records import Build, Model
 from ..values.remote_batch import Kind
 

@@ -14,7 +14,8 @@ from ...column import raw_bytes
 from ...errors import RunError
 from ...graph.op import Op
 from ...lowering.deployment import WorkerSpec
-from ...workers.base import KEPT, Engine, ModelWorker, Opening, Worker
+from ...workers.base import KEPT, ModelWorker, Opening, Worker
+from ...workers.engine import Engine
 from ...workers.notes import NAME, Notes
 from ...workers.records import Build, Sampled
 from ...workers.sampling import SamplingArguments

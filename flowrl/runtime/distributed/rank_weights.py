@@ -10,6 +10,7 @@ from typing import Any
 
 from ...lowering.deployment import WorkerSpec
 from ...workers.base import ModelWorker, Worker
+from ...workers.engine import has_weights
 from ...workers.weights import Shard, Sums, sums
 from ..transfer.offload import Offloaded, tensors_of
 from ..transfer.plan import Moves
@@ -42,12 +43,12 @@ class Weights:
     def shards(self, key: Key) -> list[Shard]:
         """The live weights of a worker on this rank; none for one without a model."""
         worker = self.workers[key]
-        return worker.engine.shards() if isinstance(worker, ModelWorker) else []
+        return worker.engine.shards() if isinstance(worker, ModelWorker) and has_weights(worker.engine) else []
 
     def offload(self, key: Key) -> int:
         """Take weights and optimizer of a worker out of its device's memory. Returns the bytes that this frees."""
         worker = self.workers[key]
-        if key in self.offloaded or not isinstance(worker, ModelWorker):
+        if key in self.offloaded or not isinstance(worker, ModelWorker) or not has_weights(worker.engine):
             return 0
         self.offloaded[key] = Offloaded()
         return self.offloaded[key].take(tensors_of(worker.engine))
@@ -148,7 +149,7 @@ class Weights:
         """Somebody has written into the weights: they are a version now."""
         worker = self.workers[key]
         assert isinstance(worker, ModelWorker), "only models have weights"
-        worker.engine.weights_written()
+        worker.engine_with_weights().weights_written()
         worker.mark_published(version)
         return worker.version, worker.dirty, worker.stamp
 

@@ -9,8 +9,10 @@ from typing import Any, Protocol, cast
 
 from ...errors import FlowError, RankLost, WorkerError
 from ...graph.values import is_handle
+from ...placement.backends import REFERENCE
 from ...schedule.scheme import Scheme
-from ...workers.base import Engine, ModelWorker, Opening, Worker
+from ...workers.base import ModelWorker, Opening, Worker
+from ...workers.engine import Engine, has_weights
 from ...workers.records import Build
 from ...workers.tokenizer import actor_of, find_tokenizer
 from ..executor import PendingCall, RunServices, open_copies
@@ -49,6 +51,7 @@ class LocalExecutor:
     declared: Mapping[str, Declared]
     open_engine: Callable[[str, Build], Engine]
     backends: Mapping[str, str] = field(default_factory=dict[str, str])
+    engines: Mapping[str, str] = field(default_factory=dict[str, str])  # of the copies that generate, by worker
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
     pools: Mapping[str, str] = field(default_factory=dict[str, str])  # of those that train, by worker
     seed: int = 0
@@ -119,7 +122,7 @@ class LocalExecutor:
         """Take weights and optimizer of a worker out of its device's memory; its next call needs them back."""
         del forecast
         worker = self._resident(resident)
-        if resident not in self._offloaded and isinstance(worker, ModelWorker):
+        if resident not in self._offloaded and isinstance(worker, ModelWorker) and has_weights(worker.engine):
             self._offloaded[resident] = Offloaded()
             self._offloaded[resident].take(tensors_of(worker.engine))
 
@@ -162,7 +165,7 @@ class LocalExecutor:
         worker = declared.cls(*declared.args, **declared.kwargs)
         worker.name = name
         worker.init_arguments = declared.arguments
-        backend = self.backends.get(name, "hf")
+        backend = (self.engines if serving else self.backends).get(name, REFERENCE)
         opening = Opening(
             open_engine=lambda build: self.open_engine(backend, build),
             peer=lambda handle: self.open(handle.name) if is_handle(handle) else handle,

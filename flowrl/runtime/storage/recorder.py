@@ -15,6 +15,7 @@ from typing import Any
 from ...batch import Batch, Column
 from ...errors import At
 from ...graph.logged import Logged, Names
+from ...placement.backends import packages
 from ..values.call import outcome
 from ..values.records import Step
 from .disk import hexadecimal, writing
@@ -24,7 +25,7 @@ from .traffic import spread
 
 STREAMS = ("metrics", "timeline", "traffic", "trajectories", "events")
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
-PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray", "megatron-core")
+PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
 
 
 class Recorder:
@@ -219,7 +220,7 @@ def first_groups(rows: Any, count: int) -> Any:
 def versions() -> dict[str, str]:
     """Versions of Python and the packages that decide a result."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *packages()):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

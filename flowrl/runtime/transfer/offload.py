@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...workers.base import Engine
+    from ...workers.engine import HasWeights
 
 
 @dataclass
@@ -65,7 +65,7 @@ def _copy_elsewhere(here: Tensor) -> Tensor:
     return there.copy_(here)
 
 
-def tensors_of(engine: Engine) -> Iterable[Tensor]:
+def tensors_of(engine: HasWeights) -> Iterable[Tensor]:
     """Return all tensors that an engine holds on its device: weights, and what trains them."""
     shards, _ = engine.state_shards()
     return [shard.tensor for shard in (*shards, *engine.shards())]

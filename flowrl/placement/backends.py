@@ -1,0 +1,180 @@
+"""What each backend and engine can do: one table, which plans, checks, costs, the search and runs read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import PlanError, near
+
+#: How a publish may treat the requests that are running; a backend names those that it can.
+PUBLISH = ("drain", "interrupt", "continue")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One row: ``Backend("fsdp2", "...", module="flowrl.backends.fsdp2.engine", trains=True, collective=True)``.
+
+    ``module`` has its ``open_engine``; a backend without one is known to plans, checks, costs and the search, and no
+    run has it. ``extra`` of this package installs ``package``, which it imports.
+
+    What it does: ``trains``, which includes reading log-probabilities, values and scores; ``generates``.
+    ``collective``: its ranks hold parts of one model and compute together along ``axes``; otherwise each rank holds a
+    whole model, and only one device trains. ``publishes``: the modes in which it takes new weights while it generates;
+    none: it never does. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's) and ``processed`` (of what
+    was sampled from). ``batch_invariant``: the numbers of a row can be had without those beside it, bit for bit.
+    ``gradients``: the dtype in which those of bf16 training are added up.
+
+    What a plan may say beside it: ``offload``. What it refuses: two axes that it ``excludes`` from one mesh; adapters
+    and frozen weights on axes other than ``adapters`` and ``freezes``; without CUDA ``cuda_axes`` and, for a mixture of
+    experts, ``cuda_expert_axes``.
+
+    What it costs: ``sequence_parallel``: activations are split along ``tp`` everywhere. ``optimizer_over_copies``: the
+    optimizer's state is split over the copies of a weight too. ``chunked_logits``: those of a micro-batch are never all
+    there. ``recomputes``: activations are taken to be recomputed in the backward pass, asked for or not.
+    ``proposed``: the search proposes it.
+    """
+
+    name: str
+    what: str
+    module: str = ""
+    extra: str = ""
+    package: str = ""
+    trains: bool = False
+    generates: bool = False
+    collective: bool = False
+    axes: tuple[str, ...] = ("dp",)
+    publishes: tuple[str, ...] = ()
+    logprobs: tuple[str, ...] = ()
+    batch_invariant: bool = False
+    gradients: str = ""
+    offload: bool = False
+    excludes: tuple[tuple[str, str], ...] = ()
+    adapters: tuple[str, ...] = ()
+    freezes: tuple[str, ...] = ()
+    cuda_axes: tuple[str, ...] = ()
+    cuda_expert_axes: tuple[str, ...] = ()
+    sequence_parallel: bool = False
+    optimizer_over_copies: bool = False
+    chunked_logits: bool = False
+    recomputes: bool = True
+    proposed: bool = False
+
+    @property
+    def built(self) -> bool:
+        """Whether a run can have it."""
+        return bool(self.module)
+
+    def does(self, use: str) -> bool:
+        """Return whether it does what a place is for: ``train`` or ``generate``."""
+        return self.generates if use == "generate" else self.trains
+
+
+#: The backend of a place that names none: a whole model in one process, which the others are held against.
+REFERENCE = "hf"
+
+_ROWS = (
+    Backend(
+        "hf",
+        "a transformers model, whole, in each process",
+        module="flowrl.backends.hf.engine",
+        trains=True,
+        generates=True,
+        publishes=("drain",),
+        logprobs=("raw", "processed"),
+        gradients="fp32",
+        adapters=("dp",),
+        freezes=("dp",),
+        chunked_logits=True,
+        recomputes=False,
+    ),
+    Backend(
+        "fsdp2",
+        "a transformers model split by PyTorch itself: FSDP2 over `fsdp`, DTensor over `tp`, stages over `pp`",
+        module="flowrl.backends.fsdp2.engine",
+        trains=True,
+        collective=True,
+        axes=("pp", "dp", "fsdp", "tp"),
+        gradients="fp32",
+        offload=True,
+        adapters=("dp", "fsdp"),
+        freezes=("dp", "fsdp", "tp"),
+        proposed=True,
+    ),
+    Backend(
+        "megatron",
+        "the model carried over to megatron-core, with its distributed optimizer over `dp`",
+        module="flowrl.backends.megatron.engine",
+        extra="megatron",
+        package="megatron-core",
+        trains=True,
+        collective=True,
+        axes=("pp", "dp", "cp", "ep", "tp"),
+        gradients="fp32",
+        excludes=(("cp", "ep"),),
+        cuda_axes=("cp",),
+        cuda_expert_axes=("tp",),
+        sequence_parallel=True,
+        optimizer_over_copies=True,
+        proposed=True,
+    ),
+    Backend(
+        "vllm",
+        "the rollout engine vLLM",
+        extra="vllm",
+        package="vllm",
+        generates=True,
+        collective=True,
+        axes=("pp", "dp", "ep", "tp"),
+        publishes=PUBLISH,
+        logprobs=("raw", "processed"),
+        batch_invariant=True,
+        proposed=True,
+    ),
+    Backend(
+        "sglang",
+        "the rollout engine SGLang",
+        extra="sglang",
+        package="sglang",
+        generates=True,
+        collective=True,
+        axes=("pp", "dp", "ep", "tp"),
+        publishes=PUBLISH,
+        logprobs=("raw", "processed"),
+        batch_invariant=True,
+    ),
+)
+#: The table, by name.
+BACKENDS: dict[str, Backend] = {row.name: row for row in _ROWS}
+
+
+def backend(name: str) -> Backend:
+    """Return the row of that name. Raises PlanError with the nearest one."""
+    if name not in BACKENDS:
+        meant = near(name, BACKENDS)
+        fix = f"Did you mean '{meant}'?" if meant else None
+        raise PlanError(f"there is no backend '{name}'.", have=sorted(BACKENDS), fix=fix)
+    return BACKENDS[name]
+
+
+def names_of(use: str) -> tuple[str, ...]:
+    """Return the backends that ``train``, or those that ``generate``."""
+    return tuple(row.name for row in BACKENDS.values() if row.does(use))
+
+
+def proposed(use: str) -> tuple[Backend, ...]:
+    """Return those that the search proposes for models on several devices, the first choice first."""
+    return tuple(row for row in BACKENDS.values() if row.proposed and row.does(use))
+
+
+def listed(use: str, **traits: object) -> str:
+    """Return in words those that do a use and have these traits: ``listed("train", collective=True)``."""
+    found = [r.name for r in BACKENDS.values() if r.does(use) and all(getattr(r, k) == v for k, v in traits.items())]
+    return " or ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+
+def packages() -> tuple[str, ...]:
+    """Return the packages that backends import, whose versions decide a result."""
+    return tuple(row.package for row in BACKENDS.values() if row.package)
+
+
+__all__ = ["BACKENDS", "PUBLISH", "REFERENCE", "Backend", "backend", "listed", "names_of", "packages", "proposed"]

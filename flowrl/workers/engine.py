@@ -1,0 +1,80 @@
+"""What a backend offers on one rank: an engine generates, or trains, or both; one with weights can be moved and saved.
+
+Shapes are those of the reference engine. An engine offers whole protocols and leaves out the others:
+:func:`generates`, :func:`has_weights` and :func:`trains` tell which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+from .records import Build, Sampled, Sampling
+from .weights import Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..batch import Batch, Column
+
+
+class Engine(Protocol):
+    """What every engine has."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+class Generates(Engine, Protocol):
+    """Samples responses."""
+
+    @property
+    def positions(self) -> int | None: ...
+    def generate(
+        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
+    ) -> Sampled: ...
+
+
+class HasWeights(Engine, Protocol):
+    """Has weights, which others take, give, compare and save."""
+
+    def plain_weights(self) -> Mapping[str, Tensor]: ...
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None: ...
+    def shards(self) -> list[Shard]: ...
+    def weights_written(self) -> None: ...
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None: ...
+    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]: ...
+    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None: ...
+    def digest(self) -> str: ...
+    def save(self, folder: str) -> None: ...
+
+
+class Trains(HasWeights, Protocol):
+    """Reads rows, and trains on them where it was opened with an optimizer."""
+
+    def logprobs(self, batch: Batch, *, micro_tokens: int | None = None, entropy: bool = False) -> Any: ...
+    def distribution(self, batch: Batch) -> Column: ...
+    def values(self, batch: Batch) -> Column: ...
+    def scores(self, batch: Batch) -> Column: ...
+    def update(self, batch: Batch, loss: Any, **how: Any) -> Mapping[str, float]: ...
+    def restart_optimizer(self) -> None: ...
+    def copy_weights_from(self, other: Any) -> None: ...
+    def blend(self, other: Any, decay: float) -> float: ...
+    def base_alone(self, build: Build) -> Any: ...
+    def other_adapters(self, build: Build) -> Any: ...
+
+
+def generates(engine: Engine) -> TypeGuard[Generates]:
+    """Return whether an engine samples responses."""
+    return hasattr(engine, "generate")
+
+
+def has_weights(engine: Engine) -> TypeGuard[HasWeights]:
+    """Return whether an engine has weights that can be moved and saved."""
+    return hasattr(engine, "shards")
+
+
+def trains(engine: Engine) -> TypeGuard[Trains]:
+    """Return whether an engine reads and trains."""
+    return hasattr(engine, "update")
