@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import signal
 import sys
 import time
 
@@ -23,6 +24,8 @@ def misbehave(fault):
             raise KeyboardInterrupt
         case "ends":
             os._exit(3)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does where it takes too much memory
         case "crashes":
             ctypes.string_at(0)
         case "forks":

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +26,9 @@ import sys, time
 sys.path.insert(0, {beside!r})
 from small_flow import Numbers
 import flowrl as fl
+from flowrl.runtime.distributed.ray import head
+
+head.PATIENCE = 3.0
 
 class World(fl.Worker):
     @fl.op(reads="x", adds="r: f32[]", cost="external", pieces=True)
@@ -84,3 +93,68 @@ def test_the_run_says_what_died_and_how_to_go_on(tmp_path, process, said):
     again = subprocess.run([*words, "--resume", "--steps", str(steps)], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     assert len((out / "metrics.jsonl").read_text().splitlines()) == steps
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A Ray that somebody has started, on loopback and with a token: the environment that reaches it, and its parent."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets take no long names
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text(secrets.token_hex(32))
+    how = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=4", "--include-dashboard=false"]
+    words = [str(Path(sys.executable).with_name("ray")), "start", *words, f"--temp-dir={folder}", "--block"]
+    with (tmp_path / "ray.log").open("wb") as log:
+        ray = subprocess.Popen(words, env={**os.environ, **how}, stdout=log, stderr=log, start_new_session=True)
+    yield ray, f"127.0.0.1:{port}", how
+    for group in {os.getpgid(pid) for pid in [ray.pid, *below(ray.pid)] if Path(f"/proc/{pid}").exists()}:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    ray.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def below(pid: int) -> list[int]:
+    """All processes below one."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found, waiting = list[int](), [pid]
+    while waiting:
+        found += (new := parents.get(waiting.pop(), []))
+        waiting += new
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
+def test_of_a_running_cluster_too(tmp_path, running, process):
+    """Nobody here has started it, so that nobody here is told by the system that it has ended."""
+    ray, address, how = running
+    script, plan, out = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run"
+    script.write_text(SCRIPT.format(beside=str(Path(__file__).parent)))
+    plan.write_text(PLAN)
+    end = time.monotonic() + 60
+    while not [p for p in below(ray.pid) if "raylet" in Path(f"/proc/{p}/comm").read_text()]:
+        assert ray.poll() is None and time.monotonic() < end, (tmp_path / "ray.log").read_text()
+        time.sleep(0.2)
+    words = [sys.executable, "-m", "flowrl", "run", str(script), "--out", str(out), "--quiet", "--runtime", "ray"]
+    words += ["--address", address, "--plan", str(plan), "--checkpoint-every", "2"]
+    run = subprocess.Popen(
+        words, env={**os.environ, **how}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(out / "checkpoints" / "000001" / "manifest.json", run)
+    os.kill(child_of(ray.pid, process), signal.SIGKILL)
+    lines = run.communicate(timeout=60)[1].splitlines()
+    assert run.returncode == 1, lines
+    said = {
+        "raylet": r"Ray's raylet on this host has ended, and all ranks here with it",
+        "gcs_server": rf"the head of Ray's cluster \(gcs_server\) at {address} has not answered for \d+ s, and no rank .*",
+    }
+    assert re.fullmatch(rf"{said[process]}; go on with: flowrl run {script} --out {out} --resume", lines[-1]), lines
+    assert json.loads((out / "run.json").read_text())["status"] == "failed" and not (out / "run.lock").exists()

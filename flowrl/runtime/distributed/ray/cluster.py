@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....errors import ClusterLost, RankLost, RunError, UsageError
 from ....graph.site import is_users
+from ..exits import Watched
 from ..protocol import Failed, RankConfig
 from .actor import THREADS, RankActor, start
 from .head import check_head, end_head
@@ -72,6 +73,7 @@ class RayRanks:
             rank: (pool, place) for pool in self.pools for place, rank in enumerate(pool.ranks)
         }
         self._restarts = 0
+        self._watched: dict[int, Watched] = {}  # the processes of this host
         self._fallen: dict[int, Any] = {}  # processes that were found to be lost
         self._starting: frozenset[int] = frozenset()
 
@@ -92,6 +94,8 @@ class RayRanks:
         check_head()
         self._starting = frozenset(ranks)
         for rank in ranks:
+            if rank in self._watched:
+                self._watched.pop(rank).close()  # from here on it is ended by the run
             with suppress(RayError, ValueError):
                 ray.kill(self.handles[rank])
         self._restarts += 1
@@ -102,6 +106,8 @@ class RayRanks:
 
     def stop(self) -> None:
         """End all ranks, and the cluster if it was started here."""
+        while self._watched:
+            self._watched.popitem()[1].close()
         try:
             check_head()
         except ClusterLost:  # it would wait for what is gone
@@ -187,6 +193,7 @@ class RayRanks:
         begun = {rank: (h.begin.remote(self._config, dict(self.handles)), h) for rank, h in self.handles.items()}
         new = {rank: begun.pop(rank) for rank in ranks}
         self.where |= self._told(self.wait(new, "starting ranks", SECONDS_TO_START))
+        self._watch(ranks)
         if begun:
             ray.wait([ref for ref, _ in begun.values()], num_returns=len(begun), timeout=SILENT)
 
@@ -284,14 +291,28 @@ class RayRanks:
 
     def _lost(self, died: Mapping[int, str], what: str, answers: Mapping[int, Any]) -> RankLost:
         rank, more = min(died), len(died) - 1
-        memory = f": {_OUT_OF_MEMORY}" if _OUT_OF_MEMORY in died.values() else ""
+        ends = [_OUT_OF_MEMORY] if _OUT_OF_MEMORY in died.values() else self._ends(died)
         return RankLost(
             f"rank {rank} of pool '{self._places[rank][0].name}' died during {what}"
-            f"{f', and {more} more' if more else ''}{memory}.",
+            f"{f', and {more} more' if more else ''}{''.join(f': {end}' for end in ends[:1])}.",
             ranks=sorted(died),
             answers=answers,
             fix="If it happens again, look into the logs of Ray for this process: memory is the usual reason.",
         )
+
+    def _ends(self, ranks: Iterable[int]) -> list[str]:
+        """How these ended, as far as this host knows: those that ran out of memory first."""
+        found = [self._watched[rank].ended() for rank in sorted(ranks) if rank in self._watched]
+        return sorted(filter(None, found), key=lambda end: "ran out of memory" not in end)
+
+    def _watch(self, ranks: Iterable[int]) -> None:
+        """Be able to say how these end, as far as they are on this host."""
+        here = ray.util.get_node_ip_address()
+        for rank in ranks:
+            if (before := self._watched.pop(rank, None)) is not None:
+                before.close()
+            if self.where[rank]["node"] == here:
+                self._watched[rank] = Watched(self.where[rank]["pid"])
 
     def _ask(self) -> Asked:
         """Ask all ranks whether they are there, but for those that are being started."""

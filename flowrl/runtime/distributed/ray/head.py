@@ -1,7 +1,9 @@
-"""Ray's own processes on this host, as far as they were started from here: whether they are there still."""
+"""What a run on Ray depends on: the processes of Ray that were started from here, or those of a running cluster."""
 
 from __future__ import annotations
 
+import socket
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -10,10 +12,13 @@ from ray._private import worker
 from ....errors import ClusterLost
 
 _NAMES = {"raylet": "raylet", "gcs_server": "head (gcs_server)"}
+PATIENCE = 30.0  # seconds that the head of a cluster may be away: one with a store of its own is started again
+LOOK = 1.0  # seconds between two looks at a cluster
+_MEND = "Go on with --resume. If it happens again, look into Ray's logs: memory is the usual reason."
 
 
 def check_head() -> None:
-    """Raise ClusterLost where a process of Ray's that this one has started has ended: no rank can go on without it.
+    """Raise ClusterLost where a process of Ray's has ended that no rank can go on without.
 
     Ray itself finds out after up to a minute, and then ends this process from the inside.
     """
@@ -21,9 +26,63 @@ def check_head() -> None:
         if process.poll() is not None:
             name = _NAMES[kind]
             raise ClusterLost(
-                f"Ray's {name} on this host, process {process.pid}, has ended, and all ranks with it.",
-                fix="Go on with --resume. If it happens again, look into Ray's logs: memory is the usual reason.",
+                f"Ray's {name} on this host, process {process.pid}, has ended, and all ranks with it.", fix=_MEND
             )
+    if not _processes():
+        _CLUSTER.check()
+
+
+class Cluster:
+    """A Ray that others have started, as this host reaches it: its head, and the raylet of this host."""
+
+    def __init__(self) -> None:
+        self._node: Any = None
+        self._looked, self._met = 0.0, 0.0
+        self._lost = ""
+
+    def check(self) -> None:
+        """Raise ClusterLost where the raylet is gone, or the head was not reached for :data:`PATIENCE` seconds."""
+        node: Any = getattr(worker, "_global_node", None)
+        if node is None:
+            return
+        now = time.monotonic()
+        if node is not self._node:
+            self._node, self._looked, self._met, self._lost = node, 0.0, now, ""
+        if not self._lost and now - self._looked >= LOOK:
+            self._looked = now
+            if _answers(node.gcs_address):
+                self._met = time.monotonic()
+            elif now - self._met > PATIENCE:
+                self._lost = f"the head of Ray's cluster (gcs_server) at {node.gcs_address} has not answered for "
+                self._lost += f"{now - self._met:.0f} s, and no rank can go on without it."
+            if _is_gone(node.raylet_socket_name):
+                self._lost = "Ray's raylet on this host has ended, and all ranks here with it."
+        if self._lost:
+            raise ClusterLost(self._lost, fix=f"Start the cluster again. {_MEND}")
+
+
+_CLUSTER = Cluster()
+
+
+def _answers(address: str) -> bool:
+    """Whether somebody listens at an address such as ``10.0.0.1:6379``."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_gone(path: str) -> bool:
+    """Whether nobody listens at a socket of this host any more; one that is busy does not say so."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as tried:
+        tried.settimeout(LOOK)
+        try:
+            tried.connect(path)
+        except OSError as error:
+            return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+    return False
 
 
 def end_head() -> None:
