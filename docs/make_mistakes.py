@@ -46,6 +46,8 @@ one that the program computes, or that depends on the step, is looked at by the 
 | the shape of what a loss of yours gives; a field that it looks up under a computed name | at the first update |
 | whether a model or tokenizer by name exists, and fits into memory | when models open, before the first step |
 | what is in rows after the first 32 of a file | when they are drawn |
+| whether a text has half of a surrogate pair | when it is encoded, with file and row |
+| whether weights or fields become infinite or no numbers | at the first result that is not finite: they are named |
 | whether a service answers | at the call: `retries=`, `on_error="mark"`, `max_failed=` |
 | whether anything is learned | a warning after 10 updates with `grad_norm` 0, or at the end of a shorter program |
 | paths beyond the 64 that are followed | when they run |

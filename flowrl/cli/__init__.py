@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import os
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None, module: str | None = None) -> int:
     ``module`` is the dotted name of its script, where Python runs it as a module.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # what data and user code say is shown, whatever the terminal can
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _command(words, module)
     except UsageError as error:

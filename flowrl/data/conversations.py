@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import At, DataError
+from .surrogates import half_error, half_of_pair
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ANSWERS = "Write a conversation as messages of user and assistant by turns, with an answer of the assistant."
@@ -102,6 +103,8 @@ def _by_difference(
         if not after.startswith(before) or not whole.startswith(after):
             raise _rewritten(tokenizer, i, len(messages), past=after.startswith(before), at=at)
         spans.append((len(before), len(after)))
+    if (half := half_of_pair(whole)) is not None:
+        raise half_error("A conversation", whole, half, at)
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     ids, starts = list(encoded["input_ids"]), [start for start, _ in encoded["offset_mapping"]]
     mask, ends = [False] * len(ids), frozenset(tokenizer.all_special_ids)

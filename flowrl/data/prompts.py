@@ -12,6 +12,7 @@ from ..batch import Batch, Column
 from ..errors import At, DataError, near
 from ..marks import IDS, marks, vocabulary
 from .conversations import read_conversation, templated
+from .surrogates import half_error, half_of_pair
 
 if TYPE_CHECKING:
     from .source import Reading
@@ -81,7 +82,7 @@ class Prompts:
             texts = [templated(c, tokenizer, at(row.index), answer=True) for c, row in zip(chats, rows, strict=True)]
         else:
             chats, texts = [], [self._value(row, at, str) for row in rows]
-        ids = encode(texts, tokenizer, special=not self.chat)
+        ids = encode(texts, tokenizer, special=not self.chat, at=lambda i: at(rows[i].index))
         kept = self._fitting(rows, ids, at)
         rows, ids = [rows[i] for i in kept], [ids[i] for i in kept]
         values = [row[self.reading.prompt] for row in rows]
@@ -94,11 +95,13 @@ class Prompts:
             return batch
         if self.reading.rejected is None:
             texts = self._texts(rows, (self.reading.response,), at)
-            return batch.with_columns(_supervised(texts, ids, tokenizer))
+            return batch.with_columns(_supervised(texts, ids, tokenizer, lambda i: at(rows[i].index)))
         texts = self._texts(rows, (self.reading.response, self.reading.rejected), at)
         twice = [prompt for prompt in ids for _ in range(2)]
         preferred = Column.of([True, False] * len(ids), dtype="bool")
-        return batch.expand(2).with_columns({**_supervised(texts, twice, tokenizer), "preferred": preferred})
+        return batch.expand(2).with_columns(
+            {**_supervised(texts, twice, tokenizer, lambda i: at(rows[i // 2].index)), "preferred": preferred}
+        )
 
     def _batch(
         self,
@@ -199,12 +202,14 @@ class Prompts:
         return [row[name] for row in rows for name in names]
 
 
-def _supervised(texts: list[str], prompts: list[list[int]], tokenizer: Any) -> dict[str, Column]:
+def _supervised(
+    texts: list[str], prompts: list[list[int]], tokenizer: Any, at: Callable[[int], At]
+) -> dict[str, Column]:
     """Texts to learn from, ended by the end-of-sequence token, each behind its prompt."""
     end = tokenizer.eos_token_id
     if end is None:
         raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
-    encoded = encode(texts, tokenizer, special=False)
+    encoded = encode(texts, tokenizer, special=False, at=at)
     responses = [tokens if tokens[-1:] == [end] else [*tokens, end] for tokens in encoded]
     return _learned(responses, prompts, [[True] * len(r) for r in responses])
 
@@ -225,9 +230,20 @@ def _check_column(name: str | None, columns: Mapping[str, bool], what: str, opti
         raise DataError(what.format(name), have=columns, fix=fix)
 
 
-def encode(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
-    """The token ids of texts; ``special`` adds what the tokenizer puts around a text, such as a begin token."""
-    return tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []
+def encode(
+    texts: list[str], tokenizer: Any, *, special: bool, at: Callable[[int], At] | None = None
+) -> list[list[int]]:
+    """The token ids of texts; ``special`` adds what the tokenizer puts around a text, such as a begin token.
+
+    DataError, ``at`` the number of the text, for one with half of a surrogate pair, which is no character.
+    """
+    try:
+        return tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []
+    except (TypeError, UnicodeError) as error:
+        for number, text in enumerate(texts):
+            if (half := half_of_pair(text)) is not None:
+                raise half_error("A text", text, half, at(number) if at is not None else None) from error
+        raise
 
 
 def _plain(value: Any, name: str, row: Row, at: Callable[[int], At]) -> Any:

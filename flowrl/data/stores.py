@@ -242,7 +242,11 @@ class Parquet(_Files):
             file, row = self._place(index)
             group = bisect_right(self._groups[file], row) - 1
             table = self._group(file, group)
-            rows.append(Row(table.slice(row - self._groups[file][group], 1).to_pylist()[0], index))
+            try:
+                [values] = table.slice(row - self._groups[file][group], 1).to_pylist()
+            except UnicodeError as error:
+                raise _no_text(error, self.at(index)) from error
+            rows.append(Row(values, index))
         return rows
 
     def _group(self, file: int, group: int) -> Any:
@@ -317,7 +321,13 @@ class Hf:
             raise DataError(what, fix=_neighbour(self._name) or "Look at its name, configuration and split.") from error
 
     def read(self, places: Sequence[int]) -> list[Row]:
-        return [Row(self._data[i], i) for i in places]
+        rows: list[Row] = []
+        for i in places:
+            try:
+                rows.append(Row(self._data[i], i))
+            except UnicodeError as error:
+                raise _no_text(error, self.at(i)) from error
+        return rows
 
     def at(self, index: int) -> At:
         return At(f"<{self.title}, row {index}>", 0)
@@ -350,6 +360,10 @@ def _parsed(line: bytes, at: At | None) -> Mapping[str, Any]:
         return _object(json.loads(line.decode("utf-8-sig")), at)
     except ValueError as error:  # of JSON or of UTF-8
         raise DataError(f"A line is no JSON: {error}.", at=at, fix="Write one JSON object per line.") from error
+
+
+def _no_text(error: UnicodeError, at: At) -> DataError:
+    return DataError(f"A row holds a text that is no UTF-8: {error}.", at=at, fix="Write the data again as UTF-8.")
 
 
 def _line_offsets(path: str) -> array[int]:

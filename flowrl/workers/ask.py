@@ -64,7 +64,7 @@ def written(
             templated([*first, {"role": "user", "content": text}], reader, At(f"<row {key}>", 0), answer=True)
             for key, text in zip(batch.keys, texts, strict=True)
         ]
-    ids = encode(texts, reader, special=not chat)
+    ids = encode(texts, reader, special=not chat, at=lambda i: At(f"<row {batch.keys[i]}>", 0))
     empty = next((key for key, row in zip(batch.keys, ids, strict=True) if not row), None)
     if empty is not None:
         raise ModelError(f"ask: the prompt of row {empty} has no token.", fix="Give the text some words of its own.")

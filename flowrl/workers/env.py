@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..batch import CallInfo
 from ..column import Column
+from ..data.surrogates import half_of_pair
 from ..errors import RewardError, WorkerError
 from ..graph.allowed import number, problem, whole, worker
 from ..graph.arguments import takes
@@ -130,6 +131,8 @@ def _stepped(returned: Any) -> tuple[Any, str, float, str]:
 def _text(observation: Any) -> str:
     if not isinstance(observation, str):
         raise TypeError(f"it returned the observation {observation!r}, which is no text")
+    if (half := half_of_pair(observation)) is not None:
+        raise ValueError(f"it returned an observation with half of a surrogate pair at character {half}")
     return observation
 
 

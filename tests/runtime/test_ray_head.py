@@ -96,8 +96,8 @@ def test_the_run_says_what_died_and_how_to_go_on(tmp_path, process, said):
 
 
 @pytest.fixture
-def running(tmp_path):
-    """A Ray that somebody has started, on loopback and with a token: the environment that reaches it, and its parent."""
+def running():
+    """A Ray that somebody has started, on loopback and with a token: its folder, its address, what reaches it."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets take no long names
     token = folder / "token"
     token.touch(0o600)
@@ -107,27 +107,25 @@ def running(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=4", "--include-dashboard=false"]
-    words = [str(Path(sys.executable).with_name("ray")), "start", *words, f"--temp-dir={folder}", "--block"]
-    with (tmp_path / "ray.log").open("wb") as log:
-        ray = subprocess.Popen(words, env={**os.environ, **how}, stdout=log, stderr=log, start_new_session=True)
-    yield ray, f"127.0.0.1:{port}", how
-    for group in {os.getpgid(pid) for pid in [ray.pid, *below(ray.pid)] if Path(f"/proc/{pid}").exists()}:
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-    ray.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+    words = [str(Path(sys.executable).with_name("ray")), "start", *words, f"--temp-dir={folder}"]
+    try:
+        started = subprocess.run(words, env={**os.environ, **how}, capture_output=True, text=True, check=False)
+        assert started.returncode == 0, started.stdout + started.stderr
+        yield folder, f"127.0.0.1:{port}", how
+    finally:
+        for pid, _ in of_folder(folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def below(pid: int) -> list[int]:
-    """All processes below one."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+def of_folder(folder: Path) -> list[tuple[int, str]]:
+    """The processes that were started with words that name a folder, with their programs."""
+    found: list[tuple[int, str]] = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
-    found, waiting = list[int](), [pid]
-    while waiting:
-        found += (new := parents.get(waiting.pop(), []))
-        waiting += new
+            if str(folder) in (words := file.read_text()):
+                found.append((int(file.parent.name), Path(words.split("\0")[0]).name))
     return found
 
 
@@ -135,21 +133,16 @@ def below(pid: int) -> list[int]:
 @pytest.mark.parametrize("process", ["raylet", "gcs_server"])
 def test_of_a_running_cluster_too(tmp_path, running, process):
     """Nobody here has started it, so that nobody here is told by the system that it has ended."""
-    ray, address, how = running
+    folder, address, how = running
     script, plan, out = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run"
     script.write_text(SCRIPT.format(beside=str(Path(__file__).parent)))
     plan.write_text(PLAN)
-    end = time.monotonic() + 60
-    while not [p for p in below(ray.pid) if "raylet" in Path(f"/proc/{p}/comm").read_text()]:
-        assert ray.poll() is None and time.monotonic() < end, (tmp_path / "ray.log").read_text()
-        time.sleep(0.2)
     words = [sys.executable, "-m", "flowrl", "run", str(script), "--out", str(out), "--quiet", "--runtime", "ray"]
     words += ["--address", address, "--plan", str(plan), "--checkpoint-every", "2"]
-    run = subprocess.Popen(
-        words, env={**os.environ, **how}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    run = subprocess.Popen(words, env={**os.environ, **how}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(out / "checkpoints" / "000001" / "manifest.json", run)
-    os.kill(child_of(ray.pid, process), signal.SIGKILL)
+    [dead] = [pid for pid, program in of_folder(folder) if program == process]
+    os.kill(dead, signal.SIGKILL)
     lines = run.communicate(timeout=60)[1].splitlines()
     assert run.returncode == 1, lines
     said = {

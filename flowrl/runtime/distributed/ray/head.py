@@ -50,13 +50,14 @@ class Cluster:
             self._node, self._looked, self._met, self._lost = node, 0.0, now, ""
         if not self._lost and now - self._looked >= LOOK:
             self._looked = now
-            if _answers(node.gcs_address):
-                self._met = time.monotonic()
-            elif now - self._met > PATIENCE:
-                self._lost = f"the head of Ray's cluster (gcs_server) at {node.gcs_address} has not answered for "
-                self._lost += f"{now - self._met:.0f} s, and no rank can go on without it."
+            head, answers = f"the head of Ray's cluster (gcs_server) at {node.gcs_address}", _answers(node.gcs_address)
+            self._met = time.monotonic() if answers else self._met
             if _is_gone(node.raylet_socket_name):
-                self._lost = "Ray's raylet on this host has ended, and all ranks here with it."
+                more = "" if answers else f", and {head} does not answer"
+                self._lost = f"Ray's raylet on this host has ended, and all ranks here with it{more}."
+            elif now - self._met > PATIENCE:
+                away = now - self._met
+                self._lost = f"{head} has not answered for {away:.0f} s, and no rank can go on without it."
         if self._lost:
             raise ClusterLost(self._lost, fix=f"Start the cluster again. {_MEND}")
 
