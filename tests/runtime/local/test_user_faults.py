@@ -16,7 +16,7 @@ from flowrl.errors import RewardError, RunError
 from flowrl.runtime.local.user_calls import Watch
 from flowrl.workers.notes import Notes, Row, at_work, bury
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 KNOWS = tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2]) >= (6, 15)  # how a process has ended
 NAMED = {"row": "row 5", "async": "row 5", "batched": "all 4 rows, 4 to 7"}
 

@@ -37,7 +37,7 @@ object.__setattr__(small_flow.World.__dict__["judge"], "fn", judge)
 @pytest.fixture
 def script(tmp_path):
     file = tmp_path / "slow.py"
-    file.write_text(SLOW.format(beside=str(Path(__file__).parent)))
+    file.write_text(SLOW.format(beside=str(Path(__file__).parents[1])))
     return file
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from flowrl.runtime.storage import checkpoint
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 #: A mutex that is locked twice: nothing wakes the thread.
 DEADLOCK = "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
 

@@ -23,7 +23,7 @@ from flowrl.placement.plan.plan import Place, Plan, Pool
 pytestmark = pytest.mark.skipif(
     not os.path.isdir("/proc/self") or os.getuid() != 0, reason="only root can become another user"
 )
-ATTACK = Path(__file__).parents[2] / "benchmarks" / "attack.py"
+ATTACK = Path(__file__).parents[3] / "benchmarks" / "attack.py"
 
 
 @pytest.fixture(scope="module")

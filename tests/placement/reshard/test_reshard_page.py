@@ -1,7 +1,7 @@
 import runpy
 from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_page_has_the_tables_that_the_planner_gives():

@@ -10,7 +10,7 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.runtime.driver.stalled import stalled
 
-TASK = runpy.run_path(str(Path(__file__).parents[2] / "algorithms" / "tasks" / "arithmetic.py"))
+TASK = runpy.run_path(str(Path(__file__).parents[3] / "algorithms" / "tasks" / "arithmetic.py"))
 PROMPTS = fl.data.rows([{"prompt": "1+2="}], batch=1)
 
 

@@ -21,7 +21,7 @@ from flowrl.errors import RewardError
 from flowrl.runtime.storage import external
 from flowrl.runtime.storage.journal import Journal
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 INFO = CallInfo(0, "train", 0, "reward.score", 0)
 
 

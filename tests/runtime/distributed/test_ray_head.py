@@ -71,7 +71,7 @@ def wait_for(file: Path, run: subprocess.Popen) -> None:
 @pytest.mark.parametrize(("process", "said"), [("raylet", "raylet"), ("gcs_server", "head (gcs_server)")])
 def test_the_run_says_what_died_and_how_to_go_on(tmp_path, process, said):
     script, plan, out = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run"
-    script.write_text(SCRIPT.format(beside=str(Path(__file__).parent)))
+    script.write_text(SCRIPT.format(beside=str(Path(__file__).parents[1])))
     plan.write_text(PLAN)
     words = [sys.executable, "-m", "flowrl", "run", str(script), "--out", str(out), "--quiet"]
     how = ["--runtime", "ray", "--plan", str(plan), "--checkpoint-every", "2"]

@@ -124,7 +124,7 @@ from damage_flow import *
 def test_the_command_line_says_how_to_go_on(flow, whole, tmp_path):
     """A limit of the size of files, as a shell's ``ulimit -f`` sets it."""
     script, out = tmp_path / "driver.py", tmp_path / "run"
-    script.write_text(SCRIPT.format(beside=str(Path(__file__).parent)))
+    script.write_text(SCRIPT.format(beside=str(Path(__file__).parents[1])))
     command = [sys.executable, "-m", "flowrl", "run", str(script), "--out", str(out), "--quiet"]
     limited = subprocess.run(
         command,
