@@ -51,7 +51,7 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
         finally:
             if os.getpid() != process and (end := IN_A_CHILD.get()) is not None:
                 end()
-    if op.updates and hasattr(worker, "touched"):
+    if op.updates and hasattr(worker, "mark_changed"):
         worker.mark_changed()
     if adds_to is None:
         return _plain_numbers(op, title, result)
