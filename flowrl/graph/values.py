@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from ..errors import ProgramError, near
 from .site import caller
+from .trees import find_in, rebuild
 
 if TYPE_CHECKING:
     from .session import Session
@@ -268,36 +269,13 @@ def is_handle(value: Any) -> bool:
 
 
 def find(tree: Any) -> Iterator[Value]:
-    """All values inside arguments: in tuples, lists, dicts and the parameters of specs."""
-    if isinstance(tree, Value):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in cast("Sequence[Any]", tree):
-            yield from find(item)
-    elif isinstance(tree, Mapping):
-        for item in cast("Mapping[Any, Any]", tree).values():
-            yield from find(item)
-    elif _is_spec(tree):
-        yield from find(tree.parameters)
-
-
-def _is_spec(tree: Any) -> bool:
-    cls = cast("Any", type(tree))  # asked of the class: a handle would take the name for an op
-    return hasattr(cls, "with_parameters")
+    """Yield all values inside arguments: see :mod:`flowrl.graph.trees`."""
+    return find_in(tree, Value)
 
 
 def replace_values(tree: Any, change: Callable[[Value], Any]) -> Any:
-    """The same arguments with every value changed."""
-    if isinstance(tree, Value):
-        return change(tree)
-    if isinstance(tree, (tuple, list)):
-        made = [replace_values(item, change) for item in cast("Sequence[Any]", tree)]
-        return made if isinstance(tree, list) else tuple(made)
-    if isinstance(tree, dict):
-        return {k: replace_values(v, change) for k, v in cast("dict[Any, Any]", tree).items()}
-    if _is_spec(tree) and next(find(tree.parameters), None) is not None:
-        return tree.with_parameters(replace_values(dict(tree.parameters), change))
-    return tree
+    """Return the same arguments with every value changed."""
+    return rebuild(tree, lambda item: change(item) if isinstance(item, Value) else item)
 
 
 #: Python's own functions for the deferred arithmetic, by name.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from ..graph.values import is_handle
 
 #: Classes of a tokenizer that is all in its ``tokenizer.json``.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -25,6 +26,30 @@ def find_tokenizer(said: Any, revision: str | None = None, *, trust_remote_code:
             refuse_code(error, f"The tokenizer of '{said}'")
             raise
     return said() if callable(said) and not hasattr(said, "encode") else said
+
+
+class Tokenizers:
+    """The tokenizers of a flow, each read once. ``workers`` are classes and arguments by name, in the order of their
+    declaration; ``of_worker`` gives the tokenizer of one."""
+
+    def __init__(self, workers: Mapping[str, tuple[type, Mapping[str, Any]]], of_worker: Callable[[str], Any]) -> None:
+        self._workers, self._of_worker = workers, of_worker
+        self._known: dict[int, tuple[Any, Any]] = {}  # with what named it, so that the id stays its own
+        self._by_worker: dict[str, Any] = {}
+
+    def find(self, said: Any) -> Any:
+        """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None.
+
+        Raises ModelError where no worker has one, and what :func:`find_tokenizer` raises.
+        """
+        if said is None or is_handle(said):
+            name: str = said.name if said is not None else actor_of(self._workers)
+            if name not in self._by_worker:
+                self._by_worker[name] = self._of_worker(name)
+            return self._by_worker[name]
+        if id(said) not in self._known:
+            self._known[id(said)] = (said, find_tokenizer(said))
+        return self._known[id(said)][1]
 
 
 def refuse_code(error: Exception, what: str) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from ...batch import Batch, Column
 from ...errors import RankLost
+from ...graph.trees import find_in, rebuild
 from ..executor import PendingCall, Ready
 from ..values.call import Call
 from ..values.on_driver import UNKNOWN, on_driver
-from ..values.remote_batch import Remote, RemoteColumn, found, rebuilt
+from ..values.remote_batch import Remote, RemoteColumn
 from .client import RankClient, to_error
 from .lineage import Recipe, stored_in
 from .protocol import Failed, RankCall, Reply
@@ -26,11 +27,11 @@ def start_call(client: RankClient, call: Call, group: WorkerGroup | None, argume
 
     What needs no rows is done at once, here.
     """
-    arguments = rebuilt(dict(arguments), _to_remote)
+    arguments = rebuild(dict(arguments), _to_remote)
     if group is None:
         if (known := on_driver(call.op, arguments)) is not UNKNOWN:
             return Ready(known)
-        if not found(arguments, (Remote, RemoteColumn)):  # numbers alone
+        if next(find_in(arguments, (Remote, RemoteColumn)), None) is None:  # numbers alone
             return Ready(call.op.run(None, arguments, call.into, call.info))
     return CallOnRanks(client, call, group, arguments)
 
@@ -50,7 +51,7 @@ class CallOnRanks:
 
     def __init__(self, client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> None:
         self.client, self.call, self.group, self.arguments = client, call, group, arguments
-        self.main: Remote | None = next((v for v in found(dict(arguments), (Remote,))), None)
+        self.main: Remote | None = next(find_in(dict(arguments), Remote), None)
         self._epoch = client.epoch
         self._first: _Sent | RankLost | None
         try:
@@ -92,7 +93,7 @@ class CallOnRanks:
 
     def _recipe(self, calls: Mapping[int, RankCall]) -> Recipe:
         group = self.group
-        groups = [*([group] if group is not None else []), *found(dict(self.arguments), (WorkerGroup,))]
+        groups = [*([group] if group is not None else []), *find_in(dict(self.arguments), WorkerGroup)]
         return Recipe(
             self.call.title,
             self.call.info.step,

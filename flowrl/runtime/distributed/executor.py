@@ -9,12 +9,12 @@ from typing import Any
 
 from ...batch import Batch
 from ...errors import RankLost
+from ...graph.terms import HandleLike
 from ...lowering.deployment import Deployment
 from ...schedule.scheme import Scheme
 from ...workers.engine import Engine
 from ...workers.records import Build, Model
 from ..executor import PendingCall, RunServices, open_copies
-from ..local.executor import Declared
 from ..storage import checkpoint
 from ..values.call import Call
 from ..values.remote_batch import Remote, RemoteColumn
@@ -36,7 +36,7 @@ class DistributedExecutor:
 
     def __init__(
         self,
-        declared: Mapping[str, Declared],
+        declared: Mapping[str, HandleLike],
         ranks: Ranks,
         *,
         deployments: Mapping[tuple[str, bool], Deployment],

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..values.remote_batch import Fetch, Remote, RemoteColumn, Stored, found
+from ...graph.trees import find_in
+from ..values.remote_batch import Fetch, Remote, RemoteColumn, Stored
 from .protocol import RankCall, Reply
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Lineage:
         """Yield the objects among those that arguments ask for that are gone, as (rank, number)."""
         if not self._gone:
             return
-        for part in (p for f in found(wanted, (Fetch,)) for p in f.parts):
+        for part in (p for f in find_in(wanted, Fetch) for p in f.parts):
             for take in part.takes:
                 if take.id <= self._gone.get(take.rank, -1) and take.id not in self._remade:
                     yield take.rank, take.id
@@ -106,5 +107,5 @@ class Lineage:
 def stored_in(arguments: Any) -> tuple[Stored, ...]:
     """Return the objects behind the values among arguments."""
     kinds = (Remote, RemoteColumn)
-    sources = (v.columns.values() if isinstance(v, Remote) else (v.source,) for v in found(arguments, kinds))
+    sources = (v.columns.values() if isinstance(v, Remote) else (v.source,) for v in find_in(arguments, kinds))
     return tuple(dict.fromkeys(s for some in sources for source in some for s in source.stored))

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import FlowError, RankLost, WorkerError
+from ...graph.terms import HandleLike
+from ...graph.trees import rebuild
 from ...graph.values import is_handle
 from ...lowering.deployment import Deployment
-from ...workers.tokenizer import actor_of, find_tokenizer
-from ..local.executor import Declared
 from ..transfer.meeting import forget_meetings
-from ..values.remote_batch import rebuilt
 from .client import Link, RankClient
-from .protocol import Blueprint, Named, RankConfig, unopened
+from .protocol import Blueprint, Named, RankConfig
 from .worker_group import WorkerGroup
 
 
@@ -39,7 +38,7 @@ class OpenGroups:
 
     def __init__(
         self,
-        declared: Mapping[str, Declared],
+        declared: Mapping[str, HandleLike],
         ranks: Ranks,
         client: RankClient,
         deployments: Mapping[tuple[str, bool], Deployment],
@@ -52,7 +51,7 @@ class OpenGroups:
         self.servers: dict[str, WorkerGroup] = {}
         self.joined: set[str] = set()
         self._started = False
-        self._tokenizers: dict[int, tuple[Any, Any]] = {}
+        self._tokenizers = config.tokenizers()
 
     def open(self, name: str) -> WorkerGroup:
         """Return the worker of that name; opens it on its ranks the first time."""
@@ -170,23 +169,14 @@ class OpenGroups:
 
     def tokenizer(self, said: Any) -> Any:
         """Return the tokenizer of a handle, a function, a name or a folder, in the driver; of the actor for None."""
-        if said is None:
-            said = self.declared[actor_of({n: (d.cls, d.arguments) for n, d in self.declared.items()})]
-        if id(said) not in self._tokenizers:
-            if is_handle(said):
-                model = unopened(self.config.blueprints, said.name).build().model  # type: ignore[attr-defined]
-                made = self.config.open_tokenizer(model)
-            else:
-                made = find_tokenizer(said)
-            self._tokenizers[id(said)] = (said, made)
-        return self._tokenizers[id(said)][1]
+        return self._tokenizers.find(said)
 
 
-def blueprint_of(name: str, declared: Declared) -> Blueprint:
+def blueprint_of(name: str, declared: HandleLike) -> Blueprint:
     """Return a worker as it travels: its arguments have names in the place of handles."""
 
     def to_name(item: Any) -> Any:
         return Named(item.name) if is_handle(item) else item
 
-    args, kwargs, arguments = rebuilt((declared.args, dict(declared.kwargs), dict(declared.arguments)), to_name)
+    args, kwargs, arguments = rebuild((declared.args, dict(declared.kwargs), dict(declared.arguments)), to_name)
     return Blueprint(name, declared.cls, args, kwargs, arguments)

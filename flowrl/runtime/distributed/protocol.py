@@ -13,6 +13,7 @@ from ...graph.op import Op
 from ...workers.base import ModelWorker, Worker
 from ...workers.engine import Engine
 from ...workers.records import Build, Model
+from ...workers.tokenizer import Tokenizers
 from ..values.remote_batch import Kind
 
 
@@ -58,6 +59,11 @@ class RankConfig:
     open_tokenizer: Callable[[Model], Any]
     folder: str
     seed: int = 0
+
+    def tokenizers(self) -> Tokenizers:
+        """Return the tokenizers of the run, which are read without a model."""
+        workers = {name: (b.cls, b.arguments) for name, b in self.blueprints.items()}
+        return Tokenizers(workers, lambda name: self.open_tokenizer(unopened(self.blueprints, name).build().model))  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

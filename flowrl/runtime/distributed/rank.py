@@ -13,13 +13,14 @@ from ...batch import Batch, Column
 from ...column import raw_bytes
 from ...errors import RunError
 from ...graph.op import Op
+from ...graph.trees import find_in, rebuild
+from ...graph.values import is_handle
 from ...lowering.deployment import WorkerSpec
 from ...workers.base import KEPT, ModelWorker, Opening, Worker
 from ...workers.engine import Engine
 from ...workers.notes import NAME, Notes
 from ...workers.records import Build, Sampled
 from ...workers.sampling import SamplingArguments
-from ...workers.tokenizer import actor_of, find_tokenizer
 from ..local.calls import run_op
 from ..storage.disk import Checksum, write_tensors
 from ..storage.journal import Journal
@@ -32,10 +33,8 @@ from ..values.remote_batch import (
     Take,
     bytes_of,
     column_bytes,
-    found,
     oldest_of,
     put_together,
-    rebuilt,
     sizes_of,
 )
 from .peers import Elsewhere, Peers, Policy
@@ -63,7 +62,7 @@ class Rank(Weights):
         self.objects: dict[int, Batch] = {}
         self._serves = threading.Lock()  # one call at a time is in the engine of a policy
         self._journal: Journal | None = None
-        self._tokenizers: dict[str, Any] = {}
+        self._tokenizers = config.tokenizers()
         self._now = _Now()
         self._notes = Notes(Path(config.folder), f"{NAME}.{pool}.{number}")
 
@@ -138,7 +137,7 @@ class Rank(Weights):
 
     def _peer(self, handle: Any) -> Any:
         """The worker behind a handle: here, or what is known of it."""
-        if not getattr(type(handle), "is_handle", False):
+        if not is_handle(handle):
             return handle
         here = self.workers.get((handle.name, False))
         if here is not None and not isinstance(here, ModelWorker):
@@ -147,16 +146,8 @@ class Rank(Weights):
         return Elsewhere(worker, lambda: self.tokenizer(handle))
 
     def tokenizer(self, said: Any) -> Any:
-        """The tokenizer that ``said`` names; None is that of the flow's actor."""
-        blueprints = self.config.blueprints
-        if said is None:
-            said = Named(actor_of({n: (b.cls, b.arguments) for n, b in blueprints.items()}))
-        if not getattr(type(said), "is_handle", False):
-            return find_tokenizer(said)
-        if said.name not in self._tokenizers:
-            model = unopened(blueprints, said.name).build().model  # type: ignore[attr-defined]
-            self._tokenizers[said.name] = self.config.open_tokenizer(model)
-        return self._tokenizers[said.name]
+        """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None."""
+        return self._tokenizers.find(said)
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
@@ -226,7 +217,7 @@ class Rank(Weights):
 
         failed = arguments = None
         try:
-            arguments = rebuilt(dict(call.arguments), given)
+            arguments = rebuild(dict(call.arguments), given)
         except Exception as error:
             failed = Failed.of(error)
         all_here = failed is None
@@ -242,7 +233,7 @@ class Rank(Weights):
 
     def _run(self, call: RankCall, arguments: Mapping[str, Any]) -> Reply:
         worker = self._worker(call)
-        first = next((f for f in found(dict(call.arguments), (Fetch,))), None)
+        first = next(find_in(dict(call.arguments), Fetch), None)
         op = inspect.getattr_static(type(worker), call.op) if isinstance(call.op, str) else call.op
         result = run_op(
             op,

@@ -10,9 +10,10 @@ from ...errors import FlowError
 from ...graph.call_errors import misread, missing_field, written_twice
 from ...graph.op import Op
 from ...graph.signature import Signature
+from ...graph.trees import rebuild
 from ...graph.values import is_handle
 from ..values.call import Call
-from ..values.remote_batch import Fetch, Remote, RemoteColumn, bytes_of, fetch, rebuilt
+from ..values.remote_batch import Fetch, Remote, RemoteColumn, bytes_of, fetch
 from .client import RankClient
 from .protocol import Named, RankCall, Serving
 from .rows import home_of
@@ -102,7 +103,7 @@ def _rank_call(
         return wanted
 
     sent = {
-        name: as_sent(value, reads.get(name)) if isinstance(value, (Remote, RemoteColumn)) else rebuilt(value, as_sent)
+        name: as_sent(value, reads.get(name)) if isinstance(value, (Remote, RemoteColumn)) else rebuild(value, as_sent)
         for name, value in arguments.items()
     }
     keeps = group is None or (rank == group.ranks[0] if keys is None else rank in group.keepers)

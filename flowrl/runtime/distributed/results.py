@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...batch import Batch, Column, Key
+from ...graph.trees import find_in
 from ..values.call import Call
-from ..values.remote_batch import Fetch, Remote, RemoteColumn, Source, Stored, bytes_of, found
+from ..values.remote_batch import Fetch, Remote, RemoteColumn, Source, Stored, bytes_of
 from .client import RankClient
 from .protocol import RankCall, Reply
 
@@ -28,7 +29,7 @@ def result_of(
     stored = [_to_stored(client, rank, rank_calls[rank].keep, reply) for rank, reply in kept.items()]
     if first.column:
         kinds = (Remote, RemoteColumn)
-        values = [v for v in found(dict(arguments), kinds) if len(v.keys) == sum(len(s.keys) for s in stored)]
+        values = [v for v in find_in(dict(arguments), kinds) if len(v.keys) == sum(len(s.keys) for s in stored)]
         listed = tuple(k for s in stored for k in s.keys)
         split = len(stored) > 1 and values  # its rows are those of its batch
         keys = values[0].keys if split else listed
@@ -46,7 +47,7 @@ def fill_keys(rank_calls: Mapping[int, RankCall], replies: Mapping[int, Reply]) 
     """Give replies the keys that did not travel with them: those of the first batch of their call."""
     for rank, reply in replies.items():
         if reply.alike:
-            reply.keys = found(dict(rank_calls[rank].arguments), (Fetch,))[0].keys
+            reply.keys = next(find_in(dict(rank_calls[rank].arguments), Fetch)).keys
 
 
 def kept_of(rank_calls: Mapping[int, RankCall], replies: Mapping[int, Reply]) -> dict[int, Reply]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...batch import Batch, Column
 from ...errors import RankLost
+from ...graph.trees import find_in
 from ..storage.disk import Checksum
-from ..values.remote_batch import DRIVER, Remote, RemoteColumn, bytes_of, fetch, found
+from ..values.remote_batch import DRIVER, Remote, RemoteColumn, bytes_of, fetch
 from .client import RankClient
 from .recovery import remake_rows
 
@@ -31,7 +32,7 @@ def write_rows(
 
 def home_of(client: RankClient, arguments: Mapping[str, Any]) -> int:
     """Return the rank where a call of a library runs: one that has some of its rows, in turns where the driver has."""
-    for value in found(dict(arguments), (Remote, RemoteColumn)):
+    for value in find_in(dict(arguments), (Remote, RemoteColumn)):
         sources = [value.source] if isinstance(value, RemoteColumn) else value.columns.values()
         at = next((s.rank for source in sources for s in source.stored if s.rank != DRIVER), None)
         if at is not None:

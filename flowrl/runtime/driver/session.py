@@ -18,6 +18,7 @@ from ...graph.op import Op
 from ...graph.scalars import ScalarValue
 from ...graph.session import nested_steps
 from ...graph.site import caller
+from ...graph.terms import SourceLike
 from ...graph.values import BatchValue, FieldValue, MetricsValue, Value, replace_values
 from ...schedule.events import Closed, Ended, Opened, Resumed
 from ...schedule.machine import Machine
@@ -25,7 +26,7 @@ from ...schedule.scheme import Scheme
 from ..executor import Executor
 from ..storage.journal import Journal
 from ..values.call import Call, NotKept, Part, maker, outcome
-from ..values.records import Draws, Hooks, Interrupted, Point, ResumePoint, SourceLike, Step
+from ..values.records import Draws, Hooks, Interrupted, Point, ResumePoint, Step
 from ..values.remote_batch import Remote, RemoteColumn
 from .dependencies import MERGE, declared, fields_after, shortest
 from .dispatcher import Dispatcher, Skipped

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ...errors import FlowError, RankLost, WorkerError
+from ...graph.terms import HandleLike
 from ...graph.values import is_handle
 from ...placement.backends import REFERENCE
 from ...schedule.scheme import Scheme
 from ...workers.base import ModelWorker, Opening, Worker
 from ...workers.engine import Engine, has_weights
 from ...workers.records import Build
-from ...workers.tokenizer import actor_of, find_tokenizer
+from ...workers.tokenizer import Tokenizers
 from ..executor import PendingCall, RunServices, open_copies
 from ..storage import checkpoint
 from ..storage.journal import Journal
@@ -24,23 +25,6 @@ from ..values.remote_batch import RemoteColumn
 from .calls import run_op
 
 
-class Declared(Protocol):
-    """A worker as the flow declares it: a handle."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def cls(self) -> type[Worker]: ...
-    @property
-    def args(self) -> tuple[Any, ...]: ...
-    @property
-    def kwargs(self) -> Mapping[str, Any]: ...
-    @property
-    def arguments(self) -> Mapping[str, Any]: ...
-    @property
-    def at(self) -> Any: ...
-
-
 @dataclass
 class LocalExecutor:
     """Opens workers in this process: see :class:`flowrl.runtime.executor.Executor`.
@@ -48,7 +32,7 @@ class LocalExecutor:
     ``devices`` says where, by worker; ``open_engine`` asks a backend.
     """
 
-    declared: Mapping[str, Declared]
+    declared: Mapping[str, HandleLike]
     open_engine: Callable[[str, Build], Engine]
     backends: Mapping[str, str] = field(default_factory=dict[str, str])
     engines: Mapping[str, str] = field(default_factory=dict[str, str])  # of the copies that generate, by worker
@@ -60,7 +44,10 @@ class LocalExecutor:
     serving_devices: Mapping[str, str] = field(default_factory=dict[str, str])  # of those
     run: RunServices = field(default_factory=RunServices)
     _offloaded: dict[str, Offloaded] = field(default_factory=dict[str, Offloaded])  # by resident
-    _tokenizers: dict[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
+
+    def __post_init__(self) -> None:
+        workers = {name: (d.cls, d.arguments) for name, d in self.declared.items()}
+        self._tokenizers = Tokenizers(workers, lambda name: cast("Any", self.open(name)).tokenizer)
 
     def attach(self, run: RunServices) -> None:
         """Use the services of a run from here on."""
@@ -194,14 +181,7 @@ class LocalExecutor:
 
     def tokenizer(self, said: Any) -> Any:
         """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None."""
-        if said is None:
-            owner = actor_of({n: (d.cls, d.arguments) for n, d in self.declared.items()})
-            return cast("Any", self.open(owner)).tokenizer
-        if is_handle(said):
-            return cast("Any", self.open(said.name)).tokenizer
-        if id(said) not in self._tokenizers:  # kept with what named it, so that the id stays its own
-            self._tokenizers[id(said)] = (said, find_tokenizer(said))
-        return self._tokenizers[id(said)][1]
+        return self._tokenizers.find(said)
 
     def close(self) -> None:
         """Close every open worker."""

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from ...batch import Batch
 from ...graph.logged import Logged
 from .call import Call
 
 
 class Interrupted(Exception):
     """The user asked to stop; a checkpoint was taken."""
-
-
-class SourceLike(Protocol):
-    """What a session needs of a data source."""
-
-    def cursor(self) -> Any: ...
-    def schema(self) -> Mapping[str, Any]: ...
-    def to_batch(self, rows: list[dict[str, Any]], first_uid: int, tokenizer: Any) -> Batch: ...
 
 
 @dataclass

@@ -10,7 +10,6 @@ from typing import Any
 from ...batch import Batch, Column, Key
 from ...column import concat
 from ...errors import FieldError, RowsError, near
-from ...graph.spec import Spec
 from ...marks import UNMARKED, Marks
 
 DRIVER = -1  # the rank of what the driver made itself: rows that it drew from a data source
@@ -403,31 +402,3 @@ def put_together(wanted: Fetch, get: Callable[[Take], Mapping[str, Column]]) -> 
     if wanted.column:
         return columns["value"]
     return Batch(wanted.keys, {n: columns[n] for n in wanted.kinds})
-
-
-def rebuilt(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Arguments with everything inside tuples, lists, dicts and parameters of specs changed."""
-    if isinstance(tree, (tuple, list)) and not hasattr(tree, "_fields"):
-        made = [rebuilt(item, change) for item in tree]
-        return made if isinstance(tree, list) else tuple(made)
-    if isinstance(tree, dict):
-        made = {k: rebuilt(v, change) for k, v in tree.items()}
-        return made if type(tree) is dict else type(tree)(made)
-    if isinstance(tree, Spec) and tree.parameters:
-        parameters = {k: rebuilt(v, change) for k, v in tree.parameters.items()}
-        changed = any(a is not b for a, b in zip(parameters.values(), tree.parameters.values(), strict=True))
-        return tree.with_parameters(parameters) if changed else tree
-    return change(tree)
-
-
-def found(tree: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """Everything of these kinds inside arguments, in order."""
-    seen: list[Any] = []
-
-    def look(item: Any) -> Any:
-        if isinstance(item, kinds):
-            seen.append(item)
-        return item
-
-    rebuilt(tree, look)
-    return seen
