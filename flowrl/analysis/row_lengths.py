@@ -8,7 +8,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from ..lowering.roles import HandleLike
+from ..graph.terms import HandleLike
 from ..placement.cost.lengths import Lengths
 from ..placement.cost.work import Role
 from ..schedule.flight import Made

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..errors import PlanError
 from ..graph.compile import node_ids
-from ..graph.terms import Traced
+from ..graph.terms import HandleLike, Traced
 from ..lowering.bases import bases_of
 from ..lowering.execution import Execution, choose_runtime, lower
-from ..lowering.roles import HandleLike, roles_of
+from ..lowering.roles import roles_of
 from ..lowering.scheme import scheme_of
 from ..lowering.unsupported import unsupported
 from ..placement.cost.calibrated import placed

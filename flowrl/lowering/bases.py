@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..graph.terms import HandleLike
 from ..graph.values import is_handle
 from ..placement.backends import REFERENCE
 from ..placement.plan.plan import Plan
 from ..workers.actor import Actor
 from ..workers.records import Lora
 from ..workers.reference import Reference
-from .roles import HandleLike, dtypes_of
+from .roles import dtypes_of
 
 
 def bases_of(handles: Sequence[HandleLike], plan: Plan) -> Mapping[str, str]:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import PlanError
+from ..graph.terms import HandleLike
 from ..placement.backends import REFERENCE, backend
 from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import DATA_AXES, Mesh
 from ..placement.plan.plan import Place, Plan, Pool
-from .roles import HandleLike
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..graph.terms import Reading, Traced
+from ..graph.terms import HandleLike, Reading, Traced
 from ..graph.values import is_handle
 from ..placement.plan.plan import Plan
 from ..schedule.events import Memory
 from ..schedule.scheme import Scheme
 from .deployment import Deployments, deploy_here, deploy_on_ranks, has_model
-from .roles import HandleLike
 from .scheme import sampled_workers, scheme_of, trained_workers
 
 QUEUE = 3  # calls that ranks are handed while they are at one: the way to them takes as long as some short calls

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from ..errors import At, FlowError, ModelError
-from ..graph.terms import Traced
+from ..errors import FlowError, ModelError
+from ..graph.terms import HandleLike, Traced
 from ..graph.values import is_handle
 from ..placement.cost.work import Role
 from ..placement.model.shape import ModelShape, shape_named
 from ..placement.plan.plan import Plan
-from ..workers.base import Worker
 from ..workers.freeze import frozen_names
 from ..workers.records import Lora, Model, dtypes
 from .scheme import sampled_workers, trained_workers
@@ -23,19 +22,6 @@ from .scheme import sampled_workers, trained_workers
 EMBEDDING = "model.embed_tokens.weight"
 #: Bytes of a number.
 BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
-
-
-class HandleLike(Protocol):
-    """A worker as the flow declares it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def cls(self) -> type[Worker]: ...
-    @property
-    def arguments(self) -> Mapping[str, Any]: ...
-    @property
-    def at(self) -> At: ...
 
 
 def roles_of(handles: Sequence[HandleLike], traced: Traced, plan: Plan) -> dict[str, Role]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..errors import PlanError
-from ..graph.terms import Traced
+from ..graph.terms import HandleLike, Traced
 from ..placement.plan.plan import Place, Plan
 from .deployment import has_model
 from .engines import refusals_of_use
 from .execution import used_workers
-from .roles import HandleLike
 from .scheme import sampled_workers, trained_workers
 
 ORDERS = ("fifo",)  # in which the driver of a run hands rows to updates

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import RankLost
-from ..schedule.scheme import Scheme
 from ..workers.notes import Notes
 from .storage.journal import Journal
 from .values.call import Call
@@ -85,10 +84,6 @@ class Executor(Protocol):
         ...
 
     # -- calls ------------------------------------------------------------------------------------------------------
-
-    def home_pools(self, workers: Iterable[str], scheme: Scheme) -> Container[str]:
-        """Return the pools whose calls the driver's thread does while the program waits; "" stands for no pool."""
-        ...
 
     def start(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> PendingCall:
         """Start a call, or a chunk of it, on an open worker; None for an op of a library.

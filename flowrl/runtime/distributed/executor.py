@@ -11,7 +11,6 @@ from ...batch import Batch
 from ...errors import RankLost
 from ...graph.terms import HandleLike
 from ...lowering.deployment import Deployment
-from ...schedule.scheme import Scheme
 from ...workers.engine import Engine
 from ...workers.records import Build, Model
 from ..executor import PendingCall, RunServices, open_copies
@@ -100,11 +99,6 @@ class DistributedExecutor:
         self.client.lineage.settle(sys.maxsize)  # steps are counted from anew
 
     # -- calls ------------------------------------------------------------------------------------------------------
-
-    def home_pools(self, workers: Iterable[str], scheme: Scheme) -> Container[str]:
-        """Return none: the driver's thread runs the program."""
-        del workers, scheme
-        return ()
 
     def start(self, call: Call, chunk: int, worker: WorkerGroup | None, arguments: Mapping[str, Any]) -> PendingCall:
         """Send a call to the ranks of its worker, or to where its rows are; returns what waits for it."""

@@ -89,7 +89,8 @@ class Dispatcher:
         self.cutter = Cutter(scheme.setup.chunks)
         self.failures: list[tuple[int, BaseException]] = []
         self.committed: deque[int] = deque()
-        self._pools = Pools(Everywhere() if eager else executor.home_pools(workers, scheme), self._changed)
+        home = {*scheme.home, NO_POOL} if scheme.home else ()  # ranks do all calls, also those without a pool
+        self._pools = Pools(Everywhere() if eager else home, self._changed)
         self._driver = threading.current_thread()
         self._issued: dict[int, Call] = {}  # not done yet
         self._staged: dict[tuple[str, int], Any] = {}

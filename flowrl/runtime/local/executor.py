@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,6 @@ from ...errors import FlowError, RankLost, WorkerError
 from ...graph.terms import HandleLike
 from ...graph.values import is_handle
 from ...placement.backends import REFERENCE
-from ...schedule.scheme import Scheme
 from ...workers.base import ModelWorker, Opening, Worker
 from ...workers.engine import Engine, has_weights
 from ...workers.records import Build
@@ -76,10 +75,6 @@ class LocalExecutor:
             self.workers[name].program_starts()
 
     # -- calls ------------------------------------------------------------------------------------------------------
-
-    def home_pools(self, workers: Iterable[str], scheme: Scheme) -> Container[str]:
-        """Return the pools that the driver's thread serves: as the scheme says, and what needs none."""
-        return scheme.home | {""}
 
     def start(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> PendingCall:
         """Return a call that is run by the thread that waits for it: two of a pool are never run side by side."""
