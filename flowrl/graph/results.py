@@ -76,9 +76,15 @@ def _rows_after(call: TCall, batch: TBatch | None, arguments: Mapping[str, Any])
 
 
 def sampled(batch: TBatch, calls: Sequence[TCall]) -> tuple[int | None, str]:
-    """How many rows each prompt has at most, and the call that sampled them; None where either is not known."""
+    """How many rows each prompt has at most, equal ones once, and the call that sampled them; None where not known."""
     if batch.rows_call is None or "preferred" in batch.fields:  # a source of pairs has two rows of each prompt
         return None, ""
     made = calls[: batch.rows_call + 1]
     sampled = next((call for call in reversed(made) if call.op.rows == "expand"), None)
-    return (None, "") if sampled is None else (rows_each(batch.rows), f"{sampled.title} (line {sampled.at.line})")
+    if sampled is None:
+        return None, ""
+    each, by = rows_each(batch.rows), f"{sampled.title} (line {sampled.at.line})"
+    greedy = sampled.op.cost == "generate" and sampled.arguments.get("greedy") is True
+    if greedy and each == sampled.arguments.get("n"):  # of one prompt
+        return 1, f"{by}, and leave out greedy=True: its rows are equal"
+    return each, by

@@ -33,7 +33,7 @@ def score(prompt: str, response: str) -> float:
     return float(len(response))
 
 
-def errors(make, *, n=1, samples=1, filtered=False, program=None):
+def errors(make, *, n=1, samples=1, filtered=False, last=None):
     """What check says of a program that samples ``n`` rows, then ``samples`` of each of these, and calls ``make``."""
     flow = fl.Flow("lone")
     actor = flow.worker(fl.Actor, model="Qwen/Qwen3-0.6B", name="actor")
@@ -46,6 +46,8 @@ def errors(make, *, n=1, samples=1, filtered=False, program=None):
             batch = actor.generate(batch, n=n)
             if samples > 1:
                 batch = actor.generate(batch.select("prompt_ids"), n=samples)
+            if last:
+                batch = actor.generate(batch.select("prompt_ids"), **last)
             batch = reward.score(batch)
             if filtered:
                 batch = batch.filter(batch.rewards > 0)
@@ -68,6 +70,16 @@ def test_check_refuses_one_row_per_prompt_at_its_line(title, filtered):
         if "batch = actor.generate(batch, n=n)" in text
     )
     assert error.fix.startswith(f"Write n=8 in actor.generate (line {line})")
+
+
+@pytest.mark.parametrize("title", COMPARING)
+def test_several_greedy_rows_are_one(title):
+    make, outcome = COMPARING[title]
+    (error,) = errors(make, last={"n": 8, "greedy": True})
+    assert error.what == f"{title} compares the rows of a prompt, and each has one here: {outcome}."
+    assert "and leave out greedy=True: its rows are equal" in error.fix
+    assert errors(make, samples=4, last={"greedy": True}) == []  # the prompts may be others by then
+    assert errors(make, last={"n": 8, "greedy": False}) == []
 
 
 @pytest.mark.parametrize("title", COMPARING)
