@@ -161,6 +161,16 @@ class RowOps:
         for other in batches[1:]:
             if set(other.fields) != names:
                 self.tracer.wrong(_other_fields(names, set(other.fields), at))
+        for number, batch in enumerate(batches):
+            if any(_share_keys(batch.rows, before.rows) for before in batches[:number]):
+                self.tracer.wrong(
+                    RowsError(
+                        f"concat puts rows with other keys below each other; two of these are "
+                        f"{self._rows_text(batch.rows)}, whose keys are the same.",
+                        at=at,
+                        fix="Sample them together, with n= of all; or join fields of the same rows with a | b.",
+                    )
+                )
         everywhere = {n: f for b in reversed(batches) for n, f in b.fields.items()}  # what one lacks is told of once
         uses = [use for batch in batches for use in _rows_of(batch)]
         call = self.tracer.record(op, "batch", at, Signature({}, {}, "regroup"), uses)
@@ -339,6 +349,17 @@ def made_of(children: Rows, parents: Rows) -> bool:
     if parents[0] == "filter":
         return made_of(children, parents[1])
     return children[0] in ("expand", "filter") and made_of(children[1], parents)
+
+
+def _share_keys(rows: Rows, others: Rows) -> bool:
+    """Whether two batches surely have a key in common: the same rows, or samples of the same rows, none left out.
+
+    >>> _share_keys(("expand", ("draw", 1), 4), ("expand", ("draw", 1), 2)), _share_keys(("draw", 2), ("draw", 1))
+    (True, False)
+    """
+    if rows[0] == others[0] == "expand":
+        return _share_keys(rows[1], others[1])
+    return rows == others and rows[0] in ("draw", "regroup", "concat")
 
 
 def _other_fields(left: set[str], right: set[str], at: At) -> FieldError:
