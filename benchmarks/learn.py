@@ -73,7 +73,7 @@ RUNS = [
     Run("dapo", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "100")),
     Run("raft", None, "reward", 0.8, (*ONE_DIGIT, "--steps", "120")),
     Run("online_dpo", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "120")),
-    Run("judge", None, "reward", 0.7, ("--teach.one-digit", "1.0", "--judged.one-digit", "1.0",
+    Run("judge", None, "exact_match", 0.6, ("--teach.one-digit", "1.0", "--judged.one-digit", "1.0",
         "--teach.steps", "150", "--judged.steps", "150"), program="teach,judged"),
     Run("gigpo", None, "reward", 0.33, ("--steps", "300"), warm=()),
     Run("safe_rlhf", None, "reward", 0.4, (*ONE_DIGIT, "--steps", "150")),

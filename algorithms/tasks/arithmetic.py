@@ -158,10 +158,15 @@ def _drawn(one_digit: float | None, seed: int, index: int) -> dict[str, str]:
 
 
 def _wrong(answer: str, chance: random.Random) -> str:
-    """A wrong answer: a number near the right one, or something odd."""
+    """A wrong answer: a number near the right one, or something odd.
+
+    What a judge has never been shown it may take for right, and a policy that is rewarded by it finds that: nothing at
+    all, or signs until there is no room for more.
+    """
     near = [str(n) for n in range(max(0, int(answer) - 12), int(answer) + 13)]
-    odd = [answer + answer[-1], answer[:-1] + "+", answer[0] * 3, str(chance.randrange(200)), "=" + answer]
-    return chance.choice([text for text in (near if chance.random() < 0.6 else odd) if text != answer])
+    signs = "".join(chance.choices("0123456789+=", k=chance.randint(1, MAX_TOKENS)))
+    odd = ["", signs, answer + signs, answer + answer[-1], answer[:-1] + "+", answer[0] * 3, "=" + answer]
+    return chance.choice([text for text in (near if chance.random() < 0.5 else odd) if text[:MAX_TOKENS] != answer])
 
 
 def _answer(prompt: str) -> str:
