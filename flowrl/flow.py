@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .analysis.study import Study
     from .batch import Batch
     from .placement.cost.model import Costs
-    from .runtime.driver.run import Outcome
+    from .runtime.driver.settings import Outcome
 
 W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")
@@ -358,7 +358,8 @@ class Flow:
         CheckError with every finding before anything is loaded, ResumeError for a run that cannot go on so.
         """
         from .launch import launch
-        from .runtime.driver.run import Runner, Settings
+        from .runtime.driver.run import Runner
+        from .runtime.driver.settings import Settings
         from .runtime.storage.inputs import inputs_of
 
         options: dict[str, Any] = {

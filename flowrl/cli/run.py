@@ -18,7 +18,7 @@ from .pages import draw_apart
 from .words import Words, parse, whole_number
 
 if TYPE_CHECKING:
-    from ..runtime.driver.run import Outcome
+    from ..runtime.driver.settings import Outcome
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from flowrl.analysis.pages import look_at, programs_of, write_pages
 from flowrl.errors import UsageError
-from flowrl.runtime.driver.run import labels
+from flowrl.runtime.driver.run_texts import labels
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
 

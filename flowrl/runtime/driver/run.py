@@ -6,9 +6,9 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from ..storage import checkpoint
 from ..storage.choose import Chosen, newest_whole
 from ..storage.disk import writing
 from ..storage.folder import take_folder
-from ..storage.inputs import Inputs
 from ..storage.journal import Journal
 from ..storage.left_behind import LeftBehind
 from ..storage.origin import origin
@@ -33,61 +32,14 @@ from ..storage.recorder import Recorder, versions
 from ..storage.resume import Continuation, find_continuation
 from ..storage.run_record import read_record
 from ..values.records import Hooks, Interrupted, Point, ResumePoint, Step
-from ..values.spelled import spelled
 from .progress import Progress
+from .run_texts import describe_continuation, labels, start_record, unused_words
 from .session import Running
+from .settings import Outcome, Settings
 from .stalled import STEPS, stalled
 from .stop import Stop
 
 LOSSES = 10  # of processes without a step in between: then something is wrong that starting again does not mend
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to run, as opposed to what: ``Settings(Path("runs/a"), inputs, runtime="local", checkpoint_every=50)``."""
-
-    out: Path
-    inputs: Inputs  # what the run is made of
-    runtime: str = "local"
-    seed: int = 0
-    resume: bool = False
-    allow_changed: bool = False
-    unlock: bool = False
-    overwrite: bool = False
-    checkpoint_every: int = 50
-    save_models: bool = True
-    trajectories: int = 2  # prompt groups of a step that are written down
-    trajectories_every: int = 10  # steps
-    quiet: bool = False
-    script: str = ""
-    plan: Mapping[str, Any] | None = None
-    arguments: tuple[str, ...] = ()  # the words of the command line
-    programs: tuple[Callable[..., Any], ...] = ()  # all that the script has, in its order
-    graphs: tuple[Mapping[str, Any], ...] = ()  # of the programs that are run, for the records
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run came to. ``status`` is ``done`` or ``interrupted``; ``last`` are the last metrics of each program.
-
-    ``exit_status`` is what a process ends with that was interrupted: 130 by Ctrl-C, 143 by SIGTERM.
-    """
-
-    status: str
-    out: Path
-    weights_digest: str | None
-    last: tuple[tuple[str, Mapping[str, Any]], ...]
-    exit_status: int = 0
-
-
-def labels(programs: Sequence[str]) -> list[str]:
-    """The names of programs in the records of a run, in which one that is run again has a number.
-
-    >>> labels(["evaluate", "grpo", "evaluate"])
-    ['evaluate', 'grpo', 'evaluate-2']
-    """
-    times = [list(programs[: place + 1]).count(name) for place, name in enumerate(programs)]
-    return [name if time == 1 else f"{name}-{time}" for name, time in zip(programs, times, strict=True)]
 
 
 class Runner:
@@ -144,7 +96,8 @@ class Runner:
         status, digest = "done", None
         try:
             with self._stop.listening(), self.progress, Watch(self.settings.out, self._warn).watching():
-                self._warn_of_plan()
+                if (text := unused_words(self.settings)) is not None:
+                    self._warn(text)
                 if self._died:
                     self._warn(self._died)
                 if point is not None:
@@ -361,8 +314,8 @@ class Runner:
         if chosen.manifest is None:
             self.executor.reset()
         first, resume = self._go_on(chosen)
-        self.recorder.event("recovered", self._place(chosen.manifest))
-        self.progress.note(f"went on {self._place(chosen.manifest)}")
+        self.recorder.event("recovered", self._describe(chosen.manifest))
+        self.progress.note(f"went on {self._describe(chosen.manifest)}")
         return first, resume
 
     def _go_on(self, chosen: Chosen, *said: str) -> tuple[int, ResumePoint | None]:
@@ -414,31 +367,21 @@ class Runner:
         )
 
     def _say_what_changed(self, point: Continuation) -> None:
-        self.progress.note(f"resumed {self._place(point.chosen.manifest)}")
+        self.progress.note(f"resumed {self._describe(point.chosen.manifest)}")
         for text in (*map(str, point.changes), *point.notes):
             self.recorder.event("changed", text)
             self.progress.note(f"changed since the start: {text}" if text not in point.notes else text)
 
     def _record_start(self, point: Continuation | None) -> None:
+        """Write down what this run is asked, or that it is resumed."""
         settings, here = self.settings, origin(self.settings.script)
-        asked: dict[str, Any] = {
-            "script": settings.script,
-            "arguments": list(settings.arguments),
-            "programs": [e.program for e in self.executions],
-            "parameters": [{n: spelled(v) for n, v in e.parameters.items()} for e in self.executions],
-            "seed": settings.seed,
-            "runtime": settings.runtime,
-            "plan": settings.plan,
-            "inputs": settings.inputs.record,
-            "graph": max(settings.graphs, key=lambda graph: len(graph["nodes"])),
-            "graphs": dict(zip(self._labels, settings.graphs, strict=True)),
-        }
+        asked = start_record(self.executions, self._labels, settings)
         if self._lock.taken_from:
             self.recorder.event("unlocked", f"{self._lock.taken_from} was said to be gone")
         if point is not None:
             before = self.recorder.record.get("commit")
             commit = [f"on commit {here['commit']}"] if before != here["commit"] else []
-            self.recorder.event("resumed", "; ".join([self._place(point.chosen.manifest), *commit]))
+            self.recorder.event("resumed", "; ".join([self._describe(point.chosen.manifest), *commit]))
             self.recorder.run_record(status="running")
             self._asked = asked
         else:
@@ -447,14 +390,8 @@ class Runner:
             self.recorder.begin()
             self.journal.begin()
 
-    def _place(self, manifest: Mapping[str, Any] | None) -> str:
-        """Where a run goes on, in words."""
-        if manifest is None:
-            return "from its start: there is no checkpoint to go on from"
-        if manifest["stage"] >= len(self.executions):
-            return "at its end: nothing is left to do"
-        steps = manifest["program"]["steps"] if manifest["program"] else 0
-        return f"{self.executions[manifest['stage']].program} from step {steps}"
+    def _describe(self, manifest: Mapping[str, Any] | None) -> str:
+        return describe_continuation(self.executions, manifest)
 
     def _finish(self) -> str:
         """All programs are done: save the models, and give the digest of all weights."""
@@ -484,17 +421,3 @@ class Runner:
             return  # another rank, or another step, has told it
         self.recorder.event("warning", text)
         self.progress.note(text)
-
-    def _warn_of_plan(self) -> None:
-        """Say which words of the plan the eager runtime has no use for."""
-        pipeline: Mapping[str, int] = (self.settings.plan or {}).get("pipeline", {})
-        unused = [
-            f"{word}: {pipeline[word]}"
-            for word, plain in (("staleness", 0), ("chunks", 1))
-            if pipeline.get(word, plain) != plain
-        ]
-        if self.settings.runtime == "eager" and unused:
-            self._warn(
-                "--runtime eager does one call after another and one step after another, without "
-                f"{' and '.join(unused)} of the plan. Results may differ from those of --runtime local."
-            )

@@ -1,0 +1,62 @@
+"""What a run says of itself: what it is asked, for its record; where it goes on; which words of a plan it ignores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...lowering.execution import Execution
+from ..values.spelled import spelled
+from .settings import Settings
+
+
+def labels(programs: Sequence[str]) -> list[str]:
+    """Return the names of programs in the records of a run, in which one that is run again has a number.
+
+    >>> labels(["evaluate", "grpo", "evaluate"])
+    ['evaluate', 'grpo', 'evaluate-2']
+    """
+    times = [list(programs[: place + 1]).count(name) for place, name in enumerate(programs)]
+    return [name if time == 1 else f"{name}-{time}" for name, time in zip(programs, times, strict=True)]
+
+
+def start_record(executions: Sequence[Execution], titles: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """Return what ``run.json`` has of what a run is asked; ``titles`` are those of its programs in records."""
+    return {
+        "script": settings.script,
+        "arguments": list(settings.arguments),
+        "programs": [e.program for e in executions],
+        "parameters": [{n: spelled(v) for n, v in e.parameters.items()} for e in executions],
+        "seed": settings.seed,
+        "runtime": settings.runtime,
+        "plan": settings.plan,
+        "inputs": settings.inputs.record,
+        "graph": max(settings.graphs, key=lambda graph: len(graph["nodes"])),
+        "graphs": dict(zip(titles, settings.graphs, strict=True)),
+    }
+
+
+def describe_continuation(executions: Sequence[Execution], manifest: Mapping[str, Any] | None) -> str:
+    """Return where a run goes on, in words: from a checkpoint with this manifest, or from its start."""
+    if manifest is None:
+        return "from its start: there is no checkpoint to go on from"
+    if manifest["stage"] >= len(executions):
+        return "at its end: nothing is left to do"
+    steps = manifest["program"]["steps"] if manifest["program"] else 0
+    return f"{executions[manifest['stage']].program} from step {steps}"
+
+
+def unused_words(settings: Settings) -> str | None:
+    """Return which words of the plan the eager runtime has no use for, as a warning; None where there are none."""
+    pipeline: Mapping[str, int] = (settings.plan or {}).get("pipeline", {})
+    unused = [
+        f"{word}: {pipeline[word]}"
+        for word, plain in (("staleness", 0), ("chunks", 1))
+        if pipeline.get(word, plain) != plain
+    ]
+    if settings.runtime != "eager" or not unused:
+        return None
+    return (
+        "--runtime eager does one call after another and one step after another, without "
+        f"{' and '.join(unused)} of the plan. Results may differ from those of --runtime local."
+    )
