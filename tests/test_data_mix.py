@@ -135,6 +135,12 @@ ROWS = [{"prompt": "1", "answer": "2", "level": 3}]
     [
         (lambda: data.mix({}, batch=1), "A mixture is made of sources by name.", "Write fl.data.mix("),
         (lambda: data.mix({numbered("a"): 1}, batch=1), "A mixture is made of sources by name.", "Write fl.data.mix("),
+        (lambda: data.mix([numbered("a")], batch=1), "A mixture is made of sources by name.", "Write fl.data.mix("),
+        (
+            lambda: data.mix({"a": numbered("a")}, weights=[1], batch=1),
+            "weights= takes a weight by name, not [1].",
+            "Write fl.data.mix(",
+        ),
         (lambda: data.mix({"a": ROWS}, batch=1), "A mixture is made of sources by name.", "Write fl.data.mix("),
         (
             lambda: data.mix({"a": numbered("a")}, batch=0),

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from ..batch import Batch, Column
 from ..errors import DataError, near
@@ -42,7 +42,9 @@ class Mixture:
         column: str,
     ) -> None:
         self.made_at = caller()
-        self.parts, self.batch, self.seed, self.column = dict(parts), batch, seed, column
+        named: Any = parts if isinstance(cast("Any", parts), Mapping) else {}  # a list has no names
+        self.parts: dict[str, Source | Mixture] = dict(named)
+        self.batch, self.seed, self.column = batch, seed, column
         self._check()
         self.weights = self._shares(dict.fromkeys(self.parts, 1.0) if weights is None else weights)
         self._limits = list(accumulate(self.weights.values()))
@@ -141,6 +143,8 @@ class Mixture:
 
     def _shares(self, weights: Mapping[str, float]) -> dict[str, float]:
         """The weights in the order of the parts. DataError for a name without one, or one that is no weight."""
+        if not isinstance(cast("Any", weights), Mapping):
+            raise DataError(f"weights= takes a weight by name, not {weights!r}.", at=self.made_at, fix=_FORM)
         for name in weights:
             if name not in self.parts:
                 meant = near(name, self.parts)
