@@ -1,4 +1,4 @@
-"""Where a column comes from, as marks that it keeps, and what must not be done with columns of unlike marks.
+"""Where a column comes from: the marks that it carries, and which columns must not be combined.
 
 A mark is a kind and a value. Columns keep theirs while rows are taken, put together, renamed, written down and sent; a
 column that is computed has none of what it was computed from. The trace gives marks to fields before there is a row,

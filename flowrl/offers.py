@@ -1,4 +1,4 @@
-"""Calls that add fields, to be offered where one is missing."""
+"""Which calls add a field that is missing: what the fix of an error offers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells data from other data: options, names, and a digest of the rows or of the files that hold them."""
+"""Whether a source is the same as before: its options, names, and a digest of its rows or files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source of prompts is: a store of rows, how they are drawn, and how they are read; and a place in it."""
+"""What a source of prompts is: a store of rows, the order in which they are drawn, how they are read; a place in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control: which calls and sources hang on what the program's conditions look at."""
+"""Which calls and sources depend on the values that the program's conditions read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where numbers of the program are given to plain Python, and what hangs on them: found with other numbers.
+"""Where a program gives numbers to plain Python, and what depends on them: found by a trace with other numbers.
 
 A symbol answers arithmetic and comparisons. An index, a key, a text or a function of another library needs a plain
 number, and what is done with that the trace does not see. So each path with such a place is run again with another

@@ -1,4 +1,4 @@
-"""Places of a program: what tells its calls and its sources apart on all paths, and which of them are steady."""
+"""How calls and sources of a program are told apart on all paths, and which of them a steady step makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace knows of where fields come from: marks of what the data and ops add, and reads that they forbid."""
+"""What a trace knows of where fields come from: the marks that data and ops add, and the reads that marks forbid."""
 
 from __future__ import annotations
 

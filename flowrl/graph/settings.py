@@ -1,4 +1,4 @@
-"""Settings of calls and workers: what they are given besides rows, where it is not the default, as it is written."""
+"""Which settings a call or a worker has: arguments besides rows that are not the default, as they are written."""
 
 from __future__ import annotations
 

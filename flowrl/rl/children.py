@@ -1,4 +1,4 @@
-"""What was found about rows that were made of others, such as a judge's verdicts, brought back to those others."""
+"""How fields of derived rows, such as a judge's verdicts, become fields of the rows that they were made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weight ``w`` of a policy loss: what is held against the policy that sampled, and what becomes of it.
+"""How a policy loss weighs rows that another policy sampled: the weight ``w``, of corrections and rejections.
 
     w = product of: a bounded ratio (``correct``), a rejection by divergence (``reject``), a field of weights
 

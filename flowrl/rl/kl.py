@@ -1,4 +1,4 @@
-"""What the KL of a policy loss may be made of, and what is said of a choice that does not do what it looks like."""
+"""Which parts the KL of a policy loss may have, and the remark on a choice whose gradient is not that of the KL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of the world handed over one by one, while a call goes on: what is there is kept, whatever comes after it."""
+"""How answers of a reward or an environment are handed over one by one, so that a call that is cut off keeps them."""
 
 from __future__ import annotations
 

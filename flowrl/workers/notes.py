@@ -1,4 +1,4 @@
-"""Which rows user code is at: a file that outlives its process, for whoever asks what it waits for or why it ended."""
+"""Which rows user code works on: a file that outlives its process, read when user code hangs or its process dies."""
 
 from __future__ import annotations
 

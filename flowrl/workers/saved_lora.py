@@ -1,4 +1,4 @@
-"""What adapters in a folder of peft are: their rank, scale and layers, read without peft and without their weights."""
+"""Which adapters a folder of peft holds: their rank, scale and layers, read without peft and without their weights."""
 
 from __future__ import annotations
 

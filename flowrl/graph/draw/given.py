@@ -1,4 +1,4 @@
-"""Settings in words: what a call or a worker is given that is not the default."""
+"""How settings of a call or a worker that are not the default are written in a drawing."""
 
 from __future__ import annotations
 
