@@ -73,9 +73,10 @@ __all__ = [
 #: What few scripts use is imported when it is first asked for.
 _LATER = {"GivenCosts": "placement.cost.given", "load_script": "cli.script", "render": "graph.draw"}
 
+if not TYPE_CHECKING:  # a type checker would take any name to be there
 
-def __getattr__(name: str) -> Any:
-    """Import an entry of ``_LATER``. Raises AttributeError for any other name."""
-    if name not in _LATER:
-        raise AttributeError(f"module 'flowrl' has no attribute '{name}'")
-    return getattr(import_module(f".{_LATER[name]}", __name__), name)
+    def __getattr__(name: str) -> Any:
+        """Import an entry of ``_LATER``. Raises AttributeError for any other name."""
+        if name not in _LATER:
+            raise AttributeError(f"module 'flowrl' has no attribute '{name}'")
+        return getattr(import_module(f".{_LATER[name]}", __name__), name)

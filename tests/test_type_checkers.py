@@ -24,7 +24,8 @@ def programs(tmp_path_factory):
     language = (ROOT / "docs" / "language.md").read_text().split("## Line by line")[0]
     for name, page in (("language_page", language), ("readme_page", (ROOT / "README.md").read_text())):
         (folder / f"{name}.py").write_text(blocks(page))
-    drivers = [*(ROOT / "algorithms").glob("*.py"), *(ROOT / "algorithms" / "tasks").glob("[a-z]*.py")]
+    beside = (ROOT / "algorithms" / name for name in ("tasks", "presets"))
+    drivers = [*(ROOT / "algorithms").glob("*.py"), *(file for f in beside for file in f.glob("[a-z]*.py"))]
     return [*drivers, ROOT / "docs" / "tutorial_program.py", *folder.glob("*.py"), TYPED / "right.py"]
 
 
@@ -66,5 +67,5 @@ def test_programs_have_the_types_that_a_reader_expects(found, programs):
 @pytest.mark.slow
 def test_wrong_calls_are_refused_at_their_lines(found):
     marked = {i for i, line in enumerate(WRONG.read_text().splitlines(), 1) if line.endswith("# wrong")}
-    assert len(marked) == 11
+    assert len(marked) == 12
     assert {line for file, line, _ in found if file == WRONG.name} == marked

@@ -15,6 +15,7 @@ flow = fl.Flow("wrong")
 actor = flow.worker(fl.Actor, "some/model", lr=1e-6)
 reward = flow.worker(fl.FunctionReward, exact)
 other = flow.worker(fl.Actor, "some/model", learning_rate=1e-6)  # wrong
+misspelt = fl.Acter  # wrong
 
 
 @flow.program
