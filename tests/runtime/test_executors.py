@@ -18,7 +18,7 @@ from flowrl.runtime.local.executor import LocalExecutor
 from flowrl.runtime.storage import checkpoint
 from flowrl.runtime.storage.journal import Journal
 from flowrl.runtime.values.call import Call
-from flowrl.runtime.values.chunks import together
+from flowrl.runtime.values.chunks import join_chunks
 
 KINDS = ("local", "one rank", "three ranks")
 PLANS = {
@@ -92,7 +92,7 @@ def test_chunks_put_together_are_the_whole(kind, tmp_path):
     whole = start(executor, module.pair, "thrice", 0, batch=batch).result()
     parts = [start(executor, module.pair, "thrice", 0, chunk=n, batch=batch.take(some))
              for n, some in enumerate(([0, 1], [2, 3], [4, 5]))]  # fmt: skip
-    found, wanted = executor.get(together([p.result() for p in parts])), executor.get(whole)
+    found, wanted = executor.get(join_chunks([p.result() for p in parts])), executor.get(whole)
     executor.close()
     assert found.keys == wanted.keys and found["r"].values.tolist() == wanted["r"].values.tolist()
     assert found["r"].values.tolist() == [float(x + i) for x in range(6) for i in range(3)]

@@ -31,10 +31,10 @@ from ..values.remote_batch import (
     Fetch,
     Kind,
     Take,
+    assemble,
     bytes_of,
     column_bytes,
     oldest_of,
-    put_together,
     sizes_of,
 )
 from .peers import Elsewhere, Peers, Policy
@@ -174,7 +174,7 @@ class Rank(Weights):
 
     def materialise(self, wanted: Fetch) -> Batch | Column:
         """Put together what is asked for from here and from other ranks."""
-        return put_together(wanted, self._get)
+        return assemble(wanted, self._get)
 
     def _get(self, take: Take) -> Mapping[str, Column]:
         if take.batch is not None:

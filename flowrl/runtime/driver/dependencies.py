@@ -15,7 +15,7 @@ from ..values.call import Call
 
 
 def shortest(call: Call, names: frozenset[str]) -> Call:
-    """The earliest call whose batch has all of ``names`` and the same rows.
+    """Return the earliest call whose batch has all of ``names`` and the same rows.
 
     After ``batch = reward.score(batch)`` a reference that reads tokens need not wait for the rewards.
     """
@@ -24,8 +24,8 @@ def shortest(call: Call, names: frozenset[str]) -> Call:
     return call
 
 
-def declared(op: Op, worker: Any, arguments: Mapping[str, Any]) -> tuple[Signature, Any] | None:
-    """What a call reads and adds, and its main batch; None where only the run can tell."""
+def read_signature(op: Op, worker: Any, arguments: Mapping[str, Any]) -> tuple[Signature, Any] | None:
+    """Return what a call reads and adds, and its main batch; None where only the run can tell."""
     main = arguments.get(op.batch_parameter)
     if op.owner == "batch" or not isinstance(main, BatchValue) or main.ref.fields is None:
         return None
@@ -36,7 +36,7 @@ def declared(op: Op, worker: Any, arguments: Mapping[str, Any]) -> tuple[Signatu
 
 
 def fields_after(op: Op, given: Sequence[Any], added: frozenset[str] | None) -> frozenset[str] | None:
-    """The fields of a call's batch, as far as they are known before it is run; ``given`` are its arguments."""
+    """Return the fields of a call's batch, as far as they are known before it is run; ``given`` are its arguments."""
     fields = _fields(given[0]) if given else None
     if op.owner != "batch":
         return None if fields is None or added is None else fields | added if op.inherits else added

@@ -19,7 +19,7 @@ from ...schedule.scheme import Scheme
 from ..executor import Executor, PendingCall, Ready
 from ..storage.recorder import first_groups
 from ..values.call import Call, NotKept, maker, outcome
-from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, together
+from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.records import StepLog
 from ..values.remote_batch import Remote
 from .pool_threads import Everywhere, Pools
@@ -252,7 +252,7 @@ class Dispatcher:
                 call.parts[command.chunk] = result
                 if any(p is None for p in call.parts):
                     return
-            result = together(call.parts)
+            result = join_chunks(call.parts)
         step = self.step_log.of(call)
         if isinstance(result, (Batch, Remote)) and "response_ids" in result.fields and call.index > step.last:
             step.rows, step.last = result, call.index

@@ -19,7 +19,7 @@ from ...lowering.execution import Execution
 from ...marks import other_ids, vocabulary
 from ...workers.notes import Notes
 from ..executor import Executor, RunServices
-from ..local.python_warnings import Raised, begin_anew
+from ..local.python_warnings import Raised, show_again
 from ..local.user_calls import Watch, died_before, name_rows, same_folder
 from ..storage import checkpoint
 from ..storage.choose import Chosen, newest_whole
@@ -67,7 +67,7 @@ class Runner:
         self._services = RunServices(self.journal, Notes(settings.out), self._warn, self._note_loss, self._note_renewal)
         self.executor.attach(self._services)
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
-        begin_anew()
+        show_again()
         self._stop = Stop(self.progress.note)
         self._chosen: Chosen | None = None  # what the run goes on from, while nothing was written after it
         self._asked: dict[str, Any] = {}

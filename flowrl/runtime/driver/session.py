@@ -28,7 +28,7 @@ from ..storage.journal import Journal
 from ..values.call import Call, NotKept, Part, maker, outcome
 from ..values.records import Draws, Hooks, Interrupted, Point, ResumePoint, Step
 from ..values.remote_batch import Remote, RemoteColumn
-from .dependencies import MERGE, declared, fields_after, shortest
+from .dependencies import MERGE, fields_after, read_signature, shortest
 from .dispatcher import Dispatcher, Skipped
 from .staleness import note_origins, refuse_stale
 
@@ -194,7 +194,7 @@ class Running:
 
     def _call(self, op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str]) -> Any:
         """Issue a call on as few calls before it as it needs, and give its value."""
-        found = declared(op, worker, arguments)
+        found = read_signature(op, worker, arguments)
         if found is None:
             call = self._make(op, worker, arguments, into)
             call.fields = fields_after(op, tuple(arguments.values()), None)

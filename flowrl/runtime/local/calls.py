@@ -10,7 +10,7 @@ from ...graph.op import Op
 from ...workers.notes import Notes
 from ..storage.external import once
 from ..storage.journal import Journal
-from .python_warnings import heard
+from .python_warnings import hear_warnings
 from .user_calls import user_call
 
 
@@ -31,7 +31,7 @@ def run_op(
     ``place``: the numbers of its program and of the call, for one that touches the world; it is answered from the
     ``journal`` where it was made before. ``notes`` are of the rows that user code is at.
     """
-    with user_call(op, worker, arguments.values(), info, notes, warn), heard(warn, info):
+    with user_call(op, worker, arguments.values(), info, notes, warn), hear_warnings(warn, info):
         if place is None:
             return op.run(worker, arguments, into, info)
         return once(journal(), place, op, worker, arguments, into, info, warn)

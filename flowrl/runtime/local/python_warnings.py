@@ -30,8 +30,8 @@ _LISTENER: ContextVar[_Listener | None] = ContextVar("flowrl_warnings", default=
 
 
 @contextmanager
-def heard(tell: Callable[[str], None], info: CallInfo) -> Generator[None]:
-    """Inside the block warnings of this thread are told to ``tell``, as texts of :class:`Raised`."""
+def hear_warnings(tell: Callable[[str], None], info: CallInfo) -> Generator[None]:
+    """Tell warnings of this thread inside the block to ``tell``, as texts of :class:`Raised`."""
     global _shown_before
     if warnings.showwarning is not _show:
         _shown_before, warnings.showwarning = warnings.showwarning, _show
@@ -42,7 +42,7 @@ def heard(tell: Callable[[str], None], info: CallInfo) -> Generator[None]:
         _LISTENER.reset(token)
 
 
-def begin_anew() -> None:
+def show_again() -> None:
     """Have Python show warnings again that it has shown in this process: to another run they are new."""
     with warnings.catch_warnings():
         pass

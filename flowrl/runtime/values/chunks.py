@@ -8,7 +8,7 @@ from typing import Any
 from ...batch import Batch, Column
 from ...column import concat
 from .call import Call, Part
-from .remote_batch import Remote, RemoteColumn, joined
+from .remote_batch import Remote, RemoteColumn, join_sources
 
 NOTHING = object()  # the part of a chunk that no prompt fell into
 
@@ -33,7 +33,7 @@ class Cutter:
             known[uid] = place * self.chunks // len(fresh)
 
     def of(self, step: int, uid: int) -> int:
-        """The chunk of a prompt."""
+        """Return the chunk of a prompt."""
         return self._piece[step][uid]
 
     def forget(self, before: int) -> None:
@@ -42,7 +42,7 @@ class Cutter:
             del self._piece[step]
 
     def cut(self, step: int, batch: Batch | Remote) -> list[Any]:
-        """A batch in chunks; those without a row are NOTHING, unless the batch has none at all."""
+        """Return a batch in chunks; those without a row are NOTHING, unless the batch has none at all."""
         groups = batch.groups()
         if not groups:
             return [batch, *[NOTHING] * (self.chunks - 1)]
@@ -64,7 +64,7 @@ def can_cut(ref: Any) -> bool:
 
 
 def chunk_of(ref: Any, chunk: int, cutter: Cutter, step: int) -> Any:
-    """One chunk of a value."""
+    """Return one chunk of a value."""
     if isinstance(ref, Part):
         whole = chunk_of(ref.of, chunk, cutter, step)
         return whole if whole is NOTHING else whole[ref.name]
@@ -76,8 +76,8 @@ def chunk_of(ref: Any, chunk: int, cutter: Cutter, step: int) -> Any:
     return call.parts[chunk]
 
 
-def together(parts: list[Any]) -> Any:
-    """What the chunks make: a batch, or a column."""
+def join_chunks(parts: list[Any]) -> Any:
+    """Return what the chunks make: a batch, or a column."""
     made = [p for p in parts if p is not NOTHING]
     if len(made) == 1:
         return made[0]
@@ -86,7 +86,7 @@ def together(parts: list[Any]) -> Any:
     if all(isinstance(p, Remote) for p in made):
         return Remote.concat(made)
     if all(isinstance(p, RemoteColumn) for p in made):
-        return RemoteColumn(tuple(k for p in made for k in p.keys), joined([p.source for p in made]))
+        return RemoteColumn(tuple(k for p in made for k in p.keys), join_sources([p.source for p in made]))
     assert all(isinstance(p, Column) for p in made), "calls that are run in chunks give batches or fields"
     known: Mapping[tuple[int, ...], Any] = {}
     return concat("a field", made, dict(known))

@@ -252,7 +252,7 @@ class Remote:
         if len(set(keys)) != len(keys):
             raise RowsError("Batches that have rows in common cannot be put together.")
         some = [b for b in batches if len(b)] or [first]
-        return Remote(keys, {n: joined([b.columns[n] for b in some]) for n in first.fields})
+        return Remote(keys, {n: join_sources([b.columns[n] for b in some]) for n in first.fields})
 
     @staticmethod
     def can_concat(batches: Sequence[Remote]) -> bool:
@@ -260,7 +260,7 @@ class Remote:
         for name in batches[0].fields:
             sources = [b.columns[name] for b in batches if name in b]
             if len({s for source in sources for s in source.stored}) > 1:
-                whole = joined(sources)
+                whole = join_sources(sources)
                 if any(s.at(k) != whole.at(k) for b, s in zip(batches, sources, strict=True) for k in b.keys):
                     return False
         return True
@@ -305,8 +305,8 @@ def oldest_of(batch: Batch) -> list[int | None] | None:
     return [None if version == float("inf") else int(version) for version in least.tolist()]
 
 
-def joined(sources: Sequence[Source]) -> Source:
-    """One source for the rows of several."""
+def join_sources(sources: Sequence[Source]) -> Source:
+    """Return one source for the rows of several."""
     pairs = dict.fromkeys(p for source in sources for p in zip(source.stored, source.names, strict=True))
     return Source(tuple(s for s, _ in pairs), tuple(n for _, n in pairs))
 
@@ -359,7 +359,7 @@ class Fetch:
 def fetch(
     value: Remote | RemoteColumn, keys: tuple[Key, ...] | None = None, names: Iterable[str] | None = None
 ) -> Fetch:
-    """What a rank has to get for these rows (all of them) and fields (all of them) of a value."""
+    """Return what a rank has to get for these rows (all of them) and fields (all of them) of a value."""
     whole = {"value": value.source} if isinstance(value, RemoteColumn) else value.columns
     columns = whole if names is None else {n: whole[n] for n in names if n in whole}
     keys = value.keys if keys is None else keys
@@ -386,8 +386,8 @@ def _together(alike: Sequence[tuple[Source, str]], keys: tuple[Key, ...]) -> Tog
     return Together(tuple(takes), tuple(order), fields)
 
 
-def put_together(wanted: Fetch, get: Callable[[Take], Mapping[str, Column]]) -> Batch | Column:
-    """The batch or column that was asked for, in the order of its keys; ``get`` brings rows of one object."""
+def assemble(wanted: Fetch, get: Callable[[Take], Mapping[str, Column]]) -> Batch | Column:
+    """Return the batch or column that was asked for, in the order of its keys; ``get`` brings rows of one object."""
     columns: dict[str, Column] = {}
     for part in wanted.parts:
         brought = [get(take) for take in part.takes]

@@ -11,7 +11,7 @@ from flows import module_of
 
 from flowrl.batch import CallInfo
 from flowrl.placement.plan.plan import Plan, Pool
-from flowrl.runtime.local.python_warnings import Raised, heard
+from flowrl.runtime.local.python_warnings import Raised, hear_warnings
 from flowrl.workers.user_code import run_rows
 
 
@@ -42,7 +42,7 @@ def test_many_ranks_tell_them_once(tmp_path):
 
 def test_threads_of_a_reward_tell_them_too():
     heard_here = []
-    with heard(heard_here.append, CallInfo(op="reward.score", step=4)), warnings.catch_warnings():
+    with hear_warnings(heard_here.append, CallInfo(op="reward.score", step=4)), warnings.catch_warnings():
         warnings.simplefilter("always")
         rows = [{"prompt": "a", "response": "b"}] * 2
         assert run_rows(module_of("warns_flow").grade, rows, concurrency=2, timeout=None) == [1.0, 1.0]
@@ -50,7 +50,7 @@ def test_threads_of_a_reward_tell_them_too():
 
 
 def test_a_warning_that_nobody_hears_goes_where_it_went():
-    with heard(lambda text: None, CallInfo()):
+    with hear_warnings(lambda text: None, CallInfo()):
         pass
     with pytest.warns(UserWarning, match="outside"):
         warnings.warn("outside", stacklevel=1)
