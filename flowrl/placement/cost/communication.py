@@ -8,6 +8,7 @@ from functools import lru_cache
 from ..cluster.hardware import Channel, Hardware
 from ..cluster.mesh import Mesh
 from ..model.shape import ModelShape
+from ..reshard.planner import plan_reshard
 from .sizes import kv_bytes, micro_tokens, parameters_on_device, parts_of
 from .work import Role, Work
 
@@ -99,25 +100,19 @@ def publish_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh
 
     A shard of the destination less the shard of the source that the device has already, if it has one: for nested
     meshes on the same devices that is (t p - t_g p_g) / (t_g p_g t p) M, HybridFlow's table 2 (arXiv:2409.19256).
-    Adapters are published alone.
+    Adapters are merged on the way, so that all weights move.
     """
     if role.model is None:
         return 0.0
-    if role.lora:
-        size = float(role.lora * role.model.dtype_bytes)
-        wanted, had = size / (mesh["tp"] * mesh["pp"]), size / (source["tp"] * source["pp"] * source["fsdp"])
-    else:
-        wanted = parameters_on_device(role, mesh, sharded=False) * role.model.dtype_bytes
-        had = parameters_on_device(role, source) * role.model.dtype_bytes
+    wanted = parameters_on_device(role, mesh, sharded=False) * role.model.dtype_bytes
+    had = parameters_on_device(role, source) * role.model.dtype_bytes
     return max(0.0, wanted - had) if to and set(to) <= set(devices) else wanted
 
 
 @lru_cache(maxsize=1024)
 def planned_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...]) -> float:
-    """The same, as the reshard planner has it weight by weight: exact for any meshes, and slower."""
-    from ..reshard.planner import plan_reshard
-
-    if role.model is None or role.lora or not devices or not to:  # without devices there are no shards to compare
+    """Return the same weight by weight, as a run moves it: exact for any meshes, and slower."""
+    if role.model is None or not devices or not to:  # without devices there are no shards to compare
         return publish_bytes(role, source, devices, mesh, to)
     return float(max(plan_reshard(role.model, source, mesh, devices, to).received))
 

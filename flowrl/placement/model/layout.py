@@ -124,13 +124,6 @@ def volume(box: Box) -> int:
     return prod(b - a for a, b in box) if box else 0
 
 
-def common(a: Box, b: Box) -> Box:
-    """What two boxes share."""
-    if not a or not b:
-        return ()
-    return solid(tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True)))
-
-
 def solid(box: Box) -> Box:
     """The box itself, or ``()`` if there is nothing in it."""
     return box if all(a < b for a, b in box) else ()

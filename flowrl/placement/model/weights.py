@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,11 @@ class Stack:
             return w
         layer = self.first + index
         return replace(w, name=w.name.replace(f".{w.layer}.", f".{layer}.", 1), layer=layer)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of its weights, in the order of their layers."""
+        return tuple(weight.name for weight in self.weights())
 
     def weights(self) -> Iterator[Weight]:
         """The weights that it stands for, in the order of their layers."""

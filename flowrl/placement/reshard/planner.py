@@ -1,6 +1,8 @@
 """How weights get from one layout to another: which device hosts which part, and how many bytes that moves.
 
-A device fetches only what it lacks. What is counted, for each device of the destination:
+Layouts become boxes, and boxes are planned as those of a run are (:mod:`flowrl.placement.reshard.moves`): what is
+counted here is what a run moves between devices that hold and host the same. What is counted, for each device of the
+destination:
 
 - received: bytes of its destination part that are not in its source part. The groupings ``vanilla`` and ``gather``,
   which are there for comparison, receive the whole model but for the source part.
@@ -14,18 +16,19 @@ For nested meshes these are the formulas of HybridFlow, arXiv:2409.19256, table 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from ...errors import PlanError
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
-from ..model.layout import Layout, common, volume
+from ..model.layout import Box, Layout
 from ..model.shape import ModelShape
 from .groupings import check_grouping, hybridflow_places, overlap_places
-from .transfers import Transfer, Wants
+from .moves import Alike, Move, MovePlan
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Reshard:
     >>> [(t.source, t.box) for t in move.transfers() if t.target == 0]
     [(1, ((2, 4), (0, 1)))]
 
-    ``devices`` are those of the destination; ``ranks`` (of the destination's mesh), ``received``, ``peak`` and
-    ``redundant`` go with them.
+    ``plan`` has the boxes, its processes being devices. ``devices`` are those of the destination; ``ranks`` (of the
+    destination's mesh), ``received``, ``peak`` and ``redundant`` go with them.
     """
 
     src: Layout
@@ -49,9 +52,7 @@ class Reshard:
     ranks: tuple[int, ...]
     replicas: tuple[int, ...]  # which copy of the destination a device belongs to
     grouping: str
-    received: tuple[int, ...]
-    peak: tuple[int, ...]
-    redundant: tuple[int, ...]
+    plan: MovePlan
     cluster: Cluster | None = None
 
     @property
@@ -64,19 +65,44 @@ class Reshard:
         """Bytes received by all devices together."""
         return sum(self.received)
 
-    def transfers(self) -> Iterator[Transfer]:
-        """The slices, computed while they are read, as they are many: for a large model, millions.
+    @cached_property
+    def received(self) -> tuple[int, ...]:
+        """Bytes from other devices, by device."""
+        return tuple(self.plan.received.get(d, 0) * self.src.model.dtype_bytes for d in self.devices)
+
+    @cached_property
+    def peak(self) -> tuple[int, ...]:
+        """Bytes of weights at the worst moment, by device."""
+        if self._everything:
+            return (self.model_bytes,) * len(self.devices)
+        return tuple(old + new for old, new in zip(self._before, self.received, strict=True))
+
+    @cached_property
+    def redundant(self) -> tuple[int, ...]:
+        """Bytes that are kept for training alone, by device."""
+        if self.grouping == "gather":
+            return self._before
+        sizes, size = self.dst.sizes(), self.src.model.dtype_bytes
+        plan = self.plan
+        if self._everything:
+            plan = plan_layouts(self.src, self.src_devices, self.dst, self.devices, self.ranks)
+        after = (sizes[self.dst.shard_of(rank)] for rank in self.ranks)
+        got = (plan.received.get(d, 0) * size for d in self.devices)
+        return tuple(old - (new - lacked) for old, new, lacked in zip(self._before, after, got, strict=True))
+
+    def transfers(self) -> Iterator[Move]:
+        """Yield the slices that devices lack, computed while they are read: for a large model, millions.
 
         Each comes from a holder in the same node if there is one, and of those from the one that sent least so far.
         """
-        return self._wants.transfers()
+        return (move for move in self.plan.moves() if not move.local)
 
     @cached_property
     def links(self) -> dict[str, int] | None:
         """Bytes received by where they come from: ``{"same_node", "between_nodes"}``; None without a cluster."""
         if self.cluster is None:
             return None
-        inside = self._wants.from_own_node(self.cluster)
+        inside = self.plan.inside * self.src.model.dtype_bytes
         return {"same_node": inside, "between_nodes": self.total - inside}
 
     def to_json(self) -> dict[str, Any]:
@@ -97,12 +123,17 @@ class Reshard:
         }
         return {**found, "bytes_by_link": self.links} if self.cluster else found
 
+    @property
+    def _everything(self) -> bool:
+        """Whether each device receives the whole model."""
+        return self.grouping in ("vanilla", "gather")
+
     @cached_property
-    def _wants(self) -> Wants:
-        whole = Layout(self.src.model, Mesh()).shards[0]
-        everything = self.grouping in ("vanilla", "gather")
-        parts = (whole if everything else self.dst.shards[self.dst.shard_of(r)] for r in self.ranks)
-        return Wants(self.src, self.src_devices, dict(zip(self.devices, parts, strict=True)), self.cluster)
+    def _before(self) -> tuple[int, ...]:
+        """Bytes of the source part, by device."""
+        sizes = self.src.sizes()
+        held = {d: sizes[self.src.shard_of(rank)] for rank, d in enumerate(self.src_devices)}
+        return tuple(held.get(d, 0) for d in self.devices)
 
 
 def plan_reshard(
@@ -118,7 +149,7 @@ def plan_reshard(
     src_fused: bool = False,
     dst_fused: bool = False,
 ) -> Reshard:
-    """Plan the move of a model's weights from one mesh to another.
+    """Return the plan of a move of a model's weights from one mesh to another.
 
     ``src_devices``: the device of each rank of ``src``, the first ones if left out. ``dst_devices``: those of the
     destination, which is replicated to fill them; the source's if left out. With the grouping ``overlap`` the bytes
@@ -149,32 +180,48 @@ def plan_reshard(
         places = range(len(devices))
     numbered = [divmod(p, dst.size) for p in places]
     ranks = tuple(rank for _, rank in numbered)
-    counts = _count(old, new, [held.get(d) for d in devices], ranks, grouping)
     replicas = tuple(replica for replica, _ in numbered)
-    return Reshard(old, new, sources, devices, ranks, replicas, grouping, *counts, cluster=cluster)
+    whole = Layout(model, Mesh()) if grouping in ("vanilla", "gather") else None
+    plan = plan_layouts(old, sources, whole or new, devices, [0] * len(ranks) if whole else ranks, cluster=cluster)
+    return Reshard(old, new, sources, devices, ranks, replicas, grouping, plan, cluster=cluster)
 
 
-def _count(
-    src: Layout, dst: Layout, held: Sequence[int | None], ranks: Sequence[int], grouping: str
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Received, peak and redundant bytes; devices with the same part before and after have the same."""
-    before, after = src.sizes(), dst.sizes()
-    whole = src.model.parameters * src.model.dtype_bytes
-    known: dict[tuple[int | None, int], tuple[int, int, int]] = {}
-    found: list[tuple[int, int, int]] = []
-    for a, rank in zip(held, ranks, strict=True):
-        b = dst.shard_of(rank)
-        if (a, b) not in known:
-            old = 0 if a is None else before[a]
-            boxes = () if a is None else zip(src.shards[a], dst.shards[b], strict=True)
-            both = sum(volume(common(x, y)) for x, y in boxes) * src.model.dtype_bytes
-            if grouping in ("vanilla", "gather"):
-                known[a, b] = whole - old, whole, old if grouping == "gather" else old - both
-            else:
-                known[a, b] = after[b] - both, after[b] + old - both, old - both
-        found.append(known[a, b])
-    received, peak, redundant = zip(*found, strict=True)
-    return received, peak, redundant
+def plan_layouts(
+    src: Layout,
+    src_devices: Sequence[int],
+    dst: Layout,
+    devices: Sequence[int],
+    ranks: Sequence[int],
+    *,
+    cluster: Cluster | None = None,
+) -> MovePlan:
+    """Return the plan from one layout of a model to another; ``devices`` host the ``ranks`` of the destination."""
+    held = {d: src.shards[src.shard_of(rank)] for rank, d in enumerate(src_devices)}
+    wanted = {d: dst.shards[dst.shard_of(rank)] for d, rank in zip(devices, ranks, strict=True)}
+    return MovePlan(tuple(_alike(src.model, held, wanted)), cluster.node if cluster else None)
+
+
+def _alike(
+    model: ModelShape, held: Mapping[int, Sequence[Box]], wanted: Mapping[int, Sequence[Box]]
+) -> Iterator[Alike]:
+    """The weights of each stack, cut into runs of layers of which every device has all or nothing."""
+    for number, stack in enumerate(model.stacks):
+        have, want = ({d: b[number] for d, b in side.items() if b[number]} for side in (held, wanted))
+        ends = sorted({end for box in {*have.values(), *want.values()} for end in box[0]})
+        for first, last in pairwise(ends):
+            yield Alike(stack.names[first:last], _among(have, first, last), _among(want, first, last))
+
+
+def _among(boxes: Mapping[int, Box], first: int, last: int) -> dict[int, tuple[Box, ...]]:
+    """By device what it has of each of some layers."""
+    found: dict[int, tuple[Box, ...]] = {}
+    same: dict[int, tuple[Box, ...]] = {}  # by object: devices that have the same box have one, and are to share this
+    for device, box in boxes.items():
+        if box[0][0] <= first and last <= box[0][1]:
+            if id(box) not in same:
+                same[id(box)] = (box[1:],)
+            found[device] = same[id(box)]
+    return found
 
 
 def _check_devices(mesh: Mesh, devices: Sequence[int], what: str, cluster: Cluster | None) -> None:

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...errors import PlanError
-from ...placement.reshard.boxes import Box, Move, plan_boxes
+from ...placement.reshard.boxes import Box
+from ...placement.reshard.moves import Move, plan_boxes
 
 if TYPE_CHECKING:
     from ...workers.weights import Shard
@@ -99,7 +100,7 @@ def plan_moves(
                 f"from (process {other}).",
                 fix="Describe weights in the shapes of the checkpoint, without padding.",
             )
-    moves = plan_boxes(_boxes(held), _boxes(wanted), node=node)
+    moves = tuple(plan_boxes(_boxes(held), _boxes(wanted), node=node).moves())
     return Moves(moves, {name: (one.dtype, one.size) for name, (_, one) in sorted(asked.items())})
 
 

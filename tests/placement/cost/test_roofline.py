@@ -301,9 +301,12 @@ def test_the_closed_form_of_a_publish_is_near_the_plan_and_never_above_it(source
     assert 0 <= planned - closed * (1 - 1e-3) <= 0.02 * role.model.bytes
 
 
-def test_adapters_are_published_alone():
-    role, same = Role("actor", shape_named("llama-7b"), lora=1_000_000), tuple(range(8))
-    assert traffic.planned_bytes(role, Mesh.of("fsdp=8"), same, Mesh.of("dp=4,tp=2"), same) == 2e6 * 3 / 8
+def test_adapters_are_merged_on_their_way():
+    """A run moves all weights of an actor with adapters, and the forecast says so."""
+    move = Mesh.of("fsdp=8"), tuple(range(8)), Mesh.of("dp=4,tp=2"), tuple(range(8))
+    for received in (traffic.publish_bytes, traffic.planned_bytes):
+        adapted, whole = (received(Role("a", shape_named("llama-7b"), lora=n), *move) for n in (1_000_000, 0))
+        assert adapted == whole > 4e9
 
 
 def test_bytes_of_a_publish_may_come_from_elsewhere():

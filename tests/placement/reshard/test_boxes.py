@@ -12,10 +12,16 @@ from shapes import shapes
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.model.shape import ModelShape, shape_named
-from flowrl.placement.reshard.boxes import Move, plan_boxes, shared, split, volume, without
+from flowrl.placement.reshard import moves as planned
+from flowrl.placement.reshard.boxes import shared, split, volume, without
+from flowrl.placement.reshard.moves import Move
 from flowrl.placement.reshard.planner import plan_reshard
 
 DENSE, EXPERTS = shapes(6)
+
+
+def plan_boxes(*both, **how):
+    return tuple(planned.plan_boxes(*both, **how).moves())
 
 
 def at(box):

@@ -180,7 +180,7 @@ def test_transfers_carried_out_give_every_device_its_part(move):
     inside = 0
     for t in move.transfers():
         for at in product(*(range(a, b) for a, b in t.box)):
-            element = t.weight.name, at
+            element = t.name, at
             assert element not in arrived[t.target] and element not in memory.get(t.target, {})
             arrived[t.target][element] = memory[t.source][element]
             inside += move.cluster.node(t.source) == move.cluster.node(t.target)

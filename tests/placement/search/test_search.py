@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 
 import pytest
+from hybridflow import SHAPES, ordering, ppo
 from test_branch import brute
 
 from flowrl.errors import PlanError
@@ -14,7 +15,6 @@ from flowrl.placement.cluster.devices import KINDS
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.model import GivenCosts, Roofline
 from flowrl.placement.cost.work import Role, Work, Workload
-from flowrl.placement.hybridflow import SHAPES, ordering, ppo
 from flowrl.placement.model.shape import ModelShape, shape_named
 from flowrl.placement.plan.plan import Plan, Pool
 from flowrl.placement.search.abstract import Asked

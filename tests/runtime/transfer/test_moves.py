@@ -13,7 +13,7 @@ from flowrl.errors import FlowError, PlanError, RunError
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.model.layout import Layout
 from flowrl.placement.model.shape import ModelShape
-from flowrl.placement.reshard.boxes import Move
+from flowrl.placement.reshard.moves import Move
 from flowrl.placement.reshard.planner import plan_reshard
 from flowrl.runtime.transfer.execute import execute
 from flowrl.runtime.transfer.meeting import new_meeting

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flowrl.errors import RunError
-from flowrl.placement.reshard.boxes import Move
+from flowrl.placement.reshard.moves import Move
 from flowrl.runtime.transfer.execute import execute
 from flowrl.runtime.transfer.meeting import new_meeting
 from flowrl.runtime.transfer.plan import Moves
