@@ -84,17 +84,17 @@ class Cluster:
         return len(self._ends)
 
     def node(self, device: int) -> int:
-        """The node that a device is in. Raises IndexError."""
+        """Return the node that a device is in. Raises IndexError."""
         if not 0 <= device < self.size:
             raise IndexError(f"device {device} of {self.size}")
         return bisect_right(self._ends, device)
 
     def kind(self, device: int) -> DeviceKind:
-        """The kind of a device. Raises IndexError."""
+        """Return the kind of a device. Raises IndexError."""
         return self._kinds[self.node(device)]
 
     def devices_of(self, node: int) -> range:
-        """The devices of a node."""
+        """Return the devices of a node."""
         return range(self._ends[node - 1] if node else 0, self._ends[node])
 
     @staticmethod
@@ -115,7 +115,7 @@ class Cluster:
 
     @staticmethod
     def auto() -> Cluster:
-        """The machine at hand: its GPUs as nvidia-smi names them, or else a node with a device per CPU core.
+        """Return the machine at hand: its GPUs as nvidia-smi names them, or else a node with a device per CPU core.
 
         Raises PlanError for a GPU of a kind that is not known.
         """
@@ -129,7 +129,7 @@ class Cluster:
         return "+".join(f"{g.kind}:{g.count}x{g.devices}" for g in self.groups)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The groups as a plan file writes them."""
+        """Return the groups as a plan file writes them."""
         return [
             {"device": g.kind, "nodes": g.count, "devices_per_node": g.devices}
             | ({} if g.network is None else {"network": g.network})

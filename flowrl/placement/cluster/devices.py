@@ -151,7 +151,7 @@ _CARDS = (
 
 
 def kind_named(name: str) -> DeviceKind:
-    """The kind of that name. Raises PlanError with the nearest one."""
+    """Return the kind of that name. Raises PlanError with the nearest one."""
     if name not in KINDS:
         word = name.lower()
         meant = next((k for k in KINDS if word and k.startswith(word)), None) or near(word, KINDS)
@@ -161,7 +161,7 @@ def kind_named(name: str) -> DeviceKind:
 
 
 def kind_of_card(card: str) -> str:
-    """The kind of a GPU as nvidia-smi names it: ``NVIDIA H100 80GB HBM3`` is ``h100-80``. Raises PlanError."""
+    """Return the kind of a GPU as nvidia-smi names it: ``NVIDIA H100 80GB HBM3`` is ``h100-80``. Raises PlanError."""
     for pattern, kind in _CARDS:
         if pattern.search(card):
             return kind

@@ -23,7 +23,7 @@ class Channel:
     latency: float
 
     def send(self, size: float) -> float:
-        """Seconds of one message; none for no bytes."""
+        """Return seconds of one message; none for no bytes."""
         return self.latency + size / self.bandwidth if size > 0 else 0.0
 
     def all_gather(self, size: float, ranks: int) -> float:
@@ -31,11 +31,11 @@ class Channel:
         return (ranks - 1) * self.send(size / ranks)
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """Seconds until every rank has the sum of ``size`` bytes: a reduce-scatter and an all-gather."""
+        """Return seconds until every rank has the sum of ``size`` bytes: a reduce-scatter and an all-gather."""
         return 2 * self.all_gather(size, ranks)
 
     def all_to_all(self, size: float, ranks: int) -> float:
-        """Seconds until every rank has sent one part of its ``size`` bytes to each other rank."""
+        """Return seconds until every rank has sent one part of its ``size`` bytes to each other rank."""
         return (ranks - 1) * self.send(size / ranks)
 
 
@@ -55,7 +55,7 @@ class Hardware:
     @staticmethod
     @lru_cache(maxsize=1024)
     def of(cluster: Cluster | None, devices: tuple[int, ...], link: float = 1.0, network: float = 1.0) -> Hardware:
-        """The same, kept: what was found out about these devices need not be found out again."""
+        """Return the same, kept: what was found out about these devices need not be found out again."""
         return Hardware(cluster, devices, link, network)
 
     @cached_property
@@ -75,7 +75,7 @@ class Hardware:
         return " and ".join(dict.fromkeys(k.name for k in self.kinds))
 
     def flops(self, dtype_bytes: float) -> float:
-        """Peak operations per second of the slowest device in the dtype of that many bytes."""
+        """Return peak operations per second of the slowest device in the dtype of that many bytes."""
         name = {1: "fp8", 2: "bf16", 4: "fp32"}.get(round(dtype_bytes), "bf16")
         return min(k.flops.get(name) or k.flops["bf16"] for k in self.kinds)
 
@@ -95,7 +95,7 @@ class Hardware:
         return min(k.host for k in self.kinds)
 
     def channel(self, members: int = 0) -> Channel:
-        """Between devices of one node; with ``members``, over the network, that many in each node taking part."""
+        """Return the one inside a node; with ``members``, that over the network, so many in each node taking part."""
         link = min(k.link for k in self.kinds) * self.link
         if not members:
             return Channel(link, max(k.link_latency for k in self.kinds))

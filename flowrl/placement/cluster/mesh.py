@@ -75,14 +75,14 @@ class Mesh:
         return hash(tuple(self.axes.items()))
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands along each axis."""
+        """Return where a rank stands along each axis."""
         found: dict[str, int] = {}
         for axis in reversed(list(self.axes)):
             rank, found[axis] = divmod(rank, self.axes[axis])
         return {a: found[a] for a in self.axes}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """The rank at these coordinates; axes left out count as 0."""
+        """Return the rank at these coordinates; axes left out count as 0."""
         rank = 0
         for axis, size in self.axes.items():
             rank = rank * size + coordinates.get(axis, 0)

@@ -57,7 +57,7 @@ class Fit:
 
     @staticmethod
     def of(calls: Sequence[Call]) -> Fit:
-        """Least squares with both figures at least 0 where the sizes vary by more than 1 %, else the median."""
+        """Return least squares with figures of at least 0 where the sizes vary by more than 1 %, else the median."""
         xs, ys = [c.tokens for c in calls], [c.seconds for c in calls]
         n, mean_x, mean_y = len(calls), sum(xs) / len(calls), sum(ys) / len(calls)
         rows = sum(c.rows for c in calls)
@@ -111,7 +111,7 @@ class Calibrated:
         check_names(self.fits, names, self.at)
 
     def report(self) -> str:
-        """A table: what was predicted for calls that the fit had not seen, what they took, and the error."""
+        """Return a table: what was predicted for calls that the fit had not seen, what they took, and the error."""
         rows = [("op", "calls", "predicted s", "measured s", "error")]
         for name, fit in (*sorted(self.fits.items()), ("step (sum of its ops)", self.step)):
             error = "-" if fit.error is None else f"{100 * fit.error:.1f} %"
@@ -155,7 +155,7 @@ class Calibrated:
 
 
 def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
-    """Costs of a run, from its ``timeline.jsonl``.
+    """Return costs of a run, from its ``timeline.jsonl``.
 
     The first two steps are left out as warm-up. The error is that of a fit to the first half of the others, told on
     the second half; the costs themselves are fitted to both. ``program``: the one to take where the run had several;

@@ -14,13 +14,13 @@ from .work import Role, Work
 
 
 def model_of(work: Work) -> ModelShape:
-    """The model that a call computes."""
+    """Return the model that a call computes."""
     assert work.role.model is not None, f"{work.title} computes no model"
     return work.role.model
 
 
 def activations(work: Work, hardware: Hardware, tokens: float, passes: int) -> float:
-    """All that ranks exchange while ``tokens`` tokens of a replica go ``passes`` times through the layers.
+    """Return seconds of what ranks exchange while ``tokens`` of a replica go ``passes`` times through the layers.
 
     It comes in micro-batches, which are not rounded up: with one token more a step must not become faster.
     """
@@ -32,13 +32,13 @@ def activations(work: Work, hardware: Hardware, tokens: float, passes: int) -> f
 
 
 def tensor_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
-    """Two all-reduces of the activations of a layer (Shoeybi et al. 2019, arXiv:1909.08053, section 3)."""
+    """Return seconds of a layer's two all-reduces (Shoeybi et al. 2019, arXiv:1909.08053, section 3)."""
     size = _activation(work, tokens / work.mesh["cp"])
     return 2 * hardware.along(work.mesh, "tp").all_reduce(size, work.mesh["tp"])
 
 
 def context_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
-    """Keys and values of a layer go round the ring (Liu et al. 2023, arXiv:2310.01889)."""
+    """Return the time of keys and values of a layer round the ring (Liu et al. 2023, arXiv:2310.01889)."""
     mesh, model = work.mesh, model_of(work)
     size = kv_bytes(model, mesh, tokens) / (model.layers / mesh["pp"])
     return (mesh["cp"] - 1) * hardware.along(mesh, "cp").send(size)
@@ -54,14 +54,14 @@ def expert_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
 
 
 def stage_to_stage(work: Work, hardware: Hardware, tokens: float) -> float:
-    """The activations of a micro-batch to the next stage, or their gradients back."""
+    """Return seconds of the activations of a micro-batch to the next stage, or their gradients back."""
     if work.mesh["pp"] == 1:
         return 0.0
     return hardware.along(work.mesh, "pp").send(_activation(work, tokens / work.mesh["cp"]))
 
 
 def decoded_token(work: Work, hardware: Hardware, rows: float, groups: float) -> float:
-    """One token for ``rows`` rows: all-reduces in every layer, and with pp a message from stage to stage."""
+    """Return seconds of a token for each row: all-reduces in every layer, and with pp a message to the next stage."""
     mesh, model = work.mesh, model_of(work)
     size = _activation(work, rows / groups)
     seconds = 2 * model.layers * hardware.along(mesh, "tp").all_reduce(size, mesh["tp"])
@@ -96,7 +96,7 @@ def gradients(work: Work, hardware: Hardware) -> float:
 
 
 def publish_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...]) -> float:
-    """Bytes that the device receives which receives most, when weights go from one mesh to another.
+    """Return bytes that the device receives which receives most, when weights go from one mesh to another.
 
     A shard of the destination less the shard of the source that the device has already, if it has one: for nested
     meshes on the same devices that is (t p - t_g p_g) / (t_g p_g t p) M, HybridFlow's table 2 (arXiv:2409.19256).

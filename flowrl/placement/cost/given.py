@@ -42,7 +42,7 @@ class GivenCosts:
         return GivenCosts(seconds, shown(str(path)), {e.name: e.at for e in entries})
 
     def seconds(self, work: Work) -> float:
-        """The given seconds times the part of the op that this call does."""
+        """Return the given seconds times the part of the op that this call does."""
         if inside_one_pool(work):
             return 0.0
         return self.given.get(work.node, self.given.get(work.title, 0.0)) * work.share
@@ -81,12 +81,12 @@ class Entry:
         return number
 
     def entries(self) -> list[Entry]:
-        """The entries of a value that is itself a mapping."""
+        """Return the entries of a value that is itself a mapping."""
         return _entries(self.value, self.at.file, f"'{self.name}'")
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """The entries of a YAML file that is one mapping; none of an empty file. Raises PlanError with file and line."""
+    """Return the entries of a YAML file that is one mapping, none if it is empty. Raises PlanError with its line."""
     import yaml
 
     path = Path(path)

@@ -59,7 +59,7 @@ class Lengths:
         return self.kind != "fixed"
 
     def draw(self, rows: int, seed: str) -> Sequence[float]:
-        """Lengths of so many rows, the same ones for the same seed."""
+        """Return lengths of so many rows, the same ones for the same seed."""
         chance = random.Random(seed)
         one = self._one()
         return [min(max(1.0, one(chance)), self.most) for _ in range(rows)]

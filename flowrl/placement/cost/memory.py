@@ -23,12 +23,12 @@ SAMPLED_ROWS = 256
 
 
 def reserve(memory: float) -> float:
-    """Bytes of a device's memory that are nobody's."""
+    """Return bytes of a device's memory that are nobody's."""
     return RESERVE_BYTES + RESERVE_PART * memory
 
 
 def room(memory: float) -> float:
-    """Bytes of a device's memory that workers can have."""
+    """Return bytes of a device's memory that workers can have."""
     return max(0.0, memory - reserve(memory))
 
 
@@ -68,12 +68,12 @@ class Usage:
         return sum(min(size, self.least.get(part, size)) for part, size in self.working.items())
 
     def working_in(self, free: float) -> dict[str, float]:
-        """Working parts in so many bytes: those that can grow take what is left, up to what they want."""
+        """Return working parts in so many bytes: those that can grow take what is left, up to what they want."""
         spare = max(0.0, free - self.needed)
         return {p: min(s, self.least[p] + spare) if p in self.least else s for p, s in self.working.items()}
 
     def waves(self, free: float) -> int:
-        """In how many turns the rows get through a KV cache with so many bytes for the working parts; 0 without one."""
+        """Return in how many turns the rows get through a KV cache of so many bytes less working parts; 0 without."""
         if not self.row or not self.rows:
             return 0
         cache = free - sum(size for part, size in self.working.items() if part not in self.least)
@@ -83,7 +83,7 @@ class Usage:
 def resident(
     role: Role, use: str, place: Place, plan: Plan, load: Workload, *, micro: int = 0, reads: bool = False
 ) -> Usage:
-    """What the worker keeps on each device of ``place`` for ``use``: ``train``, which is any call but a ``generate``.
+    """Return what a worker keeps on each device of ``place`` for ``use``: ``train`` is any call but a ``generate``.
 
     ``load``: the rows of its largest call; ``micro``: tokens of a forward pass, 0 for the default. ``reads``: a worker
     that generates has calls of the other use too.
@@ -149,7 +149,7 @@ def reading(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE,
 
 
 def generating(role: Role, mesh: Mesh, load: Workload, *, staging: bool = False, micro: int = 0) -> Usage:
-    """An engine's copy of the weights, whole over fsdp; room for a published one if ``staging``; its KV cache."""
+    """Return an engine's copy of the weights, whole over fsdp; a published one's room if ``staging``; its KV cache."""
     model, rows = _model(role), rows_of_replica(load, mesh)
     weights = parameters_on_device(role, mesh, sharded=False) * model.dtype_bytes + _adapters(role, mesh, whole=True)
     longest = load.prompt + max(load.response, load.longest)
@@ -172,7 +172,7 @@ def generating(role: Role, mesh: Mesh, load: Workload, *, staging: bool = False,
 
 
 def layer_activations(model: ModelShape, mesh: Mesh, tokens: float, *, backend: str = REFERENCE) -> float:
-    """Bytes that one layer keeps for its backward pass.
+    """Return bytes that one layer keeps for its backward pass.
 
     ``tokens * hidden * (10 + 24 / tp)`` for 16-bit values (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2), all
     of it over tp with sequence parallelism (section 4.3). Attention scores are not kept, as with flash
@@ -193,7 +193,7 @@ def activations(
     recompute: bool = True,
     in_flight: int = 1,
 ) -> float:
-    """Bytes of activations of a training device: of all its layers, for as many micro-batches as are in flight.
+    """Return bytes of activations of a training device: of all its layers, for as many micro-batches as are in flight.
 
     With recomputation a layer keeps its input, ``2 tokens hidden`` bytes (Korthikanti et al. 2022, section 5), and one
     layer at a time has all of them. The first stage of a pipeline has as many micro-batches in flight as stages.
@@ -207,7 +207,7 @@ def activations(
 
 
 def over_base(usage: Usage, role: Role, mesh: Mesh, owner: str) -> Usage:
-    """The same of a worker whose weights lie under those of ``owner``, a use that has them: it has its adapters."""
+    """Return that of a worker whose weights lie under those of ``owner``, a use that has them: it has its adapters."""
     own = _adapters(role, mesh)
     idle = {part: own if part == "weights" else size for part, size in usage.idle.items()}
     return replace(usage, idle={part: size for part, size in idle.items() if size}, shares=owner)

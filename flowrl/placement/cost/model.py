@@ -18,7 +18,7 @@ class Costs(Protocol):
     def source(self) -> str: ...
 
     def seconds(self, work: Work) -> float:
-        """Seconds that the call keeps its pool busy."""
+        """Return seconds that the call keeps its pool busy."""
         ...
 
 

@@ -79,7 +79,7 @@ class PoolMemory:
         return {}
 
     def swaps(self, turns: Sequence[Turn]) -> Mapping[str, float]:
-        """The workers that are offloaded between their turns, with the bytes of each on a device; none if all fit.
+        """Return the workers that are offloaded between turns, with the bytes of each on a device; none if all fit.
 
         Of all choices that fit, the one with the fewest waves of generation, then the fewest bytes moved. Where no
         choice fits, everybody makes way: see :meth:`fits`.
@@ -91,7 +91,7 @@ class PoolMemory:
         return self._known[key]
 
     def timeline(self, turns: Sequence[Turn]) -> Timeline:
-        """Bytes of each turn of a round; what the last turn left is what the first one finds."""
+        """Return bytes of each turn of a round; what the last turn left is what the first one finds."""
         swapped, moments = set(self.swaps(turns)), list[Moment]()
         here = swapped & set(self._present(turns[-1])) if turns else set[str]()
         for turn in turns:
@@ -102,7 +102,7 @@ class PoolMemory:
         return Timeline(tuple(moments))
 
     def held(self, turn: Turn, turns: Sequence[Turn]) -> float:
-        """Bytes on each device during a generate that its KV cache cannot have, its own weights left out.
+        """Return bytes on each device during a generate that its KV cache cannot have, its own weights left out.
 
         What a cost model wants to know (``Work.held``), which counts those weights itself.
         """
@@ -112,7 +112,7 @@ class PoolMemory:
         return sum(size for name, size in parts.items() if name not in counted)
 
     def fits(self, turns: Sequence[Turn]) -> PlanError | None:
-        """None, or which turn needs how much of what, and what would help. Nobody raises it here: ``at`` is not known.
+        """Return None, or which turn needs how much of what, and what would help; ``at`` is not known here.
 
         Rows never fail to fit: a KV cache has to hold one row of the longest length, others wait for the next wave.
         """
@@ -235,7 +235,7 @@ def pool_memory(
     micro: Mapping[str, int] | None = None,
     bases: Mapping[str, str] | None = None,
 ) -> PoolMemory | None:
-    """The memory of one pool of a plan; None for a pool without devices of a cluster, whose memory is not known.
+    """Return the memory of one pool of a plan; None for a pool without devices of a cluster, whose memory is not known.
 
     ``loads``: the largest call of a worker in a use; a use without one does not live anywhere. ``micro``: tokens of a
     forward pass by worker, where a call says so. ``bases``: the worker that has the weights of another in memory.

@@ -68,7 +68,7 @@ class Efficiency:
 
     @staticmethod
     def ideal() -> Efficiency:
-        """Every peak reached, nothing hidden, nothing added: the bare formulas."""
+        """Return figures with every peak reached, nothing hidden, nothing added: the bare formulas."""
         return Efficiency(1, 1, 1, 1, 1, 1, 1, 1, overlap=0, step_s=0, row_s=0, sources={})
 
 
@@ -94,7 +94,7 @@ class Roofline:
         return "roofline"
 
     def seconds(self, work: Work) -> float:
-        """Seconds of one call, 0 for a call that computes nothing."""
+        """Return seconds of one call, 0 for a call that computes nothing."""
         kind = work.kind
         if kind == "none" or (kind not in ("publish", "offload", "onload") and not work.load.rows):
             return 0.0
@@ -108,7 +108,7 @@ class Roofline:
         return sum(self.terms(work).values())
 
     def terms(self, work: Work) -> dict[str, float]:
-        """The seconds of a generate, forward or train by what they are spent on; they add up to :meth:`seconds`."""
+        """Return the seconds of a generate, forward or train by what takes them; they add up to :meth:`seconds`."""
         if work.kind == "generate":
             return self._generate(work)
         return self._train(work) if work.kind == "train" else self._forward(work)
@@ -152,7 +152,7 @@ class Roofline:
         }
 
     def rows_at_once(self, work: Work) -> int:
-        """Rows of a replica whose KV cache fits beside the weights and what others hold; one at least."""
+        """Return rows of a replica whose KV cache fits beside the weights and what others hold; one at least."""
         model = model_of(work)
         weights = parameters_on_device(work.role, work.mesh, sharded=False) * model.dtype_bytes
         row = kv_bytes(model, work.mesh, work.load.prompt + work.load.response)

@@ -43,7 +43,7 @@ class Sizes:
 
 @lru_cache(maxsize=1024)
 def sizes(model: ModelShape, head: str = "lm") -> Sizes:
-    """The parts of a model. With ``head="scalar"`` a value for each token replaces the logits."""
+    """Return the parts of a model. With ``head="scalar"`` a value for each token replaces the logits."""
     idle = model.experts - model.experts_per_token
     one = (model.parameters - model.active_parameters) / idle if model.experts and idle else 0.0
     experts = round(one * model.experts)
@@ -54,13 +54,13 @@ def sizes(model: ModelShape, head: str = "lm") -> Sizes:
 
 
 def parts_of(role: Role) -> Sizes:
-    """The parts of the model of a role, which must have one."""
+    """Return the parts of the model of a role, which must have one."""
     assert role.model is not None, f"{role.name} has no model to measure"
     return sizes(role.model, role.head)
 
 
 def parameters_on_device(role: Role, mesh: Mesh, *, sharded: bool = True) -> float:
-    """Parameters that one device holds; ``sharded`` over fsdp, as in training.
+    """Return parameters that one device holds; ``sharded`` over fsdp, as in training.
 
     Layers are taken to divide evenly over pp, and the vocabulary to count as a layer.
     """
@@ -84,7 +84,7 @@ def optimizer_parameters(role: Role, mesh: Mesh, backend: str = REFERENCE) -> fl
 
 
 def forward_operations(role: Role, rows: float, load: Workload) -> float:
-    """Operations of one forward pass over whole rows, prompts and responses.
+    """Return operations of one forward pass over whole rows, prompts and responses.
 
     Two for each parameter that a token meets, the head on response tokens alone, and causal attention:
     ``2 layers heads head_dim length^2`` for a row (half of Narayanan et al. 2021, arXiv:2104.04473, appendix, which
@@ -96,20 +96,20 @@ def forward_operations(role: Role, rows: float, load: Workload) -> float:
 
 
 def prefill_operations(role: Role, rows: float, load: Workload) -> float:
-    """Operations of reading the prompts before the first token is drawn."""
+    """Return operations of reading the prompts before the first token is drawn."""
     assert role.model is not None
     return rows * (2 * _body(role) * load.prompt + _head(role) + _attention(role.model) * load.prompt**2 / 2)
 
 
 def decode_operations(role: Role, rows: float, load: Workload) -> float:
-    """Operations of all response tokens, each of which attends to what came before it."""
+    """Return operations of all response tokens, each of which attends to what came before it."""
     assert role.model is not None
     context = load.prompt + load.response / 2
     return rows * load.response * (2 * _body(role) + _head(role) + _attention(role.model) * context)
 
 
 def touched_parameters(role: Role, mesh: Mesh, rows: float) -> float:
-    """Parameters that a device reads to make a token for each of ``rows`` rows of its replica.
+    """Return parameters that a device reads to make a token for each of ``rows`` rows of its replica.
 
     Of E experts, ``E (1 - (1 - k/E)^rows)`` are expected to be chosen by at least one row when routing is uniform.
     """
@@ -132,12 +132,12 @@ def kv_bytes(model: ModelShape, mesh: Mesh, tokens: float) -> float:
 
 
 def micro_tokens(load: Workload, micro: int = 0) -> float:
-    """Tokens of a replica in one forward pass."""
+    """Return tokens of a replica in one forward pass."""
     return max(micro or MICRO_TOKENS, load.prompt + load.response)
 
 
 def rows_of_replica(load: Workload, mesh: Mesh, processes: int = 0) -> int:
-    """Rows that the fullest replica gets. Processes without a mesh are replicas."""
+    """Return rows that the fullest replica gets. Processes without a mesh are replicas."""
     return ceil(load.rows / (mesh.data if mesh.size > 1 else max(1, processes)))
 
 

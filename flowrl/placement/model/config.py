@@ -51,7 +51,7 @@ _FAMILIES: Mapping[str, _Family] = {
 
 
 def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
-    """The sizes that a configuration describes. Raises ModelError naming what is unknown or missing."""
+    """Return the sizes that a configuration describes. Raises ModelError naming what is unknown or missing."""
     kind = str(config.get("model_type", ""))
     family = _FAMILIES.get(kind)
     title = name or str(config.get("_name_or_path") or kind)

@@ -64,7 +64,7 @@ class Layout:
         return self.mesh.size // prod(self.axes.values())
 
     def shard_of(self, rank: int) -> int:
-        """Which of ``shards`` a rank holds."""
+        """Return which of ``shards`` a rank holds."""
         at, index = self.mesh.coordinates(rank), 0
         for axis, size in self.axes.items():
             index = index * size + at.get(axis, 0)
@@ -77,11 +77,11 @@ class Layout:
         return tuple(tuple(self._boxes(mesh.coordinates(i))) for i in range(mesh.size))
 
     def sizes(self) -> list[int]:
-        """Bytes of each of ``shards``."""
+        """Return bytes of each of ``shards``."""
         return [sum(volume(b) for b in boxes) * self.model.dtype_bytes for boxes in self.shards]
 
     def holds(self, rank: int) -> Iterator[tuple[Weight, Box]]:
-        """Each weight of which a rank holds something, with a range along each dim of the weight."""
+        """Yield each weight of which a rank holds something, with a range along each dim of the weight."""
         for stack, box in zip(self.model.stacks, self.shards[self.shard_of(rank)], strict=True):
             yield from parts(stack, box)
 
@@ -103,14 +103,14 @@ class Layout:
 
 
 def parts(stack: Stack, box: Box) -> Iterator[tuple[Weight, Box]]:
-    """The weights behind a box of a stack, each with the range along each of its own dims."""
+    """Yield the weights behind a box of a stack, each with the range along each of its own dims."""
     if box:
         for layer in range(*box[0]):
             yield stack.at(layer), box[1:]
 
 
 def chunk(length: int, pieces: int, index: int) -> tuple[int, int]:
-    """The range of one of ``torch.chunk``'s pieces: rounded up, the last ones smaller or empty.
+    """Return the range of one of ``torch.chunk``'s pieces: rounded up, the last ones smaller or empty.
 
     >>> [chunk(10, 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 10)]
@@ -120,17 +120,17 @@ def chunk(length: int, pieces: int, index: int) -> tuple[int, int]:
 
 
 def volume(box: Box) -> int:
-    """How many numbers are in a box."""
+    """Return how many numbers are in a box."""
     return prod(b - a for a, b in box) if box else 0
 
 
 def solid(box: Box) -> Box:
-    """The box itself, or ``()`` if there is nothing in it."""
+    """Return the box itself, or ``()`` if there is nothing in it."""
     return box if all(a < b for a, b in box) else ()
 
 
 def layers_of_stage(layers: int, stages: int, stage: int) -> tuple[int, int]:
-    """The layers of a pipeline stage, first and behind the last: the first stages have one more where needed."""
+    """Return the layers of a pipeline stage, first and behind the last: the first stages have one more where needed."""
     each, more = divmod(layers, stages)
     first = stage * each + min(stage, more)
     return first, first + each + (stage < more)

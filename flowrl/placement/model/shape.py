@@ -47,7 +47,7 @@ class ModelShape:
 
     @staticmethod
     def uniform(layers: int, columns: int, width: int = 1, *, dtype_bytes: int = 2) -> ModelShape:
-        """The model of HybridFlow's formulas: each layer is one weight (columns, width) that tp splits along dim 0.
+        """Return the model of HybridFlow's formulas: a layer is one weight (columns, width), split by tp along dim 0.
 
         >>> ModelShape.uniform(4, 8).bytes
         64.0
@@ -87,7 +87,7 @@ class ModelShape:
         return stacks_of(self)
 
     def weights(self) -> tuple[Weight, ...]:
-        """The weights, layer by layer the same; names and shapes as in a Hugging Face checkpoint."""
+        """Return the weights, layer by layer the same; names and shapes as in a Hugging Face checkpoint."""
         return tuple(w for stack in self.stacks for w in stack.weights())
 
     def is_sparse(self, layer: int) -> bool:
@@ -106,7 +106,7 @@ class ModelShape:
 
 
 def shape_named(name: str) -> ModelShape:
-    """The model of that name: a shipped one, a folder with ``config.json``, or a hub name that is in the local cache.
+    """Return the model of that name: a shipped one, a folder with ``config.json``, or a hub name in the local cache.
 
     >>> shape_named("Llama-70B").parameters
     68976648192

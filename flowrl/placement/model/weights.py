@@ -68,7 +68,7 @@ class Stack:
         return (self.layers, *self.weight.shape)
 
     def at(self, index: int) -> Weight:
-        """The weight of one layer, ``index`` counted from ``first``."""
+        """Return the weight of one layer, ``index`` counted from ``first``."""
         w = self.weight
         if w.layer is None or not index:
             return w
@@ -81,12 +81,12 @@ class Stack:
         return tuple(weight.name for weight in self.weights())
 
     def weights(self) -> Iterator[Weight]:
-        """The weights that it stands for, in the order of their layers."""
+        """Yield the weights that it stands for, in the order of their layers."""
         return (self.at(i) for i in range(self.layers))
 
 
 def stacks_of(model: ModelShape) -> tuple[Stack, ...]:
-    """The weights of a model, those that are equal from layer to layer as one stack. A tied head is not listed."""
+    """Return the weights of a model, those equal from layer to layer as one stack. A tied head is not listed."""
     found: list[Stack] = []
     if model.vocab:
         found.append(Stack(Weight("model.embed_tokens.weight", (model.vocab, model.hidden), "vocab")))

@@ -60,7 +60,7 @@ SHIPPED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def find_shape(name: str) -> ModelShape:
-    """A shipped model, a folder with ``config.json``, or a hub name in the local cache. Raises ModelError."""
+    """Return a shipped model, a folder with ``config.json``, or a hub name in the local cache. Raises ModelError."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _read(folder / "config.json", name)

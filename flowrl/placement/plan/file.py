@@ -280,7 +280,7 @@ def _kind(node: Any) -> str:
 
 
 def written(plan: Plan) -> str:
-    """The text of a plan file that reads as this plan."""
+    """Return the text of a plan file that reads as this plan."""
     said = plan.to_json()
     lines: list[str] = []
     if "cluster" in said:

@@ -194,7 +194,7 @@ class Plan:
 
     @staticmethod
     def one_process() -> Plan:
-        """No plan: everything in one pool of this process, on a GPU if there is one."""
+        """Return the plan of a run without one: everything in one pool of this process, on a GPU if there is one."""
         return Plan()
 
     @staticmethod
@@ -205,7 +205,7 @@ class Plan:
         return load(path)
 
     def place_of(self, worker: str, use: str = "train") -> Place:
-        """The place of a worker when it trains or generates; without one, the first pool.
+        """Return the place of a worker when it trains or generates; without one, the first pool.
 
         A backend that does not generate leaves that to the reference engine: a whole model on each of its devices.
         """
@@ -219,11 +219,11 @@ class Plan:
         return Place(pool.name, Mesh({"dp": len(pool.devices)}) if pool.devices else Mesh())
 
     def pool_of(self, worker: str, use: str = "train") -> Pool:
-        """The pool of a worker when it trains or generates."""
+        """Return the pool of a worker when it trains or generates."""
         return self.pools[self.place_of(worker, use).pool]
 
     def pool(self, worker: str, use: str = "train") -> str:
-        """The name of the pool of a worker."""
+        """Return the name of the pool of a worker."""
         return self.place_of(worker, use).pool
 
     def split(self, worker: str) -> bool:
@@ -231,7 +231,7 @@ class Plan:
         return self.pool(worker, "train") != self.pool(worker, "generate")
 
     def devices(self, worker: str, use: str = "train") -> tuple[int, ...]:
-        """The devices of a worker in the order of its ranks; none where its pool has none of the cluster."""
+        """Return the devices of a worker in the order of its ranks; none where its pool has none of the cluster."""
         return self.pool_of(worker, use).devices
 
     def device(self, worker: str, use: str = "train") -> str:
@@ -243,11 +243,11 @@ class Plan:
         return "cpu" if self.cluster.kind(first).name == "cpu" else f"cuda:{first}"
 
     def backend(self, worker: str, use: str = "train") -> str:
-        """The backend that trains a worker, or its engine."""
+        """Return the backend that trains a worker, or its engine."""
         return self.place_of(worker, use).backend
 
     def roles(self) -> Iterator[tuple[str, str, Place]]:
-        """Every (worker, use, place) that the plan states; a worker with one place has it under one use."""
+        """Yield every (worker, use, place) that the plan states; a worker with one place has it under one use."""
         for worker, by_use in self.place.items():
             for use, place in by_use.items():
                 yield worker, use, place
@@ -288,7 +288,7 @@ class Plan:
         return {**cluster, "pools": pools, "place": place, "pipeline": self.pipeline.to_json()}
 
     def to_yaml(self) -> str:
-        """The text of a plan file that loads to an equal plan."""
+        """Return the text of a plan file that loads to an equal plan."""
         from .file import written
 
         return written(self)

@@ -19,7 +19,7 @@ _DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
 
 
 def numbers(devices: Iterable[int]) -> str:
-    """Devices as a plan writes them: ``(0, 1, 2, 5)`` is ``0-2,5``."""
+    """Return devices as a plan writes them: ``(0, 1, 2, 5)`` is ``0-2,5``."""
     runs: list[list[int]] = []
     for d in devices:
         if runs and runs[-1][1] == d - 1:
@@ -30,7 +30,7 @@ def numbers(devices: Iterable[int]) -> str:
 
 
 def check_source(pool: str, devices: Collection[int], processes: int, device: str, at: At | None) -> None:
-    """A pool has a name that files can have, and devices, or processes, or a device of this process."""
+    """Raise PlanError unless a pool has a name for files, and either devices, processes or a device of this process."""
     if (wrong := name_problem(pool, number=True)) is not None:
         raise PlanError(f"the name of pool {pool!a:.80} {wrong}.", at=at, fix=f"{FIX} train.")
     given = [n for n, v in (("devices", devices), ("processes", processes), ("device", device)) if v]
@@ -43,7 +43,7 @@ def check_source(pool: str, devices: Collection[int], processes: int, device: st
 
 
 def check_devices(pool: str, devices: Collection[int], cluster: Cluster | None, at: At | None) -> None:
-    """The devices of a pool are in the cluster, each once."""
+    """Raise PlanError unless the devices of a pool are in the cluster, each once."""
     if not devices:
         return
     if cluster is None:
@@ -60,7 +60,7 @@ def check_devices(pool: str, devices: Collection[int], cluster: Cluster | None, 
 
 
 def check_inside(pool: str, device: int, cluster: Cluster, at: At | None) -> None:
-    """A device number is one of the cluster."""
+    """Raise PlanError unless a device number is one of the cluster."""
     if not 0 <= device < cluster.size:
         raise PlanError(
             f"pool '{pool}': there is no device {device} in {cluster}, which has {cluster.size}.",
@@ -70,7 +70,7 @@ def check_inside(pool: str, device: int, cluster: Cluster, at: At | None) -> Non
 
 
 def check_disjoint(pools: Mapping[str, tuple[tuple[int, ...], At | None]]) -> None:
-    """No device is in two pools: what shares devices takes turns, and turns are taken in a pool."""
+    """Raise PlanError for a device in two pools: what shares devices takes turns, and turns are taken in a pool."""
     owner: dict[int, str] = {}
     for name, (devices, at) in pools.items():
         shared = [d for d in devices if d in owner]
@@ -86,7 +86,7 @@ def check_disjoint(pools: Mapping[str, tuple[tuple[int, ...], At | None]]) -> No
 
 
 def check_uses(worker: str, use: str, at: At | None) -> None:
-    """A worker trains or generates."""
+    """Raise PlanError for a use that is not to train or to generate."""
     if use not in ("train", "generate"):
         meant = near(use, ("train", "generate"))
         raise PlanError(
@@ -98,7 +98,7 @@ def check_uses(worker: str, use: str, at: At | None) -> None:
 
 
 def check_pool_name(worker: str, pool: str, pools: Iterable[str], at: At | None) -> None:
-    """The pool of a place is one of the plan."""
+    """Raise PlanError for a pool that the plan does not have."""
     known = list(pools)
     if pool not in known:
         meant = near(pool, known)
@@ -139,7 +139,7 @@ def refuse_mesh(
     free: Collection[int],
     at: At | None,
 ) -> None:
-    """A mesh that does not take all devices of its pool. ``free``: the devices that the pool could have."""
+    """Raise PlanError for a mesh that does not take all devices of its pool. ``free``: those that it could have."""
     size, have = prod(axes.values()), len(devices) or 1
     mesh = " x ".join(f"{a}={n}" for a, n in axes.items())
     if processes:
@@ -165,7 +165,7 @@ def refuse_mesh(
 
 
 def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default: float) -> None:
-    """The values of a pipeline, each alone, and the window only with its order."""
+    """Raise PlanError for a wrong value of a pipeline, and for a window without its order."""
     _whole("staleness", said["staleness"], 0, MOST_STALENESS, at)
     _whole("chunks", said["chunks"], 1, MOST_CHUNKS, at)
     _one_of("order", said["order"], ORDERS, at)

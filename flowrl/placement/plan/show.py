@@ -50,7 +50,7 @@ class Row:
 
 
 def render(plan: Plan, format: str = "text", kinds: Mapping[str, str] | None = None, *, colour: bool = False) -> str:
-    """The plan in one of :data:`FORMATS`: the text is table and picture. ``kinds``: see :func:`table`.
+    """Return the plan in one of :data:`FORMATS`: the text is table and picture. ``kinds``: see :func:`table`.
 
     Raises UsageError for another format.
     """
@@ -71,7 +71,7 @@ def render(plan: Plan, format: str = "text", kinds: Mapping[str, str] | None = N
 
 
 def seats(plan: Plan, workers: Iterable[str] = ()) -> tuple[Seat, ...]:
-    """Every worker at each of its places: ``workers`` in their order, then those that the plan alone names.
+    """Return every worker at each of its places: ``workers`` in their order, then those that the plan alone names.
 
     Where there are none at all, it is ``everybody`` in the first pool.
     """
@@ -114,7 +114,7 @@ def rows(plan: Plan, taken: Iterable[Seat]) -> tuple[Row, ...]:
 
 
 def table(plan: Plan, kinds: Mapping[str, str] | None = None) -> str:
-    """Who sits where, a line per worker and use.
+    """Return who sits where, a line per worker and use.
 
     ``kinds``: what each worker of the flow is (``{"actor": "CausalLM"}``), shown beside its name; workers that the
     plan does not place are then listed too.
@@ -157,7 +157,7 @@ def picture(plan: Plan, kinds: Mapping[str, str] | None = None, *, colour: bool 
 
 
 def pipeline(plan: Plan) -> str:
-    """``pipeline: staleness 1, order fifo, publish drain, chunks 4``."""
+    """Return ``pipeline: staleness 1, order fifo, publish drain, chunks 4``."""
     return "pipeline: " + ", ".join(f"{k} {v}" for k, v in plan.pipeline.to_json().items())
 
 

@@ -18,7 +18,7 @@ _NOTE, _TEXT, _BOLD = 10.5, 12.0, 13.0
 
 
 def svg(plan: Plan, kinds: Mapping[str, str] | None = None) -> str:
-    """The SVG of a plan; ``kinds`` as for :func:`flowrl.placement.plan.show.table`.
+    """Return the SVG of a plan; ``kinds`` as for :func:`flowrl.placement.plan.show.table`.
 
     A cell has a stripe for each role on its device, letter in front. A role that generates is hatched, so that the two
     copies of a worker are told apart. Nodes that look alike are drawn once.

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 def transport(
     supply: Sequence[int], capacity: Sequence[int], worth: Sequence[Mapping[int, int]]
 ) -> list[dict[int, int]]:
-    """For each source how many go to each sink: all of its supply, no sink above its capacity, the total worth highest.
+    """Return for each source how many go to each sink: its whole supply, none above capacity, the total worth highest.
 
     ``worth[source]`` is per piece and by sink; a sink that is not in it is worth 0 to that source.
 

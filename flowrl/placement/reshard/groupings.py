@@ -31,7 +31,7 @@ def check_grouping(name: str) -> None:
 
 
 def hybridflow_places(src: Mesh, dst: Mesh) -> list[int]:
-    """The places that HybridFlow gives the ranks of ``src`` (arXiv:2409.19256, section 5.3).
+    """Return the places that HybridFlow gives the ranks of ``src`` (arXiv:2409.19256, section 5.3).
 
     The rank at pipeline stage p and tensor-parallel rank t becomes stage p // (pp / pp_g), rank t // (tp / tp_g): the
     ranks of one micro data-parallel group are neighbours, and each has a part of what it hosts. Raises PlanError for
@@ -57,7 +57,7 @@ def hybridflow_places(src: Mesh, dst: Mesh) -> list[int]:
 def overlap_places(
     src: Layout, dst: Layout, held: Mapping[int, int], devices: Sequence[int], cluster: Cluster | None
 ) -> list[int]:
-    """Places with as many bytes in common with what the devices hold (``held``: shard by device) as there can be.
+    """Return places with as many bytes in common as can be with what devices hold (``held``: shard by device).
 
     With a ``cluster``, the ranks of a replica are inside one node; where a replica is larger than a node, ranks next to
     each other are. Raises PlanError where nodes do not divide so.

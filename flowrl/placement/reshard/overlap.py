@@ -10,7 +10,7 @@ from ..model.layout import Box, Layout
 
 
 def overlaps(src: Layout, dst: Layout) -> list[dict[int, int]]:
-    """Bytes by ``src`` shard and by ``dst`` shard, pairs without any left out.
+    """Return bytes by ``src`` shard and by ``dst`` shard, pairs without any left out.
 
     >>> from ..cluster.mesh import Mesh; from ..model.shape import ModelShape
     >>> model = ModelShape.uniform(layers=1, columns=12, dtype_bytes=1)
@@ -33,7 +33,7 @@ def overlaps(src: Layout, dst: Layout) -> list[dict[int, int]]:
 
 
 def owners(layout: Layout, number: int) -> dict[Box, list[int]]:
-    """The different parts of one stack, and the shards that hold each. They have nothing in common."""
+    """Return the different parts of one stack, and the shards that hold each. They have nothing in common."""
     found: dict[Box, list[int]] = {}
     for shard, boxes in enumerate(layout.shards):
         if boxes[number]:
@@ -48,7 +48,7 @@ class _Tree:
         self.root = _Level([(box, i) for i, box in enumerate(boxes)], 0) if boxes else None
 
     def touching(self, box: Box) -> Iterator[tuple[int, int]]:
-        """(which, how many numbers in common)."""
+        """Yield which boxes touch another one, and how many numbers they share."""
         return self.root.touching(box) if self.root else iter(())
 
 

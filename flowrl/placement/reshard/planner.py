@@ -106,7 +106,7 @@ class Reshard:
         return {"same_node": inside, "between_nodes": self.total - inside}
 
     def to_json(self) -> dict[str, Any]:
-        """Bytes by device as lists in the order of ``devices``, with what was asked."""
+        """Return bytes by device as lists in the order of ``devices``, with what was asked."""
         found: dict[str, Any] = {
             "model": self.src.model.name,
             "source": str(self.src.mesh),

@@ -62,7 +62,7 @@ class Asked:
         )
 
     def sets_of(self, sets: Iterable[Iterable[str]]) -> tuple[Set, ...]:
-        """Sets of members as sets of units."""
+        """Return sets of members as sets of units."""
         wanted = [set(s) for s in sets]
         found = tuple(tuple(u for u, names in self.units.items() if set(names) <= s) for s in wanted)
         if sorted(u for s in found for u in s) != sorted(self.units):

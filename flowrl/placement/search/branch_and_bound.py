@@ -53,7 +53,7 @@ class Table(Protocol):
         ...
 
     def publish(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
-        """Seconds from the pool that trains to the one that generates."""
+        """Return seconds from the pool that trains to the one that generates."""
         ...
 
 
@@ -263,7 +263,7 @@ def _prefix_minima(options: Sequence[tuple[int, Vector]], devices: int) -> list[
 
 
 def cheapest(question: Question, table: Table) -> Answer:
-    """The winner and the best of another partition, exactly; equals brute force over the same choices.
+    """Return the winner and the best of another partition, exactly; equals brute force over the same choices.
 
     Departures from HybridFlow's algorithm 1: a set may leave devices unused, its minimal allocation is whatever count
     fits (``Table.stages`` gives None below it), and branches that cannot win are left.

@@ -32,7 +32,7 @@ class Settled:
     moved: tuple[str, ...] = ()
 
     def stages(self, count: int) -> Vector:
-        """Seconds by stage."""
+        """Return seconds by stage."""
         found = [0.0] * count
         for op in self.ops:
             found[op.stage] += op.seconds
@@ -64,12 +64,12 @@ class Colocated:
         self._published: dict[tuple[object, ...], float] = {}
 
     def stages(self, members: Set, spot: Spot) -> Vector | None:
-        """Seconds by stage of the units ``members`` on ``spot``; None where they do not fit."""
+        """Return seconds by stage of the units ``members`` on ``spot``; None where they do not fit."""
         settled = self.settle(members, spot)
         return None if settled is None else settled.stages(len(self.problem.stages))
 
     def settle(self, units: Set, spot: Spot) -> Settled | None:
-        """The fastest ways that fit together; None where there are none."""
+        """Return the fastest ways that fit together; None where there are none."""
         key = (units, spot)
         if key not in self._settled:
             members = [self.problem.by_name[name] for unit in units for name in self.units[unit]]
@@ -203,7 +203,7 @@ class Colocated:
         return total
 
     def publish_one(self, train: str, generate: str, source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
-        """The same of one pair of members."""
+        """Return the same of one pair of members."""
         sender, receiver = self.settle(*source), self.settle(*target)
         assert sender is not None and receiver is not None, "a publish was asked of sets that do not fit"
         sent = (sender.ways[train], source[1])
@@ -224,7 +224,7 @@ class Colocated:
 
 
 def publish_title(problem: Problem, train: str) -> str:
-    """``actor.publish``."""
+    """Return ``actor.publish``."""
     return f"{problem.by_name[train].role.name}.publish"
 
 

@@ -33,7 +33,7 @@ def binding(asked: Asked, best: Choice) -> tuple[str, float]:
 
 
 def nothing_fits(problem: Problem, costs: Costs) -> PlanError:
-    """The largest use that fits nowhere, with the fewest devices of each kind on which it would."""
+    """Return the largest use that fits nowhere, with the fewest devices of each kind on which it would."""
     asked = Asked(problem, costs)
     for unit, names in sorted(asked.units.items(), key=lambda item: -_parameters(problem, item[1])):
         spots = [(i, n) for i, stock in enumerate(asked.question().stocks) for n in stock.counts]

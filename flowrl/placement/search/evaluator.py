@@ -38,7 +38,7 @@ class PoolUse:
     processes: int = 0
 
     def by_stage(self, stages: int, factors: Mapping[str, float]) -> tuple[float, ...]:
-        """Seconds by stage, and of all behind them; costs multiplied by ``factors`` by title."""
+        """Return seconds by stage, and of all behind them; costs multiplied by ``factors`` by title."""
         found = [0.0] * stages
         for op in self.ops:
             found[op.stage] += op.seconds * factors.get(op.title, 1.0)
@@ -91,7 +91,7 @@ class Placed:
         return self.step_seconds / reckoned if reckoned else 1.0
 
     def seconds(self, factors: Mapping[str, float] | None = None) -> float:
-        """Seconds per step, as the search reckons, when costs are multiplied by ``factors``, by title."""
+        """Return seconds per step, as the search reckons, when costs are multiplied by ``factors``, by title."""
         given = factors or {}
         tops = [p.by_stage(self.stages, given) for p in self.pools]
         latency = sum(max(c) for c in zip(*(t[:-1] for t in tops), strict=True))
@@ -155,7 +155,7 @@ class Change:
 
 
 def changes(best: Placed, runner_up: Placed) -> tuple[Change, ...]:
-    """The change of a single op's cost that would put the two level, the smallest first.
+    """Return the change of a single op's cost that would put the two level, the smallest first.
 
     Both stay as they are placed, and as much slower than reckoned as they are; a factor above 32 or below 1/32 is left
     out.

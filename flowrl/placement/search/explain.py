@@ -20,7 +20,7 @@ _BINDING = {
 
 
 def explain(found: Found) -> str:
-    """The whole story, a line or two for each question. Ends without a line break."""
+    """Return the whole story, a line or two for each question. Ends without a line break."""
     lines = [
         f"{_seconds(found.step_seconds)} per step on {found.problem.cluster}, {_lag(found.best)}.",
         f"Costs: {_costs(found)}.",
@@ -81,7 +81,7 @@ def _bottleneck(placed: Placed) -> str:
 
 
 def shape(placed: Placed) -> str:
-    """``{actor.train, actor.generate} on 8 | {ref.train} on 8``."""
+    """Return ``{actor.train, actor.generate} on 8 | {ref.train} on 8``."""
     sets = [f"{{{', '.join(p.members)}}} on {len(p.devices)} {p.device}" for p in placed.pools if p.device]
     return " | ".join(sets)
 
@@ -125,7 +125,7 @@ def _times(factor: float) -> str:
 
 
 def to_json(found: Found) -> dict[str, Any]:
-    """The same as a record.
+    """Return the same as a record.
 
     ``{"step_s", "staleness", "shape", "cost_source", "error", "busy": {pool: part of a step}, "bottleneck": {"node",
     "pool", "seconds", "share"}, "binding", "gain", "runner_up": {"shape", "step_s", "staleness", "margin", "changes":

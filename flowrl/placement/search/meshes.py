@@ -13,7 +13,7 @@ from ..model.shape import ModelShape
 
 @lru_cache(maxsize=4096)
 def divisors(n: int) -> tuple[int, ...]:
-    """Ascending."""
+    """Return the divisors of a number, ascending."""
     return tuple(d for d in range(1, n + 1) if n % d == 0)
 
 
@@ -30,7 +30,7 @@ def splits(model: ModelShape, *, tp: int, pp: int) -> bool:
 def meshes(
     model: ModelShape, use: str, size: int, *, node: int, rows: int, backend: str = "", any_split: bool = False
 ) -> list[tuple[Mesh, str]]:
-    """(mesh, backend) of exactly ``size`` devices in nodes of ``node``; a pool's meshes take all of its devices.
+    """Return (mesh, backend) of exactly ``size`` devices in nodes of ``node``; a pool's meshes take all of its devices.
 
     tp stays inside a node, pp only crosses nodes, the rest splits rows. ``rows`` are those of an optimizer step, or of
     the whole call: meshes that split them evenly, or else those that give a row to every replica, or else any.

@@ -79,17 +79,17 @@ class Parallelism:
         return tuple(range(start, start + count))
 
     def capacity(self, group: int) -> float:
-        """Bytes of a device that calls can have."""
+        """Return bytes of a device that calls can have."""
         return room(self.memory(group))
 
     def memory(self, group: int) -> float:
-        """Bytes of a device."""
+        """Return bytes of a device."""
         return 1e18 if "memory" in self.relaxed else self.problem.cluster.kind(self._starts[group]).memory
 
     def ways(
         self, member: Member, group: int, count: int, *, held: float = 0.0, staging: bool = False
     ) -> tuple[Way, ...]:
-        """Ways that fit beside ``held`` bytes of others, fastest first; none beats another in everything.
+        """Return ways that fit beside ``held`` bytes of others, fastest first; none beats another in everything.
 
         ``staging``: weights come from another pool, and are received beside those in use.
         """
@@ -137,14 +137,14 @@ class Parallelism:
     def placed(
         self, work: Work, mesh: Mesh, backend: str, devices: tuple[int, ...], pool: str, held: float = 0.0
     ) -> Work:
-        """The work with where it runs."""
+        """Return the work with where it runs."""
         if "memory" in self.relaxed:
             held = -1e15  # as if the KV cache had all the memory in the world
         return replace(work, mesh=mesh, backend=backend, devices=devices, pool=pool, held=held)
 
 
 def usage_of(member: Member, mesh: Mesh, backend: str, *, staging: bool = False) -> Usage:
-    """Bytes on each device; the largest call decides."""
+    """Return bytes on each device; the largest call decides."""
     load = max((w.load for w in member.works), key=lambda load: load.tokens)
     micro = max(w.micro for w in member.works)
     if member.use == "generate":

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 
 def partitions(members: Sequence[str]) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """All ways to split members into sets, each once: Bell(n) of them, 15 for four models.
+    """Return all ways to split members into sets, each once: Bell(n) of them, 15 for four models.
 
     Sets stand in the order of their first members, members in the order given.
 
@@ -32,7 +32,7 @@ MOST_NODES = 32
 
 
 def node_counts(*, nodes: int, devices: int) -> tuple[int, ...]:
-    """Sizes of pools that never share a node in part: parts of a node that divide each other, then whole nodes.
+    """Return sizes of pools that never share a node in part: parts of a node that divide each other, then whole nodes.
 
     Beyond :data:`MOST_NODES` nodes, not every number of them: powers of two, and multiples of ``nodes / MOST_NODES``.
 
@@ -53,5 +53,5 @@ def node_counts(*, nodes: int, devices: int) -> tuple[int, ...]:
 
 
 def all_counts(devices: int) -> tuple[int, ...]:
-    """Every size from 1 to ``devices``."""
+    """Return every size from 1 to ``devices``."""
     return tuple(range(1, devices + 1))

@@ -74,7 +74,7 @@ class Found:
 
 
 def error_of(costs: Costs) -> float:
-    """The error that costs state, as a part of a prediction; given costs are taken as exact, a roofline as ±30 %."""
+    """Return the error that costs state, as a part of a prediction; given costs are exact, a roofline is ±30 %."""
     stated = getattr(costs, "error", None)
     if isinstance(stated, float):
         return stated
@@ -82,7 +82,7 @@ def error_of(costs: Costs) -> float:
 
 
 def search(problem: Problem, costs: Costs, *, why: bool = True) -> Found:
-    """The best placement of a problem. Without ``why`` it does not look for the constraint that binds.
+    """Return the best placement of a problem. Without ``why`` it does not look for the constraint that binds.
 
     Raises PlanError when a use fits nowhere, with its name and the fewest devices that would do.
     """
@@ -109,7 +109,7 @@ def search(problem: Problem, costs: Costs, *, why: bool = True) -> Found:
 
 
 def resimulated(found: Found, step_seconds: Callable[[Plan], float]) -> Found:
-    """The same with the steps that a simulation of both plans finds; the faster of the two is then the best."""
+    """Return the same with the steps that a simulation of both plans finds; the faster of the two is then the best."""
     if found.runner_up is None:
         return replace(found, best=replace(found.best, step_seconds=step_seconds(found.plan)))
     both = [replace(p, step_seconds=step_seconds(p.plan)) for p in (found.best, found.runner_up)]
@@ -128,7 +128,7 @@ def resimulated(found: Found, step_seconds: Callable[[Plan], float]) -> Found:
 def search_shapes(
     problem: Problem, costs: Costs, shapes: Mapping[str, Iterable[Iterable[str]]]
 ) -> dict[str, Placed | None]:
-    """The best allocation of each named partition into sets of members; None where it does not fit."""
+    """Return the best allocation of each named partition into sets of members; None where it does not fit."""
     asked = Asked(problem, costs)
     found: dict[str, Placed | None] = {}
     for name, sets in shapes.items():
