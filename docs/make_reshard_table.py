@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.layout import Layout, common, volume
+from flowrl.placement.model.layout import Layout
 from flowrl.placement.model.shape import ModelShape, shape_named
-from flowrl.placement.reshard.planner import plan_reshard
+from flowrl.placement.reshard.planner import plan_layouts, plan_reshard
 
 PAGE = Path(__file__).parent / "reshard.md"
 START, END = "<!-- tables: written by docs/make_reshard_table.py -->", "<!-- end of tables -->"
@@ -75,12 +75,9 @@ def _other_row(src: str, dst: str, model: ModelShape) -> str:
 
 def _ranks_in_a_row(model: ModelShape, src: Mesh, dst: Mesh) -> float:
     """Received on average if devices fetch what they lack, but host the destination in the order of their numbers."""
-    old, new = Layout(model, src), Layout(model, dst)
-    lacks = 0
-    for device in range(src.size):
-        had, has = old.shards[old.shard_of(device)], new.shards[new.shard_of(device % dst.size)]
-        lacks += sum(volume(b) - volume(common(a, b)) for a, b in zip(had, has, strict=True))
-    return lacks * model.dtype_bytes / src.size
+    devices, ranks = range(src.size), [device % dst.size for device in range(src.size)]
+    lacks = plan_layouts(Layout(model, src), devices, Layout(model, dst), devices, ranks).received
+    return sum(lacks.values()) * model.dtype_bytes / src.size
 
 
 def _mesh(mesh: Mesh) -> str:
