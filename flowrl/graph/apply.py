@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..batch import Batch, Column
 from ..errors import FieldError, RowsError, WorkerError
 from ..marks import other_ids, values
+from .answers import gathered
 from .arguments import wrong_values
 from .call_errors import misread, missing_field, quoted, written_twice
 from .metrics import Metrics
@@ -48,14 +49,30 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
     with _watch_state(worker, op):
         try:
             result = op.fn(worker, *args, **kwargs) if op.parameters.is_method else op.fn(*args, **kwargs)
+            if isinstance(result, Generator) and adds_to is not None and op.external:
+                own = _in_this_process(cast("Any", result))
+                result = gathered(title, called[op.batch_parameter], own, signature.adds)
         finally:
-            if os.getpid() != process and (end := IN_A_CHILD.get()) is not None:
-                end()
+            _end_child(process)
     if op.updates and hasattr(worker, "mark_changed"):
         worker.mark_changed()
     if adds_to is None:
         return _plain_numbers(op, title, result)
     return merge(op, title, adds_to, result, signature, into)
+
+
+def _end_child(process: int) -> None:
+    """End this process where it is a child of the one that the op was called in."""
+    if os.getpid() != process and (end := IN_A_CHILD.get()) is not None:
+        end()
+
+
+def _in_this_process(given: Iterator[Any]) -> Iterator[Any]:
+    """The same, as long as no child goes on with it."""
+    process = os.getpid()
+    for one in given:
+        _end_child(process)
+        yield one
 
 
 def _check_marks(op: Op, worker: Any, called: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ A function that returns the fields it adds is called for a batch. These classes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from ..batch import Batch
@@ -71,4 +71,6 @@ class Declare(Protocol):
     @overload
     def __call__(self, fn: Callable[P, None], /) -> ValueOp[P, None]: ...
     @overload
-    def __call__(self, fn: Callable[P, Batch | Mapping[str, Any]], /) -> RowsOp[P]: ...
+    def __call__(
+        self, fn: Callable[P, Batch | Mapping[str, Any] | Iterator[tuple[int, Mapping[str, Any]]]], /
+    ) -> RowsOp[P]: ...

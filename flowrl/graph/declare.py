@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -62,6 +63,7 @@ def op(
             rows with the added fields alone), ``regroup``.
         cost: its class for the cost model: ``none``, ``local``, ``forward``, ``generate``, ``train``, ``external``.
         external: it touches the world (a reward, an environment): its output is journalled, and never made twice.
+            A generator that yields pairs (row of its batch, its fields) has each of them journalled as it comes.
         pieces: its rows do not depend on those of other prompts, so that a plan with ``chunks`` may run it in
             pieces; ``"row"``: nor on others of their prompt; or a function of :class:`CallShape` that says so.
         marks: a function of :class:`CallShape` that says where the fields it adds come from (:mod:`flowrl.marks`), for
@@ -84,6 +86,8 @@ def op(
         function = unchecked(declared_function)  # the op holds the rules of @takes against every call itself
         title = getattr(function, "__qualname__", str(function))
         _check_declaration(title, reads=reads, adds=adds, rows=rows, cost=cost, at=at)
+        if inspect.isgeneratorfunction(function):
+            _check_generator(title, external=external or cost == "external", rows=rows, pieces=pieces, at=at)
         made = Op(
             name=function.__name__,
             owner=owner or _owner(function),
@@ -128,6 +132,17 @@ def _check_declaration(title: str, *, reads: Declared, adds: Declared, rows: str
         if type_ is None:
             fix = f"Write {name}: f32[] or another type."
             raise WorkerError(f"{title} adds '{name}' without a type.", at=at, fix=fix)
+
+
+def _check_generator(title: str, *, external: bool, rows: str, pieces: Pieces, at: At) -> None:
+    """Raise WorkerError for an op that yields its rows where these are not answers of the world, each on its own."""
+    if external and rows in ("same", "apart") and (pieces == "row" or callable(pieces)):
+        return
+    raise WorkerError(
+        f"{title} yields, which is for rows that the world answers one by one.",
+        at=at,
+        fix='Declare it with cost="external" and pieces="row", and let its rows as they are; or return its fields.',
+    )
 
 
 def _owner(function: Callable[..., Any]) -> str:

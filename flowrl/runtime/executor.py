@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ..errors import RankLost
 from ..workers.notes import Notes
+from .failed_rows import FailedRows
 from .storage.journal import Journal
 from .values.call import Call
 
@@ -47,6 +48,7 @@ class RunServices:
     on_loss: Callable[[RankLost], None] = lambda lost: None
     on_restart: Callable[[str], None] = lambda ranks: None
     on_commit: list[Callable[[int], None]] = field(default_factory=list[Callable[[int], None]])
+    failed: FailedRows = field(default_factory=FailedRows)
 
 
 class Executor(Protocol):

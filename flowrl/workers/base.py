@@ -18,6 +18,7 @@ from ..graph.site import caller, defined_at
 from ..marks import vocabulary
 from .engine import Engine, Generates, HasWeights, Trains, generates, has_weights
 from .engine import trains as can_train
+from .failures import Failures
 from .kept import Mark, pack, undeclared, unpack
 from .notes import Notes
 from .records import Build, Model
@@ -57,6 +58,7 @@ class Opening:
     apart: Callable[[Any], str] = lambda handle: RANKS  # why weights cannot be those of that worker too; empty: can be
     serving: bool = False  # the copy that only generates: it has no optimizer, and adapters are merged into it
     notes: Notes = field(default_factory=Notes)  # of the rows that user code is at
+    settle: Callable[[Failures], None] | None = None  # takes rows that failed, where the whole call is looked at
 
 
 class Worker:

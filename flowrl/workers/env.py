@@ -6,35 +6,31 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..batch import CallInfo
-from ..column import Column
 from ..data.surrogates import half_of_pair
 from ..errors import RewardError, WorkerError
 from ..graph.allowed import number, problem, whole, worker
+from ..graph.answers import Answers, answers_of_call
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
 from ..graph.site import defined_at
 from ..graph.types import STANDARD
-from ..marks import Marks, other_ids, spelled, values, vocabulary
+from ..marks import Marks, other_ids, values, vocabulary
 from .base import Opening, Worker
+from .episodes import PLAYED, Episode, Played, columns_of
 from .failures import Died, Late, said
 from .notes import DEATHS, Notes, Row, code_of, named_row
 from .records import SAMPLING
-from .sampling import GENERATED, SamplingArguments, Stop, sampled_marks, sampling_marks
-from .tokens import append, marked, pack
+from .sampling import SamplingArguments, Stop, sampling_marks
+from .tokens import pack
 from .user_code import Aside
 
 if TYPE_CHECKING:
     from ..batch import Batch
-
-PLAYED = (
-    GENERATED
-    + ", rewards: f32[], turns: i32[], turn_rewards: f32[*turn], turn_states: i64[*turn], turn_ids: i32[*response]"
-)
 
 
 def _columns(shape: CallShape) -> str:
@@ -45,70 +41,6 @@ def _played(shape: CallShape) -> Mapping[str, Marks]:
     """``marks=`` of a rollout: the policy samples, as it was declared to where the call does not say."""
     policy = getattr(shape.call.get("policy"), "arguments", {})
     return sampling_marks(replace(shape, init=policy))
-
-
-def played_marks(episodes: list[Episode], policy: Any) -> dict[str, Marks]:
-    """Where the fields of episodes come from."""
-    temperatures = sorted({spelled(e.temperature) for e in episodes if e.turn_states})
-    cut = any(e.rollout_logprobs != e.sampling_logprobs for e in episodes)
-    return sampled_marks(
-        temperatures,
-        "what was sampled from" if cut else "",
-        worker=policy.identity() if hasattr(policy, "identity") else "",
-        tokenizer=vocabulary(policy.tokenizer),
-    )
-
-
-@dataclass
-class Episode:
-    """One play: its state, and the response so far. ``turn_ids[i]`` is the turn of a sampled token, -1 if observed."""
-
-    state: Any
-    observation: str  # the latest
-    prompt: list[int]
-    room: int | None = None  # tokens that the model has positions for
-    tokens: list[int] = field(default_factory=list[int])
-    turn_ids: list[int] = field(default_factory=list[int])
-    rollout_logprobs: list[float] = field(default_factory=list[float])
-    sampling_logprobs: list[float] = field(default_factory=list[float])
-    versions: list[int] = field(default_factory=list[int])
-    turn_states: list[int] = field(default_factory=list[int])
-    turn_rewards: list[float] = field(default_factory=list[float])
-    temperature: float = 1.0
-    outcome: str = ""  # what the environment called its end
-    cut: bool = False  # the latest action was cut off at the most tokens of a turn
-    full: bool = False  # no room was left for what the environment said and an answer
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is sampled: the environment said so, or there is no room for another token."""
-        return bool(self.outcome) or self.full or not self._fits(1)
-
-    @property
-    def reason(self) -> str:
-        """How it ended: the environment's outcome; ``length`` where tokens ran out; ``turns`` where turns did."""
-        return self.outcome or ("length" if self.over or self.cut else "turns")
-
-    def _fits(self, count: int) -> bool:
-        return self.room is None or len(self.prompt) + len(self.tokens) + count <= self.room
-
-    def observe(self, ids: list[int]) -> None:
-        """Append what the environment says: no loss, no log-probability. Where no answer fits behind it, it is over."""
-        if not self._fits(len(ids) + 1):
-            self.full = True
-            return
-        self._append(ids, -1, [0.0] * len(ids), [0.0] * len(ids), 0)
-
-    def act(self, ids: list[int], rollout: list[float], sampling: list[float], version: int) -> None:
-        """Append what the policy sampled, as it was sampled."""
-        self._append(ids, len(self.turn_rewards), rollout, sampling, version)
-
-    def _append(self, ids: list[int], turn: int, rollout: list[float], sampling: list[float], version: int) -> None:
-        self.tokens += ids
-        self.turn_ids += [turn] * len(ids)
-        self.rollout_logprobs += rollout
-        self.sampling_logprobs += sampling
-        self.versions += [version] * len(ids)
 
 
 def _begun(returned: Any) -> tuple[Any, str]:
@@ -150,6 +82,34 @@ def _written(anchor: Any) -> str:
     if isinstance(anchor, tuple):
         return f"({''.join(_written(part) + ',' for part in anchor)})"
     raise TypeError(f"it returned {anchor!r}, which is no text, whole number or tuple of such")
+
+
+class _Game:
+    """What one call plays: its rows and who plays them, and the episodes, a row each."""
+
+    def __init__(
+        self, rows: Batch, policy: Any, sampling: SamplingArguments, limit: int, answers: Answers | None
+    ) -> None:
+        self.rows, self.policy, self.sampling, self.limit, self._answers = rows, policy, sampling, limit, answers
+        self.seeds = rows.row_seeds()
+        self.known = answers.known if answers is not None else None
+        self.episodes: list[Episode | Played] = []
+
+    def played(self, prompts: Sequence[list[int]]) -> list[Played | None]:
+        """The episodes that were played before, None for the others."""
+        if self.known is None:
+            return [None] * len(self.rows)
+        tokens, turns = self.known["response_ids"].to_list(), self.known["turn_ids"].to_list()
+        at = {key: place for place, key in enumerate(self.known.keys)}
+        return [
+            Played.of(prompt, tokens[at[key]], turns[at[key]]) if key in at else None
+            for key, prompt in zip(self.rows.keys, prompts, strict=True)
+        ]
+
+    def keep(self, row: int, episode: Episode) -> None:
+        """Hand over an episode that has ended."""
+        if self._answers is not None:
+            self._answers.keep([self.rows.keys[row]], episode.fields())
 
 
 class Env(Worker):
@@ -276,11 +236,7 @@ class Env(Worker):
         environment ended the episode, and ``finish_reason`` says how: the outcome that ``step`` named, or ``done``;
         ``length`` where the tokens of the model or of the last turn ran out, ``turns`` where the turns did.
         """
-        children = batch.expand(n)
-        episodes = self._begin(children, policy)
-        seeds = children.row_seeds()
-        limit = self.turns if turns is None else turns
-        said = SamplingArguments(
+        sampling = SamplingArguments(
             greedy=greedy,
             max_tokens=turn_tokens,
             temperature=temperature,
@@ -290,62 +246,87 @@ class Env(Worker):
             repetition_penalty=repetition_penalty,
             stop=stop,
         )
-        for _ in range(limit):
-            active = [i for i, e in enumerate(episodes) if not e.over]
-            if not active:
+        answers, children = answers_of_call(), batch.expand(n)
+        game = _Game(children, policy, sampling, self.turns if turns is None else turns, answers)
+        self._begin(game)
+        for turn in range(game.limit):
+            if not any(isinstance(e, Episode) and e.plays(turn) for e in game.episodes):
                 break
-            self._turn(children, episodes, active, seeds, policy, said)
-        return marked(self._fields(children, episodes), played_marks(episodes, policy))
+            self._turn(game, turn)
+        return columns_of(children.keys, game.episodes, game.known, policy)
 
-    def _begin(self, rows: Batch, policy: Any) -> list[Episode]:
+    def _begin(self, game: _Game) -> None:
+        """Begin all episodes; those that were played before are there as they were."""
+        rows, policy = game.rows, game.policy
         made = values(rows["prompt_ids"].marks, "tokenizer")
         if made and (own := vocabulary(policy.tokenizer)) and made != {own}:
             raise other_ids(f"{self.name or type(self).__name__}.rollout", "prompt_ids")
         columns = {n: rows[n].to_list() for n in rows.fields}
-        prompts = columns.pop("prompt_ids")
+        prompts = [list(prompt) for prompt in columns.pop("prompt_ids")]
         seeds = rows.row_seeds("episode").tolist()
-        episodes: list[Episode] = []
-        given = [({n: c[i] for n, c in columns.items()}, seeds[i]) for i in range(len(rows))]
-        begun = self._user("reset", _begun, rows, range(len(rows)), given)
-        for i, (state, observation) in enumerate(begun):
-            episode = Episode(state, observation, list(prompts[i]), policy.positions)
+        before = game.played(prompts)
+        fresh = [i for i, episode in enumerate(before) if episode is None]
+        room = policy.positions if fresh else None
+        begun: dict[int, Episode] = {}
+
+        def begin(i: int, returned: Any) -> None:
+            state, observation = _begun(returned)
+            episode = begun[i] = Episode(state, observation, prompts[i], room)
             if observation:
                 episode.observe(policy.tokenizer.encode(observation, add_special_tokens=False))
-            episodes.append(episode)
-        return episodes
+            if episode.over:
+                game.keep(i, episode)
 
-    def _turn(
-        self, rows: Batch, episodes: list[Episode], active: list[int], seeds: Any, policy: Any, said: SamplingArguments
-    ) -> None:
+        self._user("reset", begin, rows, fresh, [({n: c[i] for n, c in columns.items()}, seeds[i]) for i in fresh])
+        game.episodes = [begun[i] if episode is None else episode for i, episode in enumerate(before)]
+
+    def _turn(self, game: _Game, turn: int) -> None:
         """One turn of all episodes that go on: sample, step, observe."""
         import torch
 
-        seen = [(episodes[i].state, episodes[i].observation) for i in active]
-        for i, anchor in zip(active, self._user("anchor", _numbered, rows, active, seen), strict=True):
-            episodes[i].turn_states.append(anchor)
-        contexts = pack([episodes[i].prompt + episodes[i].tokens for i in active], "prompt", "i32")
-        starts = torch.tensor([len(episodes[i].tokens) for i in active], dtype=torch.int64)
-        sampled = policy.respond(contexts, seeds[torch.tensor(active)], starts, said)
+        rows, policy = game.rows, game.policy
+        active = [i for i, episode in enumerate(game.episodes) if episode.plays(turn)]
+        fresh = {i: e for i in active if isinstance(e := game.episodes[i], Episode)}
+
+        def look(i: int, anchor: Any) -> None:
+            fresh[i].turn_states.append(_numbered(anchor))
+
+        self._user("anchor", look, rows, list(fresh), [(e.state, e.observation) for e in fresh.values()])
+        so_far = [game.episodes[i].before(turn) for i in active]
+        contexts = pack([game.episodes[i].prompt + own for i, own in zip(active, so_far, strict=True)], "prompt", "i32")
+        starts = torch.tensor([len(own) for own in so_far], dtype=torch.int64)
+        sampled = policy.respond(contexts, game.seeds[torch.tensor(active)], starts, game.sampling)
         version = policy.read_version()
+        at = {i: place for place, i in enumerate(active)}
         ids = sampled.ids.to_list()
         rollout, sampling = sampled.rollout_logprobs.to_list(), sampled.sampling_logprobs.to_list()
         stopped = sampled.finished.tolist()
-        texts = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        acted = [(episodes[i].state, text) for i, text in zip(active, texts, strict=True)]
-        stepped = self._user("step", _stepped, rows, active, acted)
-        for place, i in enumerate(active):
-            episode = episodes[i]
+        texts = policy.tokenizer.batch_decode([ids[at[i]] for i in fresh], skip_special_tokens=True)
+
+        def step(i: int, returned: Any) -> None:
+            episode, place = fresh[i], at[i]
+            state, observation, reward, outcome = _stepped(returned)
             episode.act(ids[place], rollout[place], sampling[place], version)
             episode.temperature, episode.cut = sampled.temperature, not stopped[place]
-            episode.state, episode.observation, reward, episode.outcome = stepped[place]
+            episode.state, episode.observation, episode.outcome = state, observation, outcome
             episode.turn_rewards.append(reward)
-            if episode.observation and not episode.outcome:
-                episode.observe(policy.tokenizer.encode(episode.observation, add_special_tokens=False))
+            if observation and not outcome:
+                episode.observe(policy.tokenizer.encode(observation, add_special_tokens=False))
+            if episode.over or turn + 1 == game.limit:
+                game.keep(i, episode)
+
+        acted = [(episode.state, text) for episode, text in zip(fresh.values(), texts, strict=True)]
+        self._user("step", step, rows, list(fresh), acted)
 
     def _user(
-        self, name: str, take: Callable[[Any], Any], rows: Batch, which: Sequence[int], given: Sequence[tuple[Any, ...]]
-    ) -> list[Any]:
-        """Call user code for some rows, one after another, and take what it returned apart.
+        self,
+        name: str,
+        take: Callable[[int, Any], None],
+        rows: Batch,
+        which: Sequence[int],
+        given: Sequence[tuple[Any, ...]],
+    ) -> None:
+        """Call user code for some rows, one after another, and ``take`` what each returned before the next is called.
 
         A failure of either names the row.
         """
@@ -356,36 +337,16 @@ class Env(Worker):
         if dead is not None:
             raise self._failed(dead, Died(self._notes.count_deaths(dead)))
         self._aside = self._aside or Aside()
-        jobs = [lambda args=args: take(fn(*args)) for args in given]
+        jobs = [lambda i=i, args=args: take(i, fn(*args)) for i, args in zip(which, given, strict=True)]
         outcomes = self._aside.run(jobs, self.timeout, self._notes, lambda place: told[place])
         last = outcomes[-1] if outcomes else None
         if isinstance(last, WorkerError):
             raise last
         if isinstance(last, BaseException):
             raise self._failed(told[len(outcomes) - 1], last) from last
-        return outcomes
 
     def _failed(self, row: Row, error: BaseException) -> RewardError:
         longer = "; where it needs longer, write timeout = SECONDS in the class" if isinstance(error, Late) else ""
         return RewardError(
             f"{row.op} failed for row {named_row(row.key)}: {said(error)}.", fix=f"Mend {row.code}{longer}."
         )
-
-    def _fields(self, rows: Batch, episodes: list[Episode]) -> dict[str, Any]:
-        ids = pack([e.tokens for e in episodes], "response", "i32")
-        return {
-            "response_ids": ids,
-            "tokens": append(rows["prompt_ids"], ids, dim="token"),
-            "response_mask": pack([[t >= 0 for t in e.turn_ids] for e in episodes], "response", "bool"),
-            "rollout_logprobs": pack([e.rollout_logprobs for e in episodes], "response", "f32"),
-            "sampling_logprobs": pack([e.sampling_logprobs for e in episodes], "response", "f32"),
-            "versions": pack([e.versions for e in episodes], "response", "i32"),
-            "temperature": Column.of([e.temperature for e in episodes], dtype="f32"),
-            "finished": [bool(e.outcome) for e in episodes],
-            "finish_reason": [e.reason for e in episodes],
-            "rewards": [sum(e.turn_rewards) for e in episodes],
-            "turns": [len(e.turn_rewards) for e in episodes],
-            "turn_rewards": pack([e.turn_rewards for e in episodes], "turn", "f32"),
-            "turn_states": Column.of([e.turn_states for e in episodes], dim="turn", dtype="i64"),
-            "turn_ids": pack([e.turn_ids for e in episodes], "response", "i32"),
-        }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..batch import CallInfo
 from ..errors import RewardError
 
 _LONGEST = 30.0  # seconds between two attempts, at most
@@ -71,44 +72,54 @@ def ask_again(
     return outcomes
 
 
-def settle(
-    title: str,
-    failures: Mapping[str, BaseException],
-    failed: int,
-    rows: int,
-    policy: Policy,
-    warn: Callable[[str], None],
-    code: str = "",
-) -> None:
-    """Say what failed: RewardError where the run is to stop, one warning else.
+@dataclass(frozen=True)
+class Failures:
+    """Rows of a call, or of a part of it, that failed and did not stop it.
 
-    ``failures`` are errors by the rows that failed with them, in the order of rows; ``failed`` counts those rows.
-    ``code`` is the function with its file and line.
+    ``Failures("reward.score of step 3: exact", {"row 3, sample 2": "OSError: down"}, failed=1, most=0.5)``: reasons by
+    the rows in words, how many rows these are, and the share of all rows of the call that may be.
     """
-    if not failures:
-        return
+
+    title: str
+    why: Mapping[str, str]
+    failed: int
+    most: float
+    call: CallInfo = field(default_factory=CallInfo)
+
+
+def first_failure(title: str, failures: Mapping[str, BaseException], code: str) -> RewardError:
+    """The error of a call that a failed row stops. ``code`` is the function with its file and line."""
     first, error = next(iter(failures.items()))
-    why = said(error)
-    if policy.on_error == "raise":
+    raised = RewardError(
+        f"{title} failed for {first}: {said(error)}.",
+        fix=f"Mend the function{f' ({code})' if code else ''}; or give FunctionReward retries=3, and "
+        'on_error="mark" to go on without such rows.',
+    )
+    raised.__cause__ = error
+    return raised
+
+
+def settle(parts: Sequence[Failures], rows: int, warn: Callable[[str], None]) -> None:
+    """Say in one warning what failed of a call of so many rows. RewardError where that is too much."""
+    failed = sum(part.failed for part in parts)
+    why = {row: reason for part in parts for row, reason in part.why.items()}
+    if not why:
+        return
+    title, most = parts[0].title, parts[0].most
+    first, reason = next(iter(why.items()))
+    if failed >= _FEW and failed > most * rows:
         raise RewardError(
-            f"{title} failed for {first}: {why}.",
-            fix=f"Mend the function{f' ({code})' if code else ''}; or give FunctionReward retries=3, and "
-            'on_error="mark" to go on without such rows.',
-        ) from error
-    what = f"{title} failed for {first}: {why}" if len(failures) == 1 else _several(title, failures, failed, rows)
-    if failed >= _FEW and failed > policy.max_failed * rows:
-        raise RewardError(
-            f"{title} failed for {failed} of {rows} rows; max_failed is {policy.max_failed:g}. First {first}: {why}.",
+            f"{title} failed for {failed} of {rows} rows; max_failed is {most:g}. First {first}: {reason}.",
             fix="See that the service runs, and go on with --resume; or give it retries=3, or a longer timeout=.",
-        ) from error
-    warn(what)
+        )
+    warn(f"{title} failed for {first}: {reason}" if len(why) == 1 else _several(title, why, failed, rows))
 
 
-def _several(title: str, failures: Mapping[str, BaseException], failed: int, rows: int) -> str:
+def _several(title: str, why: Mapping[str, str], failed: int, rows: int) -> str:
     """All failures of a call in one line: how many, and what they said, each once."""
     reasons: dict[str, list[str]] = {}
-    for which, error in failures.items():
-        reasons.setdefault(said(error), []).append(which.removeprefix("row "))
+    for which, reason in why.items():
+        reasons.setdefault(reason, []).append(which.removeprefix("row "))
     first = [f"{why} ({_shortened(which)})" for why, which in list(reasons.items())[:3]]
     more = f", and {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
     return f"{title} failed for {failed} of {rows} rows: {'; '.join(first)}{more}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..batch import CallInfo
 from ..errors import ProgramError, WorkerError
 from ..graph.allowed import number, whole
+from ..graph.answers import answers_of_call
 from ..graph.arguments import described, takes
 from ..graph.declare import op
 from ..graph.habits import meant_column
@@ -18,9 +18,8 @@ from ..graph.provenance import FIRST
 from ..graph.signature import CallShape
 from ..graph.types import STANDARD
 from ..marks import other_ids, values, vocabulary
-from .answers import keeper, telling
 from .base import Opening, Worker
-from .failures import Died, Policy, ask_again, settle
+from .failures import Died, Failures, Policy, ask_again, first_failure, said, settle
 from .notes import DEATHS, Notes, Row, code_of, named_row
 from .returned import number_of, numbers_of
 from .user_code import run_rows
@@ -63,7 +62,8 @@ def _expect_column(shape: CallShape, name: str) -> None:
 
 
 def _adds(shape: CallShape) -> str:
-    return "rewards: f32[], failed: bool[]" if shape.init.get("on_error") == "mark" else "rewards: f32[]"
+    marks = shape.init.get("on_error") == "mark"
+    return "rewards: f32[], failed: bool[], failed_why: any" if marks else "rewards: f32[]"
 
 
 class FunctionReward(Worker):
@@ -78,13 +78,15 @@ class FunctionReward(Worker):
         concurrency: rows in flight at once (threads of plain functions, tasks of async ones).
         timeout: seconds for one row (for the whole call when ``batched``); None waits for ever.
         on_error: what becomes of a row that failed or timed out, also the last time that it was asked. ``"raise"``
-            stops the run, naming the row. ``"mark"`` adds ``failed`` bool[], and the row's reward is nan: leave it out
-            with ``batch.filter(~batch.failed)`` before advantages, which are then over the other rows of its prompt.
-            A number is its reward. Failures of a call are one warning in the run's events.
+            stops the run, naming the row. ``"mark"`` adds ``failed`` bool[] and ``failed_why``, the reason as a text,
+            empty for other rows; the row's reward is nan: leave it out with ``batch.filter(~batch.failed)`` before
+            advantages, which are then over the other rows of its prompt. A number is its reward. Failures of a call
+            are one warning in the run's events.
         retries: how often rows that failed are asked again. A pure function that fails fails again.
         backoff: seconds before the first time, twice as many before each further one, at most 30.
         max_failed: the share of the rows of a call above which failures, 8 or more, stop the run whatever
-            ``on_error`` says: a service that is down is no reward.
+            ``on_error`` says: a service that is down is no reward. All rows of the call count, in whichever pieces
+            and processes they are.
         tokenizer: what decodes ``response_ids``; None takes that of the flow's actor.
 
     >>> def exact(prompt: str, response: str, answer: str) -> float:
@@ -140,6 +142,7 @@ class FunctionReward(Worker):
         self.timeout, self.said_tokenizer = timeout, tokenizer
         self._tokenizer: Callable[[], Any] = lambda: None
         self._warn: Callable[[str], None] = lambda text: None
+        self._settle: Callable[[Failures], None] | None = None
         self._notes = Notes()
 
     @classmethod
@@ -150,19 +153,44 @@ class FunctionReward(Worker):
 
     def open(self, opening: Opening) -> None:
         self._tokenizer = cache(lambda: opening.tokenizer(self.said_tokenizer))
-        self._warn, self._notes = opening.warn, opening.notes
+        self._warn, self._settle, self._notes = opening.warn, opening.settle, opening.notes
 
     @op(reads=_columns, adds=_adds, cost="external", pieces=_row_by_row)
     def score(self, batch: Batch) -> Mapping[str, Any]:
-        """Adds ``rewards``, one per row, and with ``on_error="mark"`` ``failed``. Raises RewardError as it says."""
+        """Adds ``rewards``, one per row; with ``on_error="mark"`` also ``failed`` and ``failed_why``.
+
+        Raises RewardError as ``on_error`` and ``max_failed`` say.
+        """
         rows = self._arguments(batch)
-        rewards, failures = self._whole(batch, rows) if self.batched else self._by_row(batch, rows)
-        failed = [math.isnan(r) for r in rewards]
+        outcomes = self._whole(batch, rows) if self.batched else self._by_row(batch, rows)
+        errors = {i: o for i, o in enumerate(outcomes) if isinstance(o, BaseException)}
+        if errors:
+            self._failed(batch, errors)
+        rewards = [self.failing.reward if isinstance(o, BaseException) else o for o in outcomes]
+        if not self.failing.marks:
+            return {"rewards": rewards}
+        why = [said(errors[i]) if i in errors else "" for i in range(len(batch))]
+        return {"rewards": rewards, "failed": [i in errors for i in range(len(batch))], "failed_why": why}
+
+    def _failed(self, batch: Batch, errors: Mapping[int, BaseException]) -> None:
+        """Raise the first failure of these rows, or have it settled once all rows of the call are done."""
         step = f" of step {batch.call.step}" if batch.call is not None else ""
         title = f"{self._title}{step}: {_called(self.fn)}"
-        settle(title, failures, sum(failed), len(rewards), self.failing, self._warn, self._code)
-        found = [self.failing.reward if f else r for f, r in zip(failed, rewards, strict=True)]
-        return {"rewards": found, "failed": failed} if self.failing.marks else {"rewards": found}
+        first = next(iter(errors.values()))
+        named = {f"row {named_row(batch.keys[i])}": error for i, error in errors.items()}
+        if self.batched and all(error is first for error in named.values()) and len(named) == len(batch) > 1:
+            ends = named_row(batch.keys[0]), named_row(batch.keys[-1])
+            named = {f"all {len(batch)} rows, {ends[0]} to {ends[1]}": first}
+        if self.failing.on_error == "raise":
+            raise first_failure(title, named, self._code)
+        if (answers := answers_of_call()) is not None:
+            answers.fail([batch.keys[i] for i in errors])
+        why = {row: said(error) for row, error in named.items()}
+        found = Failures(title, why, len(errors), self.failing.max_failed, batch.call or CallInfo())
+        if self._settle is not None:
+            self._settle(found)
+        else:
+            settle([found], len(batch), self._warn)
 
     def _arguments(self, batch: Batch) -> list[dict[str, Any]]:
         """Keyword arguments of the function, a dict per row."""
@@ -186,37 +214,36 @@ class FunctionReward(Worker):
             return [{} for _ in range(len(batch))]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def _by_row(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, BaseException]]:
-        """The reward of each row, nan where it failed, and why those failed."""
-
-        told = [self._row(batch, i) for i in range(len(rows))]
-        fn, asked = self._told(rows)
+    def _by_row(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> list[float | BaseException]:
+        """The reward of each row, or why it failed."""
+        told, tell = [self._row(batch, i) for i in range(len(rows))], self._tell(batch)
 
         def ask(numbers: Sequence[int]) -> list[Any]:
             dead = {i: self._notes.count_deaths(told[i]) for i in numbers}
             outcomes: dict[int, Any] = {i: Died(times) for i, times in dead.items() if times >= DEATHS}
-            outcomes |= self._asked([i for i in numbers if not dead[i]], fn, self.concurrency, asked, told)
-            outcomes |= self._asked([i for i in numbers if 0 < dead[i] < DEATHS], fn, 1, asked, told)
+            outcomes |= self._asked([i for i in numbers if not dead[i]], self.concurrency, rows, told, tell)
+            outcomes |= self._asked([i for i in numbers if 0 < dead[i] < DEATHS], 1, rows, told, tell)
             return [number_of(outcomes[i]) for i in numbers]
 
-        return _apart(batch, ask_again(ask, len(rows), self.failing))
+        return ask_again(ask, len(rows), self.failing)
 
     def _asked(
         self,
         numbers: Sequence[int],
-        fn: Callable[..., Any],
         concurrency: int,
         rows: Sequence[Mapping[str, Any]],
         told: Sequence[Row],
+        tell: Callable[[int, Any], None],
     ) -> dict[int, Any]:
         """What the function gives for some rows, so many of them at a time."""
         outcomes = run_rows(
-            fn,
+            self.fn,
             [rows[i] for i in numbers],
             concurrency=concurrency,
             timeout=self.timeout,
             notes=self._notes,
             at=lambda place: told[numbers[place]],
+            tell=lambda place, outcome: tell(numbers[place], outcome),
         )
         return dict(zip(numbers, outcomes, strict=True))
 
@@ -227,23 +254,22 @@ class FunctionReward(Worker):
         prompt = texts[i] if isinstance(texts, list) and isinstance(texts[i], str) else ""
         return Row(call.program, call.step, self._title, batch.keys[i], self._code, prompt, count)
 
-    def _told(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Callable[..., Any], Sequence[Mapping[str, Any]]]:
-        """The function and its rows, where each reward is handed over as soon as it is there."""
-        keep = keeper()
-        if keep is None:
-            return self.fn, rows
+    def _tell(self, batch: Batch) -> Callable[[int, Any], None]:
+        """What hands a row's reward over as soon as it is there."""
+        answers = answers_of_call()
+        more = {"failed": [False], "failed_why": [""]} if self.failing.marks else {}
 
-        def tell(place: int, answer: Any) -> None:
-            reward = number_of(answer)
-            if not isinstance(reward, BaseException):
-                keep([place], {"rewards": [reward], **({"failed": [False]} if self.failing.marks else {})})
+        def tell(row: int, outcome: Any) -> None:
+            reward = number_of(outcome)
+            if answers is not None and not isinstance(reward, BaseException):
+                answers.keep([batch.keys[row]], {"rewards": [reward], **more})
 
-        return telling(self.fn, rows, tell)
+        return tell
 
-    def _whole(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, BaseException]]:
+    def _whole(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> list[float | BaseException]:
         """One call of a batch function, with lists. Where it fails as a whole, all of its rows have failed."""
         if not rows:
-            return [], {}
+            return []
         lists = {name: [row[name] for row in rows] for name in rows[0]}
 
         def ask(numbers: Sequence[int]) -> list[Any]:
@@ -253,14 +279,12 @@ class FunctionReward(Worker):
                 return [Died(times)]
             how: dict[str, Any] = {"concurrency": 1, "timeout": self.timeout, "notes": self._notes}
             [outcome] = run_rows(self.fn, [lists], **how, at=lambda place: row)
-            return [outcome if _failed(outcome) else numbers_of(outcome, len(batch))]
+            return [outcome if isinstance(outcome, BaseException) else numbers_of(outcome, len(batch))]
 
         [outcome] = ask_again(ask, 1, self.failing)
-        if not _failed(outcome):
-            return _apart(batch, [number_of(value) for value in outcome])
-        first, last = named_row(batch.keys[0]), named_row(batch.keys[-1])
-        which = f"row {first}" if len(batch) == 1 else f"all {len(batch)} rows, {first} to {last}"
-        return [math.nan] * len(batch), {which: outcome}
+        if isinstance(outcome, BaseException):
+            return [outcome] * len(batch)
+        return [number_of(value) for value in outcome]
 
     @property
     def _title(self) -> str:
@@ -269,16 +293,6 @@ class FunctionReward(Worker):
     @cached_property
     def _code(self) -> str:
         return code_of(self.fn)
-
-
-def _failed(outcome: Any) -> bool:
-    return isinstance(outcome, BaseException)
-
-
-def _apart(batch: Batch, outcomes: Sequence[float | BaseException]) -> tuple[list[float], dict[str, BaseException]]:
-    """Rewards, nan where a row failed, and the errors by the names of their rows."""
-    why = {f"row {named_row(batch.keys[i])}": o for i, o in enumerate(outcomes) if isinstance(o, BaseException)}
-    return [math.nan if isinstance(o, BaseException) else o for o in outcomes], why
 
 
 def _listed(given: Any) -> str:

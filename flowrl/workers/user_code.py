@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import queue
 import threading
@@ -18,6 +19,8 @@ from .notes import Notes, Row
 
 #: Which row a call is at, by its place among the rows of the call.
 At = Callable[[int], Row]
+#: Told what a row gave, by its place, as soon as it is there.
+Tell = Callable[[int, Any], None]
 _SLACK = 0.2  # seconds that an event loop has to end a row by itself
 
 
@@ -29,19 +32,21 @@ def run_rows(
     timeout: float | None,
     notes: Notes | None = None,
     at: At = lambda place: Row(),
+    tell: Tell = lambda place, outcome: None,
 ) -> list[Any]:
     """Call ``fn(**row)`` for every row, ``concurrency`` at a time; results, or the exceptions, in the order of rows.
 
     A plain function runs in threads; one that runs out of time is left behind with a TimeoutError as its result. An
-    exit that it asks for is its exception. ``notes`` has the rows that it is at.
+    exit that it asks for is its exception. ``notes`` has the rows that it is at; ``tell`` is not told of rows that were
+    left behind.
     """
     kept = notes or Notes()
     if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
-        return _run_threads(fn, rows, concurrency, timeout, kept, at)
+        return _run_threads(fn, rows, concurrency, timeout, kept, at, tell)
     outcomes: list[Any] = [None] * len(rows)
     left = list(range(len(rows)))
     while left:
-        left = _Loop(fn, rows, left, outcomes, concurrency, timeout, kept, at).run()
+        left = _Loop(fn, rows, left, outcomes, concurrency, timeout, kept, at, tell).run()
     return outcomes
 
 
@@ -63,7 +68,13 @@ def called(job: Callable[[], Any], notes: Notes, row: Row) -> Any:
 
 
 def _run_threads(
-    fn: Any, rows: Sequence[Mapping[str, Any]], concurrency: int, timeout: float | None, notes: Notes, at: At
+    fn: Any,
+    rows: Sequence[Mapping[str, Any]],
+    concurrency: int,
+    timeout: float | None,
+    notes: Notes,
+    at: At,
+    tell: Tell,
 ) -> list[Any]:
     results: list[Any] = [None] * len(rows)
     done = [False] * len(rows)
@@ -82,6 +93,7 @@ def _run_threads(
             with change:
                 if done[i]:  # timed out meanwhile; another thread took this one's place
                     return
+                tell(i, result)
                 results[i], done[i] = result, True
                 started.pop(i, None)
                 if not started and not waiting:
@@ -121,9 +133,10 @@ class _Loop:
         timeout: float | None,
         notes: Notes,
         at: At,
+        tell: Tell,
     ) -> None:
         self.fn, self.rows, self.numbers, self.outcomes = fn, rows, numbers, outcomes
-        self.concurrency, self.timeout, self.notes, self.at = concurrency, timeout, notes, at
+        self.concurrency, self.timeout, self.notes, self.at, self.tell = concurrency, timeout, notes, at, tell
         self.begun: dict[int, bool] = {}  # rows, and whether they are done
         self.within: tuple[int, float] | None = None  # the row whose code runs now, and since when
         self.left = False
@@ -172,6 +185,7 @@ class _Loop:
             finally:
                 self.notes.end(number)
             if not self.left:
+                self.tell(i, outcome)
                 self.outcomes[i], self.begun[i] = outcome, True
 
 
@@ -208,17 +222,29 @@ class Aside:
         self._jobs: queue.SimpleQueue[Callable[[], None]] | None = None
 
     def run(self, jobs: Sequence[Callable[[], Any]], timeout: float | None, notes: Notes, at: At) -> list[Any]:
-        """What jobs give, up to the first that fails, whose exception comes last. Without ``timeout`` they run here."""
+        """What jobs give, up to the first that fails, whose exception comes last. Without ``timeout`` they run here.
+
+        Of jobs that are left behind none is begun any more.
+        """
         outcomes: list[Any] = []
-        began = time.monotonic()
-        ended = threading.Event()
+        began = math.inf  # of the job that runs
+        change, ended = threading.Lock(), threading.Event()
+        left = False
 
         def work() -> None:
             nonlocal began
             for i, job in enumerate(jobs):
-                began = time.monotonic()
-                outcomes.append(called(job, notes, at(i)))
-                if isinstance(outcomes[-1], BaseException):
+                with change:
+                    if left:
+                        return
+                    began = time.monotonic()
+                outcome = called(job, notes, at(i))
+                with change:
+                    began = math.inf
+                    if left:
+                        return
+                    outcomes.append(outcome)
+                if isinstance(outcome, BaseException):
                     break
             ended.set()
 
@@ -226,8 +252,10 @@ class Aside:
             work()
             return outcomes
         self._queue().put(work)
-        while not ended.wait(max(0.001, began + timeout - time.monotonic())):
-            if time.monotonic() - began >= timeout:
+        while not ended.wait(max(0.001, min(timeout, began + timeout - time.monotonic()))):
+            with change:
+                left = time.monotonic() - began >= timeout
+            if left:
                 self.close()
                 return [*outcomes, Late(timeout)]
         return outcomes

@@ -150,6 +150,8 @@ class CallOnRanks:
             client.traffic.payload += payload_bytes(reply.value)
             for text in reply.warnings:
                 client.warn(text)
+            for failures in reply.failures:
+                client.settle(failures)
         return dict(answers)
 
     def _describe(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ...errors import At, FlowError, RankLost, RunError
+from ...workers.failures import Failures
 from ..transfer.plan import Moves
 from .lineage import Lineage
 from .protocol import Failed
@@ -57,6 +58,7 @@ class RankClient:
         self.link, self.pools, self.deadline = link, {p: tuple(r) for p, r in pools.items()}, deadline
         self.traffic = Traffic()
         self.warn: Callable[[str], None] = lambda text: None
+        self.settle: Callable[[Failures], None] = lambda found: None  # takes the rows that failed in a call
         self.moves: deque[dict[str, Any]] = deque(maxlen=100)  # the latest publishes, for the run's record
         self.swaps: deque[dict[str, Any]] = deque(maxlen=100)  # the latest workers that left a memory or came back
         self.routes = Routes(self)

@@ -67,7 +67,7 @@ class DistributedExecutor:
     def attach(self, run: RunServices) -> None:
         """Use the services of a run from here on. Ranks have journals and notes of their own."""
         self.run = self.recovery.run = run
-        self.client.warn = run.warn
+        self.client.warn, self.client.settle = run.warn, run.failed.note
         run.on_commit.append(self.client.lineage.settle)
 
     # -- workers ----------------------------------------------------------------------------------------------------

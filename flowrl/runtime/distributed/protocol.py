@@ -12,6 +12,7 @@ from ...errors import FlowError, NotFinite
 from ...graph.op import Op
 from ...workers.base import ModelWorker, Worker
 from ...workers.engine import Engine
+from ...workers.failures import Failures
 from ...workers.records import Build, Model
 from ...workers.tokenizer import Tokenizers
 from ..values.remote_batch import Kind
@@ -117,6 +118,7 @@ class Reply:
     weights: tuple[int, bool, int] | None = None  # version, dirty, stamp of the worker after it
     pulled: int = 0  # bytes that came from other ranks
     warnings: tuple[str, ...] = ()
+    failures: tuple[Failures, ...] = ()  # rows that failed and have not stopped the call
     check: str = ""  # of the rows that are kept: the same for the same rows
 
 

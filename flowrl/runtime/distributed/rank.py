@@ -18,6 +18,7 @@ from ...graph.values import is_handle
 from ...lowering.deployment import WorkerSpec
 from ...workers.base import KEPT, ModelWorker, Opening, Worker
 from ...workers.engine import Engine
+from ...workers.failures import Failures
 from ...workers.notes import NAME, Notes
 from ...workers.records import Build, Sampled
 from ...workers.sampling import SamplingArguments
@@ -51,6 +52,7 @@ class _Now(threading.local):
     def __init__(self) -> None:
         self.pulled = 0
         self.warnings: list[str] = []
+        self.failures: list[Failures] = []
 
 
 class Rank(Weights):
@@ -88,6 +90,7 @@ class Rank(Weights):
                 device=spec.device,
                 serving=spec.serving,
                 notes=self._notes,
+                settle=lambda found: self._now.failures.append(found),
             )
         )
         worker.check_kept()
@@ -155,7 +158,7 @@ class Rank(Weights):
         """Run a call. An error comes back as a record, with its traceback."""
         try:
             self.free(call.frees)
-            self._now.pulled, self._now.warnings = 0, []
+            self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
             given = self._arguments(call)
             return given if isinstance(given, Failed) else self._run(call, given)
         except BaseException as error:
@@ -250,6 +253,7 @@ class Rank(Weights):
         if worker is not None:
             reply.weights = (worker.version, worker.dirty, worker.stamp)
         reply.pulled, reply.warnings = self._now.pulled, tuple(self._now.warnings)
+        reply.failures = tuple(self._now.failures)
         return reply
 
     def _worker(self, call: RankCall) -> Any:

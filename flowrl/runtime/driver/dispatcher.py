@@ -67,6 +67,7 @@ class Dispatcher:
 
     ``workers`` are those that train, ``servers`` the generating copies of those that have one of their own.
     ``failures`` are (number of the call, error); ``committed`` the steps whose commit nobody has looked at yet.
+    ``settle`` looks at the rows that failed in a call, and raises where they are too many.
     """
 
     def __init__(
@@ -79,10 +80,12 @@ class Dispatcher:
         executor: Executor,
         eager: bool,
         sampled: Callable[[int], int] = lambda step: 0,
+        settle: Callable[[Call, int], None] = lambda call, rows: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.workers, self.servers, self.scheme, self.machine = workers, servers, scheme, machine
         self.executor, self.eager, self.sampled, self.clock = executor, eager, sampled, clock
+        self._settle = settle
         self.step_log = StepLog()
         self._changed = threading.Condition()
         self.notes = StepNotes(scheme, self.step_log, self._changed)
@@ -253,12 +256,18 @@ class Dispatcher:
                 if any(p is None for p in call.parts):
                     return
             result = join_chunks(call.parts)
+        if call.op.external and isinstance(result, (Batch, Remote)):
+            self._settle(call, len(result))
         step = self.step_log.of(call)
         if isinstance(result, (Batch, Remote)) and "response_ids" in result.fields and call.index > step.last:
             step.rows, step.last = result, call.index
+            if step.marked is None and "failed" in result.fields:
+                step.marked = result
         if call.op.updates and isinstance(step.rows, Remote) and (count := self.sampled(step.number)):
             # Once this is published, those that lie on a rank that is lost cannot be made again.
             step.rows = self.executor.get(first_groups(step.rows, count))
+            if step.marked is not None:
+                step.marked = self.executor.get(first_groups(step.marked, count))
         call.finish(result)
         self._issued.pop(call.index, None)
 

@@ -19,6 +19,7 @@ from ...lowering.execution import Execution
 from ...marks import other_ids, vocabulary
 from ...workers.notes import Notes
 from ..executor import Executor, RunServices
+from ..failed_rows import FailedRows
 from ..local.python_warnings import Raised, show_again
 from ..local.user_calls import Watch, died_before, name_rows, same_folder
 from ..storage import checkpoint
@@ -64,7 +65,14 @@ class Runner:
             raise
         self._labels = labels([execution.program for execution in executions])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
-        self._services = RunServices(self.journal, Notes(settings.out), self._warn, self._note_loss, self._note_renewal)
+        self._services = RunServices(
+            self.journal,
+            Notes(settings.out),
+            self._warn,
+            self._note_loss,
+            self._note_renewal,
+            failed=FailedRows(self.journal, self._warn),
+        )
         self.executor.attach(self._services)
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         show_again()
@@ -151,6 +159,7 @@ class Runner:
             version = workers[name].read_version()  # what the program before has updated is published
             if name in servers and servers[name].version != version:
                 self.executor.install(name, version)
+        self._services.failed.reset()
         session = Running(
             program=execution.program,
             number=self._number,
@@ -170,6 +179,7 @@ class Runner:
                 warn=self._warn,
                 tokenizer=self.executor.tokenizer,
                 sampled=self.recorder.sampled,
+                settle=self._services.failed.settle,
             ),
             resume=resume,
         )

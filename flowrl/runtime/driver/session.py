@@ -73,6 +73,7 @@ class Running:
             executor=executor,
             eager=runtime == "eager",
             sampled=hooks.sampled,
+            settle=hooks.settle,
             clock=clock,
         )
         self.step_log = self.dispatcher.step_log

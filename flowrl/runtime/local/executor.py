@@ -158,6 +158,7 @@ class LocalExecutor:
             device=device,
             serving=serving,
             notes=self.run.notes,
+            settle=self.run.failed.note,
         )
         try:
             worker.open(opening)

@@ -1,7 +1,9 @@
 """Calls that touch the world: every row is asked for once, and answered from the journal from then on.
 
 What is kept is kept by row, so that a run may go on under another plan: with other chunks, or other processes for
-rewards. A row has its answer where its key and what was read of it are those of then.
+rewards. A row has its answer where its key and what was read of it are those of then. An op that hands over rows which
+it makes of its own, as an environment does its episodes, is called with all of its rows and those that it has handed
+over before: it asks for none of these again, and the others come out as they would have among all.
 """
 
 from __future__ import annotations
@@ -9,20 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from ...batch import Batch, CallInfo, Column, Key
 from ...column import raw_bytes
 from ...errors import FlowError
+from ...graph.answers import handed_to
 from ...graph.apply import merge
 from ...graph.metrics import Metrics
 from ...graph.op import Op
 from ...graph.signature import Signature
-from ...workers.answers import handed_to
 from .journal import Journal
 
 MOMENT = 0.02  # seconds within which answers are written down together
@@ -81,24 +83,34 @@ def once(
         return _value_once(journal, place, info, known, main, prints, lambda: op.run(worker, arguments, into, info))
     unit = "call" if op.rows == "regroup" else op.unit(init, arguments)
     found = _answered(known, main.keys, prints, unit, read)
+    made = _made_of(known, main.keys, prints, found) if op.rows == "expand" and unit != "call" else None
+    if made is not None and found:  # also those that were kept as a whole: the op is called with all of its rows
+        made = made.concat(*(_taken(line, keys) for line, keys in _by_line(found)))
+        found = {}
     lacking = [i for i, key in enumerate(main.keys) if key not in found]
-    if lacking and (said := _differences(known, main.keys, prints, [main.keys[i] for i in lacking])):
+    parents = set(main.keys)
+    begun = {_parent(key, parents) for key in (made.keys if made is not None else ())}
+    asked_for = [main.keys[i] for i in lacking if main.keys[i] not in begun]
+    if asked_for and (said := _differences(known, main.keys, prints, asked_for)):
         warn(f"{op.title(worker)} of step {info.step}: {said}")
     answers = [_taken(line, keys) for line, keys in _by_line(found)]
     if lacking or not len(main):
         some = main if len(lacking) == len(main) else main.take(lacking)
         asked = {name: some if value is main else value for name, value in arguments.items()}
-
-        def made(rows: Batch, adds: Mapping[str, Any]) -> Batch:
-            return _added(op, merge(op, info.op, rows, adds, signature, into), main)
-
         kept = prints if some is main else _some(prints, lacking)
-        book = _Book(journal, place, info, some, kept, made)
-        with handed_to(book.keep if unit != "call" and op.rows != "regroup" else None):
+        apart = replace(op, rows="apart")  # what is handed over are fields of rows alone
+
+        def complete(keys: Sequence[Key], adds: Mapping[str, Any]) -> Batch:
+            return merge(apart, info.op, Batch(keys, {}), adds, signature, into)
+
+        names = {new: name for name, new in into.items()}
+        before = None if made is None else made.rename(**{n: names[n] for n in made.fields if n in names})
+        book = _Book(journal, place, info, some, kept, complete, before, apart=unit != "call")
+        with handed_to(book):
             try:
                 result = op.run(worker, asked, into, info)
             except BaseException:
-                book.flush()
+                book.end()
                 raise
         fresh = _added(op, result, main)
         book.close(fresh)
@@ -145,7 +157,8 @@ def _plain(value: Any) -> Any:
 class _Book:
     """The answers of one call to ``rows``, written down as they come, those of a moment together.
 
-    ``made`` gives what the op adds to some of the rows, of what they were given for its fields.
+    ``complete`` gives rows of the fields that the op adds to them. ``known`` are answers of before, by the names that
+    the op gives its fields. ``apart``: rows do not depend on all others of the call, so that some may be kept alone.
     """
 
     def __init__(
@@ -155,66 +168,103 @@ class _Book:
         info: CallInfo,
         rows: Batch,
         prints: Fingerprints,
-        made: Callable[[Batch, Mapping[str, Any]], Batch],
+        complete: Callable[[Sequence[Key], Mapping[str, Any]], Batch],
+        known: Batch | None,
+        *,
+        apart: bool,
     ) -> None:
         self.journal, self.place, self.info, self.rows, self.prints = journal, place, info, rows, prints
-        self._keys, self._made = rows.select(), made
+        self.known, self.apart = known, apart
+        self._complete = complete
+        self._numbers = {key: i for i, key in enumerate(rows.keys)}
         self._lock = threading.Lock()
-        self._came: list[tuple[list[int], Mapping[str, Any]]] = []  # and is not written yet
-        self._written: list[tuple[list[int], Batch]] = []
+        self._came: list[tuple[Sequence[Key], Mapping[str, Any]]] = []  # and is not written yet
+        self._written: list[Batch] = []
+        self._failed: set[Key] = set()
         self._timer: threading.Timer | None = None
         self._open = True
 
-    def keep(self, rows: Sequence[int], adds: Mapping[str, Any]) -> None:
+    def keep(self, keys: Sequence[Key], adds: Mapping[str, Any]) -> None:
         """Have it written down what some rows were given. What comes after the end of the call is forgotten."""
+        if not self.apart:
+            return
         with self._lock:
             if self._open:
-                self._came.append((list(rows), adds))
+                self._came.append((keys, adds))
                 if self._timer is None:
-                    self._timer = threading.Timer(MOMENT, self.flush)
+                    self._timer = threading.Timer(MOMENT, self._flush)
                     self._timer.daemon = True
                     self._timer.start()
 
-    def flush(self) -> None:
-        """Write down what came."""
+    def fail(self, keys: Sequence[Key]) -> None:
+        """Have rows count as failed."""
+        self._failed |= set(keys)
+
+    def _flush(self) -> None:
         with self._lock:
             self._timer = None
-            came, self._came = (self._came, []) if self._open else ([], [])
-            parts = [(rows, self._made(self._keys.take(rows), adds)) for rows, adds in _together(came)]
-            for rows, adds in parts:
-                with suppress(FlowError, OSError):  # as of a full disk: the end of the call meets it too, and says so
-                    self._write(rows, adds)
-                    self._written.append((rows, adds))
+            if self._open:
+                self._write_what_came()
+
+    def end(self) -> None:
+        """The call has failed: write down what came."""
+        with self._lock:
+            self._end()
+            self._write_what_came()
 
     def close(self, adds: Batch) -> None:
         """The call has ended: write down the rest, and what another answer has replaced since it came."""
         with self._lock:
-            self._open = False
-            if self._timer is not None:
-                self._timer.cancel()
-            among, children = set(self.rows.keys), dict[Key, list[int]]()
-            for place, key in enumerate(adds.keys if self._written else ()):
-                children.setdefault(_parent(key, among) or key, []).append(place)
+            self._end()
+            where = {key: i for i, key in enumerate(adds.keys)} if self._written or self.known is not None else {}
+            done = set(self.known.keys) if self.known is not None else set[Key]()
+            for kept in self._written:
+                at = [where[key] for key in kept.keys if key in where]
+                if len(at) == len(kept) and adds.take(at).digest() == kept.digest():
+                    done |= set(kept.keys)
+            mine = _by(lambda key: _parent(key, self._numbers) or key, where)
+            rest = [i for i, key in enumerate(self.rows.keys) if key not in mine or not done.issuperset(mine[key])]
+            if not self.apart and self._failed:  # one answer to all of them
+                self._failed = set(self.rows.keys)
+            for failed in (False, True):
+                some = [i for i in rest if (self.rows.keys[i] in self._failed) is failed]
+                if some or (not failed and not len(self.rows)):
+                    keys = [self.rows.keys[i] for i in some]
+                    self._write(keys, adds if len(some) == len(self.rows) else self._of(keys, adds), failed=failed)
 
-            def final(rows: Sequence[int]) -> Batch:
-                return adds.take([place for i in rows for place in children.get(self.rows.keys[i], ())])
+    def _end(self) -> None:
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
 
-            done = {i for rows, kept in self._written if final(rows).digest() == kept.digest() for i in rows}
-            rest = [i for i in range(len(self.rows)) if i not in done]
-            if rest or not len(self.rows):
-                self._write(rest, final(rest) if done else adds)
+    def _of(self, keys: Sequence[Key], adds: Batch) -> Batch:
+        """What was added to some rows, in their order."""
+        mine = _by(lambda key: _parent(key, self._numbers) or key, adds.keys)
+        where = {key: i for i, key in enumerate(adds.keys)}
+        return adds.take([where[made] for key in keys for made in mine.get(key, ())])
 
-    def _write(self, rows: Sequence[int], adds: Batch) -> None:
-        kept, keys = _some(self.prints, rows), tuple(self.rows.keys[i] for i in rows)
-        self.journal.keep(*self.place, keys, kept.rows, kept.fields, of=self.info, adds=adds)
+    def _write_what_came(self) -> None:
+        came, self._came = self._came, []
+        for keys, adds in _together(came):
+            with suppress(FlowError, OSError):  # as of a full disk: the end of the call meets it too, and says so
+                made = self._complete(keys, adds)
+                self._write(keys, made)
+                self._written.append(made)
+
+    def _write(self, keys: Sequence[Key], adds: Batch, *, failed: bool = False) -> None:
+        kept = _some(self.prints, [self._numbers[_parent(key, self._numbers) or key] for key in keys])
+        self.journal.keep(*self.place, tuple(keys), kept.rows, kept.fields, of=self.info, adds=adds, failed=failed)
 
 
-def _together(came: Sequence[tuple[list[int], Mapping[str, Any]]]) -> list[tuple[list[int], Mapping[str, Any]]]:
-    """Answers as few as they can be: lists are put together, one after the other."""
-    if len(came) < 2 or not all(isinstance(values, list) for _, adds in came for values in adds.values()):
-        return list(came)
+def _together(
+    came: Sequence[tuple[Sequence[Key], Mapping[str, Any]]],
+) -> list[tuple[list[Key], Mapping[str, Any]]]:
+    """Answers that are lists put together, one after the other; none of none."""
+    if not came:
+        return []
     names = came[0][1]
-    return [([i for rows, _ in came for i in rows], {n: [v for _, adds in came for v in adds[n]] for n in names})]
+    keys = [key for some, _ in came for key in some]
+    return [(keys, {name: [value for _, adds in came for value in adds[name]] for name in names})]
 
 
 def _added(op: Op, made: Batch, main: Batch) -> Batch:
@@ -263,6 +313,23 @@ def _answered(
     return found
 
 
+def _made_of(
+    known: Sequence[Mapping[str, Any]], keys: Sequence[Key], prints: Fingerprints, found: Collection[Key]
+) -> Batch | None:
+    """Rows that were handed over one by one, made of rows of a call that no line answers as a whole."""
+    now, seen, taken = dict(zip(keys, prints.rows, strict=True)), set[Key](), list[Batch]()
+    for line in (line for line in known if "adds" in line and "keys" in line):
+        mine: list[Key] = []
+        for key, of in zip(line["keys"], line["inputs"], strict=True):
+            parent = _parent(key, now)
+            if parent is not None and parent != key and parent not in found and key not in seen and now[parent] == of:
+                mine.append(key)
+        if mine:
+            seen |= set(mine)
+            taken.append(_taken(line, mine))
+    return taken[0].concat(*taken[1:]) if taken else None
+
+
 def _by_line(found: Mapping[Key, Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], list[Key]]]:
     """The lines that answer rows, each with the rows that it answers."""
     lines: dict[int, tuple[Mapping[str, Any], list[Key]]] = {}
@@ -271,7 +338,7 @@ def _by_line(found: Mapping[Key, Mapping[str, Any]]) -> list[tuple[Mapping[str, 
     return list(lines.values())
 
 
-def _by(group: Callable[[Key], Any], keys: Sequence[Key]) -> dict[Any, list[Key]]:
+def _by(group: Callable[[Key], Any], keys: Iterable[Key]) -> dict[Any, list[Key]]:
     found: dict[Any, list[Key]] = {}
     for key in keys:
         found.setdefault(group(key), []).append(key)
@@ -316,10 +383,11 @@ def _differences(
     known: Sequence[Mapping[str, Any]], keys: Sequence[Key], prints: Fingerprints, lacking: Sequence[Key]
 ) -> str:
     """What is not as it was when rows were answered before; empty where none of them was."""
-    before: dict[Key, dict[str, str]] = {}  # the newest answer to each row
+    before: dict[Key, dict[str, str]] = {}  # the newest answer to each row, or to one made of it
+    among = set(keys)
     for line in known:
         for i, key in enumerate(line.get("keys", ())):
-            before.setdefault(key, {name: of[i] for name, of in line["fields"].items()})
+            before.setdefault(_parent(key, among) or key, {name: of[i] for name, of in line["fields"].items()})
     if not before:
         return "its answers were journalled by an older flowrl for other rows; it is asked again" if known else ""
     now = {key: {name: of[i] for name, of in prints.fields.items()} for i, key in enumerate(keys)}

@@ -22,7 +22,10 @@ class Journal:
     "inputs": ["9f...", ...], "fields": {...}, "adds": {...}}``: what the external call 17, one of this op in a step
     (``outside``: between steps), added to these rows, of which it had read that
     (:mod:`flowrl.runtime.storage.external`); ``value`` in place of ``adds`` where it gives no rows. A call has a line
-    for each time that some of its rows were asked for.
+    for each time that some of its rows were asked for, or have answered. ``keys`` may be those of rows that it has made
+    of its rows, with the ``inputs`` of these.
+    ``{..., "failed": true}``: these rows have failed. They count as long as the call was taken with them:
+    ``{"program": 0, "call": 17, "op": "reward.score", "outside": false, "taken": true}``.
 
     ``beside``: a pattern of the journals that others write in the same folder; they are read too. Raises ResumeError
     for a file that cannot be read.
@@ -33,6 +36,7 @@ class Journal:
         self.reads: dict[tuple[int, int], Any] = {}
         self.damage: list[str] = []
         self._external: dict[tuple[int, int], list[dict[str, Any]]] = {}  # by program and call
+        self._taken: set[tuple[Any, ...]] = set()  # calls that are done, and may have failed rows
         self._lines = Lines(path)
         for other in sorted(p for p in path.parent.glob(beside) if p != path) if beside else []:
             self._take(other, Lines(other).torn)
@@ -48,6 +52,8 @@ class Journal:
                 damaged.append(number)
             elif "read" in line:
                 self.reads[(line["program"], line["read"])] = line["value"]
+            elif "taken" in line:
+                self._taken.add(_call_of(line))
             else:
                 self._external.setdefault((line["program"], line["call"]), []).append(_with_keys(line))
         if damaged:
@@ -83,8 +89,12 @@ class Journal:
         of: CallInfo,
         adds: Batch | None = None,
         value: Any = None,
+        failed: bool = False,
     ) -> None:
-        """Keep what an external call gave for some rows: also here, until the sync after the next."""
+        """Keep what an external call gave for some rows: also here, until the sync after the next.
+
+        ``failed``: these rows have failed, and have their answer once the call is taken.
+        """
         given = {"value": value} if adds is None else {"adds": adds.to_record()}
         line = {
             "program": program,
@@ -95,16 +105,27 @@ class Journal:
             "inputs": inputs,
             "fields": fields,
             **given,
+            **({"failed": True} if failed else {}),
         }
         self._write(line)
         with self._lock:
             self._external.setdefault((program, call), []).append(_with_keys(line))
             self._kept[1].append((program, call))
 
+    def take(self, program: int, call: int, of: CallInfo) -> None:
+        """Take a call with the rows of it that have failed: these are answers from here on."""
+        line = {"program": program, "call": call, "op": of.op, "outside": of.outside, "taken": True}
+        with self._lock:
+            if _call_of(line) in self._taken:
+                return
+            self._taken.add(_call_of(line))
+        self._write(line)
+
     def answers(self, program: int, call: int) -> list[dict[str, Any]]:
         """What an external call gave before: lines as they are written, with keys as tuples; the newest first."""
         with self._lock:
-            return self._external.get((program, call), [])[::-1]
+            lines = self._external.get((program, call), [])[::-1]
+            return [line for line in lines if not line.get("failed") or _call_of(line) in self._taken]
 
     def _write(self, line: dict[str, Any]) -> None:
         self._lines.append(sealed(line))
@@ -119,6 +140,11 @@ class Journal:
 
     def close(self) -> None:
         self._lines.close()
+
+
+def _call_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Which call a line is of."""
+    return line["program"], line["call"], line.get("op"), line.get("outside")
 
 
 def _with_keys(line: dict[str, Any]) -> dict[str, Any]:

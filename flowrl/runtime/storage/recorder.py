@@ -76,7 +76,11 @@ class Recorder:
         lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
         self.write("traffic", {"program": program, "step": step.number, **asdict(traffic), **lengths})
         if step.rows is not None and (count := self.sampled(step.number)):
-            self._trajectories(program, step.number, step.readable(first_groups(step.rows, count)), tokenizer)
+            rows = step.readable(first_groups(step.rows, count))
+            self._trajectories(program, step.number, rows, tokenizer)
+            if step.marked is not None:
+                marked = step.readable(first_groups(step.marked, count))
+                self._trajectories(program, step.number, _failed(marked, rows), tokenizer)
         return lines[-1]
 
     def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
@@ -215,6 +219,13 @@ def curves(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], l
 def first_groups(rows: Any, count: int) -> Any:
     """All rows of the first ``count`` prompts of a batch, in its order."""
     return rows.take(sorted(i for group in rows.groups()[:count] for i in group))
+
+
+def _failed(marked: Batch, rows: Batch) -> Batch:
+    """The rows that failed and are not among ``rows``."""
+    there = set(rows.keys)
+    failed = marked["failed"].to_list()
+    return marked.take([i for i, key in enumerate(marked.keys) if failed[i] and key not in there])
 
 
 def versions() -> dict[str, str]:

@@ -76,6 +76,7 @@ class Step:
     traffic: Traffic = field(default_factory=Traffic)
     rows: Any = None  # a Batch, or a Remote: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it
+    marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
     sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
@@ -116,6 +117,7 @@ class Hooks:
     warn: Callable[[str], None]
     tokenizer: Callable[[Any], Any]
     sampled: Callable[[int], int] = lambda step: 0  # how many groups of a step are written down
+    settle: Callable[[Call, int], None] = lambda call, rows: None  # looks at what failed of a call of so many rows
 
 
 class StepLog:

@@ -104,7 +104,9 @@ def test_a_call_that_fails_keeps_what_came_and_asks_only_the_rest_again(tmp_path
     assert made.rewards.to_list() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_rows_that_were_marked_as_failed_have_their_mark_again(tmp_path):
+def test_rows_that_failed_have_their_mark_again_once_their_call_is_taken(tmp_path):
+    """Until then they are asked again: a call with too many of them stops the run, and goes on when the service runs."""
+
     def fails(x):
         if x == 3:
             raise OSError("down")
@@ -112,8 +114,16 @@ def test_rows_that_were_marked_as_failed_have_their_mark_again(tmp_path):
         return x
 
     first = ask(tmp_path, fails, on_error="mark")
-    made = ask(tmp_path, lambda x: 1 / 0, on_error="mark")
-    assert made.failed.to_list() == first.failed.to_list() == [False, False, False, True, False, False]
+    assert first.failed.to_list() == [False, False, False, True, False, False]
+    assert first.failed_why.to_list() == ["", "", "", "OSError: down", "", ""]
+    again = []
+    made = ask(tmp_path, lambda x: again.append(x) or 1 / 0, on_error="mark")
+    assert again == [3] and made.failed_why.to_list()[3] == "ZeroDivisionError: division by zero"
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.take(0, 0, INFO)
+    journal.close()
+    made = ask(tmp_path, lambda x: again.append(x) or x, on_error="mark")
+    assert again == [3] and made.failed_why.to_list()[3] == "ZeroDivisionError: division by zero"
     assert made.rewards.to_list()[:3] == [0.0, 1.0, 2.0]
 
 

@@ -1,0 +1,160 @@
+"""Episodes that have ended are kept as they end: what was not over is played again, and comes out to the same bits."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+from test_env import LETTERS, Echo, prompts
+
+import flowrl as fl
+from flowrl.batch import CallInfo
+from flowrl.errors import RewardError
+from flowrl.runtime.storage import external
+from flowrl.runtime.storage.journal import Journal
+
+INFO = CallInfo(seed=4, op="echo.rollout")
+OP = fl.Env.__dict__["rollout"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Listening(fl.Actor):
+    """Notes what it is asked to go on from."""
+
+    def respond(self, prompts, seeds, starts, said):
+        self.asked.append((prompts.to_list(), seeds.tolist(), starts.tolist()))
+        return super().respond(prompts, seeds, starts, said)
+
+
+@pytest.fixture(scope="module")
+def actor():
+    made = fl.open(Listening(LETTERS, max_tokens=4))
+    made.asked = []
+    return made
+
+
+class Counted(Echo):
+    """Notes each call of it, and fails at the call of a number."""
+
+    def __init__(self, fails_at=-1, **how):
+        super().__init__(**how)
+        self.fails_at, self.resets, self.steps = fails_at, [], []
+
+    def reset(self, row, seed):
+        self.resets.append((row["name"], seed))
+        return super().reset(row, seed)
+
+    def step(self, state, action):
+        if len(self.steps) == self.fails_at:
+            raise OSError("down")
+        self.steps.append(state[:2])
+        state, observation, reward, _ = super().step(state, action)
+        return state, observation, reward, len(state) - 2 > state[1] % 5  # one to five turns
+
+
+def play(folder, env, actor, rows=None, warnings=None, into=None, **how):
+    """A call as a process of its own would make it: with what the journal's files hold."""
+    folder.mkdir(exist_ok=True)
+    journal = Journal(folder / "journal.jsonl", beside="journal*.jsonl")
+    arguments = OP.bind((rows if rows is not None else prompts(4),), {"policy": actor, "n": 3, **how})
+    said = warnings if warnings is not None else []
+    try:
+        return external.once(journal, (0, 0), OP, fl.open(env, name="echo"), arguments, into or {}, INFO, said.append)
+    finally:
+        journal.close()
+
+
+def journalled(folder):
+    file = folder / "journal.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [tuple(key) for line in lines if line.endswith("\n") for key in json.loads(line)["keys"]]
+
+
+@pytest.mark.parametrize("fails_at", [0, 5, 13, 20, 27])
+def test_a_call_that_ends_early_plays_only_the_rest_again_to_the_same_bits(actor, tmp_path, fails_at):
+    whole = Counted()
+    actor.asked = every = []
+    undisturbed = play(tmp_path / "whole", whole, actor)
+    actor.asked = []
+    assert len(set(undisturbed.turns.to_list())) > 2 and len(whole.steps) > 27, "they end at different times"
+    first, again, said = Counted(fails_at), Counted(), []
+    with pytest.raises(RewardError, match="down"):
+        play(tmp_path / "run", first, actor)
+    kept = journalled(tmp_path / "run")
+    actor.asked = []
+    made = play(tmp_path / "run", again, actor, warnings=said)
+    assert made.digest() == undisturbed.digest() and made.fields == undisturbed.fields and said == []
+    assert actor.asked == every[: len(actor.asked)] and actor.asked, (
+        "all rows are sampled together, as bits may depend on how many there are"
+    )
+    for name in made.fields:
+        assert made[name].marks == undisturbed[name].marks
+    seats = dict(zip(undisturbed.keys, whole.resets, strict=True))  # name and seed of the episode of each row
+    turns = dict(zip(undisturbed.keys, undisturbed.turns.to_list(), strict=True))
+    ended = {key for key in undisturbed.keys if first.steps.count(seats[key]) == turns[key]}
+    assert set(kept) == ended and len(kept) == len(ended)
+    assert len(again.resets) == 12 - len(ended)
+    assert set(again.steps).isdisjoint(seats[key] for key in ended)
+    assert bool(ended) == (fails_at > 0)
+    third = Counted()
+    assert play(tmp_path / "run", third, actor).digest() == undisturbed.digest()
+    assert third.resets == third.steps == []
+
+
+def test_an_episode_is_in_the_journal_while_the_others_are_played(actor, tmp_path):
+    go = threading.Event()
+
+    class Slow(Echo):
+        def step(self, state, action):
+            if state[0] == "row 3":
+                assert go.wait(60)
+            return super().step(state, action)
+
+    made = []
+    thread = threading.Thread(target=lambda: made.append(play(tmp_path, Slow(ends=1), actor)))
+    thread.start()
+    end = time.monotonic() + 60
+    while set(journalled(tmp_path)) != {(i, k) for i in range(3) for k in range(3)}:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    go.set()
+    thread.join()
+    assert {key[0] for key in journalled(tmp_path)} == {0, 1, 2, 3} and made[0].keys[-1] == (3, 2)
+
+
+def test_a_call_in_other_pieces_asks_nothing_again(actor, tmp_path):
+    """Those that ended in a call of all rows, in calls of some; and the other way round."""
+    whole = play(tmp_path / "whole", Counted(), actor)
+    with pytest.raises(RewardError, match="down"):
+        play(tmp_path / "run", Counted(27), actor)
+    ended = set(journalled(tmp_path / "run"))
+    parts = [prompts(4).take([0, 2]), prompts(4).take([1, 3])]
+    envs = [Counted(), Counted()]
+    made = [play(tmp_path / "run", env, actor, rows=rows) for env, rows in zip(envs, parts, strict=True)]
+    assert sum(len(env.resets) for env in envs) == 12 - len(ended)
+    last = Counted()
+    together = play(tmp_path / "run", last, actor)
+    assert last.resets == [] and together.keys == whole.keys
+    assert together.digest() == fl.Batch.concat(*made).take_keys(whole.keys).digest()
+    assert together.response_ids.equal(whole.response_ids) and together.rewards.equal(whole.rewards)
+
+
+def test_other_names_of_fields_and_other_arguments(actor, tmp_path):
+    with pytest.raises(RewardError, match="down"):
+        play(tmp_path, Counted(27), actor, into={"rewards": "gains"})
+    again, said = Counted(), []
+    made = play(tmp_path, again, actor, into={"rewards": "gains"}, warnings=said)
+    assert "gains" in made and "rewards" not in made and 0 < len(again.resets) < 12 and said == []
+    other = Counted()
+    play(tmp_path, other, actor, into={"rewards": "gains"}, turns=2, warnings=said)
+    assert len(other.resets) == 12 and "other rows beside them, or other arguments," in said[0]
