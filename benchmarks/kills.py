@@ -33,7 +33,7 @@ from faults import Fault
 from kills_driver import EVERY, MESHES
 from leftovers import Held, left_behind, shared_memory
 
-IN_A_CALL = 6  # rows that a rank gives rewards to in a call, whose answers are kept together
+ON_ITS_WAY = 1  # answers of a process that may not be in the journal yet: it gives one in twice the time that takes
 Planned = list[tuple[str, list[Fault]]]
 
 
@@ -61,11 +61,11 @@ def answers(out: Path) -> list[tuple[int, str]]:
 
 
 def on_their_way(given: list[tuple[int, str]]) -> Counter[str]:
-    """The last answers of each process: what it was killed with before the journal had them is asked for again."""
+    """The last answer of each process: one that it was killed with before the journal had it is asked for again."""
     last: dict[int, list[str]] = {}
     for pid, row in given:
         last.setdefault(pid, []).append(row)
-    return Counter(row for rows in last.values() for row in rows[-IN_A_CALL:])
+    return Counter(row for rows in last.values() for row in rows[-ON_ITS_WAY:])
 
 
 def digest(out: Path) -> str | None:

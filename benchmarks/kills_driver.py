@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from flowrl import rl
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.storage.external import MOMENT
 from tasks import arithmetic
 
 SMALL = {
@@ -33,6 +35,7 @@ SMALL = {
     "num_attention_heads": 2,
 }
 EVERY = 3  # steps from one checkpoint to the next
+LATENCY = 2 * MOMENT  # seconds that a reward takes, as of a service
 TRAIN, ROLLOUT, REWARDS = (0, 1), (2, 3), (4, 5)
 GLOO = "--gloo" in sys.argv  # weights go as from host to host
 
@@ -57,6 +60,7 @@ def odd(prompt: str, response: str) -> float:
     """A reward with something to learn from the first token on."""
     here = faults.here()
     here.come_to("answer", "before")  # it was asked, and has not answered
+    time.sleep(LATENCY)
     faults.append(here.out, "answers.jsonl", [os.getpid(), prompt, response])
     return sum(c in "13579" for c in response) - 0.1 * len(response)
 

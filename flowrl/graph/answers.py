@@ -31,6 +31,7 @@ class Answers(Protocol):
         ...
 
 
+_FORM = 'Yield each row once, by its place from 0 on: yield 0, {"grade": 1.0}.'
 _ANSWERS: ContextVar[Answers | None] = ContextVar("answers", default=None)
 
 
@@ -49,18 +50,19 @@ def answers_of_call() -> Answers | None:
     return _ANSWERS.get()
 
 
-def gathered(
-    title: str, rows: Batch, given: Iterable[tuple[int, Mapping[str, Any]]], names: Collection[str]
-) -> dict[str, list[Any]]:
+def gathered(title: str, rows: Batch, given: Iterable[Any], names: Collection[str]) -> dict[str, list[Any]]:
     """The fields that an op adds, from the pairs (row, its fields) that it yields; each is handed over when it comes.
 
     Raises WorkerError for a row that is not there, that comes twice or not at all, and for other fields than ``names``.
     """
     answers, found = answers_of_call(), dict[int, Mapping[str, Any]]()
-    for row, adds in given:
+    for pair in given:
+        if not isinstance(pair, tuple) or not isinstance(pair[0], int) or not isinstance(pair[-1], Mapping):
+            raise WorkerError(f"{title} yielded {pair!r}, no pair of a row and its fields.", fix=_FORM)
+        row, adds = pair
         if not 0 <= row < len(rows) or row in found:
             what = "yielded twice" if row in found else f"not one of the {len(rows)} rows of its batch"
-            raise WorkerError(f"{title}: row {row} was {what}.", fix="Yield each row once, by its place from 0 on.")
+            raise WorkerError(f"{title}: row {row} was {what}.", fix=_FORM)
         if set(adds) != set(names):
             raise WorkerError(
                 f"{title} yielded {sorted(adds)} for row {row}, and declares that it adds {sorted(names)}.",
@@ -73,6 +75,6 @@ def gathered(
         first = next(row for row in range(len(rows)) if row not in found)
         raise WorkerError(
             f"{title} yielded {len(found)} of {len(rows)} rows; row {first} is the first that is missing.",
-            fix="Yield each row once, by its place from 0 on.",
+            fix=_FORM,
         )
     return {name: [found[row][name] for row in range(len(rows))] for name in names}

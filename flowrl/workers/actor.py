@@ -172,16 +172,7 @@ class Actor(ModelWorker):
         repetition penalty, temperature, top-k, top-p, min-p; a greedy token knows of the penalty alone.
         A token depends on its row's seed and its place alone, never on other rows (docs/workers.md).
         """
-        said = SamplingArguments(
-            greedy=greedy,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            stop=stop,
-        )
+        said = SamplingArguments.of(locals())
         children = batch.expand(n)
         sampled = self._sample(batch["prompt_ids"], n, children.row_seeds(), said)
         return marked(sampled_fields(children, sampled, self.read_version()), self.sampled_marks(sampled))

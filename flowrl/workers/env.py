@@ -154,6 +154,12 @@ class Env(Worker):
             ("step", ("state", "action"), "(state, observation, reward, done)"),
         ):
             fn = getattr(cls, name)
+            if inspect.iscoroutinefunction(fn):
+                raise WorkerError(
+                    f"{cls.__name__}.{name} is async; its episodes are stepped one after another.",
+                    at=defined_at(fn),
+                    fix=f"Write def {name}(...), and asyncio.run(...) in it for what is async.",
+                )
             try:
                 inspect.signature(fn).bind(None, *handed)
             except TypeError:
@@ -236,16 +242,7 @@ class Env(Worker):
         environment ended the episode, and ``finish_reason`` says how: the outcome that ``step`` named, or ``done``;
         ``length`` where the tokens of the model or of the last turn ran out, ``turns`` where the turns did.
         """
-        sampling = SamplingArguments(
-            greedy=greedy,
-            max_tokens=turn_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            stop=stop,
-        )
+        sampling = SamplingArguments.of(locals(), max_tokens=turn_tokens)
         answers, children = answers_of_call(), batch.expand(n)
         game = _Game(children, policy, sampling, self.turns if turns is None else turns, answers)
         self._begin(game)
@@ -347,6 +344,7 @@ class Env(Worker):
 
     def _failed(self, row: Row, error: BaseException) -> RewardError:
         longer = "; where it needs longer, write timeout = SECONDS in the class" if isinstance(error, Late) else ""
+        step = f" of step {row.step}" if row.program else ""
         return RewardError(
-            f"{row.op} failed for row {named_row(row.key)}: {said(error)}.", fix=f"Mend {row.code}{longer}."
+            f"{row.op}{step} failed for row {named_row(row.key)}: {said(error)}.", fix=f"Mend {row.code}{longer}."
         )

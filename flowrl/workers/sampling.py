@@ -42,6 +42,12 @@ class SamplingArguments:
     repetition_penalty: float | None = None
     stop: Stop | None = None
 
+    @staticmethod
+    def of(call: Mapping[str, Any], **others: Any) -> SamplingArguments:
+        """From the arguments of a call by name, ``of(locals())``, with ``others`` in the place of some."""
+        said = {**call, **others}
+        return SamplingArguments(**{f.name: said[f.name] for f in fields(SamplingArguments)})
+
     def over(self, declared: Sampling, stop: Stop, tokenizer: Any) -> Sampling:
         """How the call samples: what it says in the place of what the worker was declared with."""
         said = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}

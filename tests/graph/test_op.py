@@ -238,3 +238,51 @@ def test_an_op_is_written_as_its_name():
     from flowrl.workers.actor import Actor
 
     assert (repr(rl.advantages), repr(Actor.update)) == ("rl.advantages", "Actor.update")
+
+
+# -- rows one by one -------------------------------------------------------------------------------------------------
+
+
+def grading(yields):
+    """A worker whose op yields what is given."""
+
+    class Grader(fl.Worker):
+        @fl.op(reads="x", adds="grade: f32[]", cost="external", pieces="row")
+        def grade(self, batch):
+            yield from yields
+
+    return Grader()
+
+
+def test_an_op_that_touches_the_world_may_yield_its_rows_in_any_order():
+    rows = fl.Batch.of(3, x=[1.0, 2.0, 3.0])
+    made = grading([(2, {"grade": 6.0}), (0, {"grade": 2.0}), (1, {"grade": 4.0})]).grade(rows)
+    assert made.fields == ("x", "grade") and made.grade.to_list() == [2.0, 4.0, 6.0]
+    assert grading([]).grade(rows.take([])).grade.to_list() == []
+
+
+@pytest.mark.parametrize(
+    ("yields", "said"),
+    [
+        ([(0, {"grade": 1.0})], "yielded 1 of 2 rows; row 1 is the first that is missing"),
+        ([(0, {"grade": 1.0}), (0, {"grade": 1.0})], "row 0 was yielded twice"),
+        ([(2, {"grade": 1.0})], "row 2 was not one of the 2 rows of its batch"),
+        ([(-1, {"grade": 1.0})], "row -1 was not one of the 2 rows"),
+        ([(0, {"rank": 1.0})], r"yielded \['rank'\] for row 0, and declares that it adds \['grade'\]"),
+        ([{"grade": 1.0}], "yielded {'grade': 1.0}, no pair of a row and its fields"),
+        ([("a", {"grade": 1.0})], "yielded ('a', {'grade': 1.0}), no pair of a row and its fields"),
+    ],
+)
+def test_rows_that_are_yielded_wrongly(yields, said):
+    with pytest.raises(WorkerError, match=said.replace("(", r"\(").replace(")", r"\)").replace("{", r"\{")):
+        grading(yields).grade(fl.Batch.of(2, x=[1.0, 2.0]))
+
+
+@pytest.mark.parametrize("how", [{"cost": "local"}, {"cost": "external"}, {"cost": "external", "pieces": True},
+                                 {"cost": "external", "pieces": "row", "rows": "expand"}])  # fmt: skip
+def test_only_answers_of_the_world_to_rows_of_their_own_are_yielded(how):
+    with pytest.raises(WorkerError, match="yields, which is for rows that the world answers one by one"):
+
+        @fl.op(reads="x", adds="grade: f32[]", **how)
+        def grade(batch):
+            yield 0, {"grade": 1.0}

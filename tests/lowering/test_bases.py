@@ -6,8 +6,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from letters import model_of
 
 import flowrl as fl
 from flowrl import rl
@@ -21,28 +20,13 @@ from flowrl.workers.records import dtypes
 pytest.importorskip("peft", reason="adapters need peft (extra 'lora')")
 
 
-def build_tokenizer():
-    words = ["<pad>", ";", *"abcdef"]
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token=";")
-
-
-MODEL = fl.Model(
-    config={
-        "model_type": "llama",
-        "vocab_size": 8,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 3,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-    },
-    tokenizer=build_tokenizer,
+MODEL = model_of(
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=3,
+    tie_word_embeddings=False,
 )
 LORA = fl.Lora(r=4)
 

@@ -24,6 +24,7 @@ def note(what: str, x: float) -> None:
 
 def score(x: float) -> float:
     note("begin", x)
+    time.sleep(float(os.environ.get("DELAY", "0")))
     while x % 7 > 3 and not (HERE / "go").exists():
         time.sleep(0.02)
     note("end", x)

@@ -1,7 +1,7 @@
 # pyright: strict
 """A driver whose every call has the type that a program gets; type checkers find nothing in it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, assert_type
 
 from torch import Tensor
@@ -47,6 +47,15 @@ class Memory(fl.Worker):
         return fl.Metrics(answers=float(batch.count()))
 
 
+class Service(fl.Worker):
+    """Answers rows one by one."""
+
+    @fl.op(reads="response_ids", adds="grades: f32[]", cost="external", pieces="row")
+    def grade(self, batch: fl.Batch, *, scale: float = 1.0) -> Iterator[tuple[int, dict[str, float]]]:
+        for row in range(len(batch)):
+            yield row, {"grades": scale * row}
+
+
 class Count(fl.Env):
     """An environment of one turn."""
 
@@ -67,6 +76,7 @@ critic = flow.worker(fl.Critic, "some/model")
 reward = flow.worker(fl.FunctionReward, exact)
 memory = flow.worker(Memory, weight=0.2)
 game = flow.worker(Count)
+service = flow.worker(Service)
 
 
 @flow.program
@@ -88,6 +98,7 @@ def typed(steps: int = 10, kl: float = 1e-3) -> None:
         assert_type(half(batch.rewards.mean()), float)
         critic_metrics = critic.update(batch, loss=rl.value_clip())
         played = assert_type(game.rollout(flow.take(rows, 4), policy=second, n=2), fl.Batch)
+        played = assert_type(service.grade(played, scale=2.0), fl.Batch)
         flow.log(step, metrics, critic_metrics, memory.remember(played), reward=batch.rewards.mean(), kl=kl)
 
 

@@ -626,7 +626,7 @@ def test_a_failure_in_a_run_has_the_drivers_line(guessing, tmp_path):
             batch = game.rollout(batch, policy=actor, turn_tokens=1)
             flow.log(step, reward=batch.rewards.mean())
 
-    with pytest.raises(RewardError, match="game.step failed for row 7, sample 0") as caught:
+    with pytest.raises(RewardError, match="game.step of step 0 failed for row 7, sample 0") as caught:
         flow.run(out=tmp_path / "run", quiet=True)
     assert caught.value.at.text == "batch = game.rollout(batch, policy=actor, turn_tokens=1)"
 

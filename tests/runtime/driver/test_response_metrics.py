@@ -5,35 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from letters import model_of
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.graph.relaxed import main_samplers
 
-
-def build_tokenizer():
-    words = ["<pad>", ";", *"abcdef"]
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token=";")
-
-
-MODEL = fl.Model(
-    config={
-        "model_type": "llama",
-        "vocab_size": 8,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-    },
-    tokenizer=build_tokenizer,
+MODEL = model_of(
+    hidden_size=16,
+    intermediate_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    num_hidden_layers=1,
 )
 PROMPTS = [{"prompt": "ab"}, {"prompt": "cde"}, {"prompt": "f"}]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -151,10 +152,10 @@ def test_many_rows_that_are_quick_are_written_together(tmp_path):
 class Run:
     """A run in a process of its own, whose reward waits for the test."""
 
-    def __init__(self, folder, *words, **environment):
+    def __init__(self, folder, *words, driver="answers_driver.py", **environment):
         self.folder = folder
         paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", "flowrl", "run", str(HERE / "answers_driver.py"), "--quiet", "--out"]
+        command = [sys.executable, "-m", "flowrl", "run", str(HERE / driver), "--quiet", "--out"]
         self.process = subprocess.Popen(
             [*command, str(folder / "run"), *words],
             env={**os.environ, "ANSWERS": str(folder), "PYTHONPATH": paths, **environment},
@@ -224,3 +225,41 @@ def test_a_batched_call_is_one_and_is_asked_again_as_a_whole(tmp_path):
     assert run.process.wait(240) == 0, (tmp_path / "said").read_text()
     counts = Counter(x for x, _ in run.calls("begin"))
     assert [counts[x] for x in range(14)] == [2] * 5 + [1] * 9
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1])
+def test_batched_rewards_of_processes_killed_at_any_time(tmp_path, seed):
+    """A call that has returned is never made again; what is made again is the last call of a process that was killed."""
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    (tmp_path / "plan.yaml").write_text("cluster: {device: cpu, nodes: 1, devices_per_node: 1}\n"
+                                        "pools: {a: {processes: 2}}\nplace: {reward: {pool: a}}\n")  # fmt: skip
+    (tmp_path / "go").touch()
+    steps, chance = 20, random.Random(seed)
+    environment = {"BATCHED": "1", "DELAY": "0.05"}
+    words = ["--steps", str(steps), "--checkpoint-every", "4"]
+    run = Run(tmp_path, "--runtime", "ray", "--plan", str(tmp_path / "plan.yaml"), *words, **environment)
+    killed: set[int] = set()
+    for who in ("rank", "driver", "rank", "rank", "driver"):
+        far = len(run.calls("end")) + 8
+        run.until(lambda run=run, far=far: len(run.calls("end")) > far)  # it goes on
+        time.sleep(chance.uniform(0, 0.6))
+        pids = sorted({pid for _, pid in run.calls("begin")[-14:]} - killed)
+        if who == "rank":
+            killed.add(pid := chance.choice(pids))
+            os.kill(pid, signal.SIGKILL)
+        else:
+            killed |= set(pids)
+            run.process.kill()
+            run.process.wait()
+            run = Run(tmp_path, "--resume", **environment)
+    assert run.process.wait(300) == 0, (tmp_path / "said").read_text()
+    lines = metrics(tmp_path / "run")
+    assert [line["most"] for line in lines] == [3.5 * step + 3.0 for step in range(steps)]
+    begun = run.calls("begin")
+    assert {x for x, _ in begun} == set(range(7 * steps))
+    last = {pid: [x for x, own in begun if own == pid][-1] // 7 for pid in killed}  # the step of its last call
+    times = Counter(x for x, _ in begun)
+    again = {x for x, count in times.items() if count > 1}
+    assert again <= {x for x, pid in begun if pid in killed and x // 7 == last[pid]}
+    assert max(times.values()) <= 1 + len(killed)

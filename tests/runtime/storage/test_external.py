@@ -13,6 +13,7 @@ from flowrl.runtime.storage.external import once
 from flowrl.runtime.storage.journal import Journal
 
 ASKED: list[tuple[int, ...]] = []
+DOWN: set[tuple[int, ...]] = set()
 KEYS = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
 INFO = CallInfo(0, "train", 3, "judge.alone", 0)
 
@@ -56,6 +57,14 @@ class Judge(fl.Worker):
         ASKED.extend(batch.keys)
         return fl.Batch.of(batch.keys[:2], x=fl.Column.of([7.0, 8.0], dtype="f32"))
 
+    @fl.op(reads="x", adds="r: f32[], why: any", cost="external", pieces="row")
+    def one_by_one(self, batch):
+        for row in reversed(range(len(batch))):
+            if batch.keys[row] in DOWN:
+                raise OSError("down")
+            ASKED.append(batch.keys[row])
+            yield row, {"r": float(batch.x.values[row]) * 2, "why": f"row {row}"}
+
     @fl.op(reads="x", cost="external")
     def tell(self, batch) -> fl.Metrics:
         ASKED.extend(batch.keys)
@@ -71,8 +80,10 @@ def ask(tmp_path):
         said = []
         judge = Judge.__dict__[op]
         journal = Journal(tmp_path / "journal.jsonl")
-        made = once(journal, (0, 7), judge, Judge(), judge.bind((rows,), kwargs), {}, info, said.append)
-        journal.close()
+        try:
+            made = once(journal, (0, 7), judge, Judge(), judge.bind((rows,), kwargs), {}, info, said.append)
+        finally:
+            journal.close()
         asked, ASKED[:] = list(ASKED), []
         return made, asked, said
 
@@ -85,6 +96,19 @@ def batch(keys=KEYS, **other):
     for place, value in other.items():
         x[int(place[1:])] = value
     return fl.Batch.of(keys, x=fl.Column.of(x, dtype="f32"), unread=fl.Column.of(x, dtype="f32"))
+
+
+def test_rows_that_an_op_yields_are_kept_as_they_come(ask):
+    DOWN.add(KEYS[2])
+    with pytest.raises(OSError, match="down"):
+        ask("one_by_one", batch())
+    asked, ASKED[:] = list(ASKED), []
+    DOWN.clear()
+    assert asked == [KEYS[5], KEYS[4], KEYS[3]]
+    made, asked, said = ask("one_by_one", batch())
+    assert asked == [KEYS[2], KEYS[1], KEYS[0]] and said == []
+    assert made.keys == tuple(KEYS) and made.r.to_list() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    assert ask("one_by_one", batch(KEYS[::-1]))[1] == []
 
 
 @pytest.mark.parametrize("op", ["alone", "in_its_group", "among_all"])
