@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..errors import RankLost
 from ..workers.notes import Notes
-from .failed_rows import FailedRows
+from .storage.failed_rows import FailedRows
 from .storage.journal import Journal
 from .values.call import Call
 

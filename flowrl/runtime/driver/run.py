@@ -19,12 +19,12 @@ from ...lowering.execution import Execution
 from ...marks import other_ids, vocabulary
 from ...workers.notes import Notes
 from ..executor import Executor, RunServices
-from ..failed_rows import FailedRows
 from ..local.python_warnings import Raised, show_again
 from ..local.user_calls import Watch, died_before, name_rows, same_folder
 from ..storage import checkpoint
 from ..storage.choose import Chosen, newest_whole
 from ..storage.disk import writing
+from ..storage.failed_rows import FailedRows
 from ..storage.folder import take_folder
 from ..storage.journal import Journal
 from ..storage.left_behind import LeftBehind

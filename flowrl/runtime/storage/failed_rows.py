@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ..batch import CallInfo
-from ..workers.failures import Failures, settle
-from .storage.journal import Journal
-from .values.call import Call
+from ...batch import CallInfo
+from ...workers.failures import Failures, settle
+from ..values.call import Call
+from .journal import Journal
 
 
 class FailedRows:
