@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..batch import Batch, Key
 from ..errors import WorkerError
@@ -57,9 +57,7 @@ def gathered(title: str, rows: Batch, given: Iterable[Any], names: Collection[st
     """
     answers, found = answers_of_call(), dict[int, Mapping[str, Any]]()
     for pair in given:
-        if not isinstance(pair, tuple) or not isinstance(pair[0], int) or not isinstance(pair[-1], Mapping):
-            raise WorkerError(f"{title} yielded {pair!r}, no pair of a row and its fields.", fix=_FORM)
-        row, adds = pair
+        row, adds = _parts(title, pair)
         if not 0 <= row < len(rows) or row in found:
             what = "yielded twice" if row in found else f"not one of the {len(rows)} rows of its batch"
             raise WorkerError(f"{title}: row {row} was {what}.", fix=_FORM)
@@ -78,3 +76,13 @@ def gathered(title: str, rows: Batch, given: Iterable[Any], names: Collection[st
             fix=_FORM,
         )
     return {name: [found[row][name] for row in range(len(rows))] for name in names}
+
+
+def _parts(title: str, pair: Any) -> tuple[int, Mapping[str, Any]]:
+    """A row and its fields. Raises WorkerError for what is no such pair."""
+    if not isinstance(pair, tuple) or len(parts := cast("tuple[Any, ...]", pair)) != 2:
+        raise WorkerError(f"{title} yielded {pair!r}, no pair of a row and its fields.", fix=_FORM)
+    row, adds = parts
+    if not isinstance(row, int) or not isinstance(adds, Mapping):
+        raise WorkerError(f"{title} yielded {pair!r}, no pair of a row and its fields.", fix=_FORM)
+    return row, cast("Mapping[str, Any]", adds)
