@@ -19,7 +19,7 @@ from flowrl.errors import RewardError, WorkerError
 from flowrl.workers.notes import Notes, Row, at_work
 from flowrl.workers.user_code import Aside, run_rows
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from flows import metrics
 from flowrl.errors import RewardError
 from flowrl.placement.plan.plan import Pipeline, Plan
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 @pytest.fixture
