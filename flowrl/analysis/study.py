@@ -181,6 +181,7 @@ class Study:
             source=(source.mesh, self.plan.pools[source.pool].devices),
             pool=target.pool,
             source_pool=source.pool,
+            copied=self.plan.pipeline.staleness > 0,
             backend=target.backend,
         )
 

@@ -12,7 +12,7 @@ from ..analysis.measured import tokens_of_run
 from ..analysis.row_lengths import Tokens
 from ..analysis.study import Study
 from ..errors import UsageError, near
-from ..flow import Flow
+from ..flow import RUN_OPTIONS, Flow
 from ..graph.op import Op
 from ..placement.cost.lengths import read_lengths
 from ..placement.cost.model import Calibrated, GivenCosts, load_costs
@@ -34,6 +34,9 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
         "--lengths", metavar="KIND:NUMBERS", help="of responses: fixed:1024, lognormal:MEAN,SIGMA, uniform:LEAST,MOST"
     )
     parser.add_argument("--prompt-tokens", type=whole_number, metavar="N", help="of a prompt, on average")
+    parser.add_argument(
+        "--runtime", choices=RUN_OPTIONS["runtime"].words, default="", help="that is to run it (the one the plan needs)"
+    )
 
 
 def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:
@@ -47,7 +50,8 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
     """A program under a plan, with the costs and lengths of the options. Raises PlanError, UsageError."""
     costs = load_costs(options.costs) if options.costs else None
     tokens = _tokens(program, options, calibrated=isinstance(costs, Calibrated))
-    study = flow.study(plan, program, costs=costs, tokens=tokens, seed=options.seed or 0, **parameters)
+    how = {"seed": options.seed or 0, "runtime": options.runtime}
+    study = flow.study(plan, program, costs=costs, tokens=tokens, **how, **parameters)
     if costs is not None:
         listed = costs.given if isinstance(costs, GivenCosts) else costs.fits
         costs.check_names([*study.names(), *(name for name in listed if _elsewhere(name, flow))])

@@ -98,6 +98,11 @@ def choose_runtime(plan: Plan) -> str:
 
 
 def _home(handles: Sequence[HandleLike], used: Sequence[str], scheme: Scheme) -> frozenset[str]:
-    """The pools that the driver's thread serves: that of the first model (docs/design/0006-home-pool.md)."""
+    """The pools that the driver's thread serves: that of the first model (docs/design/0006-home-pool.md).
+
+    None where steps overlap: the thread would open the next step only when a call of this one ends.
+    """
+    if scheme.setup.staleness:
+        return frozenset()
     models = (scheme.train[h.name] for h in handles if h.name in used and has_model(h))
     return frozenset((next(models, scheme.setup.pools[0]),))

@@ -17,7 +17,7 @@ class Call:
     ``rowwise``: it can be done in chunks, prompt by prompt. ``groups``: prompt groups that it generates, where they
     finish one by one and may be exchanged. ``residents``: what it needs in the memory of each of its pools.
     ``rows``: its result holds rows, and not a number made of them. ``queues``: it may be handed to a pool that is busy
-    with others of the kind.
+    with others of the kind. ``instant``: it takes no pool and no time, and what is later waits for it.
     """
 
     id: int
@@ -34,6 +34,7 @@ class Call:
     residents: tuple[str, ...] = ()
     rows: bool = True
     queues: bool = False
+    instant: bool = False
 
 
 class Opened(NamedTuple):

@@ -124,6 +124,7 @@ class Machine:
                 copies.pinned[version] = copies.pinned.get(version, 0) + 1
         self._running: dict[str, dict[int, _Node]] = {p: {} for p in setup.pools}
         self._ready: list[tuple[int, int, int, _Node]] = []
+        self._instants: list[int] = []  # calls that take no time and run, with an entry for each chunk
         self._last_update: dict[str, _Node] = {}  # of a worker's trained copy
         self._reads: dict[str, list[_Node]] = {}  # since that update
         self._left: dict[int, int] = {}  # unfinished calls and publishes by step
@@ -262,6 +263,8 @@ class Machine:
             raise IllegalEvent(f"{event} of something that does not run.\n{self.story()}")
         node.done += 1
         node.done_chunks.add(event.chunk)
+        if node.call is not None and node.call.instant:
+            self._instants.remove(node.id)
         if node.begun == node.done:
             del self._started[node.id]
             for pool in node.pools:
@@ -381,13 +384,19 @@ class Machine:
     def _ready_chunk(self, node: _Node, chunk: int) -> None:
         if node.left == 0 and node.chunks_left[chunk] == 0 and not node.held:
             rank = 1 if node.call is not None else 0  # a ready publish goes before later calls
-            insort(self._ready, (rank, abs(node.id), chunk, node))
+            if node.call is not None and node.call.instant:
+                self._start(node, chunk)
+            else:
+                insort(self._ready, (rank, abs(node.id), chunk, node))
 
     def _start_ready(self) -> None:
-        """Start what can start, the earliest first. What waits for a pool keeps later ones from its other pools."""
+        """Start what can start, the earliest first. What waits for a pool keeps later ones from its other pools, and
+        what takes no time keeps them from all."""
         claimed: set[str] = set()
         started: list[int] = []
         for place, (_, _, chunk, node) in enumerate(self._ready):
+            if self._instants and node.pools and node.call is not None and node.id > min(self._instants):
+                continue  # what that gives may make an earlier call ready for the pool
             if all(pool not in claimed and self._is_free(pool, node) for pool in node.pools):
                 started.append(place)
                 self._start(node, chunk)
@@ -413,6 +422,8 @@ class Machine:
         node.begun += 1
         node.entered = False
         self._started[node.id] = node
+        if node.call is not None and node.call.instant:
+            self._instants.append(node.id)
         for pool in node.pools:
             self._running[pool][node.id] = node
         call = node.call

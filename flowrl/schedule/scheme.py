@@ -69,6 +69,7 @@ class Scheme:
             residents=tuple(r for p in pools for r in self.residents.get(p, ()) if r in _needs(op, worker, handles)),
             rows=gives_rows(op),
             queues=op.updates is None and not op.external and op.cost != "generate" and not handles,
+            instant=op.owner == "data",
         )
 
     def pools(self, op: Op, worker: str | None, handles: Sequence[str] = ()) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ class GivenCosts:
     """Seconds of whole calls: ``GivenCosts({"actor.generate": 6.0, "actor.generate#2": 2.0}, "costs.yaml")``.
 
     A node's id goes before its title. What is not listed costs 0, and so does a publish inside one pool, listed or
-    not. ``at``: the line of each name.
+    not, unless steps overlap: then the copy that generates is another. ``at``: the line of each name.
 
     >>> fl.GivenCosts({"actor.generate": 6.0, "actor.update": 3.0, "actor.publish": 0.5}).source
     'given'
@@ -114,8 +114,8 @@ def is_calibrated(path: str | Path) -> bool:
 
 
 def inside_one_pool(work: Work) -> bool:
-    """Whether a call is a publish that stays in its pool."""
-    if work.kind != "publish":
+    """Whether a call is a publish into weights that the worker trains itself, in its pool."""
+    if work.kind != "publish" or work.copied:
         return False
     if work.pool or work.source_pool:
         return work.pool == work.source_pool

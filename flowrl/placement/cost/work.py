@@ -75,7 +75,8 @@ class Work:
     ``minibatches`` optimizer steps in each of ``epochs``. ``micro``: tokens of a replica in one forward pass, 0 for
     the default of the memory model. ``share``: the part of the whole op that this call does, when it runs in chunks;
     ``load`` has the rows of that part. ``held``: bytes that others keep on each device meanwhile, which a KV cache
-    cannot have. ``moved``: bytes of an offload or onload on each device.
+    cannot have. ``moved``: bytes of an offload or onload on each device. ``copied``: a publish into weights of their
+    own, whatever the pool.
     """
 
     node: str
@@ -96,3 +97,4 @@ class Work:
     share: float = 1.0
     held: float = 0.0
     moved: float = 0.0
+    copied: bool = False

@@ -1,0 +1,159 @@
+"""A run and a simulation of one program under one plan are given equal records, and what no runtime does is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flowrl as fl
+from flowrl.cli import main
+from flowrl.errors import PlanError
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+
+ROOT = Path(__file__).parents[2]
+
+
+def sleeps():
+    spec = importlib.util.spec_from_file_location("sleeps_flow", Path(__file__).parent / "sleeps_flow.py")
+    found = importlib.util.module_from_spec(spec)
+    sys.modules["sleeps_flow"] = found
+    spec.loader.exec_module(found)
+    found.SECONDS = dict.fromkeys(found.SECONDS, 0.0)
+    return found
+
+
+MODULE = sleeps()
+flow = fl.Flow("mixed")
+actor = flow.worker(MODULE.Policy, name="actor")
+ref = flow.worker(MODULE.Reference, name="ref")
+reward = flow.worker(MODULE.Reward, name="reward")
+
+
+@flow.program
+def mixed(steps: int = 2, score_first: bool = True, every: int = 1, tested: bool = False):
+    for step, batch in flow.steps(MODULE.Numbers(), steps):
+        batch = actor.generate(batch)
+        batch = ref.logprobs(reward.score(batch)) if score_first else reward.score(ref.logprobs(batch))
+        if tested:
+            seen = reward.score(actor.generate(flow.take(MODULE.Numbers())))
+            flow.log(step, tested=float(seen.r.mean()))
+        if step % every == 0:
+            flow.log(step, actor.update(batch), reward=batch.r.mean())
+
+
+POOLS = ("a", "b", "c")
+pipelines = st.builds(Pipeline, staleness=st.integers(0, 3), chunks=st.integers(1, 4))
+places = st.fixed_dictionaries(
+    {
+        "actor": st.fixed_dictionaries(
+            {"train": st.sampled_from(POOLS).map(Place), "generate": st.sampled_from(POOLS).map(Place)}
+        ),
+        "ref": st.sampled_from(POOLS).map(Place),
+        "reward": st.sampled_from(POOLS).map(Place),
+    }
+)
+plans = st.builds(
+    lambda place, pipeline: Plan({name: Pool(name, device="cpu") for name in POOLS}, place, pipeline=pipeline),
+    places,
+    pipelines,
+)
+programs = st.fixed_dictionaries(
+    {"score_first": st.booleans(), "every": st.integers(1, 2), "tested": st.booleans(), "steps": st.integers(1, 3)}
+)
+
+
+class Stopped(Exception):
+    """Nothing is to be started."""
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The records that runs were given, and the setups that state machines were made with."""
+    from flowrl.analysis import study
+    from flowrl.runtime.driver import run, session
+
+    found = {"executions": [], "setups": []}
+
+    class Runner(run.Runner):
+        def __init__(self, executions, executor, how):
+            found["executions"] = list(executions)
+            if executions[0].runtime == "ray":
+                raise Stopped
+            super().__init__(executions, executor, how)
+
+    def noted(real):
+        def machine(setup, **how):
+            found["setups"].append(setup)
+            return real(setup, **how)
+
+        return machine
+
+    monkeypatch.setattr(run, "Runner", Runner)
+    for module in (study, session):
+        monkeypatch.setattr(module, "Machine", noted(module.Machine))
+    return found
+
+
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(plan=plans, parameters=programs)
+def test_what_is_flown_is_what_is_run(seen, tmp_path_factory, runtime, plan, parameters):
+    study = flow.study(plan, runtime=runtime, **parameters)
+    seen["setups"].clear()
+    study.simulate()
+    (flown,) = (setup for setup in seen["setups"] if setup.pools == POOLS)  # and one that only looks at the calls
+    seen["setups"].clear()
+    try:
+        flow.run(
+            out=tmp_path_factory.mktemp("run") / "run",
+            plan=plan,
+            runtime=runtime,
+            quiet=True,
+            save_models=False,
+            **parameters,
+        )
+    except Stopped:
+        assert runtime == "ray"
+    (ran,) = seen["executions"]
+    assert ran == study.execution and ran.scheme.setup == flown
+    assert ran.scheme.setup.staleness == plan.pipeline.staleness and ran.scheme.setup.chunks == plan.pipeline.chunks
+    if runtime == "local":
+        assert seen["setups"][-1] == flown
+
+
+def test_ranks_are_handed_calls_ahead_and_a_process_is_not():
+    found = {runtime: flow.study(None, runtime=runtime).execution for runtime in ("local", "ray", "eager")}
+    assert {runtime: e.scheme.setup.queue for runtime, e in found.items()} == {"local": 0, "ray": 3, "eager": 0}
+    assert len({e.program for e in found.values()}) == 1 and found["local"] != found["ray"]
+
+
+@pytest.mark.parametrize("runtime", ["local", "ray", "eager"])
+@pytest.mark.parametrize(
+    "pipeline",
+    [{"order": "window"}, {"publish": "interrupt"}, {"publish": "continue"}],
+    ids=lambda p: "".join(p.values()),
+)
+def test_what_no_runtime_does_is_refused_by_check_and_run_alike_and_flown_with_a_note(
+    tmp_path, capsys, runtime, pipeline
+):
+    ((key, word),) = pipeline.items()
+    file = tmp_path / "plan.yaml"
+    file.write_text(
+        "pools: {train: {device: cpu}, rollout: {device: cpu}}\n"
+        "place: {actor: {train: {pool: train}, generate: {pool: rollout}}}\n"
+        f"pipeline: {{staleness: 1, {key}: {word}}}\n"
+    )
+    with pytest.raises(PlanError) as refused:
+        flow.run(out=tmp_path / "run", plan=file, runtime=runtime, quiet=True)
+    assert refused.value.what.startswith(f"{key}: {word} needs an engine") and refused.value.at.line == 3
+    assert refused.value.fix.startswith("Write ") and not (tmp_path / "run").exists()
+    words = [str(ROOT / "algorithms" / "grpo.py"), "--plan", str(file)]
+    assert main(["check", *words]) == 1
+    assert f"PlanError: {refused.value.what}" in capsys.readouterr().out
+    assert main(["simulate", *words, "--steps", "2"]) == 0
+    assert f"flowrl run refuses it: {key}: {word}" in " ".join(capsys.readouterr().out.split())
