@@ -241,6 +241,18 @@ class CheckError(FlowError):
         return "\n\n".join(error.report() for error in self.errors)
 
 
+LONGEST = 2000  # characters of what user code says that a message has
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """A text of user code as a message has it: whole, or its beginning and how long it is.
+
+    >>> cut("abcdef", 4)
+    'abcd... (6 characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def near(word: str, words: Iterable[str]) -> str | None:
     """The word of ``words`` that ``word`` was probably meant to be, or None."""
     found = get_close_matches(word, list(words), n=1, cutoff=0.6)

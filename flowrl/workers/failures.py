@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..batch import CallInfo
-from ..errors import RewardError
+from ..errors import RewardError, cut
 
 _LONGEST = 30.0  # seconds between two attempts, at most
 _FEW = 8  # a share of fewer rows says little
@@ -132,7 +132,7 @@ def _shortened(which: Sequence[str]) -> str:
 
 def said(error: BaseException) -> str:
     """An exception of user code in one line."""
-    text = " ".join(str(error).split())
+    text = cut(" ".join(str(error).split()))
     if isinstance(error, (Late, Died)):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

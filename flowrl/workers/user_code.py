@@ -16,6 +16,7 @@ from typing import Any
 
 from .failures import Late
 from .notes import Notes, Row
+from .output import PRINTING, printing_for
 
 #: Which row a call is at, by its place among the rows of the call.
 At = Callable[[int], Row]
@@ -54,7 +55,8 @@ def called(job: Callable[[], Any], notes: Notes, row: Row) -> Any:
     """What a call gives, or its exception. Ctrl-C, which only the main thread is told of, ends the call."""
     number, process = notes.begin(row), os.getpid()
     try:
-        return job()
+        with printing_for(row):
+            return job()
     except KeyboardInterrupt as error:
         if threading.current_thread() is threading.main_thread():
             raise
@@ -177,6 +179,7 @@ class _Loop:
             limit = asyncio.timeout(self.timeout)
             try:
                 async with limit:
+                    PRINTING.set(row)  # of this task alone
                     outcome = await _Steps(self, i, row, self.fn(**self.rows[i]))
             except asyncio.CancelledError:
                 raise

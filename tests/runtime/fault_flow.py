@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 
 import flowrl as fl
 from flowrl.graph.types import FieldType
@@ -33,6 +34,14 @@ def misbehave(fault):
                 os.waitpid(child, 0)  # it is ended where it comes back, and has said so by then
         case "moves":
             os.chdir("/")
+        case "prints":
+            for i in range(3000):
+                print(f"{i:5}", "x" * 1000, file=sys.stderr if i % 2 else sys.stdout)
+        case "warns":
+            for i in range(3000):
+                warnings.warn(f"{i} {'x' * 100}", stacklevel=1)
+        case "long":
+            raise ValueError("x" * 10_000_000)
         case "half":
             raise ValueError("half a pair: \ud800")
 

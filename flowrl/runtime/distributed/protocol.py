@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...batch import CallInfo, Key
-from ...errors import FlowError, NotFinite
+from ...errors import LONGEST, FlowError, NotFinite, cut
 from ...graph.op import Op
 from ...workers.base import ModelWorker, Worker
 from ...workers.engine import Engine
@@ -144,4 +144,5 @@ class Failed:
     def of(error: BaseException) -> Failed:
         """Made where it happened."""
         trace = "".join(traceback.format_exception(error))
-        return Failed(error if isinstance(error, FlowError) else None, f"{type(error).__name__}: {error}", trace)
+        text = cut(f"{type(error).__name__}: {error}")
+        return Failed(error if isinstance(error, FlowError) else None, text, trace[-10 * LONGEST :])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...batch import Batch
-from ...errors import FlowError, RankLost, ResumeError, RunError
+from ...errors import FlowError, RankLost, ResumeError, RunError, cut
 from ...graph.op import Op
 from ...graph.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
@@ -326,6 +326,6 @@ def _with_line(error: BaseException, call: Call) -> BaseException:
         return error
     if not isinstance(error, Exception):
         return error
-    failed = RunError(f"{call.title} failed: {type(error).__name__}: {error}", at=call.at)
+    failed = RunError(cut(f"{call.title} failed: {type(error).__name__}: {error}"), at=call.at)
     failed.__cause__ = error
     return failed

@@ -40,6 +40,7 @@ from .settings import Outcome, Settings
 from .stalled import STEPS, stalled
 from .stop import Stop
 
+WARNINGS = 1000  # of Python's that a run tells, each of another place or text
 LOSSES = 10  # of processes without a step in between: then something is wrong that starting again does not mend
 
 
@@ -426,8 +427,12 @@ class Runner:
         stopped = self._stop.status if status == "interrupted" else 0
         return Outcome(status, out, digest, tuple(self._finished), stopped)
 
+    def _is_new(self, raised: Raised) -> bool:
+        """Whether no other rank and no other step has told of a warning of Python's, and there were not too many."""
+        return len(self._raised) < WARNINGS and self._raised.setdefault(raised.key, raised) is raised
+
     def _warn(self, text: str) -> None:
-        if isinstance(text, Raised) and self._raised.setdefault(text.key, text) is not text:
-            return  # another rank, or another step, has told it
+        if isinstance(text, Raised) and not self._is_new(text):
+            return
         self.recorder.event("warning", text)
         self.progress.note(text)

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ...batch import CallInfo
-from ...errors import shown
+from ...errors import cut, shown
 
 
 class Raised(str):
@@ -25,7 +25,23 @@ class Raised(str):
         return self.partition(": ")[2]
 
 
-_Listener = tuple[Callable[[str], None], CallInfo]
+MOST = 20  # warnings of one call that are told
+
+
+class _Listener:
+    """To whom the warnings of a call go, and how many there were."""
+
+    def __init__(self, tell: Callable[[str], None], info: CallInfo) -> None:
+        self._tell, self._info, self._count = tell, info, 0
+
+    def hear(self, text: str) -> None:
+        """Tell of a warning; of the one after the last that is told, that there are more."""
+        self._count += 1
+        if self._count <= MOST + 1:
+            said = text if self._count <= MOST else f"it has warned {MOST} times; what else it warns of is left out"
+            self._tell(Raised(f"{self._info.op} of step {self._info.step}: {said}"))
+
+
 _LISTENER: ContextVar[_Listener | None] = ContextVar("flowrl_warnings", default=None)
 
 
@@ -35,7 +51,7 @@ def hear_warnings(tell: Callable[[str], None], info: CallInfo) -> Generator[None
     global _shown_before
     if warnings.showwarning is not _show:
         _shown_before, warnings.showwarning = warnings.showwarning, _show
-    token = _LISTENER.set((tell, info))
+    token = _LISTENER.set(_Listener(tell, info))
     try:
         yield
     finally:
@@ -54,10 +70,9 @@ def _show(message: Warning | str, category: type[Warning], filename: str, lineno
     if listener is None:
         _shown_before(message, category, filename, lineno, *rest)
         return
-    tell, info = listener
     kind = "" if category is UserWarning else f"{category.__name__}: "
     text = " ".join(str(message).split())
-    tell(Raised(f"{info.op} of step {info.step}: {kind}{text} ({shown(filename)}:{lineno})"))
+    listener.hear(f"{kind}{cut(text)} ({shown(filename)}:{lineno})")
 
 
 _shown_before: Callable[..., None] = warnings.showwarning

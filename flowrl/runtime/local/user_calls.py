@@ -17,6 +17,7 @@ from ...errors import NotFinite, RankLost, RunError
 from ...graph.apply import IN_A_CHILD
 from ...graph.op import Op
 from ...workers.notes import FORKED, NAME, Notes, Row, at_work, bury, code_of, lines_of, told
+from ...workers.output import bounded_output
 
 FIRST = 60.0  # seconds after which a row is told of, and again after twice as many
 LOOK = 5.0  # seconds between two looks at the notes
@@ -26,11 +27,18 @@ LOOK = 5.0  # seconds between two looks at the notes
 def user_call(
     op: Op, worker: Any, args: Iterable[Any], info: CallInfo, notes: Notes, warn: Callable[[str], None]
 ) -> Iterator[None]:
-    """A call of an op: an exit in it is its failure, and a child that it has forked and that comes back is ended. One
-    that touches the world is noted, unless its worker notes its rows itself, and what it does to the working directory
-    is undone."""
+    """Run a call of an op inside: an exit in it is its failure, a child that it has forked and comes back is ended,
+    and what it prints without end is cut off.
+
+    One that touches the world is noted, unless its worker notes its rows itself, and what it does to the working
+    directory is undone.
+    """
     if not op.external:
-        with _without_exit(info), _without_child(notes, lambda: Row(step=info.step, op=info.op, code=code_of(op.fn))):
+
+        def called() -> Row:
+            return Row(step=info.step, op=info.op, code=code_of(op.fn))
+
+        with _without_exit(info), _without_child(notes, called), bounded_output(called, warn):
             yield
         return
     number = 0
@@ -41,7 +49,7 @@ def user_call(
         number = notes.begin(row)
     before = _folder()
     try:
-        with _without_exit(info), _without_child(notes, lambda: row):
+        with _without_exit(info), _without_child(notes, lambda: row), bounded_output(lambda: row, warn):
             yield
     finally:
         notes.end(number)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...batch import Batch, Column
-from ...errors import At
+from ...errors import LONGEST, At, cut
 from ...graph.logged import Logged, Names
 from ...placement.backends import packages
 from ..values.call import outcome
@@ -106,7 +106,7 @@ class Recorder:
 
     def event(self, kind: str, text: str) -> None:
         """Something that a reader of the run should know of."""
-        self.write("events", {"time": time.time(), "kind": kind, "text": text})
+        self.write("events", {"time": time.time(), "kind": kind, "text": cut(text, 10 * LONGEST)})
 
     def write(self, stream: str, line: Mapping[str, Any]) -> None:
         """Append a line; NaN and infinities are written as null, as JSON has none."""

@@ -12,7 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from flows import module_of
 
+from flowrl.backends.hf import generate
+from flowrl.backends.hf.engine import HFEngine
+from flowrl.placement.plan.plan import Place, Plan, Pool
+from flowrl.runtime.driver.stop import StopNow
 from flowrl.runtime.storage import checkpoint
 
 HERE = Path(__file__).parents[1]
@@ -70,6 +75,43 @@ def test_wherever_the_driver_is_it_takes_a_checkpoint_and_the_run_goes_on(small,
     assert sent == [3]
     done = run(small, tmp_path / "run", resume=True)
     assert done.weights_digest == whole.weights_digest and done.exit_status == 0
+
+
+def trained(flow, out, **how):
+    """A run of two pools: one trains, the other generates with a copy, to which weights are published."""
+    pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
+    split = Plan(pools, {"actor": {"train": Place("train"), "generate": Place("rollout")}})
+    return flow.run("stale", out=out, plan=split, parameters={"stale": {"steps": 4}}, quiet=True, **how)
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize(("name", "where"), [("SIGTERM", "generate"), ("SIGINT", "generate"), ("SIGTERM", "publish")])
+def test_in_a_generate_and_in_a_publish_of_a_model(tmp_path, monkeypatch, name, where, twice):
+    """A first one lets the step end and takes a checkpoint; a second one ends it there, and the one before counts."""
+    flow, number, sent = module_of("stale_flow").flow, getattr(signal, name), []
+    whole = trained(flow, tmp_path / "whole")
+
+    def now(*said, **how):
+        if lines(tmp_path / "run") == 2 and not sent:
+            sent.append(lines(tmp_path / "run"))
+            for _ in range(1 + twice):
+                os.kill(os.getpid(), number)
+                time.sleep(0.02)  # long enough for another thread to hear of it
+        return real(*said, **how)
+
+    owner, method = (generate, "draw") if where == "generate" else (HFEngine, "take_weights")
+    real = getattr(owner, method)
+    monkeypatch.setattr(owner, method, now)
+    if twice:
+        with pytest.raises(StopNow) as stopped:
+            trained(flow, tmp_path / "run", checkpoint_every=1)
+        assert stopped.value.status == 128 + number
+    else:
+        ended = trained(flow, tmp_path / "run", checkpoint_every=100)
+        assert (ended.status, ended.exit_status) == ("interrupted", 128 + number)
+        assert lines(tmp_path / "run") == 3
+    assert sent == [2] and list((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))
+    assert trained(flow, tmp_path / "run", resume=True).weights_digest == whole.weights_digest
 
 
 def test_what_a_process_ignores_stays_ignored_and_handlers_come_back(small, tmp_path):
@@ -179,3 +221,59 @@ def test_on_ranks_a_signal_for_the_whole_group_leaves_the_ranks_to_the_checkpoin
     assert said[-1].startswith("graph: "), said
     assert not [line for line in (out / "events.jsonl").read_text().splitlines() if '"lost"' in line]
     assert list((out / "checkpoints").glob("*/manifest.json"))
+
+
+#: A driver whose ranks say that they generate, and take their time for it in the third step.
+MODEL_DRIVER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {beside!r})
+import flowrl as fl
+from flowrl import rl
+from stale_flow import MODEL, arithmetic, digits
+
+class Slow(fl.Actor):
+    def respond_slowly(self):
+        Path({said!r}).touch()
+        time.sleep(2)
+
+    def _sample(self, prompts, n, seeds, said, starts=None):
+        if self.version == 2 and not Path({said!r}).exists():
+            self.respond_slowly()
+        return super()._sample(prompts, n, seeds, said, starts)
+
+flow = fl.Flow("slow")
+actor = flow.worker(Slow, MODEL, lr=3e-3, max_tokens=5)
+reward = flow.worker(fl.FunctionReward, digits)
+
+@flow.program
+def slow(steps: int = 5):
+    for step, batch in flow.steps(arithmetic.prompts(4), steps):
+        batch = rl.group_advantages(reward.score(actor.generate(batch, n=3)))
+        flow.log(step, actor.update(batch, loss=rl.ppo_clip()))
+"""
+SPLIT = """
+cluster: {device: cpu, nodes: 1, devices_per_node: 2}
+pools: {train: {devices: 0}, rollout: {devices: 1}, rewards: {processes: 1}}
+place: {actor: {train: {pool: train}, generate: {pool: rollout}}, reward: {pool: rewards}}
+"""
+
+
+@pytest.mark.slow
+def test_on_ranks_a_signal_in_a_generate_waits_for_its_step(tmp_path):
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    script, plan, out, said = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run", tmp_path / "said"
+    script.write_text(MODEL_DRIVER.format(beside=str(HERE), said=str(said)))
+    plan.write_text(SPLIT)
+    words = [sys.executable, "-m", "flowrl", "run", str(script), "--out", str(out), "--quiet"]
+    how = ["--runtime", "ray", "--plan", str(plan)]
+    process = subprocess.Popen([*words, *how], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    end = time.monotonic() + 120
+    while not said.exists():
+        assert process.poll() is None and time.monotonic() < end, process.communicate()[1]
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 143, told
+    assert lines(out) == 3 and list((out / "checkpoints").glob("*/manifest.json")), "the step has ended"
+    assert '"lost"' not in (out / "events.jsonl").read_text()

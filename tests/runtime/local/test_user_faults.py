@@ -82,6 +82,36 @@ def test_what_forks_or_changes_directory_hurts_nothing(tmp_path, monkeypatch, ru
         assert (tmp_path / fault / "reward.png").exists() and not at_work(tmp_path / fault)
 
 
+@pytest.mark.parametrize("kind", ["row", "async", "batched", "op"])
+@pytest.mark.parametrize("runtime", ["eager", "local"])
+def test_what_prints_or_warns_without_end_is_bounded_and_named(tmp_path, monkeypatch, capsys, runtime, kind):
+    monkeypatch.setenv("TIMEOUT", "60")
+    whole = faulty(monkeypatch, FAULT="", KIND=kind).run(out=tmp_path / "whole", runtime=runtime, quiet=True)
+    row = {"batched": "4 rows from 4 on", "op": "4 rows from 4 on"}.get(kind, "row 5")
+    for fault in ("prints", "warns"):
+        capsys.readouterr()
+        done = faulty(monkeypatch, FAULT=fault, KIND=kind).run(out=tmp_path / fault, runtime=runtime, quiet=True)
+        shown = capsys.readouterr()
+        assert done.weights_digest == whole.weights_digest, "it goes on"
+        told = events(tmp_path / fault, "warning")
+        if fault == "prints":
+            [text] = told
+            assert f"of step 1 at {row}" in text
+            assert text.endswith("has printed more than 1 MiB; what else this call prints is left out")
+            assert 1 << 20 <= len(shown.out) + len(shown.err) < 1.01 * (1 << 20)
+        else:
+            assert len(told) == 21 and told[0].startswith("reward.score of step 1: 0 xxx")
+            assert told[-1] == "reward.score of step 1: it has warned 20 times; what else it warns of is left out"
+
+
+@pytest.mark.parametrize("kind", ["row", "op"])
+def test_a_message_without_end_is_cut(tmp_path, monkeypatch, kind):
+    with pytest.raises((RewardError, RunError)) as error:
+        faulty(monkeypatch, FAULT="long", KIND=kind).run(out=tmp_path / "run", quiet=True)
+    assert len(error.value.report()) < 3000 and "characters)" in error.value.what
+    assert (tmp_path / "run" / "events.jsonl").stat().st_size < 5000
+
+
 def started(tmp_path, *words, **environment):
     command = [sys.executable, str(HERE / "fault_flow.py"), "--out", str(tmp_path / "run"), "--quiet", *words]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
