@@ -84,12 +84,24 @@ def trained(flow, out, **how):
     return flow.run("stale", out=out, plan=split, parameters={"stale": {"steps": 4}}, quiet=True, **how)
 
 
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-@pytest.mark.parametrize(("name", "where"), [("SIGTERM", "generate"), ("SIGINT", "generate"), ("SIGTERM", "publish")])
-def test_in_a_generate_and_in_a_publish_of_a_model(tmp_path, monkeypatch, name, where, twice):
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The digest of the weights of a run that nobody stops."""
+    return trained(module_of("stale_flow").flow, tmp_path_factory.mktemp("whole") / "run").weights_digest
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "twice"),
+    [
+        ("SIGTERM", "generate", False),
+        ("SIGINT", "generate", True),
+        ("SIGINT", "publish", False),
+        ("SIGTERM", "publish", True),
+    ],
+)
+def test_in_a_generate_and_in_a_publish_of_a_model(undisturbed, tmp_path, monkeypatch, name, where, twice):
     """A first one lets the step end and takes a checkpoint; a second one ends it there, and the one before counts."""
     flow, number, sent = module_of("stale_flow").flow, getattr(signal, name), []
-    whole = trained(flow, tmp_path / "whole")
 
     def now(*said, **how):
         if lines(tmp_path / "run") == 2 and not sent:
@@ -111,7 +123,7 @@ def test_in_a_generate_and_in_a_publish_of_a_model(tmp_path, monkeypatch, name, 
         assert (ended.status, ended.exit_status) == ("interrupted", 128 + number)
         assert lines(tmp_path / "run") == 3
     assert sent == [2] and list((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))
-    assert trained(flow, tmp_path / "run", resume=True).weights_digest == whole.weights_digest
+    assert trained(flow, tmp_path / "run", resume=True).weights_digest == undisturbed
 
 
 def test_what_a_process_ignores_stays_ignored_and_handlers_come_back(small, tmp_path):
