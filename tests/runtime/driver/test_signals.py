@@ -17,7 +17,7 @@ from flows import module_of
 from flowrl.backends.hf import generate
 from flowrl.backends.hf.engine import HFEngine
 from flowrl.placement.plan.plan import Place, Plan, Pool
-from flowrl.runtime.driver.stop import StopNow
+from flowrl.runtime.driver.stop import Stop, StopNow
 from flowrl.runtime.storage import checkpoint
 
 HERE = Path(__file__).parents[1]
@@ -101,14 +101,22 @@ def undisturbed(tmp_path_factory):
 )
 def test_in_a_generate_and_in_a_publish_of_a_model(undisturbed, tmp_path, monkeypatch, name, where, twice):
     """A first one lets the step end and takes a checkpoint; a second one ends it there, and the one before counts."""
-    flow, number, sent = module_of("stale_flow").flow, getattr(signal, name), []
+    flow, number, sent, heard = module_of("stale_flow").flow, getattr(signal, name), [], []
+    came = Stop._came
+
+    def hear(self, number, frame):
+        heard.append(number)
+        came(self, number, frame)
+
+    monkeypatch.setattr(Stop, "_came", hear)
 
     def now(*said, **how):
         if lines(tmp_path / "run") == 2 and not sent:
             sent.append(lines(tmp_path / "run"))
-            for _ in range(1 + twice):
+            for count in range(1, 2 + twice):
                 os.kill(os.getpid(), number)
-                time.sleep(0.02)  # long enough for another thread to hear of it
+                while len(heard) < count:  # two at once are one to Python
+                    time.sleep(0.01)
         return real(*said, **how)
 
     owner, method = (generate, "draw") if where == "generate" else (HFEngine, "take_weights")
