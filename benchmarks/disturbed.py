@@ -154,7 +154,8 @@ PUBLISH = [
     *((rank, "message", when) for rank in (*TRAIN, *ROLLOUT) for when in ("before", "after")),
     *((rank, "weights_written", when) for rank in ROLLOUT for when in WHEN),
 ]
-CHECKPOINT = [(rank, point, when) for rank in TRAIN for point in ("save_state", "files") for when in WHEN]
+SAVING = ("capture_state", "write_captured", "files")
+CHECKPOINT = [(rank, point, when) for rank in TRAIN for point in SAVING for when in WHEN]
 UPDATE = [(rank, point, when) for rank in TRAIN for point in ("actor.update", "team") for when in WHEN]
 CALLS = [(rank, point, when) for rank in ROLLOUT for point in ("actor.generate", "ref.logprobs") for when in WHEN]
 ANSWERS = [(rank, "answer", "before") for rank in REWARDS] + [(r, "reward.score", w) for r in REWARDS for w in WHEN]

@@ -31,12 +31,12 @@ POINTS = {
     "connect": ("flowrl.runtime.distributed.rank", "Rank", "connect"),
     "move": ("flowrl.runtime.distributed.rank", "Rank", "move"),
     "weights_written": ("flowrl.runtime.distributed.rank", "Rank", "weights_written"),
-    "save_state": ("flowrl.runtime.distributed.rank", "Rank", "save_state"),
-    "write_rows": ("flowrl.runtime.distributed.rank", "Rank", "write_rows"),
+    "capture_state": ("flowrl.runtime.distributed.rank", "Rank", "capture_state"),
+    "write_captured": ("flowrl.runtime.distributed.rank", "Rank", "write_captured"),
     "meet": ("flowrl.runtime.transfer.wire", "Wire", "_meet"),
     "slots": ("flowrl.runtime.transfer.wire", "Wire", "_who_reads"),
     "message": ("flowrl.runtime.transfer.wire", "Sending", "wait"),
-    "files": ("flowrl.runtime.distributed.rank", "", "write_shards"),
+    "files": ("flowrl.runtime.storage.snapshot", "", "write_shards"),
     "team": ("flowrl.backends.team", "Ranks", "sum"),
 }
 WHILE = 0.01  # seconds after which a point has begun and mostly not ended

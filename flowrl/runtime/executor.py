@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ..errors import RankLost
 from ..workers.notes import Notes
+from .storage.checkpoint import Begun
 from .storage.failed_rows import FailedRows
 from .storage.journal import Journal
 from .values.call import Call
@@ -122,8 +123,12 @@ class Executor(Protocol):
         """Bring them back."""
         ...
 
-    def save(self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any]) -> Path:
-        """Write a checkpoint of all open workers and of values that calls gave. Returns its folder."""
+    def capture(self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any], *, after: int = -1) -> Begun:
+        """Copy the state of all open workers, and values that calls gave: the workers may go on when it returns.
+
+        Returns what :func:`flowrl.runtime.storage.checkpoint.write` makes a checkpoint of. ``after``: the number of the
+        last one that was begun.
+        """
         ...
 
     def sync(self) -> None:

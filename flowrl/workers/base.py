@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 State = tuple[dict[str, "Tensor"], dict[str, Any]]
+ShardedState = tuple[list[Shard], dict[str, Any]]
 RANKS = "on ranks every worker has weights of its own, which make way for others alone"
 KEPT = "keeps."  # before the names of tensors that a subclass of a model worker keeps besides its model
 
@@ -209,7 +210,7 @@ class Worker:
             if not mark.holds(getattr(self, name, None)):
                 raise undeclared(op.title(self), name, type(self).__name__, defined_at(op.fn))
 
-    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
+    def state_shards(self) -> ShardedState:
         """What this rank has of :meth:`state`, as boxes that any layout can take back, and the record."""
         tensors, record = self.state()
         return _whole(tensors), record
@@ -394,8 +395,11 @@ class ModelWorker(Worker):
             self.engine.load_state({n: t for n, t in tensors.items() if not n.startswith(KEPT)}, record["engine"])
         self._take_record(own, record)
 
-    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
-        shards, record = self.engine.state_shards() if has_weights(self.engine) else ([], {})
+    def state_shards(self, of_engine: ShardedState | None = None) -> ShardedState:
+        """As every worker's. ``of_engine``: the engine's part, from before its weights have made way for others."""
+        if of_engine is None:
+            of_engine = self.engine.state_shards() if has_weights(self.engine) else ([], {})
+        shards, record = of_engine
         kept, plain = Worker.state(self)
         return [*shards, *_whole({KEPT + n: t for n, t in kept.items()})], self._record(record, plain)
 

@@ -71,6 +71,8 @@ class Direct:
                     self.dead.add(rank)
             if rank in self.dead:
                 return LOST
+            if method == "write_captured":  # it is done while the rank works
+                return self.threads.submit(_answered, getattr(self.ranks[rank], method), *args)
             args = tuple(pickle.loads(cloudpickle.dumps(a)) if method == "run" else a for a in args)  # noqa: TID251
             try:
                 return getattr(self.ranks[rank], method)(*args)
@@ -82,6 +84,13 @@ class Direct:
             answers = {r: a for r, a in begun.items() if r not in dead and not isinstance(a, Future)}
             raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers=answers)
         return {rank: a.result() if isinstance(a, Future) else a for rank, a in begun.items()}
+
+
+def _answered(method, *args):
+    try:
+        return method(*args)
+    except Exception as error:
+        return Failed.of(error)
 
 
 def place_for(flow, plan: Plan, out, *names, seed=0, parameters=None, memory=None, **how):

@@ -133,7 +133,7 @@ def test_a_state_that_one_has_saved_another_restores(small, kind, tmp_path):
     batch = start(executor, small.counter, "values", 0, batch=executor.put(rows(small))).result()
     total = start(executor, small.counter, "update", 1, batch=batch, scale=3.0).result()["total"]
     record = {"stage": 0, "program": None, "finished": [], "marks": {}, "seed": 0}
-    folder = executor.save(tmp_path / "checkpoints", record, {0: batch, 1: batch["y"]})
+    folder = checkpoint.write(executor.capture(tmp_path / "checkpoints", record, {0: batch, 1: batch["y"]}))
     wanted = executor.get(batch)
     executor.close()
     for other in KINDS:
@@ -241,7 +241,7 @@ def test_an_offloaded_worker_holds_no_memory_and_comes_back_as_it_was(model, tmp
     executor.offload("actor.generate")
     executor.install("actor", 1)  # it is loaded for that
     record = {"stage": 0, "program": None, "finished": [], "marks": {}, "seed": 0}
-    executor.save(tmp_path / "checkpoints", record, {})
+    checkpoint.write(executor.capture(tmp_path / "checkpoints", record, {}))
     assert executor.open("actor").digest() == before == executor.open_server("actor").digest()
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ...errors import At, FlowError, RankLost, RunError
+from ...errors import At, DiskError, FlowError, RankLost, RunError
 from ...workers.failures import Failures
+from ..storage.disk import Checksum
+from ..storage.snapshot import Captured
 from ..transfer.plan import Moves
 from .lineage import Lineage
 from .protocol import Failed
@@ -150,6 +152,28 @@ class RankClient:
         """Forget all rows and connections: the run goes back to a checkpoint, and makes them again."""
         self.routes.clear()
         self.lineage.forget()
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def write_captured(self, id: int, ranks: Sequence[int], epoch: int, what: str, lacking: int = 0) -> Captured:
+        """Have ranks begin to write what they have captured in ``epoch``. Returns what waits for it, in any thread.
+
+        It raises RankLost where a rank has been restarted since.
+        """
+        sent = self.send("write_captured", dict.fromkeys(ranks, (id,)))
+
+        def wait() -> dict[str, Checksum]:
+            try:
+                parts = self.wait(sent, what)
+            except (RankLost, DiskError):
+                raise
+            except Exception as error:
+                if self.restarted_since(epoch):
+                    raise RankLost(f"{what} needed ranks that were started again meanwhile.") from error
+                raise
+            return {name: said for part in parts.values() for name, said in part.items()}
+
+        return Captured(wait, lacking)
 
     # -- objects ----------------------------------------------------------------------------------------------------
 

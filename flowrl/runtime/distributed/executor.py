@@ -22,7 +22,7 @@ from .client import RankClient
 from .open_groups import OpenGroups, Ranks, blueprint_of
 from .protocol import Named, RankConfig
 from .recovery import Recovery
-from .rows import bring_rows, write_rows
+from .rows import bring_rows, capture_rows
 from .worker_group import Staged, WorkerGroup
 
 
@@ -134,13 +134,19 @@ class DistributedExecutor:
         group = self.groups.resident(resident)
         self.client.note_swap("onload", group.pool, resident, group.onload(), forecast)
 
-    def save(self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any]) -> Path:
-        """Write a checkpoint: each rank its part of the workers' state and of the values. Returns its folder."""
-
-        def write(value: Any, file: Path) -> Any:
-            return write_rows(self.client, value, file)
-
-        return checkpoint.save(folder, manifest, open_copies(self), live, write)
+    def capture(
+        self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any], *, after: int = -1
+    ) -> checkpoint.Begun:
+        """Begin a checkpoint: each rank copies its part of the workers' state and of the values."""
+        return checkpoint.begin(
+            folder,
+            manifest,
+            open_copies(self),
+            live,
+            capture_state=lambda part, name, group: group.capture_state(part, name),
+            capture_rows=lambda value, file: capture_rows(self.client, value, file),
+            after=after,
+        )
 
     def sync(self) -> None:
         """Have the disk hold all journals: the run's, and those of the ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from ...graph.op import Op
 from ...graph.trees import find_in, rebuild
 from ...graph.values import is_handle
 from ...lowering.deployment import WorkerSpec
-from ...workers.base import KEPT, ModelWorker, Opening, Worker
+from ...workers.base import ModelWorker, Opening, Worker
 from ...workers.engine import Engine
 from ...workers.failures import Failures
 from ...workers.notes import NAME, Notes
@@ -25,7 +25,8 @@ from ...workers.sampling import SamplingArguments
 from ..local.calls import run_op
 from ..storage.disk import Checksum, write_tensors
 from ..storage.journal import Journal
-from ..storage.state_files import StateFiles, read_record, write_record, write_shards
+from ..storage.snapshot import Copies, capture_state
+from ..storage.state_files import StateFiles, read_record
 from ..transfer.plan import holdings
 from ..values.remote_batch import (
     DRIVER,
@@ -65,6 +66,8 @@ class Rank(Weights):
         self._serves = threading.Lock()  # one call at a time is in the engine of a policy
         self._journal: Journal | None = None
         self._tokenizers = config.tokenizers()
+        self._copies: dict[tuple[str, bool], Copies] = {}  # of the state of workers, for checkpoints
+        self._captured: dict[int, Callable[[], Mapping[str, Checksum]]] = {}  # what is still to be written
         self._now = _Now()
         self._notes = Notes(Path(config.folder), f"{NAME}.{pool}.{number}")
 
@@ -110,6 +113,7 @@ class Rank(Weights):
     def forget(self) -> None:
         """Let go of all objects and staged weights, and read the journals again."""
         self.objects.clear()
+        self._captured.clear()
         self.forget_weights()
         if self._journal is not None:
             self._journal.close()
@@ -313,20 +317,23 @@ class Rank(Weights):
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
-    def save_state(
-        self, key: tuple[str, bool], folder: str, file: str, part: int, weights: tuple[int, bool]
-    ) -> dict[str, Checksum]:
-        """Write this rank's part of a worker's state; the first part also writes what is no tensor.
+    def capture_state(
+        self, id: int, key: tuple[str, bool], folder: str, file: str, part: int, weights: tuple[int, bool]
+    ) -> int:
+        """Copy this rank's part of a worker's state for :meth:`write_captured`; the first part has what is no tensor.
 
-        Returns the checksums of the files.
+        Returns the bytes that lack for a copy: where there are any, the worker must not change until it is written.
         """
         worker = self.workers[key]
         worker.version, worker.dirty = weights
-        shards, record = worker.state_shards()
-        if part:  # every rank has what a worker keeps besides its model
-            shards = [s for s in shards if not s.name.startswith(KEPT)]
-        found = write_shards(Path(folder), file, part, shards)
-        return found if part else found | write_record(Path(folder), file, record)
+        copies = self._copies.setdefault(key, Copies())
+        captured = capture_state(Path(folder), file, worker, copies, part=part, offloaded=self.offloaded.get(key))
+        self._captured[id] = captured.write
+        return captured.lacking
+
+    def write_captured(self, id: int) -> Mapping[str, Checksum]:
+        """Write what was captured into the checkpoint, in a lane of its own. Returns the checksums of the files."""
+        return self._captured.pop(id)()
 
     def load_state(self, key: tuple[str, bool], folder: str, file: str) -> tuple[int, bool, int]:
         """Take a worker's state back, whichever ranks have written it."""
@@ -342,12 +349,13 @@ class Rank(Weights):
         except Exception as error:
             return Failed.of(error)
 
-    def write_rows(self, wanted: Fetch, path: str) -> tuple[dict[str, Any], dict[str, Checksum]]:
-        """Write rows that the program holds into a checkpoint; returns what is no tensor of them, and the checksum."""
+    def capture_rows(self, wanted: Fetch, id: int, path: str) -> dict[str, Any]:
+        """Keep rows that the program holds for :meth:`write_captured`; returns what is no tensor of them."""
         made = self.materialise(wanted)
         batch = made if isinstance(made, Batch) else Batch(wanted.keys, {"value": made})
         tensors, file = batch.tensors(), Path(path)
-        return batch.meta(), {file.name: write_tensors(file, tensors)} if tensors else {}
+        self._captured[id] = lambda: {file.name: write_tensors(file, tensors)} if tensors else {}
+        return batch.meta()
 
 
 def _check(rows: Batch) -> str:

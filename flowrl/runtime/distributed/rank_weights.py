@@ -12,7 +12,7 @@ from ...lowering.deployment import WorkerSpec
 from ...workers.base import ModelWorker, Worker
 from ...workers.engine import has_weights
 from ...workers.weights import Shard, Sums, sums
-from ..transfer.offload import Offloaded, tensors_of
+from ..transfer.offload import Offloaded
 from ..transfer.plan import Moves
 
 Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
@@ -50,8 +50,8 @@ class Weights:
         worker = self.workers[key]
         if key in self.offloaded or not isinstance(worker, ModelWorker) or not has_weights(worker.engine):
             return 0
-        self.offloaded[key] = Offloaded()
-        return self.offloaded[key].take(tensors_of(worker.engine))
+        self.offloaded[key] = Offloaded.of(worker.engine)
+        return self.offloaded[key].bytes
 
     def onload(self, key: Key) -> int:
         """Bring them back. Returns the bytes that this takes."""

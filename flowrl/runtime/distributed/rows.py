@@ -9,7 +9,7 @@ from typing import Any
 from ...batch import Batch, Column
 from ...errors import RankLost
 from ...graph.trees import find_in
-from ..storage.disk import Checksum
+from ..storage.snapshot import Captured
 from ..values.remote_batch import DRIVER, Remote, RemoteColumn, bytes_of, fetch
 from .client import RankClient
 from .recovery import remake_rows
@@ -17,17 +17,17 @@ from .recovery import remake_rows
 
 def bring_rows(client: RankClient, value: Remote | RemoteColumn) -> Batch | Column:
     """Return rows of a value, for a reader of the run; counted as records."""
-    rows = client.retry(lambda: _ask_home(client, "bring", value, what="rows for a record"))
+    _, rows = client.retry(lambda: _ask_home(client, "bring", value, what="rows for a record"))
     columns = [rows] if isinstance(rows, Column) else rows.columns.values()
     client.traffic.records += sum(bytes_of(c) for c in columns)
     return rows
 
 
-def write_rows(
-    client: RankClient, value: Remote | RemoteColumn, file: Path
-) -> tuple[Mapping[str, Any], Mapping[str, Checksum]]:
-    """Have a rank write rows to a file. Returns what of them is no tensor, and the file's checksum."""
-    return client.retry(lambda: _ask_home(client, "write_rows", value, str(file), what="rows of a checkpoint"))
+def capture_rows(client: RankClient, value: Remote | RemoteColumn, file: Path) -> tuple[Mapping[str, Any], Captured]:
+    """Have a rank gather rows, and begin to write them to a file. Returns what of them is no tensor."""
+    what, id, epoch = "rows of a checkpoint", client.new_id(), client.epoch
+    rank, meta = client.retry(lambda: _ask_home(client, "capture_rows", value, id, str(file), what=what))
+    return meta, client.write_captured(id, [rank], epoch, what)
 
 
 def home_of(client: RankClient, arguments: Mapping[str, Any]) -> int:
@@ -40,14 +40,14 @@ def home_of(client: RankClient, arguments: Mapping[str, Any]) -> int:
     return client.next_rank()
 
 
-def _ask_home(client: RankClient, method: str, value: Remote | RemoteColumn, *args: Any, what: str) -> Any:
-    """Have a rank that has some of the rows do something with all of them; returns what it says."""
+def _ask_home(client: RankClient, method: str, value: Remote | RemoteColumn, *args: Any, what: str) -> tuple[int, Any]:
+    """Have a rank that has some of the rows do something with all of them. Returns which one, and what it says."""
     rank, wanted = home_of(client, {"value": value}), fetch(value)
     with client.order:
         remake_rows(client, [wanted])
         epoch, sent = client.epoch, client.send(method, {rank: (wanted, *args)})
     try:
-        return client.wait(sent, what)[rank]
+        return rank, client.wait(sent, what)[rank]
     except RankLost:
         raise
     except Exception as error:

@@ -16,7 +16,7 @@ from ...errors import RankLost, RunError
 from ...graph.op import Op
 from ...lowering.deployment import WorkerSpec
 from ...workers.weights import digest
-from ..storage.disk import Checksum
+from ..storage.snapshot import Captured
 from ..transfer.plan import Held, Moves, plan_moves
 from ..values.remote_batch import Remote
 from .balance import balanced
@@ -340,14 +340,13 @@ class WorkerGroup:
         found = self.client.call_all(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
         return bool(next(iter(found.values())))
 
-    @_loaded
-    def save_state(self, folder: Path, file: str) -> dict[str, Checksum]:
-        """Write the state, each rank its part. Returns the checksums of the files."""
+    def capture_state(self, folder: Path, file: str) -> Captured:
+        """Copy the state, each rank its part, and begin to write it. What is out of memory stays there."""
         ranks = self.ranks if self.spec.collective else self.ranks[:1]
-        weights = (self.version, self.dirty)
-        asked = {rank: (self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
-        parts = self.client.wait(self.client.send("save_state", asked), f"{self.name}: saving its state")
-        return {name: said for part in parts.values() for name, said in part.items()}
+        id, weights, epoch = self.client.new_id(), (self.version, self.dirty), self.client.epoch
+        asked = {rank: (id, self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
+        lacking = self.client.wait(self.client.send("capture_state", asked), f"{self.name}: copying its state")
+        return self.client.write_captured(id, ranks, epoch, f"{self.name}: saving its state", max(lacking.values()))
 
     def part(self, ranks: Sequence[int]) -> WorkerGroup:
         """The same worker on some of its ranks: to take weights from there, or to bring them there."""

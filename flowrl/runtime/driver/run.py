@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..local.python_warnings import Raised, show_again
 from ..local.user_calls import Watch, died_before, name_rows, same_folder
 from ..storage import checkpoint
 from ..storage.choose import Chosen, newest_whole
-from ..storage.disk import writing
+from ..storage.disk import size, writing
 from ..storage.failed_rows import FailedRows
 from ..storage.folder import take_folder
 from ..storage.journal import Journal
@@ -32,6 +32,7 @@ from ..storage.origin import origin
 from ..storage.recorder import Recorder, versions
 from ..storage.resume import Continuation, find_continuation
 from ..storage.run_record import read_record
+from ..storage.writer import CheckpointWriter
 from ..values.records import Hooks, Interrupted, Point, ResumePoint, Step
 from .progress import Progress
 from .run_texts import describe_continuation, labels, start_record, unused_words
@@ -78,6 +79,9 @@ class Runner:
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         show_again()
         self._stop = Stop(self.progress.note)
+        self._writer = CheckpointWriter(settings.out / "checkpoints", self._lock.check)
+        self._overdue = False  # a checkpoint was lost with a rank that was writing it
+        self._waits = False  # whether it was told that there is no memory to write them in the background
         self._chosen: Chosen | None = None  # what the run goes on from, while nothing was written after it
         self._asked: dict[str, Any] = {}
         self._number = 0
@@ -139,12 +143,22 @@ class Runner:
         """Note why a run ends, as far as the disk takes it, and end the ranks."""
         with suppress(DiskError):
             if not self._lock.lost:  # else the folder is another run's
+                if status == "failed":
+                    self._end_writing()
                 self.recorder.event(kind, text)
                 self.recorder.run_record(status=status)
                 self.recorder.curve()
+        self._writer.give_up()
         self.recorder.close()
         self.journal.close()
         self.executor.close()
+
+    def _end_writing(self) -> None:
+        """Have a checkpoint that is being written come to its end; the run fails for another reason."""
+        try:
+            self._writer.wait()
+        except Exception as error:
+            self.recorder.event("checkpoint", f"the last one could not be written: {error}")
 
     def _run_program(self, execution: Execution, resume: ResumePoint | None) -> None:
         kinds = {w["name"]: w["kind"] for w in self.settings.graphs[self._number]["workers"]}
@@ -175,7 +189,7 @@ class Runner:
                 commit=lambda step: self._commit(execution, step),
                 checkpoint=self._checkpoint,
                 marks=self._marks,
-                due=lambda step: (step + 1) % self.settings.checkpoint_every == 0,
+                due=lambda step: self._overdue or (step + 1) % self.settings.checkpoint_every == 0,
                 stop=lambda: self._stop.asked,
                 warn=self._warn,
                 tokenizer=self.executor.tokenizer,
@@ -192,6 +206,9 @@ class Runner:
             with sessions.using(session):
                 execution.fn(**execution.parameters)
                 can_go_on = session.finish()
+        except Interrupted:
+            self._writer.wait()
+            raise
         except KeyboardInterrupt:
             wait = False
             raise
@@ -206,6 +223,7 @@ class Runner:
         self._number += 1
         if can_go_on:
             self.executor.sync()
+            self._writer.wait()
             checkpoint.end(self.settings.out / "checkpoints", self._done_so_far(self._marks()))
         else:
             self._checkpoint(Point(None, {}, self._marks()))
@@ -236,6 +254,7 @@ class Runner:
 
     def _commit(self, execution: Execution, step: Step) -> None:
         self._lock.check()
+        self._look_after(self._writer.check)
         self._settle_in()
         tokenizer = None
         if step.rows is not None:
@@ -253,7 +272,7 @@ class Runner:
 
     def _done_so_far(self, marks: Mapping[str, Any]) -> dict[str, Any]:
         """How far the run is, for a manifest."""
-        return {"stage": self._number, "finished": self._finished, "marks": marks, "left": self._left}
+        return {"stage": self._number, "finished": list(self._finished), "marks": marks, "left": self._left}
 
     def _note_left(self, execution: Execution) -> None:
         """Write down what programs have changed at module level so far; say what of it a resume would not have."""
@@ -268,8 +287,9 @@ class Runner:
         self._left = {**record, "lost": [*before, *map(asdict, lost)]}
 
     def _checkpoint(self, point: Point) -> None:
-        """Keep all that the rest of the run depends on, in one piece."""
+        """Keep all that the rest of the run depends on, in one piece: copied here, and written meanwhile."""
         self._lock.check()
+        self._look_after(self._writer.wait)
         self.executor.sync()
         manifest = {
             **self._done_so_far(point.marks),
@@ -279,10 +299,31 @@ class Runner:
             "run": self.recorder.record.get("id"),
             "record": {**self.recorder.record, **self._asked, "checkpoints": True},
         }
-        self.executor.save(self.settings.out / "checkpoints", manifest, point.live)
+
+        def capture(after: int) -> checkpoint.Begun:
+            return self.executor.capture(self.settings.out / "checkpoints", manifest, point.live, after=after)
+
+        lacking = self._writer.begin(capture, self._note_written)
+        self._overdue = False
+        if lacking and not self._waits:
+            self._waits = True
+            self._warn(
+                f"steps wait until checkpoints are written: a copy of the state lacks {size(lacking)} of host memory"
+            )
+
+    def _note_written(self) -> None:
+        """A checkpoint is there. What a resumed run was asked holds from here on, also when it is resumed again."""
         if self._asked or not self.recorder.record.get("checkpoints"):
             self.recorder.run_record(**self._asked, checkpoints=True)
-            self._asked = {}  # what a resumed run was asked holds from here on, also when it is resumed again
+            self._asked = {}
+
+    def _look_after(self, ask: Callable[[], None]) -> None:
+        """Raise what has kept a checkpoint from being written. One that a rank was lost in is taken again."""
+        try:
+            ask()
+        except RankLost as lost:
+            self._overdue = True
+            self.recorder.event("checkpoint", f"one was not finished, and is taken again after this step: {lost.what}")
 
     def _recover(self, lost: RankLost) -> tuple[int, ResumePoint | None]:
         """Start again what was lost, and go back to the last checkpoint: where to go on from. Raises what is past help.
@@ -290,6 +331,7 @@ class Runner:
         Steps after the checkpoint are done again with the same rows and seeds; what touched the world is answered from
         the journal.
         """
+        self._look_after(self._writer.wait)  # it may be the one to go back to
         while True:
             try:
                 self._note_loss(lost)
@@ -406,6 +448,7 @@ class Runner:
 
     def _finish(self) -> str:
         """All programs are done: save the models, and give the digest of all weights."""
+        self._writer.wait()
         self._settle_in()
         workers = {name: self.executor.open(name) for name in self.executor.workers}
         digests = {n: d for n, w in sorted(workers.items()) if (d := w.digest()) is not None}

@@ -18,7 +18,8 @@ from ...workers.tokenizer import Tokenizers
 from ..executor import PendingCall, RunServices, open_copies
 from ..storage import checkpoint
 from ..storage.journal import Journal
-from ..transfer.offload import Offloaded, tensors_of
+from ..storage.snapshot import Captured, Copies, capture_state
+from ..transfer.offload import Offloaded
 from ..values.call import Call
 from ..values.remote_batch import RemoteColumn
 from .calls import run_op
@@ -43,6 +44,7 @@ class LocalExecutor:
     serving_devices: Mapping[str, str] = field(default_factory=dict[str, str])  # of those
     run: RunServices = field(default_factory=RunServices)
     _offloaded: dict[str, Offloaded] = field(default_factory=dict[str, Offloaded])  # by resident
+    _copies: dict[str, Copies] = field(default_factory=dict[str, Copies])  # of states, for checkpoints
 
     def __post_init__(self) -> None:
         workers = {name: (d.cls, d.arguments) for name, d in self.declared.items()}
@@ -105,8 +107,7 @@ class LocalExecutor:
         del forecast
         worker = self._resident(resident)
         if resident not in self._offloaded and isinstance(worker, ModelWorker) and has_weights(worker.engine):
-            self._offloaded[resident] = Offloaded()
-            self._offloaded[resident].take(tensors_of(worker.engine))
+            self._offloaded[resident] = Offloaded.of(worker.engine)
 
     def onload(self, resident: str, forecast: float | None = None) -> None:
         """Bring them back."""
@@ -119,11 +120,17 @@ class LocalExecutor:
         worker, _, use = name.rpartition(".")
         return self.servers.get(worker, self.workers[worker]) if use == "generate" else self.workers[worker]
 
-    def save(self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any]) -> Path:
-        """Write a checkpoint of all open workers and of values that calls gave. Returns its folder."""
-        for resident in list(self._offloaded):
-            self.onload(resident)
-        return checkpoint.save(folder, manifest, open_copies(self), live)
+    def capture(
+        self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any], *, after: int = -1
+    ) -> checkpoint.Begun:
+        """Begin a checkpoint: copy the state of all open workers and values that calls gave."""
+
+        def state(part: Path, name: str, worker: Worker) -> Captured:
+            copies = self._copies.setdefault(name, Copies())
+            offloaded = self._offloaded.get(name if name.endswith(".generate") else f"{name}.train")
+            return capture_state(part, name, worker, copies, offloaded=offloaded)
+
+        return checkpoint.begin(folder, manifest, open_copies(self), live, capture_state=state, after=after)
 
     def sync(self) -> None:
         """Have the disk hold all answers of the world so far."""

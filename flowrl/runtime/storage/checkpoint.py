@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from ..values.remote_batch import Remote, RemoteColumn
 from .disk import Checksum, checksum, replace_file, sync, write_tensors, writing
 from .disk import remove as take_away
 from .run_record import with_checksum, without_checksum
-from .state_files import StateFiles, files_of, read_record, write_record, write_shards
+from .snapshot import Captured
+from .state_files import StateFiles, files_of, read_record
 
 FORMAT = 2
 KEEP = 2
@@ -26,42 +28,114 @@ MANIFEST = "manifest.json"
 _NAME = re.compile(r"\d{6,}")
 _OURS = re.compile(r"\.?(\d{6,})(\.(part|gone|damaged))?")
 
-WriteRows = Callable[[Any, Path], tuple[Mapping[str, Any], Mapping[str, Checksum]]]
+CaptureState = Callable[[Path, str, Any], Captured]
+CaptureRows = Callable[[Any, Path], tuple[Mapping[str, Any], Captured]]
 
 
-def save(
+@dataclass(frozen=True)
+class Begun:
+    """A checkpoint that is not there yet: ``number``, the ``part`` folder that becomes it, and what goes into it."""
+
+    folder: Path
+    number: int
+    manifest: Mapping[str, Any]
+    captured: tuple[Captured, ...]
+
+    @property
+    def part(self) -> Path:
+        return self.folder / f".{self.number:06d}.part"
+
+    @property
+    def target(self) -> Path:
+        return self.folder / f"{self.number:06d}"
+
+
+def begin(
     folder: Path,
     manifest: Mapping[str, Any],
     workers: Mapping[str, Any],
     live: Mapping[int, Any],
-    write_rows: WriteRows | None = None,
-) -> Path:
-    """Write ``folder/NNNNNN`` with the state of workers and the live values; older ones than two are taken away.
+    *,
+    capture_state: CaptureState,
+    capture_rows: CaptureRows | None = None,
+    after: int = -1,
+) -> Begun:
+    """Capture the state of workers and the live values as they are, for :func:`write`: all of them may change then.
 
     The files of a worker that has not changed since the last checkpoint but one are links to those of then: the two
-    that are kept share none, so that damage to a file is damage to one of them. ``write_rows`` has rows that lie on
-    ranks written there. The manifest has the checksums of all files, and of itself. Raises DiskError where the disk
-    does not take it: then nothing of it stays.
+    that are kept share none, so that damage to a file is damage to one of them. ``capture_state`` copies the state of
+    another one, of whom it is given the folder for its files and the name; ``capture_rows`` rows that lie on ranks. The
+    number is above that of all that are there, and above ``after``. Raises DiskError.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    before = _all(folder)[-2:-1]
-    ours = {p: int(found[1]) for p in folder.iterdir() if (found := _OURS.fullmatch(p.name))}
-    number = max(ours.values(), default=-1) + 1
-    target, made = folder / f"{number:06d}", folder / f".{number:06d}.part"
-    for left in ours:
-        if left.name.startswith("."):  # of a checkpoint that was not finished, or not taken away to its end
-            take_away(left)
+    before = next(iter(_all(folder)[-2:-1]), None)
+    number = max([after, *_ours(folder).values()]) + 1
+    part = Begun(folder, number, {}, ()).part
     try:
-        with writing(made):
-            made.mkdir()
-        _write(made, before[0] if before else None, manifest, workers, live, write_rows)
-        with writing(target):
-            sync(made)
-            made.rename(target)
-            sync(folder)
+        with writing(part):
+            part.mkdir()
+        said, captured = _capture(part, before, workers, live, capture_state, capture_rows)
     except BaseException:
-        take_away(made)
+        take_away(part)
+        raise
+    return Begun(folder, number, {"format": FORMAT, **manifest, **said}, captured)
+
+
+def _capture(
+    part: Path,
+    before: Path | None,
+    workers: Mapping[str, Any],
+    live: Mapping[int, Any],
+    capture_state: CaptureState,
+    capture_rows: CaptureRows | None,
+) -> tuple[dict[str, Any], tuple[Captured, ...]]:
+    """What a manifest says of workers and live values, and the files that they become."""
+    past: dict[str, Any] = {"stamps": {}}
+    if before is not None:
+        with suppress(OSError, ValueError):  # what is damaged by now is written anew
+            past = _read(before)
+    captured: list[Captured] = []
+    for name, worker in workers.items():
+        if before and past["stamps"].get(name) == worker.stamp and (before / f"{name}.json").exists():
+            captured.append(_links(before, part, name, past.get("files", {})))
+        else:
+            captured.append(capture_state(part, name, worker))
+    here = {i: v for i, v in live.items() if not isinstance(v, (Remote, RemoteColumn))}
+    tensors, values = _packed(here)
+    for index, value in live.items():
+        if index not in here:
+            assert capture_rows is not None, "rows that lie on ranks are written there"
+            meta, rows = capture_rows(value, part / f"live.{index}.safetensors")
+            captured.append(rows)
+            values[str(index)] = {"rows": meta, "column": isinstance(value, RemoteColumn)}
+    distinct, same = _distinct(tensors)
+    if distinct:
+        file = part / "live.safetensors"
+        captured.append(Captured(lambda: {file.name: write_tensors(file, distinct)}))
+    stamps = {name: worker.stamp for name, worker in workers.items()}
+    return {"stamps": stamps, "live": values, "live_same": same}, tuple(captured)
+
+
+def write(begun: Begun, commit: Callable[[Callable[[], None]], None] = lambda do: do()) -> Path:
+    """Write a checkpoint that was begun, its manifest last, and take those away that are older than two.
+
+    The manifest has the checksums of all files, and of itself. ``commit`` is handed what makes the checkpoint count,
+    to do it or to raise. Raises DiskError where the disk does not take it: then nothing of it stays.
+    """
+    part, target, folder = begun.part, begun.target, begun.folder
+    ours = [path for path in _ours(folder) if path != part]
+    try:
+        for left in ours:
+            if left.name.startswith("."):  # of a checkpoint that was not finished, or not taken away to its end
+                take_away(left)
+        files = {name: said for captured in begun.captured for name, said in captured.write().items()}
+        _write_manifest(part, {**begun.manifest, "files": files})
+        with writing(target):
+            sync(part)
+            commit(lambda: _appear(part, target))
+    except BaseException:
+        take_away(part)
         raise
     kept = _all(folder)[-KEEP:]
     for stale in ours:
@@ -70,45 +144,14 @@ def save(
     return target
 
 
-def _write(
-    made: Path,
-    before: Path | None,
-    manifest: Mapping[str, Any],
-    workers: Mapping[str, Any],
-    live: Mapping[int, Any],
-    write_rows: WriteRows | None,
-) -> None:
-    """Write the files of a checkpoint, its manifest last."""
-    stamps: dict[str, int] = {}
-    files: dict[str, Checksum] = {}
-    past: dict[str, Any] = {"stamps": {}}
-    if before is not None:
-        with suppress(OSError, ValueError):  # what is damaged by now is written anew
-            past = _read(before)
-    for name, worker in workers.items():
-        stamps[name] = worker.stamp
-        if before and past["stamps"].get(name) == worker.stamp and (before / f"{name}.json").exists():
-            files |= _linked(before, made, name, past.get("files", {}))
-        elif isinstance(worker, WorkerGroup):
-            files |= worker.save_state(made, name)
-        else:
-            shards, record = worker.state_shards()
-            files |= write_shards(made, name, 0, shards) | write_record(made, name, record)
-    here = {i: v for i, v in live.items() if not isinstance(v, (Remote, RemoteColumn))}
-    tensors, values = _packed(here)
-    for index, value in live.items():
-        if index not in here:
-            assert write_rows is not None, "rows that lie on ranks are written there"
-            meta, found = write_rows(value, made / f"live.{index}.safetensors")
-            files |= found
-            values[str(index)] = {"rows": meta, "column": isinstance(value, RemoteColumn)}
-    distinct, same = _distinct(tensors)
-    if distinct:
-        files["live.safetensors"] = write_tensors(made / "live.safetensors", distinct)
-    _write_manifest(
-        made,
-        {"format": FORMAT, **manifest, "stamps": stamps, "live": values, "live_same": same, "files": files},
-    )
+def _appear(part: Path, target: Path) -> None:
+    part.rename(target)
+    sync(target.parent)
+
+
+def _ours(folder: Path) -> dict[Path, int]:
+    """All checkpoints, whole or not, with their numbers."""
+    return {p: int(found[1]) for p in folder.iterdir() if (found := _OURS.fullmatch(p.name))}
 
 
 def latest(folder: Path, but: Collection[Path] = ()) -> Path | None:
@@ -211,21 +254,17 @@ def _tensors(file: Path, same: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _distinct(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Tensors on the CPU that share no memory, and the names of those that are another one."""
+    """Copies of tensors on the CPU, and the names of those that are another one."""
     found: dict[str, Any] = {}
     same: dict[str, str] = {}
     first: dict[Any, str] = {}
-    stores: set[int] = set()
     for name, tensor in tensors.items():
         place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if tensor.numel() and place in first:
             same[name] = first[place]
             continue
         first[place] = name
-        store = tensor.untyped_storage().data_ptr()
-        tensor = tensor.detach().cpu().contiguous()
-        found[name] = tensor.clone() if store in stores else tensor
-        stores.add(store)
+        found[name] = tensor.detach().to("cpu", copy=True).contiguous()
     return found, same
 
 
@@ -263,6 +302,11 @@ def numbered(folder: Path) -> list[Path]:
 
 def _all(folder: Path) -> list[Path]:
     return [p for p in numbered(folder) if os.path.exists(p / MANIFEST)] if folder.exists() else []
+
+
+def _links(there: Path, part: Path, name: str, known: Mapping[str, Any]) -> Captured:
+    """The files of a worker as another checkpoint has them: linked, or copied where the file system has no links."""
+    return Captured(lambda: _linked(there, part, name, known))
 
 
 def _linked(there: Path, here: Path, name: str, known: Mapping[str, Any]) -> dict[str, Checksum]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -35,6 +36,7 @@ class Recorder:
         """``record``: what run.json holds of a run that goes on. Nothing is written here."""
         self.folder, self.groups, self.every = folder, groups, every
         self.record: dict[str, Any] = dict(record or {})
+        self._recording = threading.Lock()
         self._files = {name: Lines(folder / f"{name}.jsonl") for name in STREAMS}
         self._damaged: set[str] = set()  # files with lines that are none, until they are mended
         self.history: list[dict[str, Any]] = []
@@ -154,8 +156,9 @@ class Recorder:
 
     def run_record(self, **updates: Any) -> dict[str, Any]:
         """Merge into run.json, atomically."""
-        self.record.update(updates)
-        write_record(self.folder, self.record)
+        with self._recording:  # a checkpoint is noted by the thread that writes it
+            self.record.update(updates)
+            write_record(self.folder, self.record)
         return self.record
 
     def _trajectories(self, program: str, step: int, some: Batch, tokenizer: Any) -> None:

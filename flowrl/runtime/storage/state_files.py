@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,10 +112,10 @@ class StateFiles:
         return True
 
 
-def write_record(folder: Path, name: str, record: Mapping[str, Any]) -> dict[str, Checksum]:
-    """Write what of a worker's state is no tensor, to ``NAME.json``; returns its checksum."""
+def write_record(folder: Path, name: str, text: str) -> dict[str, Checksum]:
+    """Write what of a worker's state is no tensor, as JSON, to ``NAME.json``; returns its checksum."""
     path = folder / f"{name}.json"
-    return {path.name: write_file(path, [json.dumps(record).encode()])}
+    return {path.name: write_file(path, [text.encode()])}
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ...workers.base import ShardedState
     from ...workers.engine import HasWeights
 
 
@@ -17,11 +18,21 @@ if TYPE_CHECKING:
 class Offloaded:
     """Memory that was given back to a device. What was in it lies in host memory, or for the host in a file.
 
-    Storages are emptied and filled again, so that every tensor and view on them stays what it was.
+    Storages are emptied and filled again, so that every tensor and view on them stays what it was. ``state`` is that of
+    the engine whose they are, from before: no views can be made on a storage that is empty.
     """
 
+    state: ShardedState | None = None
     kept: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])  # a storage, and its bytes elsewhere
     bytes: int = 0
+
+    @classmethod
+    def of(cls, engine: HasWeights) -> Offloaded:
+        """Take all that an engine holds out of the memory of its device: weights, and what trains them."""
+        found = cls(engine.state_shards())
+        assert found.state is not None, "it was just given"
+        found.take(shard.tensor for shard in (*found.state[0], *engine.shards()))
+        return found
 
     def take(self, tensors: Iterable[Tensor]) -> int:
         """Empty the storages behind these tensors. Returns the bytes that this frees."""
@@ -40,6 +51,21 @@ class Offloaded:
         for storage, _ in self.kept:
             storage.resize_(0)
         return self.bytes
+
+    def finder(self) -> Callable[[Tensor], Tensor | None]:
+        """Return what finds a tensor that was taken as it lies elsewhere, where nobody ever writes; else None."""
+        import torch
+
+        places = {storage._cdata: bytes_ for storage, bytes_ in self.kept}
+
+        def find(tensor: Tensor) -> Tensor | None:
+            bytes_ = places.get(tensor.untyped_storage()._cdata)
+            if bytes_ is None:
+                return None
+            view = (bytes_.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+            return torch.empty(0, dtype=tensor.dtype).set_(*view)  # type: ignore[call-overload]
+
+        return find
 
     def bring_back(self) -> int:
         """Fill them again. Returns the bytes that this takes."""
@@ -63,9 +89,3 @@ def _copy_elsewhere(here: Tensor) -> Tensor:
     else:
         there = torch.empty(here.shape, dtype=here.dtype, pin_memory=True)
     return there.copy_(here)
-
-
-def tensors_of(engine: HasWeights) -> Iterable[Tensor]:
-    """Return all tensors that an engine holds on its device: weights, and what trains them."""
-    shards, _ = engine.state_shards()
-    return [shard.tensor for shard in (*shards, *engine.shards())]

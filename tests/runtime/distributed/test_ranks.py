@@ -105,16 +105,16 @@ def test_every_checkpoint_after_a_loss_has_the_state_of_its_step(small, tmp_path
     totals = [m["total"] for m in metrics(tmp_path / "local")]
     from flowrl.runtime.storage import checkpoint
 
-    seen, real = {}, checkpoint.save
+    seen, real = {}, checkpoint.write
 
-    def save(folder, manifest, *rest):
-        target = real(folder, manifest, *rest)
-        if manifest["program"]:
-            seen[manifest["program"]["steps"]] = json.loads((target / "counter.json").read_text())["total"]
+    def write(begun, commit):
+        target = real(begun, commit)
+        if begun.manifest["program"]:
+            seen[begun.manifest["program"]["steps"]] = json.loads((target / "counter.json").read_text())["total"]
         return target
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checkpoint, "save", save)
+        patched.setattr(checkpoint, "write", write)
         run_direct(small.flow, SPLIT, tmp_path / "ranks", kill=("run", count), checkpoint_every=1)
     assert seen == {step: totals[step - 1] for step in range(1, 11)}
 
@@ -256,7 +256,7 @@ def test_going_back_starts_what_a_renewal_has_left_half_open(tmp_path):
 
     place = opened(tmp_path, ALONE)
     record = {"stage": 0, "program": None, "finished": [], "marks": {}, "seed": 0}
-    folder = place.save(tmp_path / "checkpoints", record, {})
+    folder = checkpoint.write(place.capture(tmp_path / "checkpoints", record, {}))
     place.ranks.dead.add(1)
     place.ranks.kill = ("meeting_point", 0, 0)  # the rank that trains dies while the other gets its weights
     with pytest.raises(RankLost) as e:

@@ -40,7 +40,7 @@ def lines(out):
     [("SIGTERM", "update"), ("SIGTERM", "judge"), ("SIGTERM", "checkpoint"), ("SIGHUP", "judge"), ("SIGUSR1", "judge")],
 )
 def test_wherever_the_driver_is_it_takes_a_checkpoint_and_the_run_goes_on(small, tmp_path, monkeypatch, name, where):
-    """In the op of its own pool, in user code, and in a checkpoint: the one that is being taken is enough then."""
+    """In the op of its own pool, in user code, and where a checkpoint begins: that one is enough then."""
     whole = run(small, tmp_path / "whole")
     number, sent = getattr(signal, name), []
 
@@ -51,13 +51,13 @@ def test_wherever_the_driver_is_it_takes_a_checkpoint_and_the_run_goes_on(small,
             time.sleep(0.02)  # long enough for another thread to hear of it
 
     if where == "checkpoint":
-        save = checkpoint.save
+        begin = checkpoint.begin
 
-        def saved(*args):
+        def begun(*args, **how):
             once_from_now()
-            return save(*args)
+            return begin(*args, **how)
 
-        monkeypatch.setattr(checkpoint, "save", saved)
+        monkeypatch.setattr(checkpoint, "begin", begun)
     else:
         op = (small.Counter if where == "update" else small.World).__dict__[where]
         real = op.fn

@@ -19,7 +19,8 @@ LANES = {
     "respond": "serve",
     "alive": "pull",
     "bring": "light",
-    "write_rows": "light",
+    "capture_rows": "light",
+    "write_captured": "save",
     "set_aside": "move",
     "let_go": "move",
     "connect": "move",
@@ -28,7 +29,7 @@ LANES = {
     "sums": "move",
     "weights_written": "move",
 }
-THREADS = {"pull": 2, "light": 1, "move": 1, "serve": 1}
+THREADS = {"pull": 2, "light": 1, "move": 1, "serve": 1, "save": 1}
 
 
 def lane_of(method: str, args: Sequence[Any]) -> str:
@@ -72,6 +73,11 @@ class RankActor:
     @ray.method(concurrency_group="serve")
     def serve(self, method: str, *args: Any) -> Any:
         """Generate for an environment on another rank, which this one may be waiting for in turn."""
+        return self._called(method, args)
+
+    @ray.method(concurrency_group="save")
+    def save(self, method: str, *args: Any) -> Any:
+        """Files of a checkpoint, written while this rank works."""
         return self._called(method, args)
 
     @ray.method(concurrency_group="move")
