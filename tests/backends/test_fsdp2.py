@@ -648,7 +648,7 @@ def refused():
     if engine.team.place == 1:
         weights["model.norm.weight"].fill_(float("nan"))
     engine.weights_written()
-    with pytest.raises(NotFinite, match="optimizer step 1: the loss is nan") as stopped:
+    with pytest.raises(NotFinite, match="optimizer step 1: .*the gradient.s norm nan") as stopped:
         engine.update(mine, rl.ppo_clip())
     assert stopped.value.names == (("model.norm.weight",) if engine.team.place == 1 else ())
     weights["model.norm.weight"].copy_(kept)

@@ -9,6 +9,9 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Protocol
 
+#: Seconds after which a waiting thread looks up: a signal that another thread was given is answered then, not before.
+_SLICE = 1.0
+
 
 class Job(Protocol):
     """Something to do in the thread of a pool. While one is waited for, the next one may be started."""
@@ -67,7 +70,7 @@ class Pools:
                 while not self._at_home:
                     if done():
                         return
-                    self._changed.wait()
+                    self._changed.wait(_SLICE)
                 if done():
                     return
                 job = self._at_home.popleft()
