@@ -135,7 +135,7 @@ def test_of_a_running_cluster_too(tmp_path, running, process):
     """Nobody here has started it, so that nobody here is told by the system that it has ended."""
     folder, address, how = running
     script, plan, out = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run"
-    script.write_text(SCRIPT.format(beside=str(Path(__file__).parent)))
+    script.write_text(SCRIPT.format(beside=str(Path(__file__).parents[1])))
     plan.write_text(PLAN)
     words = [sys.executable, "-m", "flowrl", "run", str(script), "--out", str(out), "--quiet", "--runtime", "ray"]
     words += ["--address", address, "--plan", str(plan), "--checkpoint-every", "2"]

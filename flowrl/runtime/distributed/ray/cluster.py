@@ -349,6 +349,8 @@ def own_modules() -> list[ModuleType]:
         file = getattr(module, "__file__", None)
         if file and module.__name__ != "__main__" and is_users(module):
             path = Path(file).resolve()
+            if not path.is_file():  # torch.ops says that it lies in _ops.py, which is nowhere
+                continue
             if "site-packages" not in path.parts and not any(path.is_relative_to(folder) for folder in installed):
                 found.append(module)
     return found
