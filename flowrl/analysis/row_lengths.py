@@ -12,7 +12,7 @@ from ..graph.terms import HandleLike
 from ..placement.cost.lengths import Lengths
 from ..placement.cost.work import Role
 from ..schedule.flight import Made
-from .texts import CHARACTERS, Texts, texts_of
+from .data_lengths import CHARACTERS, Texts, texts_of
 
 PROMPT = 512  # tokens of a prompt, where neither the data nor the command line says
 RESPONSE = 1024

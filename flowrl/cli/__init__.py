@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, near
 from ..flow import Flow
 from ..graph.site import own_frames
+from .arguments import add_common
 from .calibrate import calibrate_command
 from .check import add_options as check_options
 from .check import check_command
@@ -29,7 +30,6 @@ from .script import load_script
 from .simulate import add_options as simulate_options
 from .simulate import simulate_command
 from .timeline import timeline_command
-from .words import add_common
 
 #: Commands of a script: what runs them, and what adds their options to a parser.
 OF_SCRIPTS: Mapping[str, tuple[Callable[[Flow, Sequence[str]], int], Callable[[argparse.ArgumentParser], None]]] = {

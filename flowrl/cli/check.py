@@ -12,8 +12,8 @@ from ..errors import UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check import Report
 from ..graph.terms import Lint
+from .arguments import parse
 from .studied import add_study_options, load_plan, study_of
-from .words import parse
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

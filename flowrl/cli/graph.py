@@ -11,9 +11,9 @@ from ..analysis.placed_graph import placed_graph
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
+from .arguments import parse, put, whole_number
 from .studied import add_study_options, load_plan, study_of
 from .timeline import read_run
-from .words import parse, put, whole_number
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

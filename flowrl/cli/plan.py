@@ -17,8 +17,8 @@ from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
 from ..placement.search.explain import explain
 from ..placement.search.search import Found, resimulated, search
+from .arguments import parse, put, whole_number
 from .studied import add_study_options, load_plan, steps_flown, study_of
-from .words import parse, put, whole_number
 
 FORMATS = ("text", "json", "svg")
 

@@ -12,7 +12,7 @@ from ..placement.cluster.mesh import Mesh
 from ..placement.model.shape import shape_named
 from ..placement.reshard.groupings import GROUPINGS
 from ..placement.reshard.planner import Reshard, plan_reshard
-from .words import unknown_option
+from .arguments import unknown_option
 
 FORMATS = ("table", "json")
 

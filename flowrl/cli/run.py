@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from ..errors import CheckError, ClusterLost, DiskError, UsageError, shown
 from ..flow import RUN_OPTIONS, Flow
 from ..runtime.storage.run_record import read_record
+from .arguments import Words, parse, whole_number
 from .pages import draw_apart
-from .words import Words, parse, whole_number
 
 if TYPE_CHECKING:
     from ..runtime.driver.settings import Outcome

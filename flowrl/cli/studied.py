@@ -17,7 +17,7 @@ from ..graph.op import Op
 from ..placement.cost.lengths import read_lengths
 from ..placement.cost.model import Calibrated, GivenCosts, load_costs
 from ..placement.plan.plan import Plan
-from .words import whole_number
+from .arguments import whole_number
 
 STEPS = 20  # of each loop of a program that does not say how many it makes
 

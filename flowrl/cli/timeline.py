@@ -9,8 +9,8 @@ from pathlib import Path
 from ..analysis.pages import look_at
 from ..errors import UsageError
 from ..schedule.report import FORMATS, render
+from .arguments import put
 from .help import new_parser
-from .words import put
 
 
 def timeline_command(words: Sequence[str]) -> int:

@@ -10,8 +10,8 @@ import torch
 import flowrl as fl
 from flowrl import rl
 from flowrl.backends.hf.data import Data, parts_of
-from flowrl.backends.table import Table
 from flowrl.backends.team import Team
+from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ModelError, ProgramError
 from flowrl.workers.records import Lora

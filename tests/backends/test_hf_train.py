@@ -11,8 +11,8 @@ import torch
 from flowrl import rl
 from flowrl.backends.hf.data import Data
 from flowrl.backends.hf.train import learning_rate
-from flowrl.backends.table import Table
 from flowrl.backends.team import Team
+from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ModelError, ProgramError, RunError
 from flowrl.workers.records import Lora, Optim

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...rl.spec import Loss, LossInputs
-from ..table import Table
 from ..team import Team
+from ..update_rows import Table
 from .logits import distributions, token_logprobs
 from .net import Net
 from .pack import Micro, Rows, micro_batches

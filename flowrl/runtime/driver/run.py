@@ -20,7 +20,7 @@ from ...marks import other_ids, vocabulary
 from ...workers.notes import Notes
 from ..executor import Executor, RunServices
 from ..local.python_warnings import Raised, show_again
-from ..local.user_calls import Watch, died_before, name_rows, same_folder
+from ..local.user_code_watch import Watch, died_before, name_rows, same_folder
 from ..storage import checkpoint
 from ..storage.choose import Chosen, newest_whole
 from ..storage.disk import size, writing

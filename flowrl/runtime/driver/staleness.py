@@ -1,12 +1,14 @@
-"""Whether an update may be given rows that are older than its weights: a loss says whether it corrects for that."""
+"""How old the rows of an update are, in versions of its weights, and whether its loss corrects for that."""
 
 from __future__ import annotations
 
+from ...batch import Batch
 from ...graph.relaxed import samples, stale_rows
 from ...graph.site import caller
 from ...graph.values import BatchValue, FieldValue
 from ...schedule.scheme import Scheme
 from ..values.call import Call, maker
+from ..values.remote_batch import Remote, oldest_of
 
 
 def note_origins(call: Call, scheme: Scheme) -> None:
@@ -35,3 +37,28 @@ def refuse_stale(call: Call, scheme: Scheme) -> None:
         if worker == call.worker and (relaxed or step < call.step) and worker in scheme.setup.followers:
             why = f"staleness is {scheme.setup.staleness}" if relaxed else f"some were sampled in step {step}"
             raise stale_rows(call.title, loss, why, caller())
+
+
+def lags(call: Call, version: int, rows: Batch | Remote | None) -> dict[int, int]:
+    """Prompt groups by lag: the publishes between the oldest token of a group and ``version``, that of the weights.
+
+    Only of rows that the updated worker has sampled itself; empty where rows do not say their versions.
+    """
+    own = call.op.updates == "weights" and {origin[0] for origin in call.origins} == {call.worker}
+    oldest = _oldest_versions(rows) if own and rows is not None else None
+    if oldest is None or rows is None:
+        return {}
+    found: dict[int, int] = {}
+    for group in rows.groups():
+        seen = [v for v in (oldest[i] for i in group) if v is not None]
+        if seen:
+            lag = version - min(seen)
+            found[lag] = found.get(lag, 0) + 1
+    return found
+
+
+def _oldest_versions(rows: Batch | Remote) -> list[int | None] | None:
+    """The version that the oldest token of each row was sampled with; None for a row without tokens."""
+    if "versions" not in rows:
+        return None
+    return rows.columns["versions"].oldest(rows.keys) if isinstance(rows, Remote) else oldest_of(rows)

@@ -10,10 +10,11 @@ from ...batch import Batch
 from ...graph.relaxed import Site
 from ...schedule.events import Publish
 from ...schedule.scheme import Scheme
-from ..storage.traffic import bytes_made, bytes_read, lags, row_tokens
+from ..storage.traffic import bytes_made, bytes_read, row_tokens
 from ..values.call import Call
 from ..values.records import StepLog, Timing
 from ..values.remote_batch import Remote
+from .staleness import lags
 
 
 class StepNotes:

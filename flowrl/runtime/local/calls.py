@@ -8,10 +8,10 @@ from typing import Any
 from ...batch import CallInfo
 from ...graph.op import Op
 from ...workers.notes import Notes
-from ..storage.external import once
+from ..storage.external_answers import once
 from ..storage.journal import Journal
 from .python_warnings import hear_warnings
-from .user_calls import user_call
+from .user_code_watch import user_call
 
 
 def run_op(

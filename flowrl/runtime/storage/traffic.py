@@ -1,4 +1,4 @@
-"""What the calls of a step read and made, in bytes by field, and how old the rows of its updates were."""
+"""What the calls of a step read and made, in bytes by field."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...batch import Batch, Column
 from ...graph.op import Op
 from ...graph.values import FieldValue
 from ..values.call import Call, Part
-from ..values.remote_batch import Remote, RemoteColumn, bytes_of, oldest_of
+from ..values.remote_batch import Remote, RemoteColumn, bytes_of
 
 PARTS = 20  # of the rows, between the quantiles of their lengths
 _NUMBER = 8  # bytes of a number that a call gives
@@ -40,31 +40,6 @@ def bytes_made(result: Any, given: Batch | Remote | None, op: Op) -> dict[str, i
         return {}
     handed_on = frozenset(given.fields) if given is not None and op.rows == "same" else frozenset[str]()
     return {name: _bytes(result[name]) for name in result.fields if name not in handed_on}
-
-
-def lags(call: Call, version: int, rows: Batch | Remote | None) -> dict[int, int]:
-    """Prompt groups by lag: the publishes between the oldest token of a group and ``version``, that of the weights.
-
-    Only of rows that the updated worker has sampled itself; empty where rows do not say their versions.
-    """
-    own = call.op.updates == "weights" and {origin[0] for origin in call.origins} == {call.worker}
-    oldest = oldest_versions(rows) if own and rows is not None else None
-    if oldest is None or rows is None:
-        return {}
-    found: dict[int, int] = {}
-    for group in rows.groups():
-        seen = [v for v in (oldest[i] for i in group) if v is not None]
-        if seen:
-            lag = version - min(seen)
-            found[lag] = found.get(lag, 0) + 1
-    return found
-
-
-def oldest_versions(rows: Batch | Remote) -> list[int | None] | None:
-    """The version that the oldest token of each row was sampled with; None for a row without tokens."""
-    if "versions" not in rows:
-        return None
-    return rows.columns["versions"].oldest(rows.keys) if isinstance(rows, Remote) else oldest_of(rows)
 
 
 def row_tokens(rows: Any, name: str) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import RewardError, RunError
-from flowrl.runtime.local.user_calls import Watch
+from flowrl.runtime.local.user_code_watch import Watch
 from flowrl.workers.notes import Notes, Row, at_work, bury
 
 HERE = Path(__file__).parents[1]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flowrl import rl
-from flowrl.backends.table import Table
 from flowrl.backends.team import Team
+from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ProgramError, RowsError
 from flowrl.rl.math.losses import row_weights, token_weights

@@ -9,8 +9,8 @@ import pytest
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.analysis.data_lengths import Texts, texts_of
 from flowrl.analysis.row_lengths import Tokens
-from flowrl.analysis.texts import Texts, texts_of
 from flowrl.cli import main
 from flowrl.cli.script import load_script
 from flowrl.placement.cost.lengths import Lengths

@@ -9,7 +9,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.batch import CallInfo
-from flowrl.runtime.storage.external import once
+from flowrl.runtime.storage.external_answers import once
 from flowrl.runtime.storage.journal import Journal
 
 ASKED: list[tuple[int, ...]] = []
