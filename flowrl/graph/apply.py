@@ -164,7 +164,7 @@ def _rows_made(op: Op, title: str, main: Batch, result: Any, signature: Signatur
 
 def _watch_state(worker: Any, op: Op) -> AbstractContextManager[None]:
     """What holds an op to its declaration while it runs; nothing where the worker has nothing to lose."""
-    if op.updates or not getattr(worker, "keeps", ()) or not hasattr(worker, "_watched"):
+    if op.updates or not getattr(worker, "keeps", ()) or not hasattr(worker, "_watch_state"):
         return nullcontext()
     return worker._watch_state(op)
 
