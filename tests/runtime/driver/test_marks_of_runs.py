@@ -53,7 +53,8 @@ def test_ranks_train_at_the_temperature_of_the_rows_as_one_process_does(tmp_path
 
     flow().run("hot", out=tmp_path / "local", quiet=True)
     run_direct(flow(), APART, tmp_path / "ranks", "hot")
-    assert lines(tmp_path / "ranks") == lines(tmp_path / "local")
+    for one, other in zip(lines(tmp_path / "ranks"), lines(tmp_path / "local"), strict=True):
+        assert one == {k: pytest.approx(v, rel=1e-4, abs=1e-6) if isinstance(v, float) else v for k, v in other.items()}
     assert lines(tmp_path / "local")[0]["temperature"] == pytest.approx(0.6)
     assert lines(tmp_path / "local")[0]["ratio"] == pytest.approx(1, abs=1e-5)
     assert 0 <= lines(tmp_path / "local")[0]["truncated"] <= 1
