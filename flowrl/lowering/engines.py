@@ -64,12 +64,6 @@ def refusals_of_use(place: Place, *, use: str, trained: bool, size: int = 0) -> 
             yield Refusal(what, "Use one of the two.")
 
 
-def unbuilt(place: Place) -> str | None:
-    """Return why no run has the backend of a place; None where one does."""
-    name = place.backend
-    return None if backend(name).built else f"{name} can be planned, searched for and simulated; no run has it yet."
-
-
 def _unable(row: Backend, use: str, *, trained: bool) -> Refusal:
     if use == "generate":
         return Refusal(f"{row.name} does not generate.", f"Write generate: {{engine: {listed(use)}}}.")
