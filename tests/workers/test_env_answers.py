@@ -13,7 +13,7 @@ from test_env import LETTERS, Echo, prompts
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.errors import RewardError
-from flowrl.runtime.storage import external
+from flowrl.runtime.storage import external_answers
 from flowrl.runtime.storage.journal import Journal
 
 INFO = CallInfo(seed=4, op="echo.rollout")
@@ -69,7 +69,9 @@ def play(folder, env, actor, rows=None, warnings=None, into=None, **how):
     arguments = OP.bind((rows if rows is not None else prompts(4),), {"policy": actor, "n": 3, **how})
     said = warnings if warnings is not None else []
     try:
-        return external.once(journal, (0, 0), OP, fl.open(env, name="echo"), arguments, into or {}, INFO, said.append)
+        return external_answers.once(
+            journal, (0, 0), OP, fl.open(env, name="echo"), arguments, into or {}, INFO, said.append
+        )
     finally:
         journal.close()
 

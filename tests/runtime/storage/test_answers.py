@@ -19,7 +19,7 @@ from flows import metrics
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.errors import RewardError
-from flowrl.runtime.storage import external
+from flowrl.runtime.storage import external_answers
 from flowrl.runtime.storage.journal import Journal
 
 HERE = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ def ask(folder, fn, count=6, warnings=None, **how):
     said = warnings if warnings is not None else []
     reward._warn = said.append
     try:
-        return external.once(journal, (0, 0), op, reward, {"batch": rows(count)}, {}, INFO, said.append)
+        return external_answers.once(journal, (0, 0), op, reward, {"batch": rows(count)}, {}, INFO, said.append)
     finally:
         journal.close()
 
