@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,17 +36,18 @@ def metrics(out: Path) -> list[dict]:
 @contextmanager
 def room_for(count, out, number=errno.ENOSPC):
     """A disk that takes so many bytes more, and of the write in which they end a part, as disks do."""
-    real, left = os.write, [count]
+    real, left, lock = os.write, [count], threading.Lock()
 
     def write(handle, data):
         name = os.readlink(f"/proc/self/fd/{handle}")
         if not name.startswith(str(out)):
             return real(handle, data)
-        if data and not left[0]:
-            raise OSError(number, os.strerror(number))
-        taken = real(handle, data[: left[0]])
-        left[0] -= taken
-        return taken
+        with lock:  # a checkpoint is written beside the journal
+            if data and not left[0]:
+                raise OSError(number, os.strerror(number))
+            taken = real(handle, data[: left[0]])
+            left[0] -= taken
+            return taken
 
     os.write = write
     try:

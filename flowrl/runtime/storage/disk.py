@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import shutil
@@ -72,7 +73,10 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
     """Write all of some bytes to an open file; the system may take them in parts. Raises OSError."""
     left = memoryview(data)
     while left:
-        left = left[os.write(handle, left) :]
+        taken = os.write(handle, left)
+        if taken <= 0:  # some network file systems say so where there is no room
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        left = left[taken:]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Checksum:

@@ -79,3 +79,12 @@ def test_other_errors_of_a_disk_ask_for_no_room(tmp_path, number):
     from flowrl.errors import DiskError
 
     assert DiskError(tmp_path, number, "x").fix == "Have the disk take files again, then go on with --resume."
+
+
+def test_a_disk_that_takes_nothing_and_says_nothing_is_an_error(tmp_path, monkeypatch):
+    """A system call that took no byte would be repeated for ever."""
+    from flowrl.errors import DiskError
+
+    monkeypatch.setattr("os.write", lambda handle, data: 0)
+    with pytest.raises(DiskError, match="Input/output error"):
+        write_file(tmp_path / "f", [b"some words"])
