@@ -25,6 +25,18 @@ HERE = Path(__file__).parents[1]
 DEADLOCK = "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """Nothing is ignored, also where the tests were started with nohup."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def run(small, out, **options):
     return small.flow.run(
         "train", out=out, quiet=True, parameters={"train": {"steps": 8}}, runtime="local", **{"seed": 0} | options
@@ -100,11 +112,11 @@ def undisturbed(tmp_path_factory):
 )
 def test_in_a_generate_and_in_a_publish_of_a_model(undisturbed, tmp_path, monkeypatch, name, where, twice):
     """A first one lets the step end and takes a checkpoint; a second one ends it there, and the one before counts."""
-    flow, number, sent, heard = module_of("stale_flow").flow, getattr(signal, name), [], []
+    flow, number, sent, arrived = module_of("stale_flow").flow, getattr(signal, name), [], []
     came = Stop._came
 
     def hear(self, number, frame):
-        heard.append(number)
+        arrived.append(number)
         came(self, number, frame)
 
     monkeypatch.setattr(Stop, "_came", hear)
@@ -115,7 +127,7 @@ def test_in_a_generate_and_in_a_publish_of_a_model(undisturbed, tmp_path, monkey
             for count in range(1, 2 + twice):
                 os.kill(os.getpid(), number)
                 time.sleep(0.02)  # long enough for another thread to hear of it
-                while where == "generate" and len(heard) < count:  # two at once are one to Python
+                while where == "generate" and len(arrived) < count:  # two at once are one to Python
                     time.sleep(0.01)
         return real(*said, **how)
 
