@@ -69,6 +69,15 @@ def called(job: Callable[[], Any], notes: Notes, row: Row) -> Any:
         notes.end(number)
 
 
+def _told(tell: Tell, place: int, outcome: Any) -> Any:
+    """What a row gave, or why that could not be told: nobody else hears of what a thread of rows raises."""
+    try:
+        tell(place, outcome)
+    except Exception as error:
+        return error
+    return outcome
+
+
 def _run_threads(
     fn: Any,
     rows: Sequence[Mapping[str, Any]],
@@ -95,8 +104,7 @@ def _run_threads(
             with change:
                 if done[i]:  # timed out meanwhile; another thread took this one's place
                     return
-                tell(i, result)
-                results[i], done[i] = result, True
+                results[i], done[i] = _told(tell, i, result), True
                 started.pop(i, None)
                 if not started and not waiting:
                     change.notify()
@@ -188,8 +196,7 @@ class _Loop:
             finally:
                 self.notes.end(number)
             if not self.left:
-                self.tell(i, outcome)
-                self.outcomes[i], self.begun[i] = outcome, True
+                self.outcomes[i], self.begun[i] = _told(self.tell, i, outcome), True
 
 
 class _Steps:

@@ -16,6 +16,7 @@ import torch
 import flowrl as fl
 from flowrl.errors import FieldError, ModelError, RewardError, RunError, WorkerError
 from flowrl.graph import session as sessions
+from flowrl.workers.user_code import run_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward.score")  # what a worker outside of a flow has to tell
 
@@ -319,10 +320,18 @@ def test_a_batched_function_fails_for_all_its_rows():
         score(lambda prompt, response: fail(), batch(keys=KEYS), batched=True)
 
 
+class Odd:
+    """No number, and it says so in its own way."""
+
+    def __float__(self):
+        raise KeyError("float")
+
+
 @pytest.mark.parametrize(
     ("do", "said"),
     [
         (lambda: None, "it returned None, which is no number"),
+        (Odd, "it returned a Odd, which is no number"),
         (lambda: math.nan, "it returned nan"),
         (lambda: math.inf, "it returned inf"),
         (lambda: "good", "it returned 'good', which is no number"),
@@ -330,7 +339,7 @@ def test_a_batched_function_fails_for_all_its_rows():
         (lambda: sys.exit("gone"), "SystemExit: gone"),
         (lambda: (_ for _ in ()).throw(TimeoutError("the judge is away")), "TimeoutError: the judge is away"),
     ],
-    ids=["None", "nan", "inf", "text", "list", "exit", "a TimeoutError of its own"],
+    ids=["None", "an object that raises", "nan", "inf", "text", "list", "exit", "a TimeoutError of its own"],
 )
 def test_what_is_no_reward_names_the_row(do, said):
     with pytest.raises(RewardError, match=rf"row 8, sample 0: (\w+: )?{said}"):
@@ -338,6 +347,27 @@ def test_what_is_no_reward_names_the_row(do, said):
     with pytest.warns(UserWarning, match="row 8, sample 0") as told:
         assert score(on_row_three(do), batch(keys=KEYS), on_error=-1.0).to_list() == [1, 1, 1, -1, 1, 1]
     assert sum("row 8, sample 0" in str(w.message) for w in told) == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
+def test_a_row_that_cannot_be_told_has_failed_and_holds_up_no_other(asynchronous):
+    """As where no thread can be started for the journal: whoever waits for the rows hears of it at once."""
+
+    async def waiting(x):
+        return x
+
+    def tell(place, outcome):
+        if place == 1:
+            raise RuntimeError("can't start new thread")
+
+    fn = waiting if asynchronous else lambda x: x
+    rows, found = [{"x": i} for i in range(3)], []
+    thread = threading.Thread(
+        target=lambda: found.extend(run_rows(fn, rows, concurrency=2, timeout=None, tell=tell)), daemon=True
+    )
+    thread.start()
+    thread.join(30)
+    assert [str(outcome) for outcome in found] == ["0", "can't start new thread", "2"]
 
 
 def test_an_own_timeout_of_an_async_function_is_no_timeout_of_the_row():
