@@ -17,6 +17,7 @@ from flows import module_of
 from flowrl.backends.hf import generate
 from flowrl.backends.hf.engine import HFEngine
 from flowrl.placement.plan.plan import Place, Plan, Pool
+from flowrl.runtime.driver import stop
 from flowrl.runtime.driver.stop import Stop, StopNow
 from flowrl.runtime.storage import checkpoint
 
@@ -143,6 +144,34 @@ def test_in_a_generate_and_in_a_publish_of_a_model(undisturbed, tmp_path, monkey
         assert (ended.status, ended.exit_status) == ("interrupted", 128 + number)
         assert lines(tmp_path / "run") == 3
     assert sent == [2] and list((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))
+    assert trained(flow, tmp_path / "run", resume=True).weights_digest == undisturbed
+
+
+@pytest.mark.parametrize("second", ["SIGTERM", "SIGINT"])
+def test_two_at_once_in_a_publish(undisturbed, tmp_path, monkeypatch, second):
+    """Two of one kind may be one to Python, which lets the step end; another kind ends it at once. Nothing is lost."""
+    flow, heard, came, real = module_of("stale_flow").flow, [], Stop._came, HFEngine.take_weights
+
+    def hear(self, number, frame):
+        heard.append(number)
+        came(self, number, frame)
+
+    def take_weights(*said, **how):
+        if lines(tmp_path / "run") == 2 and not heard:
+            for name in ("SIGTERM", second):
+                os.kill(os.getpid(), getattr(signal, name))
+        return real(*said, **how)
+
+    monkeypatch.setattr(Stop, "_came", hear)
+    monkeypatch.setattr(HFEngine, "take_weights", take_weights)
+    monkeypatch.setattr(stop, "PATIENCE", 600.0)  # it would be this process that ends
+    try:
+        ended = trained(flow, tmp_path / "run", checkpoint_every=1)
+    except StopNow as stopped:
+        assert len(heard) == 2 and stopped.status == 128 + heard[1]
+    else:
+        assert heard == [signal.SIGTERM] and second == "SIGTERM"
+        assert (ended.status, ended.exit_status, lines(tmp_path / "run")) == ("interrupted", 143, 3)
     assert trained(flow, tmp_path / "run", resume=True).weights_digest == undisturbed
 
 
