@@ -9,7 +9,9 @@ from collections import Counter
 
 import pytest
 from flows import metrics
-from test_answers import Run
+from test_answers import Run, wait_for
+
+from flowrl.runtime.storage.lock import began
 
 ENDED = {0, 1, 3, 4, 6}  # prompts whose two episodes are over when those of 7 wait at their second turn
 PLAN = """
@@ -64,6 +66,8 @@ def test_episodes_that_were_over_in_a_call_that_is_killed_are_not_played_again(t
     if who != "rank":
         run.process.kill()
         run.process.wait()
+        ranks = {pid for _, pid in run.calls("begin")}  # they end a moment later, and would play on until then
+        wait_for(lambda: not any(began(pid) for pid in ranks))
         (tmp_path / "go").touch()
         run = start(tmp_path, "--resume", *(["--plan", plans[1]] if who == "both" else []))  # other processes
     else:
