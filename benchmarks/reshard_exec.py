@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+LONGEST = 1800.0  # seconds that one move may take, with all of its turns
 MOVES = ("fsdp=2>tp=2", "tp=2>fsdp=2", "fsdp=2:tp=2", "fsdp=4:tp=4", "tp=4:fsdp=4", "fsdp=4:dp=2,tp=2")
 
 
@@ -131,10 +132,13 @@ def measured(move: str, options: argparse.Namespace) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     said, folder = context.Queue(), tempfile.mkdtemp()
     meetings = [f"{folder}/group", f"{folder}/wire"]
-    ranks = [context.Process(target=work, args=(r, meetings, move, options, said)) for r in range(parsed(move)[3])]
+    ranks = [
+        context.Process(target=work, args=(r, meetings, move, options, said), daemon=True)
+        for r in range(parsed(move)[3])
+    ]
     for rank in ranks:
         rank.start()
-    found = said.get()
+    found = said.get(timeout=LONGEST)  # a rank that failed says nothing
     for rank in ranks:
         rank.join()
     times = {name: statistics.median(value) for name, value in found.items() if isinstance(value, list)}

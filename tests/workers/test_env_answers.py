@@ -123,7 +123,7 @@ def test_an_episode_is_in_the_journal_while_the_others_are_played(actor, tmp_pat
             return super().step(state, action)
 
     made = []
-    thread = threading.Thread(target=lambda: made.append(play(tmp_path, Slow(ends=1), actor)))
+    thread = threading.Thread(target=lambda: made.append(play(tmp_path, Slow(ends=1), actor)), daemon=True)
     thread.start()
     end = time.monotonic() + 60
     while set(journalled(tmp_path)) != {(i, k) for i in range(3) for k in range(3)}:

@@ -237,7 +237,7 @@ def test_weights_are_installed_though_their_ranks_are_started_again_meanwhile(tm
             place.servers["actor"].install(place.workers["actor"].in_use(), 1)
             results.append(place.servers["actor"].version)
 
-        threads.append(threading.Thread(target=install))
+        threads.append(threading.Thread(target=install, daemon=True))
         threads[0].start()
         time.sleep(0.5)  # it has found its way to the ranks, and waits
         real(ranks)

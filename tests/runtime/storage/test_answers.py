@@ -79,7 +79,7 @@ def test_answers_reach_the_journal_while_the_call_goes_on(tmp_path, is_async):
         return x
 
     made = []
-    thread = threading.Thread(target=lambda: made.append(ask(tmp_path, slow if is_async else fn)))
+    thread = threading.Thread(target=lambda: made.append(ask(tmp_path, slow if is_async else fn)), daemon=True)
     thread.start()
     wait_for(lambda: set(journalled(tmp_path)) == {(i,) for i in range(4)})
     go.set()

@@ -90,7 +90,7 @@ def test_of_runs_that_start_at_the_same_time_one_goes_on(script, tmp_path):
 
 
 def test_of_many_at_once_one_has_the_folder(tmp_path):
-    taken, refused, gate = [], [], threading.Barrier(8)
+    taken, refused, gate = [], [], threading.Barrier(8, timeout=60)
 
     def take():
         gate.wait()
@@ -99,7 +99,7 @@ def test_of_many_at_once_one_has_the_folder(tmp_path):
         except UsageError:
             refused.append(1)
 
-    threads = [threading.Thread(target=take) for _ in range(8)]
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -206,14 +206,14 @@ def test_without_locks_of_the_file_system_one_of_many_takes_what_is_stale(tmp_pa
     monkeypatch.setattr(lock, "_alone", lambda file: nullcontext())
     for _ in range(20):
         (tmp_path / NAME).write_text("torn")
-        taken, gate = [], threading.Barrier(4)
+        taken, gate = [], threading.Barrier(4, timeout=60)
 
         def take(gate=gate, taken=taken):
             gate.wait()
             with suppress(UsageError):
                 taken.append(Lock(tmp_path))
 
-        threads = [threading.Thread(target=take) for _ in range(4)]
+        threads = [threading.Thread(target=take, daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

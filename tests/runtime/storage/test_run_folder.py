@@ -110,12 +110,12 @@ def test_a_second_interrupt_waits_for_nothing(small, tmp_path, replaced):
 
     def press():
         for _ in range(2):
-            began.wait()
+            assert began.wait(60)
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGINT)
 
     replaced(small.World, "judge", judge)
-    threading.Thread(target=press).start()
+    threading.Thread(target=press, daemon=True).start()
     start = time.monotonic()
     plan = Plan({"a": "cpu", "b": "cpu"}, {"world": Place("b")})
     with pytest.raises(KeyboardInterrupt):
