@@ -187,6 +187,7 @@ class Runner:
             journal=self.journal,
             hooks=Hooks(
                 commit=lambda step: self._commit(execution, step),
+                note=lambda step: self.recorder.note(self._labels[self._number], step),
                 checkpoint=self._checkpoint,
                 marks=self._marks,
                 due=lambda step: self._overdue or (step + 1) % self.settings.checkpoint_every == 0,

@@ -393,6 +393,8 @@ class Running:
             raise failure
         while self.dispatcher.committed:
             upto = max(upto, self.dispatcher.committed.popleft())
+        for step in self.dispatcher.notes.take_late(self._recorded):
+            self.hooks.note(step)
         while self._recorded <= upto:
             step = self.step_log.steps.pop(self._recorded, None)
             self._recorded += 1

@@ -12,7 +12,7 @@ from ...schedule.events import Publish
 from ...schedule.scheme import Scheme
 from ..storage.traffic import bytes_made, bytes_read, row_tokens
 from ..values.call import Call
-from ..values.records import StepLog, Timing
+from ..values.records import Step, StepLog, Timing
 from ..values.remote_batch import Remote
 from .staleness import lags
 
@@ -59,12 +59,17 @@ class StepNotes:
                 step.traffic.responses += row_tokens(result, "response_ids")
 
     def note_publish(self, command: Publish, moved: int, start: float, end: float) -> None:
-        """Note how long a publish took, and the bytes that it has moved."""
+        """Note how long a publish took, and the bytes that it has moved; its step may be recorded already."""
         title = f"{command.worker}.publish"
         with self._lock:
-            step = self.steps.steps.get(command.step, self.steps.outside)
+            step = self.steps.step(command.step) if command.step >= 0 else self.steps.outside
             step.timings.append(Timing(title, command.step, command.pools[0], start, end))
             _add(step.traffic.weights, {title: moved})
+
+    def take_late(self, recorded: int) -> list[Step]:
+        """Return what was noted of steps since they were recorded, which are those below ``recorded``; once."""
+        with self._lock:
+            return [self.steps.steps.pop(number) for number in sorted(self.steps.steps) if number < recorded]
 
     def _node(self, call: Call) -> str:
         """Return the id of a call in the graph."""

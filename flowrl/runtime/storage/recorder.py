@@ -69,6 +69,17 @@ class Recorder:
                 line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
             self.write("metrics", line)
             self.history.append(line)
+        self.note(program, step)
+        if step.rows is not None and (count := self.sampled(step.number)):
+            rows = step.readable(first_groups(step.rows, count))
+            self._trajectories(program, step.number, rows, tokenizer)
+            if step.marked is not None:
+                marked = step.readable(first_groups(step.marked, count))
+                self._trajectories(program, step.number, _failed(marked, rows), tokenizer)
+        return lines[-1]
+
+    def note(self, program: str, step: Step) -> None:
+        """Write what ran and what moved in a step."""
         for timing in step.timings:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
@@ -77,13 +88,6 @@ class Recorder:
         traffic = step.traffic
         lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
         self.write("traffic", {"program": program, "step": step.number, **asdict(traffic), **lengths})
-        if step.rows is not None and (count := self.sampled(step.number)):
-            rows = step.readable(first_groups(step.rows, count))
-            self._trajectories(program, step.number, rows, tokenizer)
-            if step.marked is not None:
-                marked = step.readable(first_groups(step.marked, count))
-                self._trajectories(program, step.number, _failed(marked, rows), tokenizer)
-        return lines[-1]
 
     def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
         """A line for each number of a step that was logged: between steps a program may count by itself.

@@ -107,9 +107,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a session tells its run: a step to record, whether to stop after it, a checkpoint to take, a warning."""
+    """What a session tells its run: a step to record, what a recorded step did later, whether to stop after it, a
+    checkpoint to take, a warning."""
 
     commit: Callable[[Step], None]
+    note: Callable[[Step], None]
     checkpoint: Callable[[Point], None]
     marks: Callable[[], dict[str, Any]]
     due: Callable[[int], bool]

@@ -50,8 +50,9 @@ def test_what_moved_is_counted_as_in_one_process(tmp_path):
         [json.loads(line) for line in (tmp_path / out / "traffic.jsonl").read_text().splitlines()]
         for out in ("local", "ranks")
     )
-    assert ranks == local and len(local) == 3
-    assert local[-1]["lags"] == {"1": 4} and local[0]["weights"]["actor.publish"] > 0
+    assert ranks == local and [line["step"] for line in local] == [0, 1, 2, 2]
+    assert local[2]["lags"] == {"1": 4} and local[0]["weights"]["actor.publish"] > 0
+    assert local[2]["weights"] == {} and local[3]["weights"] == local[0]["weights"], "the last publish has its own line"
 
 
 @pytest.mark.parametrize("program", ["ends", "two_loops"])

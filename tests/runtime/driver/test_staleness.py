@@ -38,6 +38,17 @@ def lines(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+def published(out: Path) -> dict[int, int]:
+    """Bytes of the weights that were published, by step, of the publishes that the timeline has."""
+    timeline = [json.loads(line) for line in (out / "timeline.jsonl").read_text().splitlines()]
+    traffic = [json.loads(line) for line in (out / "traffic.jsonl").read_text().splitlines()]
+    times = [line for line in timeline if line["node"] == "actor.publish"]
+    assert all(line["end"] > line["start"] for line in times)
+    steps = [line["step"] for line in times]
+    assert len(steps) == len(set(steps)), "no publish is there twice"
+    return {k: sum(t["weights"].get("actor.publish", 0) for t in traffic if t["step"] == k) for k in sorted(steps)}
+
+
 def run(module, out, plan, program="stale", runtime="local", **how):
     return module.flow.run(program, out=out, plan=plan, runtime=runtime, quiet=True, save_models=False, **how)
 
@@ -188,6 +199,9 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(module, tmp_path, stal
         (a["step"], a["loss"], a["oldest"]) for a in resumed
     ]
     assert outcome.weights_digest == whole.weights_digest
+    for out in ("whole", "again"):  # also those that were waiting when a step was recorded for a checkpoint
+        sizes = published(tmp_path / out)
+        assert list(sizes) == list(range(9)) and len(set(sizes.values())) == 1 and sizes[0] > 0
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -202,6 +216,7 @@ def test_a_run_that_is_done_goes_on_as_if_it_had_not_ended(module, tmp_path, sta
         (a["step"], a["loss"], a["oldest"]) for a in longer
     ]
     assert outcome.weights_digest == whole.weights_digest
+    assert published(tmp_path / "run") == published(tmp_path / "whole") and len(published(tmp_path / "run")) == 7
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (1, 4), (4, 1), (4, 0)])
