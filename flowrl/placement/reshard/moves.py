@@ -19,8 +19,8 @@ Holding = Mapping[str, Sequence[Box]]
 Boxes = tuple[Box, ...]
 #: A box with the processes that hold all of it.
 Held = tuple[Box, tuple[int, ...]]
-#: The node of a process.
-Node = Callable[[int], int]
+#: The node of a process, as a number or a name.
+Node = Callable[[int], object]
 _Pair = tuple[int, int]  # what is wanted and what the same process holds, as objects
 
 
@@ -171,10 +171,10 @@ class MovePlan:
     def _near(self, part: Alike) -> int:
         """Numbers of one weight that targets lack and a process of their node holds."""
         assert self.node is not None, "nodes are known"
-        by_node: dict[int, dict[Box, None]] = {}
+        by_node: dict[object, dict[Box, None]] = {}
         for process, boxes in part.held.items():
             by_node.setdefault(self.node(process), {}).update(dict.fromkeys(boxes))
-        known: dict[tuple[int, int], int] = {}  # by what is lacking, an object that the part keeps, and node
+        known: dict[tuple[int, object], int] = {}  # by what is lacking, an object that the part keeps, and node
         found = 0
         for target in part.wanted:
             lacking, here = part.lacks(target)[1], self.node(target)

@@ -25,8 +25,12 @@ class Link(Protocol):
     """How the driver reaches ranks: ``send`` begins a call, ``wait`` gives the answers by rank.
 
     ``wait`` raises RankLost for a rank that died or has not answered ``deadline`` seconds after its call began. It
-    calls ``on_death`` as soon as one has died and others still work: they may wait for it.
+    calls ``on_death`` as soon as one has died and others still work: they may wait for it. ``where``: by rank its pool,
+    its process and its machine, as ``node``.
     """
+
+    @property
+    def where(self) -> Mapping[int, Mapping[str, Any]]: ...
 
     def send(self, rank: int, method: str, *args: Any) -> Any: ...
     def wait(

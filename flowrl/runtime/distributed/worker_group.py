@@ -319,16 +319,20 @@ class WorkerGroup:
         return {rank: digest([part]) for rank, part in parts.items()}
 
     def plan_from(self, source: WorkerGroup, numbers: Mapping[int, int]) -> Moves:
-        """The moves that bring the weights of ``source`` here; ``numbers`` are the ranks' on the wire."""
+        """The moves that bring the weights of ``source`` here, each from a rank of the same machine where one has it;
+        ``numbers`` are the ranks' on the wire."""
         lacking = {n for held in self.held.values() for n in held} - {n for held in source.held.values() for n in held}
         if lacking:
             raise RunError(
                 f"'{self.name}' cannot take the weights of '{source.name}': it has others, such as '{min(lacking)}'.",
                 fix="Use the same model for both.",
             )
+        where = self.client.link.where
+        machine = {number: where[rank]["node"] for rank, number in numbers.items()}
         return plan_moves(
             {numbers[rank]: held for rank, held in source.held.items()},
             {numbers[rank]: held for rank, held in self.held.items()},
+            node=machine.__getitem__ if len(set(machine.values())) > 1 else None,
         )
 
     # -- records ----------------------------------------------------------------------------------------------------

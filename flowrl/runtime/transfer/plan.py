@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import PlanError
 from ...placement.reshard.boxes import Box
-from ...placement.reshard.moves import Move, plan_boxes
+from ...placement.reshard.moves import Move, Node, plan_boxes
 
 if TYPE_CHECKING:
     from ...workers.weights import Shard
@@ -82,9 +82,7 @@ def holdings(shards: Iterable[Shard]) -> dict[str, Held]:
     return found
 
 
-def plan_moves(
-    held: Mapping[int, Holdings], wanted: Mapping[int, Holdings], *, node: Callable[[int], int] | None = None
-) -> Moves:
+def plan_moves(held: Mapping[int, Holdings], wanted: Mapping[int, Holdings], *, node: Node | None = None) -> Moves:
     """Plan from what the processes hold to what they are to have; keys are the processes of one :class:`Wire`.
 
     The same in every process that is given the same. Raises PlanError where a weight has another shape or another

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import shapes
 
+from flowrl.lowering.deployment import WorkerSpec
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
@@ -16,7 +18,11 @@ from flowrl.placement.cost.work import Role
 from flowrl.placement.model.layout import Layout
 from flowrl.placement.model.shape import ModelShape
 from flowrl.placement.reshard.planner import plan_reshard
+from flowrl.runtime.distributed.client import RankClient
+from flowrl.runtime.distributed.protocol import Blueprint
+from flowrl.runtime.distributed.worker_group import WorkerGroup
 from flowrl.runtime.transfer.plan import Held, plan_moves
+from flowrl.workers.base import ModelWorker
 
 DENSE, EXPERTS = shapes(6)
 DTYPE = {2: "bfloat16", 4: "float32"}
@@ -75,6 +81,24 @@ def test_a_run_moves_what_was_forecast(move):
         node, size = move.cluster.node, move.src.model.dtype_bytes
         inside = sum(m.numbers * size for m in run.moves if not m.local and node(m.source) == node(m.target))
         assert move.links == {"same_node": inside, "between_nodes": run.total - inside}
+
+
+@settings(max_examples=40, deadline=None)
+@given(moves())
+def test_ranks_take_boxes_from_where_it_was_forecast(move):
+    """Of several ranks that hold a box, one on the same machine: the driver knows where its ranks are."""
+    ranks = sorted({*move.src_devices, *move.devices})
+    machine = move.cluster.node if move.cluster is not None else lambda device: 0
+    link = SimpleNamespace(where={rank: {"node": f"10.0.0.{machine(rank)}"} for rank in ranks})
+    client = RankClient(link, {})
+    blueprint = Blueprint("actor", ModelWorker, (), {}, {})
+    source = WorkerGroup(client, blueprint, WorkerSpec("actor"), move.src_devices, [0] * len(move.src_devices))
+    target = WorkerGroup(client, blueprint, WorkerSpec("actor", True), move.devices, [0] * len(move.devices))
+    source.held = {d: told(move.src, rank) for rank, d in enumerate(move.src_devices)}
+    target.held = {d: told(move.dst, rank) for d, rank in zip(move.devices, move.ranks, strict=True)}
+    found = target.plan_from(source, {rank: number for number, rank in enumerate(ranks)})
+    made = [(m.name, ranks[m.source], ranks[m.target], m.box) for m in found.moves]
+    assert made == [(m.name, m.source, m.target, m.box) for m in move.plan.moves()]
 
 
 @settings(max_examples=40, deadline=None)
