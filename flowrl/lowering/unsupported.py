@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import PlanError
 from ..graph.terms import HandleLike, Traced
-from ..placement.plan.plan import Place, Plan
+from ..placement.backends import REFERENCE, Backend, backend
+from ..placement.plan.plan import Pipeline, Place, Plan
 from .deployment import has_model
 from .engines import refusals_of_use
 from .execution import used_workers
 from .scheme import sampled_workers, trained_workers
-
-ORDERS = ("fifo",)  # in which the driver of a run hands rows to updates
-MODES = ("drain",)  # in which it publishes weights
 
 
 def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runtime: str) -> Iterator[PlanError]:
@@ -21,24 +19,30 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
 
     ``runtime``: ``eager``, ``local`` or ``ray``.
     """
-    yield from _pipeline(plan)
+    yield from _pipeline(plan, _engines_that_follow(traced, plan, handles))
     if runtime != "ray":
         yield from _devices(plan)
         yield from _engines(plan)
     yield from _backends(traced, plan, handles)
 
 
-def _pipeline(plan: Plan) -> Iterator[PlanError]:
-    """No engine of today gives rows one by one, or can be stopped between two tokens: it answers a whole call."""
-    steps = plan.pipeline
-    if steps.order not in ORDERS:
+def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> list[Backend]:
+    """What generates with weights that the program changes, by its row of the table; without any, the reference."""
+    names = trained_workers(traced) & sampled_workers(traced) & {h.name for h in handles if has_model(h)}
+    return [backend(plan.place_of(name, "generate").backend) for name in sorted(names)] or [backend(REFERENCE)]
+
+
+def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
+    """What every engine does, a whole call in program order, is not asked about."""
+    steps, usual = plan.pipeline, Pipeline()
+    if steps.order != usual.order and not all(row.built and steps.order in row.orders for row in engines):
         yield PlanError(
             f"order: {steps.order} needs an engine that finishes prompt groups one by one; "
             "those of flowrl answer a whole call at once.",
             at=steps.at.get("order"),
             fix="Write order: fifo. flowrl simulate says what a window would gain.",
         )
-    if steps.publish not in MODES:
+    if steps.publish != usual.publish and not all(row.built and steps.publish in row.publishes for row in engines):
         yield PlanError(
             f"publish: {steps.publish} needs an engine that can be interrupted; "
             "those of flowrl answer a whole call at once.",

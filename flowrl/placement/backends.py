@@ -8,6 +8,8 @@ from ..errors import PlanError, near
 
 #: How a publish may treat the requests that are running; a backend names those that it can.
 PUBLISH = ("drain", "interrupt", "continue")
+#: In which order updates may get the rows that are sampled: that of the program, or as prompt groups finish.
+ORDERS = ("fifo", "window")
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,9 @@ class Backend:
     What it does: ``trains``, which includes reading log-probabilities, values and scores; ``generates``.
     ``collective``: its ranks hold parts of one model and compute together along ``axes``; otherwise each rank holds a
     whole model, and only one device trains. ``publishes``: the modes in which it takes new weights while it generates;
-    none: it never does. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's) and ``processed`` (of what
-    was sampled from). ``batch_invariant``: the numbers of a row can be had without those beside it, bit for bit.
+    none: it never does. ``orders``: those in which it hands over prompt groups. A row with a module names of both what
+    runs do, too. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's) and ``processed`` (of what was
+    sampled from). ``batch_invariant``: the numbers of a row can be had without those beside it, bit for bit.
     ``gradients``: the dtype in which those of bf16 training are added up.
 
     What a plan may say beside it: ``offload``. What it refuses: two axes that it ``excludes`` from one mesh; adapters
@@ -44,6 +47,7 @@ class Backend:
     collective: bool = False
     axes: tuple[str, ...] = ("dp",)
     publishes: tuple[str, ...] = ()
+    orders: tuple[str, ...] = ("fifo",)
     logprobs: tuple[str, ...] = ()
     batch_invariant: bool = False
     gradients: str = ""
@@ -126,6 +130,7 @@ _ROWS = (
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
         publishes=PUBLISH,
+        orders=ORDERS,
         logprobs=("raw", "processed"),
         batch_invariant=True,
         proposed=True,
@@ -139,6 +144,7 @@ _ROWS = (
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
         publishes=PUBLISH,
+        orders=ORDERS,
         logprobs=("raw", "processed"),
         batch_invariant=True,
     ),
@@ -177,4 +183,15 @@ def packages() -> tuple[str, ...]:
     return tuple(row.package for row in BACKENDS.values() if row.package)
 
 
-__all__ = ["BACKENDS", "PUBLISH", "REFERENCE", "Backend", "backend", "listed", "names_of", "packages", "proposed"]
+__all__ = [
+    "BACKENDS",
+    "ORDERS",
+    "PUBLISH",
+    "REFERENCE",
+    "Backend",
+    "backend",
+    "listed",
+    "names_of",
+    "packages",
+    "proposed",
+]

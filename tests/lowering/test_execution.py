@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import flowrl as fl
 from flowrl.cli import main
 from flowrl.errors import PlanError
+from flowrl.placement.backends import BACKENDS, ORDERS, PUBLISH
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 
 ROOT = Path(__file__).parents[2]
@@ -157,3 +159,15 @@ def test_what_no_runtime_does_is_refused_by_check_and_run_alike_and_flown_with_a
     assert f"PlanError: {refused.value.what}" in capsys.readouterr().out
     assert main(["simulate", *words, "--steps", "2"]) == 0
     assert f"flowrl run refuses it: {key}: {word}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"order": "window"}, {"publish": "interrupt"}])
+def test_what_an_engine_does_is_read_from_its_row(monkeypatch, pipeline):
+    """Of the engine that generates with weights that change; the table says it, and nothing else does."""
+    pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
+    place = {"actor": {"train": Place("train"), "generate": Place("rollout")}}
+    plan = Plan(pools, place, pipeline=Pipeline(1, **pipeline))
+    refused = [error.what.split(" ")[0] for error in flow.study(plan, runtime="local").unsupported()]
+    assert refused == [f"{key}:" for key in pipeline]
+    monkeypatch.setitem(BACKENDS, "hf", replace(BACKENDS["hf"], publishes=PUBLISH, orders=ORDERS))
+    assert not list(flow.study(plan, runtime="local").unsupported())

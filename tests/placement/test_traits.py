@@ -11,7 +11,7 @@ import pytest
 import flowrl
 from flowrl.backends import names
 from flowrl.errors import PlanError
-from flowrl.placement.backends import BACKENDS, PUBLISH, REFERENCE, backend, listed, names_of, packages
+from flowrl.placement.backends import BACKENDS, ORDERS, PUBLISH, REFERENCE, backend, listed, names_of, packages
 from flowrl.placement.cluster.mesh import AXES
 
 ROOT = Path(flowrl.__file__).parent
@@ -47,6 +47,9 @@ def test_a_row_agrees_with_itself(row):
     named = {*row.axes, *row.cuda_axes, *row.cuda_expert_axes, *row.adapters, *row.freezes, *sum(row.excludes, ())}
     assert named <= set(row.axes) <= set(AXES)
     assert set(row.publishes) <= set(PUBLISH) and set(row.logprobs) <= {"raw", "processed"}
+    assert "fifo" in row.orders and set(row.orders) <= set(ORDERS)
+    if row.built:  # what a plan asks of it is not refused: the driver must do it, and does no more than this
+        assert set(row.publishes) <= {"drain"} and row.orders == ("fifo",)
     assert row.trains or row.generates
     assert bool(row.publishes) == bool(row.logprobs) == row.generates
     assert row.collective or row.axes == ("dp",), "whole models are copied, not split"

@@ -9,10 +9,9 @@ from typing import Any
 
 from ...errors import At, PlanError, near
 from ...names import FIX, name_problem
-from ..backends import PUBLISH, backend, listed, names_of
+from ..backends import ORDERS, PUBLISH, backend, listed, names_of
 from ..cluster.cluster import Cluster
 
-ORDERS = ("fifo", "window")
 MOST_STALENESS, MOST_CHUNKS = 1000, 10_000
 _COST = {"staleness": "each step in flight keeps its rows", "chunks": "each chunk is a call of its own"}
 _DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
