@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 
+import torch
+
 import flowrl as fl
 from flowrl.graph.types import FieldType
+from flowrl.workers.base import ModelWorker
+from flowrl.workers.weights import Shard, digest, sums
 
 ROWS = 8
 #: Seconds of a whole call.
@@ -43,50 +47,77 @@ class Numbers:
         pass
 
 
-class Sleeper(fl.Worker):
-    """Ops that take as long as was said, a part of the rows that part of it."""
-
-    def sleep(self, op: str, rows: int = ROWS) -> None:
-        time.sleep(SECONDS[f"{self.name}.{op}"] * rows / ROWS)
+def sleep(title: str, rows: int = ROWS) -> None:
+    """Take as long as was said, for a part of the rows that part of it."""
+    time.sleep(SECONDS[title] * rows / ROWS)
 
 
-class Policy(Sleeper):
-    keeps = ("weights",)
+class Weight:
+    """An engine with one weight, which processes can move as they move those of models."""
+
+    tokenizer = None
 
     def __init__(self) -> None:
-        self.weights = 0
+        self.weight = torch.zeros(4)
+
+    def plain_weights(self):
+        return {"weight": self.weight}
+
+    def take_weights(self, weights):
+        self.weight.copy_(weights["weight"])
+
+    def shards(self):
+        return [Shard("weight", (4,), (0,), self.weight)]
+
+    def weights_written(self):
+        pass
+
+    def state_shards(self):
+        return self.shards(), {}
+
+    def state(self):
+        return self.plain_weights(), {}
+
+    def digest(self):
+        return digest([sums(self.shards())])
+
+
+class Policy(ModelWorker):
+    def open(self, opening):
+        self._engine, self.serving = Weight(), opening.serving
+
+    def build(self):
+        raise AssertionError("its engine is its own")
 
     @fl.op(reads="x", adds="y: f32[]", cost="generate", pieces=True)
     def generate(self, batch):
-        self.sleep("generate", len(batch))
+        sleep("actor.generate", len(batch))
         return {"y": batch["x"]}
 
     @fl.op(reads="y, r, p", updates="weights", cost="train")
     def update(self, batch) -> fl.Metrics:
-        self.sleep("update")
-        self.weights += 1
+        sleep("actor.update")
+        self.engine.weight.add_(1)
+        self.mark_updated()
         return fl.Metrics(loss=0.0)
 
-    def stage(self):
-        return self.weights
-
-    def install(self, staged, version):
-        if version:  # the first is that of opening
-            self.sleep("publish")
-        self.weights, self.version = staged, version
+    def mark_published(self, version):
+        if version and self.serving:  # the first is that of opening
+            sleep("actor.publish")
+        super().mark_published(version)
 
 
-class Reference(Sleeper):
+class Reference(fl.Worker):
     @fl.op(reads="y", adds="p: f32[]", cost="forward", pieces=True)
     def logprobs(self, batch):
-        self.sleep("logprobs", len(batch))
+        sleep("ref.logprobs", len(batch))
         return {"p": batch["y"]}
 
 
-class Reward(Sleeper):
+class Reward(fl.Worker):
     @fl.op(reads="y", adds="r: f32[]", cost="external", pieces=True)
     def score(self, batch):
-        self.sleep("score", len(batch))
+        sleep("reward.score", len(batch))
         return {"r": batch["y"]}
 
 

@@ -1,4 +1,4 @@
-"""A run of sleeps takes as long as the simulation of it says: the schedule of a run is the one that was flown."""
+"""A run of sleeps takes as long as the simulation of it says, in one process and on ranks: both have one schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -20,7 +19,6 @@ from flowrl.schedule.simulation import Bar
 #: Of the makespan. What is not in it is the driver's own work between calls, and how late a sleep ends.
 TOLERANCE = 0.03
 STEPS = 3
-PUBLISH = "actor.publish"
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +56,7 @@ def both(module, plan: Plan, out: Path, runtime: str = "local") -> tuple[list[Ba
     chunks = {bar.node: bar.chunk + 1 for bar in sorted(ran.bars, key=lambda bar: bar.chunk)}
     costs = GivenCosts({node: fmean(seconds) * chunks[node] for node, seconds in took.items()})
     flown = module.flow.study(plan, costs=costs, runtime=runtime, steps=STEPS).simulate()
-    return read_by_others(ran.bars), read_by_others(flown.bars)
-
-
-def read_by_others(bars: Sequence[Bar]) -> list[Bar]:
-    """Without what the last step publishes: nobody reads it, and a run has written its records by then."""
-    return [bar for bar in bars if bar.node != PUBLISH or bar.step < STEPS - 1]
+    return list(ran.bars), list(flown.bars)
 
 
 def by_pool(bars: list[Bar]) -> dict[str, list[tuple[str, int, int]]]:
@@ -94,15 +87,38 @@ QUICK = {
 }
 
 
-def taken(case: tuple) -> object:
-    return case if case in QUICK else pytest.param(*case, marks=pytest.mark.nightly)
+QUICK_ON_RANKS = {("colocated", 1, 4), ("disaggregated", 1, 1)}
 
 
-@pytest.mark.parametrize(("kind", "staleness", "chunks"), [taken(case) for case in CASES])
-def test_a_run_takes_as_long_as_was_simulated(module, tmp_path, kind, staleness, chunks):
+def taken(quick: set[tuple]) -> list[object]:
+    return [case if case in quick else pytest.param(*case, marks=pytest.mark.nightly) for case in CASES]
+
+
+def held_together(module, plan: Plan, out: Path, runtime: str) -> None:
     """A machine at work elsewhere delays what it likes: of three runs one has to agree. Another schedule never does."""
     for attempt in range(3):
-        ran, flown = both(module, plan_of(kind, staleness, chunks), tmp_path / f"run{attempt}")
+        ran, flown = both(module, plan, out / f"run{attempt}", runtime)
         if by_pool(ran) == by_pool(flown) and makespan(ran) == pytest.approx(makespan(flown), rel=TOLERANCE):
             return
     compare(ran, flown)
+
+
+@pytest.mark.parametrize(("kind", "staleness", "chunks"), taken(QUICK))
+def test_a_run_takes_as_long_as_was_simulated(module, tmp_path, kind, staleness, chunks):
+    held_together(module, plan_of(kind, staleness, chunks), tmp_path, "local")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One Ray for all tests of this file."""
+    ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize(("kind", "staleness", "chunks"), taken(QUICK_ON_RANKS))
+def test_ranks_take_as_long_as_was_simulated(cluster, module, monkeypatch, tmp_path, kind, staleness, chunks):
+    """Ops are twice as long: the driver's own work between two calls of a rank is some milliseconds."""
+    monkeypatch.setattr(module, "SECONDS", {title: 2 * seconds for title, seconds in module.SECONDS.items()})
+    held_together(module, plan_of(kind, staleness, chunks), tmp_path, "ray")
