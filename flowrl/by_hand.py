@@ -35,7 +35,8 @@ def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str
     [2.0, 1.0]
     """
     from .backends import open_engine
-    from .workers.base import ModelWorker, Opening
+    from .workers.base import Opening
+    from .workers.model_worker import ModelWorker
     from .workers.tokenizer import find_tokenizer
 
     worker.name = name or worker.name or type(worker).__name__.lower()

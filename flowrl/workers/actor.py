@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
 from ..graph.allowed import number, whole, worker
@@ -15,12 +16,12 @@ from ..graph.spec import Spec
 from ..graph.values import is_handle
 from ..marks import OWN, Marks, marks, spelled
 from .ask import asked_columns, written
-from .base import ModelWorker, Opening, trains
-from .freeze import read_freeze
-from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Optim, Sampled, Sampling
+from .base import Opening
+from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
 from .sampling import GENERATED, SamplingArguments, Stop, sampled_fields, sampled_marks, sampling_marks
 from .temperature import adds_scaled, at_temperature, logprobs_of, tempered
-from .tokens import marked, masked
+from .tokens import marked
+from .trained import TrainedModel, trains
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ def _update_reads(shape: CallShape) -> str | Mapping[str, str]:
     return trains("logprobs", f"{reads}, finished" if "finished" in shape.have else reads, what="actor")(shape)
 
 
-class Actor(ModelWorker):
+class Actor(TrainedModel):
     """A causal language model that is trained and generates.
 
     Args:
@@ -110,31 +111,19 @@ class Actor(ModelWorker):
                 "An actor has a model of its own, or that of another actor with adapters.",
                 fix='Give model="name or folder", or of=actor and lora=fl.Lora(r=8).',
             )
-        self.model = None if model is None else Model.of(model)
-        self.of = of
-        self.optim = Optim(lr or 0.0, betas, eps, weight_decay, grad_clip, schedule, warmup, total, min_lr)
-        self.trains = lr is not None
-        self.freeze = read_freeze(freeze, lr=lr, lora=lora)
-        self.sampling = Sampling(
-            max_tokens, temperature, top_p, top_k, min_p=min_p, repetition_penalty=repetition_penalty
-        )
-        self.stop = stop
-        self.lora, self.dtype = lora, dtype
-        self.gradient_checkpointing, self.seed = gradient_checkpointing, seed
+        settings = locals()
+        self.keep_settings(None if model is None else Model.of(model), settings)
+        self.sampling = Sampling(**{name: settings[name] for name in SAMPLING})
+        self.of, self.stop = of, stop
         if of is not None:
             check_base(of, lora)
 
     def build(self) -> Build:
-        source: Build | None = None if self.of is None else self._source.build()
-        return Build(
-            source.model if source is not None else cast("Model", self.model),
-            optim=self.optim if self.trains else None,
-            lora=self.lora,
-            freeze=self.freeze,
-            dtype=source.dtype if source is not None and self.dtype == "auto" else self.dtype,
-            gradient_checkpointing=self.gradient_checkpointing,
-            seed=self.seed,
-        )
+        if self.of is None:
+            return super().build()
+        source: Build = self._source.build()
+        dtype = source.dtype if self.dtype == "auto" else self.dtype
+        return replace(super().build(), model=source.model, dtype=dtype)
 
     def open(self, opening: Opening) -> None:
         """Open an engine of its own, or one with its adapters over the weights of the actor behind ``of=``."""
@@ -284,22 +273,8 @@ class Actor(ModelWorker):
         response tokens of the call; ``truncated``, the share of rows that are not ``finished``.
         """
         del allow_stale, foreign  # read by the check
-        version = self.version_now
-        self.mark_updated()
-        return Metrics(
-            self.training_engine().update(
-                at_temperature(masked(batch, loss), temperature),
-                loss,
-                version=version,
-                minibatch=minibatch,
-                minibatch_tokens=minibatch_tokens,
-                epochs=epochs,
-                micro_tokens=micro_tokens,
-                lr=lr,
-                pretraining=pretraining,
-                pretraining_weight=pretraining_weight,
-            )
-        )
+        more = {"pretraining": pretraining, "pretraining_weight": pretraining_weight}
+        return self.train(batch, loss, locals(), temperature=temperature, version=self.version_now, **more)
 
     @op(reads="", cost="local")
     def save(self, folder: str) -> None:

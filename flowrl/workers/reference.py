@@ -9,8 +9,9 @@ from ..errors import ModelError
 from ..graph.allowed import number, worker
 from ..graph.arguments import takes
 from ..graph.declare import op
-from .base import ModelWorker, Opening, SharedWeights, Stored
+from .base import Opening, Stored
 from .engine import Trains
+from .model_worker import ModelWorker, SharedWeights
 from .records import MODEL, Build, Model
 from .temperature import adds_scaled, at_temperature, logprobs_of, scaled_rows, tempered
 

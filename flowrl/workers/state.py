@@ -14,8 +14,9 @@ from ..errors import At, FlowError, WorkerError, near
 from ..graph.op import Op
 from ..graph.site import defined_at
 from ..graph.terms import Lint
-from .base import ModelWorker, Worker
+from .base import Worker
 from .kept import undeclared
+from .model_worker import ModelWorker
 
 #: Methods of containers and tensors that change them.
 _CHANGING = re.compile(

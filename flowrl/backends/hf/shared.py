@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch, Column
-from ...workers.base import SharedWeights
+from ...workers.model_worker import SharedWeights
 from ...workers.records import Build
 from ...workers.weights import Shard
 from . import adapters

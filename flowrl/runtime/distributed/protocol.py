@@ -10,9 +10,10 @@ from typing import Any
 from ...batch import CallInfo, Key
 from ...errors import LONGEST, FlowError, NotFinite, cut
 from ...graph.op import Op
-from ...workers.base import ModelWorker, Worker
+from ...workers.base import Worker
 from ...workers.engine import Engine
 from ...workers.failures import Failures
+from ...workers.model_worker import ModelWorker
 from ...workers.records import Build, Model
 from ...workers.tokenizer import Tokenizers
 from ..values.remote_batch import Kind

@@ -16,9 +16,10 @@ from ...graph.op import Op
 from ...graph.trees import find_in, rebuild
 from ...graph.values import is_handle
 from ...lowering.deployment import WorkerSpec
-from ...workers.base import ModelWorker, Opening, Worker
+from ...workers.base import Opening, Worker
 from ...workers.engine import Engine
 from ...workers.failures import Failures
+from ...workers.model_worker import ModelWorker
 from ...workers.notes import NAME, Notes
 from ...workers.records import Build, Sampled
 from ...workers.sampling import SamplingArguments

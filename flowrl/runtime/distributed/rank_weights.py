@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...lowering.deployment import WorkerSpec
-from ...workers.base import ModelWorker, Worker
+from ...workers.base import Worker
 from ...workers.engine import has_weights
+from ...workers.model_worker import ModelWorker
 from ...workers.weights import Shard, Sums, sums
 from ..transfer.offload import Offloaded
 from ..transfer.plan import Moves

@@ -11,8 +11,9 @@ from ...errors import FlowError, RankLost, WorkerError
 from ...graph.terms import HandleLike
 from ...graph.values import is_handle
 from ...placement.backends import REFERENCE
-from ...workers.base import ModelWorker, Opening, Worker
+from ...workers.base import Opening, Worker
 from ...workers.engine import Engine, has_weights
+from ...workers.model_worker import ModelWorker
 from ...workers.records import Build
 from ...workers.tokenizer import Tokenizers
 from ..executor import PendingCall, RunServices, open_copies

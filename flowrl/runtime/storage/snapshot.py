@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ...workers.base import KEPT, ModelWorker, Worker
+from ...workers.base import Worker
+from ...workers.model_worker import KEPT, ModelWorker
 from ...workers.weights import Shard
 from .disk import Checksum
 from .host_memory import free_memory
