@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 from ...batch import Batch
@@ -20,7 +20,7 @@ from ..executor import Executor, PendingCall, Ready
 from ..storage.recorder import first_groups
 from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
-from ..values.records import StepLog
+from ..values.records import Hooks, StepLog
 from ..values.remote_batch import Remote
 from .pool_threads import Everywhere, Pools
 from .step_notes import StepNotes, site_of
@@ -67,7 +67,6 @@ class Dispatcher:
 
     ``workers`` are those that train, ``servers`` the generating copies of those that have one of their own.
     ``failures`` are (number of the call, error); ``committed`` the steps whose commit nobody has looked at yet.
-    ``settle`` looks at the rows that failed in a call, and raises where they are too many.
     """
 
     def __init__(
@@ -78,14 +77,11 @@ class Dispatcher:
         machine: Machine,
         *,
         executor: Executor,
+        hooks: Hooks,
         eager: bool,
-        sampled: Callable[[int], int] = lambda step: 0,
-        settle: Callable[[Call, int], None] = lambda call, rows: None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.workers, self.servers, self.scheme, self.machine = workers, servers, scheme, machine
-        self.executor, self.eager, self.sampled, self.clock = executor, eager, sampled, clock
-        self._settle = settle
+        self.executor, self.hooks, self.eager = executor, hooks, eager
         self.step_log = StepLog()
         self._changed = threading.Condition()
         self.notes = StepNotes(scheme, self.step_log, self._changed)
@@ -170,13 +166,13 @@ class Dispatcher:
             job.call = self._issued.get(command.id)
             return job.call is not None and self._start_call(job, job.call, command)  # None: a chunk of it has failed
         assert isinstance(command, (Stage, Publish)), command
-        start, moved = self.clock(), 0
+        start, moved = perf_counter(), 0
         try:
             moved = self._move(command)
         except BaseException as error:
             self._fail(MOVE, error)
         if isinstance(command, Publish) and command.worker in self.servers:
-            self.notes.note_publish(command, moved, start, self.clock())
+            self.notes.note_publish(command, moved, start, perf_counter())
         return False
 
     def _move(self, command: Stage | Publish) -> int:
@@ -193,14 +189,14 @@ class Dispatcher:
 
     def _start_call(self, job: _Job, call: Call, command: Start) -> bool:
         """Start one call, or a chunk of it, in the thread that this is called in."""
-        job.started = self.clock()
+        job.started = perf_counter()
         try:
             if any(isinstance(error, RankLost) or number == MOVE for number, error in self.failures):
                 raise Skipped(f"{call.title} was not run: what it needs is lost")
             self._make_room(command)
             worker = self._worker(call.op, call.worker)
             given = replace_values(call.arguments, lambda v: self._value(v.ref, call, command))
-            arguments = {name: self._open_handle(value) for name, value in given.items()}
+            arguments = {n: self._copy_to_ask(v.name) if is_handle(v) else v for n, v in given.items()}
             job.rows = next((a for a in arguments.values() if isinstance(a, (Batch, Remote))), None)
             empty = call.parts is not None and any(a is NOTHING for a in arguments.values())
             if call.op.owner != "data":
@@ -228,7 +224,7 @@ class Dispatcher:
             start = max(start, self._free.get(thread, start))  # until then the pool was at the one before
         try:
             result = job.pending.result()
-            end = self._free[thread] = self.clock()
+            end = self._free[thread] = perf_counter()
             self._keep(call, command, result)
         except BaseException as error:
             self._break(call, error)
@@ -257,13 +253,13 @@ class Dispatcher:
                     return
             result = join_chunks(call.parts)
         if call.op.external and isinstance(result, (Batch, Remote)):
-            self._settle(call, len(result))
+            self.hooks.settle(call, len(result))
         step = self.step_log.of(call)
         if isinstance(result, (Batch, Remote)) and "response_ids" in result.fields and call.index > step.last:
             step.rows, step.last = result, call.index
             if step.marked is None and "failed" in result.fields:
                 step.marked = result
-        if call.op.updates and isinstance(step.rows, Remote) and (count := self.sampled(step.number)):
+        if call.op.updates and isinstance(step.rows, Remote) and (count := self.hooks.sampled(step.number)):
             # Once this is published, those that lie on a rank that is lost cannot be made again.
             step.rows = self.executor.get(first_groups(step.rows, count))
             if step.marked is not None:
@@ -285,13 +281,14 @@ class Dispatcher:
         return outcome(ref)
 
     def _worker(self, op: Op, name: str | None) -> Any:
-        """The copy of a worker that an op runs on."""
+        """Return the copy of a worker that an op runs on."""
         if name is None:
             return None
-        return self.servers.get(name, self.workers[name]) if op.cost == "generate" else self.workers[name]
+        return self._copy_to_ask(name) if op.cost == "generate" else self.workers[name]
 
-    def _open_handle(self, value: Any) -> Any:
-        return self.servers.get(value.name, self.workers[value.name]) if is_handle(value) else value
+    def _copy_to_ask(self, name: str) -> Any:
+        """Return the copy of a worker that generates; its only one where it has no other."""
+        return self.servers.get(name, self.workers[name])
 
     def _scheduled(self, call: Call, worker: Any) -> Scheduled:
         """A call as the schedule sees it."""

@@ -103,7 +103,12 @@ class Runner:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> Outcome:
-        point = self._find_continuation() if self.settings.resume else None
+        settings = self.settings
+        point = None
+        if settings.resume:
+            folder, record = settings.out, self.recorder.record
+            where = (folder, self.executions, settings.inputs, record, self.journal, self._behind)
+            point = find_continuation(*where, allow_changed=settings.allow_changed)
         self._record_start(point)
         first, resume = 0, None
         status, digest = "done", None
@@ -176,13 +181,9 @@ class Runner:
                 self.executor.install(name, version)
         self._services.failed.reset()
         session = Running(
-            program=execution.program,
-            number=self._number,
-            seed=self.settings.seed,
-            workers=workers,
-            servers=servers,
-            scheme=execution.scheme,
-            runtime=self.settings.runtime,
+            execution,
+            self._number,
+            self.settings.seed,
             executor=self.executor,
             journal=self.journal,
             hooks=Hooks(
@@ -192,8 +193,6 @@ class Runner:
                 marks=self._marks,
                 due=lambda step: self._overdue or (step + 1) % self.settings.checkpoint_every == 0,
                 stop=lambda: self._stop.asked,
-                warn=self._warn,
-                tokenizer=self.executor.tokenizer,
                 sampled=self.recorder.sampled,
                 settle=self._services.failed.settle,
             ),
@@ -406,18 +405,6 @@ class Runner:
             cursors=program["cursors"],
             draws=program["draws"],
             held=tuple(program.get("held", ())),
-        )
-
-    def _find_continuation(self) -> Continuation:
-        settings = self.settings
-        return find_continuation(
-            settings.out,
-            self.executions,
-            settings.inputs,
-            self.recorder.record,
-            self.journal,
-            self._behind,
-            allow_changed=settings.allow_changed,
         )
 
     def _say_what_changed(self, point: Continuation) -> None:

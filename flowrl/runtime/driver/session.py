@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -20,9 +19,9 @@ from ...graph.session import nested_steps
 from ...graph.site import caller
 from ...graph.terms import SourceLike
 from ...graph.values import BatchValue, FieldValue, MetricsValue, Value, replace_values
+from ...lowering.execution import Execution
 from ...schedule.events import Closed, Ended, Opened, Resumed
 from ...schedule.machine import Machine
-from ...schedule.scheme import Scheme
 from ..executor import Executor
 from ..storage.journal import Journal
 from ..values.call import Call, NotKept, Part, maker, outcome
@@ -36,28 +35,26 @@ from .staleness import note_origins, refuse_stale
 class Running:
     """The session of one program: see :class:`flowrl.graph.session.Session`.
 
-    The state machine of :mod:`flowrl.schedule` says what starts when; this does it. ``workers`` are those that train,
-    and ``servers`` the generating copies of those that have one of their own.
+    The state machine of :mod:`flowrl.schedule` says what starts when; this does it. ``number`` is that of the program
+    in its run. Its workers are open in ``executor``.
     """
 
     def __init__(
         self,
-        *,
-        program: str,
+        execution: Execution,
         number: int,
         seed: int,
-        workers: Mapping[str, Any],
-        servers: Mapping[str, Any],
-        scheme: Scheme,
-        runtime: str,
+        *,
         journal: Journal,
         executor: Executor,
         hooks: Hooks,
-        resume: ResumePoint | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        resume: ResumePoint | None,
     ) -> None:
-        self.program, self.number, self.seed, self.executor = program, number, seed, executor
-        self.scheme, self.journal, self.hooks, self.resume = scheme, journal, hooks, resume
+        self.program, self.number, self.seed, self.executor = execution.program, number, seed, executor
+        self.scheme, self.journal, self.hooks, self.resume = execution.scheme, journal, hooks, resume
+        scheme = execution.scheme
+        workers = {name: executor.workers[name] for name in execution.workers}
+        servers = {name: executor.servers[name] for name in execution.servers}
         held = resume.held if resume is not None else ()
         self.machine = Machine(
             scheme.setup,
@@ -65,16 +62,9 @@ class Running:
             versions={w: (servers.get(w) or workers[w]).version for w in scheme.setup.followers},
             held=held,
         )
+        eager = execution.runtime == "eager"
         self.dispatcher = Dispatcher(
-            workers,
-            servers,
-            scheme,
-            self.machine,
-            executor=executor,
-            eager=runtime == "eager",
-            sampled=hooks.sampled,
-            settle=hooks.settle,
-            clock=clock,
+            workers, servers, scheme, self.machine, executor=executor, hooks=hooks, eager=eager
         )
         self.step_log = self.dispatcher.step_log
         self.calls, self.reads, self.draws = 0, 0, 0
@@ -110,8 +100,8 @@ class Running:
                 yield step, batch
                 self._close()
                 step += 1
-            else:
-                self._rest()
+            else:  # a loop of more steps would go on from here
+                self._loop_end = self._loop_end if self.replaying else self._point(self._opened - 1)
         finally:  # also where the program leaves the loop by itself
             self._looping = False
 
@@ -321,7 +311,7 @@ class Running:
         self._loop_end = None
         call = self._issue(_DRAW, None, "data.draw", {}, {})
         if not call.done:
-            tokenizer = self.hooks.tokenizer(getattr(draws.source, "tokenizer", None))
+            tokenizer = self.executor.tokenizer(getattr(draws.source, "tokenizer", None))
             call.finish(self.executor.put(draws.source.to_batch(rows, self.draws, tokenizer)))
             self.draws += len(rows)
         call.fields = frozenset(draws.source.schema())
@@ -375,11 +365,6 @@ class Running:
             self.hooks.checkpoint(self._point(step.number))
             if self.hooks.stop():  # also where that came meanwhile
                 raise Interrupted
-
-    def _rest(self) -> None:
-        """A loop has come to its number of steps: one of more steps would go on from here."""
-        if not self.replaying:
-            self._loop_end = self._point(self._opened - 1)
 
     def _point(self, upto: int) -> Point:
         """The point of the program after a step, when all that runs is done and recorded."""
@@ -447,6 +432,3 @@ def _plain(value: Any, readable: Callable[[Any], Any]) -> Any:
 
 
 _DRAW = Op(name="draw", owner="data", fn=lambda: None, reads=None, adds="", returns="raw")
-
-
-__all__ = ["Running"]

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def _capture(
     captured: list[Captured] = []
     for name, worker in workers.items():
         if before and past["stamps"].get(name) == worker.stamp and (before / f"{name}.json").exists():
-            captured.append(_links(before, part, name, past.get("files", {})))
+            captured.append(Captured(partial(_link, before, part, name, past.get("files", {}))))
         else:
             captured.append(capture_state(part, name, worker))
     here = {i: v for i, v in live.items() if not isinstance(v, (Remote, RemoteColumn))}
@@ -154,10 +155,9 @@ def _ours(folder: Path) -> dict[Path, int]:
     return {p: int(found[1]) for p in folder.iterdir() if (found := _OURS.fullmatch(p.name))}
 
 
-def latest(folder: Path, but: Collection[Path] = ()) -> Path | None:
-    """The newest checkpoint in a folder, not one of ``but``. Nothing is said of whether it is damaged."""
-    found = [p for p in _all(folder) if p not in but]
-    return found[-1] if found else None
+def latest(folder: Path) -> Path | None:
+    """Return the newest checkpoint in a folder. Nothing is said of whether it is damaged."""
+    return next(reversed(_all(folder)), None)
 
 
 def end(folder: Path, progress: Mapping[str, Any]) -> None:
@@ -304,13 +304,11 @@ def _all(folder: Path) -> list[Path]:
     return [p for p in numbered(folder) if os.path.exists(p / MANIFEST)] if folder.exists() else []
 
 
-def _links(there: Path, part: Path, name: str, known: Mapping[str, Any]) -> Captured:
-    """The files of a worker as another checkpoint has them: linked, or copied where the file system has no links."""
-    return Captured(lambda: _linked(there, part, name, known))
+def _link(there: Path, here: Path, name: str, known: Mapping[str, Any]) -> dict[str, Checksum]:
+    """Link the files of a worker as another checkpoint has them, or copy them where the file system has no links.
 
-
-def _linked(there: Path, here: Path, name: str, known: Mapping[str, Any]) -> dict[str, Checksum]:
-    """Link the files of a worker, or copy them where the file system has no links; their checksums."""
+    Returns their checksums.
+    """
     found: dict[str, Checksum] = {}
     for file in files_of(there, name):
         copy = here / file.name

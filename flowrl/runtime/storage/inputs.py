@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ...data.identity import folder_digest, identity, roots
 from ...errors import At
 from ...graph.lengths import lengths
 from ...graph.reached import digest, plain_text, reached
 from ...graph.terms import HandleLike, Traced
+from ...lowering.execution import Execution
 from ..values.spelled import spelled
 from .recorder import versions
 
@@ -39,17 +40,8 @@ class Inputs:
     slight: frozenset[str] = frozenset()
 
 
-class StageLike(Protocol):
-    """A program of a run, as far as it is looked at here."""
-
-    @property
-    def fn(self) -> Callable[..., Any]: ...
-    @property
-    def parameters(self) -> Mapping[str, Any]: ...
-
-
 def inputs_of(
-    stages: Sequence[StageLike],
+    stages: Sequence[Execution],
     traces: Sequence[Traced],
     handles: Sequence[HandleLike],
     *,

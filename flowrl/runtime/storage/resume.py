@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors import At, ResumeError, shown
+from ...lowering.execution import Execution
 from ..values.spelled import ADDRESS, spelled
 from .choose import Chosen, made_longer, newest_whole
 from .inputs import Inputs
@@ -18,15 +19,6 @@ from .left_behind import LeftBehind
 NOT_THERE = "not there"
 OLDER = "the run was started by a flowrl that did not note its workers, code and data: changes of these are not seen"
 _MISSING = object()
-
-
-class StageLike(Protocol):
-    """What a run is asked to do, as far as it is looked at here."""
-
-    @property
-    def program(self) -> str: ...
-    @property
-    def parameters(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,7 @@ class Continuation:
 
 def find_continuation(
     out: Path,
-    stages: Sequence[StageLike],
+    stages: Sequence[Execution],
     inputs: Inputs,
     record: Mapping[str, Any],
     journal: Journal,
@@ -119,7 +111,7 @@ def _refuse(out: Path, another: Sequence[Change], allow_changed: bool) -> None:
         )
 
 
-def _compare(before: Mapping[str, Any], now: Inputs, stages: Sequence[StageLike], begun: int) -> Iterator[Change]:
+def _compare(before: Mapping[str, Any], now: Inputs, stages: Sequence[Execution], begun: int) -> Iterator[Change]:
     """What is not as it was, kind by kind."""
     for number, (past, stage) in enumerate(zip(before["parameters"], stages, strict=False)):
         for change in _parameters(past, stage, now, number):
@@ -144,7 +136,7 @@ def _compare(before: Mapping[str, Any], now: Inputs, stages: Sequence[StageLike]
             yield Change(name, old, new, same_words, str(At(at.file, at.line)) if at is not None else "")
 
 
-def _parameters(past: Mapping[str, Any], stage: StageLike, now: Inputs, number: int) -> Iterator[Change]:
+def _parameters(past: Mapping[str, Any], stage: Execution, now: Inputs, number: int) -> Iterator[Change]:
     """The parameters of a program that are others now. Those that say how long it goes on make no other run."""
     for name, old, new in _different(_comparable(past), _comparable(spelled(stage.parameters))):
         yield Change(f"{stage.program}: {name}", old, new, name not in now.lengths[number])
@@ -195,7 +187,7 @@ def _asked(before: Mapping[str, Any], number: int, name: str) -> Any:
     return asked.get(name, _MISSING)
 
 
-def _check_steps(before: Mapping[str, Any], stage: StageLike) -> None:
+def _check_steps(before: Mapping[str, Any], stage: Execution) -> None:
     """Raise ResumeError where a program that has ended is asked for fewer steps than it has done."""
     had, asked = before.get("steps"), stage.parameters.get("steps")
     if isinstance(had, int) and isinstance(asked, int) and asked < had:

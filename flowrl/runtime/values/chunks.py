@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ...batch import Batch, Column
 from ...column import concat
-from .call import Call, Part
+from .call import Call, Part, maker
 from .remote_batch import Remote, RemoteColumn, join_sources
 
 NOTHING = object()  # the part of a chunk that no prompt fell into
@@ -55,7 +54,7 @@ class Cutter:
 
 def can_cut(ref: Any) -> bool:
     """Whether a value comes in chunks, or is a batch that can be cut into some."""
-    call: Call = ref.call if isinstance(ref, Part) else ref
+    call = maker(ref)
     if call.parts is not None:
         return True
     if call.done:
@@ -88,5 +87,4 @@ def join_chunks(parts: list[Any]) -> Any:
     if all(isinstance(p, RemoteColumn) for p in made):
         return RemoteColumn(tuple(k for p in made for k in p.keys), join_sources([p.source for p in made]))
     assert all(isinstance(p, Column) for p in made), "calls that are run in chunks give batches or fields"
-    known: Mapping[tuple[int, ...], Any] = {}
-    return concat("a field", made, dict(known))
+    return concat("a field", made, {})

@@ -107,8 +107,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a session tells its run: a step to record, what a recorded step did later, whether to stop after it, a
-    checkpoint to take, a warning."""
+    """What a session tells and asks its run: a step to record, whether to stop after it, a checkpoint to take.
+
+    ``note`` is told what a recorded step did later. ``sampled`` says how many prompt groups of a step are written down.
+    ``settle`` looks at the rows that failed in a call of so many rows, and raises where they are too many.
+    """
 
     commit: Callable[[Step], None]
     note: Callable[[Step], None]
@@ -116,10 +119,8 @@ class Hooks:
     marks: Callable[[], dict[str, Any]]
     due: Callable[[int], bool]
     stop: Callable[[], bool]
-    warn: Callable[[str], None]
-    tokenizer: Callable[[Any], Any]
-    sampled: Callable[[int], int] = lambda step: 0  # how many groups of a step are written down
-    settle: Callable[[Call, int], None] = lambda call, rows: None  # looks at what failed of a call of so many rows
+    sampled: Callable[[int], int]
+    settle: Callable[[Call, int], None]
 
 
 class StepLog:
