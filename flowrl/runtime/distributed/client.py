@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -140,6 +141,18 @@ class RankClient:
         with self.order:
             return self._epoch != epoch
 
+    @contextmanager
+    def blaming_restarts(self, epoch: int, what: str) -> Iterator[None]:
+        """Raise RankLost, which says ``what``, for a failure inside where ranks were restarted after ``epoch``."""
+        try:
+            yield
+        except (RankLost, DiskError):
+            raise
+        except Exception as error:
+            if self.restarted_since(epoch):
+                raise RankLost(what) from error
+            raise
+
     @property
     def epoch(self) -> int:
         """How often ranks were restarted within programs."""
@@ -167,14 +180,8 @@ class RankClient:
         sent = self.send("write_captured", dict.fromkeys(ranks, (id,)))
 
         def wait() -> dict[str, Checksum]:
-            try:
+            with self.blaming_restarts(epoch, f"{what} needed ranks that were started again meanwhile."):
                 parts = self.wait(sent, what)
-            except (RankLost, DiskError):
-                raise
-            except Exception as error:
-                if self.restarted_since(epoch):
-                    raise RankLost(f"{what} needed ranks that were started again meanwhile.") from error
-                raise
             return {name: said for part in parts.values() for name, said in part.items()}
 
         return Captured(wait, lacking)

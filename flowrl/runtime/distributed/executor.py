@@ -26,8 +26,8 @@ from .rows import bring_rows, capture_rows
 from .worker_group import Staged, WorkerGroup
 
 
-class DistributedExecutor:
-    """Opens workers on ranks: see :class:`flowrl.runtime.executor.Executor`.
+class DistributedExecutor(OpenGroups):
+    """Opens workers on ranks, and runs their calls there: see :class:`flowrl.runtime.executor.Executor`.
 
     ``deployments`` by worker and whether it is the copy that generates; ``pools`` the ranks of each pool. ``swapped``
     are those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
@@ -47,22 +47,12 @@ class DistributedExecutor:
         deadline: float | None = None,
         swapped: Container[str] = (),
     ) -> None:
-        self.ranks, self.client = ranks, RankClient(ranks, pools, deadline=deadline)
         blueprints = {name: blueprint_of(name, d) for name, d in declared.items()}
         config = RankConfig(blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
-        self.groups = OpenGroups(declared, ranks, self.client, deployments, config, swapped)
-        self.recovery = Recovery(self.groups)
+        client = RankClient(ranks, pools, deadline=deadline)
+        super().__init__(declared, ranks, client, deployments, config, swapped)
+        self.recovery = Recovery(self)
         self.run = RunServices()
-
-    @property
-    def workers(self) -> Mapping[str, WorkerGroup]:
-        """The open workers that train, or never change."""
-        return self.groups.workers
-
-    @property
-    def servers(self) -> Mapping[str, WorkerGroup]:
-        """The open copies that only generate."""
-        return self.groups.servers
 
     def attach(self, run: RunServices) -> None:
         """Use the services of a run from here on. Ranks have journals and notes of their own."""
@@ -72,30 +62,17 @@ class DistributedExecutor:
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    def open(self, name: str) -> WorkerGroup:
-        """Return the worker of that name; opens it on its ranks the first time."""
-        return self.groups.open(name)
-
-    def open_server(self, name: str) -> WorkerGroup:
-        """Return the copy of a worker that generates; opens it the first time, with the weights of the trained one."""
-        return self.groups.open_server(name)
-
-    def tokenizer(self, said: Any) -> Any:
-        """Return the tokenizer of a handle, a function, a name or a folder, in the driver; of the actor for None."""
-        return self.groups.tokenizer(said)
-
     def start_program(self, names: Iterable[str], *, resumed: bool) -> None:
         """Have optimizers and copies of other workers begin anew, unless resumed; offload who leaves memory."""
         names = [] if resumed else list(names)
-        workers = self.workers
         for name in names:
-            workers[name].program_starts()
+            self.workers[name].program_starts()
         for name in names:
-            group, of = workers[name], workers[name].blueprint.arguments.get("of")
+            group, of = self.workers[name], self.workers[name].blueprint.arguments.get("of")
             if isinstance(of, Named) and group.is_model and group.blueprint.cls.copies_of:
                 group.install(self.open(of.name).in_use(), group.version)
-        self.groups.start()  # also where a program has no worker
-        self.groups.offload_swapped()
+        self.start_ranks()  # also where a program has no worker
+        self.offload_swapped()
         self.client.lineage.settle(sys.maxsize)  # steps are counted from anew
 
     # -- calls ------------------------------------------------------------------------------------------------------
@@ -126,12 +103,12 @@ class DistributedExecutor:
 
     def offload(self, resident: str, forecast: float | None = None) -> None:
         """Take weights and optimizer of a worker out of its devices' memory; note the bytes, and the plan's."""
-        group = self.groups.resident(resident)
+        group = self.resident(resident)
         self.client.note_swap("offload", group.pool, resident, group.offload(), forecast)
 
     def onload(self, resident: str, forecast: float | None = None) -> None:
         """Bring them back; note the bytes, and the plan's."""
-        group = self.groups.resident(resident)
+        group = self.resident(resident)
         self.client.note_swap("onload", group.pool, resident, group.onload(), forecast)
 
     def capture(
@@ -158,10 +135,6 @@ class DistributedExecutor:
         """Start lost ranks again, without their state. Raises ``lost`` where it names none."""
         self.recovery.restart_empty(lost)
 
-    def reset(self) -> None:
-        """Close all workers, to be opened as they were made."""
-        self.groups.reset()
-
     def record(self) -> Mapping[str, Any]:
         """Return the bytes that moved, and where the ranks are."""
         return {
@@ -170,7 +143,3 @@ class DistributedExecutor:
             "swaps": list(self.client.swaps),
             **self.ranks.record(),
         }
-
-    def close(self) -> None:
-        """End all ranks."""
-        self.groups.close()

@@ -69,15 +69,15 @@ class OpenGroups:
                 raise
         return self.servers[name]
 
-    def all(self) -> Iterator[WorkerGroup]:
+    def all_groups(self) -> Iterator[WorkerGroup]:
         """Yield all groups that are open."""
         yield from (*self.workers.values(), *self.servers.values())
 
     def _open(self, name: str, *, serving: bool) -> WorkerGroup:
         deployment = self.deployments[name, serving]
-        self.start()
+        self.start_ranks()
         ranks = self.client.pools[deployment.pool]
-        self.join(deployment.pool)
+        self.join_pool(deployment.pool)
         group = WorkerGroup(self.client, self.config.blueprints[name], deployment.spec, ranks, deployment.shares)
         at = self.declared[name].at
         try:
@@ -112,7 +112,7 @@ class OpenGroups:
 
     # -- processes --------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start_ranks(self) -> None:
         """Start the ranks, if they are not there yet."""
         if not self._started:
             self._started = True
@@ -120,7 +120,7 @@ class OpenGroups:
             self.ranks.start(self.config)
             self._write_where()
 
-    def restart(self, ranks: Sequence[int]) -> None:
+    def restart_ranks(self, ranks: Sequence[int]) -> None:
         """Start some of them anew, without any worker."""
         self.ranks.restart(ranks)
         self._write_where()
@@ -130,7 +130,7 @@ class OpenGroups:
         text = json.dumps({str(rank): where for rank, where in sorted(self.ranks.where.items())}, indent=1)
         (self.folder / "ranks.json").write_text(text)
 
-    def join(self, pool: str) -> None:
+    def join_pool(self, pool: str) -> None:
         """Have the ranks of a pool whose models compute together form a process group."""
         if pool in self.joined or not any(d.pool == pool and d.spec.collective for d in self.deployments.values()):
             return
@@ -141,7 +141,7 @@ class OpenGroups:
         self.client.wait(sent, f"joining the ranks of pool '{pool}'")
         self.joined.add(pool)
 
-    def forget(self, ranks: Collection[int]) -> None:
+    def forget_groups(self, ranks: Collection[int]) -> None:
         """Forget the groups on ranks that were started anew, and weights that any has set aside."""
         for groups in (self.workers, self.servers):
             for name, group in list(groups.items()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...batch import Column
@@ -16,20 +16,13 @@ from .protocol import Named, Serving
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .rank import Rank
+
 
 class Peers(Protocol):
     """Other ranks, as this one calls them."""
 
     def call(self, rank: int, method: str, *args: Any) -> Any: ...
-
-
-class Asking(Protocol):
-    """What a policy needs of the rank that it is called from."""
-
-    def tokenizer(self, said: Any) -> Any: ...
-    @property
-    def peers(self) -> Peers: ...
-    def ask_all(self, calls: Sequence[tuple[Any, ...]], peers: Peers | None = None) -> list[Any]: ...
 
 
 class Elsewhere:
@@ -53,7 +46,7 @@ class Policy:
     They are the processes that there were when it was made: one that is started again may not have its weights yet.
     """
 
-    def __init__(self, rank: Asking, at: Serving) -> None:
+    def __init__(self, rank: Rank, at: Serving) -> None:
         self._rank, self._at, self._peers = rank, at, rank.peers
 
     @property

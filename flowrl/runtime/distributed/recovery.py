@@ -46,17 +46,17 @@ class Recovery:
             for rank in client.pools[pool]
             if rank in lost.ranks or pool in groups.joined  # who computes together starts together
         ]
-        hit = [g for g in groups.all() if not set(g.ranks).isdisjoint(fallen)]
+        hit = [g for g in groups.all_groups() if not set(g.ranks).isdisjoint(fallen)]
         states = [self._find_state(group, fallen) for group in hit]
         if self._inconsistent or not fallen or None in states:
             raise lost
         self.run.on_loss(lost)
         try:
-            groups.restart(fallen)
+            groups.restart_ranks(fallen)
             client.forget_ranks(fallen)
             for pool in pools & groups.joined:
                 groups.joined.discard(pool)
-                groups.join(pool)
+                groups.join_pool(pool)
             for group, state in zip(hit, states, strict=True):
                 assert state is not None, "all of them have one"
                 self._open_again(group, [r for r in group.ranks if r in fallen], state)
@@ -118,9 +118,9 @@ class Recovery:
         dead = [rank for pool in pools for rank in client.pools[pool]]
         groups.joined -= pools  # all of this is forgotten first: others may die while these are started
         client.forget()
-        groups.forget(dead)
+        groups.forget_groups(dead)
         if dead:
-            groups.restart(dead)
+            groups.restart_ranks(dead)
         client.call_all([rank for rank in client.all_ranks if rank not in dead], "forget")
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ...batch import Batch, Column
-from ...errors import RankLost
 from ...graph.trees import find_in
 from ..storage.snapshot import Captured
 from ..values.remote_batch import DRIVER, Remote, RemoteColumn, bytes_of, fetch
@@ -46,11 +45,5 @@ def _ask_home(client: RankClient, method: str, value: Remote | RemoteColumn, *ar
     with client.order:
         remake_rows(client, [wanted])
         epoch, sent = client.epoch, client.send(method, {rank: (wanted, *args)})
-    try:
+    with client.blaming_restarts(epoch, f"{what} needed ranks that were started again meanwhile."):
         return rank, client.wait(sent, what)[rank]
-    except RankLost:
-        raise
-    except Exception as error:
-        if client.restarted_since(epoch):
-            raise RankLost(f"{what} needed ranks that were started again meanwhile.") from error
-        raise

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ...batch import Key
-from ...errors import RankLost, RunError
+from ...errors import RunError
 from ...graph.op import Op
 from ...lowering.deployment import WorkerSpec
 from ...workers.weights import digest
@@ -229,14 +229,8 @@ class WorkerGroup:
     def _given(self, staged: Staged, version: int) -> None:
         with self.client.order:
             self.owed, epoch = False, self.client.epoch
-        try:
+        with self.client.blaming_restarts(epoch, f"ranks were started again while '{self.name}' got its weights."):
             self.take(staged, version)
-        except RankLost:
-            raise
-        except Exception as error:
-            if self.client.restarted_since(epoch):
-                raise RankLost(f"ranks were started again while '{self.name}' got its weights.") from error
-            raise
 
     @_loaded
     def take(self, staged: Staged, version: int) -> None:
@@ -293,21 +287,17 @@ class WorkerGroup:
     # -- weights ----------------------------------------------------------------------------------------------------
 
     def digest(self, number: int | None = None, dtypes: Mapping[str, str] | None = None) -> str | None:
-        """The digest of the weights, whatever their layout; None for a worker without a model."""
+        """Return the digest of the weights, whatever their layout; None for a worker without a model.
+
+        Raises RunError where whole copies of them differ.
+        """
         if not self.is_model:
             return None
-        return self._digest_in_use(dtypes) if number is None else self._agreed(number, dtypes)
-
-    @_loaded
-    def _digest_in_use(self, dtypes: Mapping[str, str] | None) -> str:
-        return self._agreed(None, dtypes)
-
-    def _agreed(self, number: int | None, dtypes: Mapping[str, str] | None) -> str:
-        """The digest that all whole copies have. Raises RunError where one has another."""
-        found = self.digests(number, dtypes)
-        rank, first = next(iter(found.items()))
-        for other, said in found.items():
-            if said != first:
+        with loaded(*([self] if number is None else [])):  # what is set aside is there
+            digests = self.digests(number, dtypes)
+        rank, first = next(iter(digests.items()))
+        for other, its in digests.items():
+            if its != first:
                 raise RunError(f"the weights of '{self.name}' on rank {other} are not those on rank {rank}.")
         return first
 

@@ -100,8 +100,9 @@ class Running:
                 yield step, batch
                 self._close()
                 step += 1
-            else:  # a loop of more steps would go on from here
-                self._loop_end = self._loop_end if self.replaying else self._point(self._opened - 1)
+            else:
+                if not self.replaying:  # a loop of more steps would go on from here
+                    self._loop_end = self._point(self._opened - 1)
         finally:  # also where the program leaves the loop by itself
             self._looping = False
 

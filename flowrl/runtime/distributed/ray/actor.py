@@ -29,7 +29,13 @@ LANES = {
     "sums": "move",
     "weights_written": "move",
 }
-THREADS = {"pull": 2, "light": 1, "move": 1, "serve": 1, "save": 1}
+THREADS = {
+    "pull": 2,  # rows are brought to another rank while this one works
+    "light": 1,  # short calls do not wait for what the workers do
+    "move": 1,  # weights are on their way
+    "serve": 1,  # a policy generates for an environment on another rank, which this one may be waiting for in turn
+    "save": 1,  # files of a checkpoint are written while this rank works
+}
 
 
 def lane_of(method: str, args: Sequence[Any]) -> str:
@@ -38,6 +44,16 @@ def lane_of(method: str, args: Sequence[Any]) -> str:
         call: RankCall = args[0]
         return "light" if call.worker is None else "work"
     return LANES.get(method, "work")
+
+
+def _in_lane(lane: str) -> Callable[..., Any]:
+    """Return a method of an actor that calls the rank in a lane of its own."""
+
+    @ray.method(concurrency_group=lane)
+    def call(self: RankActor, method: str, *args: Any) -> Any:
+        return self._called(method, args)
+
+    return call
 
 
 class RankActor:
@@ -60,30 +76,11 @@ class RankActor:
         """Call the rank, after what was called before."""
         return self._called(method, args)
 
-    @ray.method(concurrency_group="pull")
-    def pull(self, method: str, *args: Any) -> Any:
-        """Have rows brought to another rank while this one works."""
-        return self._called(method, args)
-
-    @ray.method(concurrency_group="light")
-    def light(self, method: str, *args: Any) -> Any:
-        """A short call that does not wait for what the workers do."""
-        return self._called(method, args)
-
-    @ray.method(concurrency_group="serve")
-    def serve(self, method: str, *args: Any) -> Any:
-        """Generate for an environment on another rank, which this one may be waiting for in turn."""
-        return self._called(method, args)
-
-    @ray.method(concurrency_group="save")
-    def save(self, method: str, *args: Any) -> Any:
-        """Files of a checkpoint, written while this rank works."""
-        return self._called(method, args)
-
-    @ray.method(concurrency_group="move")
-    def move(self, method: str, *args: Any) -> Any:
-        """Weights on their way."""
-        return self._called(method, args)
+    pull = _in_lane("pull")
+    light = _in_lane("light")
+    move = _in_lane("move")
+    serve = _in_lane("serve")
+    save = _in_lane("save")
 
     def _called(self, method: str, args: Sequence[Any]) -> Any:
         if method == "alive":
