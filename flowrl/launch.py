@@ -26,18 +26,8 @@ def launch(
     """
     if executions[0].runtime == "ray":
         return _on_ranks(executions, handles, out=out, seed=seed, address=address)
-    deployments = _deployments(executions)
-    trained = {name: d for (name, serving), d in deployments.items() if not serving}
-    return LocalExecutor(
-        declared={h.name: h for h in handles},
-        open_engine=open_engine,
-        backends={n: d.spec.backend for n, d in trained.items()},
-        engines={n: d.spec.backend for (n, serving), d in deployments.items() if serving},
-        devices={n: d.spec.device for n, d in trained.items()},
-        serving_devices={n: d.spec.device for (n, serving), d in deployments.items() if serving},
-        pools={n: d.pool for n, d in trained.items()},
-        seed=seed,
-    )
+    declared = {h.name: h for h in handles}
+    return LocalExecutor(declared, open_engine, deployments=_deployments(executions), seed=seed)
 
 
 def _on_ranks(

@@ -10,7 +10,7 @@ from typing import Any, cast
 from ...errors import FlowError, RankLost, WorkerError
 from ...graph.terms import HandleLike
 from ...graph.values import is_handle
-from ...placement.backends import REFERENCE
+from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
 from ...workers.engine import Engine, has_weights
 from ...workers.model_worker import ModelWorker
@@ -30,19 +30,15 @@ from .calls import run_op
 class LocalExecutor:
     """Opens workers in this process: see :class:`flowrl.runtime.executor.Executor`.
 
-    ``devices`` says where, by worker; ``open_engine`` asks a backend.
+    ``deployments`` say how, by worker and whether it is the copy that generates; ``open_engine`` asks a backend.
     """
 
     declared: Mapping[str, HandleLike]
     open_engine: Callable[[str, Build], Engine]
-    backends: Mapping[str, str] = field(default_factory=dict[str, str])
-    engines: Mapping[str, str] = field(default_factory=dict[str, str])  # of the copies that generate, by worker
-    devices: Mapping[str, str] = field(default_factory=dict[str, str])
-    pools: Mapping[str, str] = field(default_factory=dict[str, str])  # of those that train, by worker
+    deployments: Deployments = field(default_factory=dict[tuple[str, bool], Deployment])
     seed: int = 0
     workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
     servers: dict[str, Worker] = field(default_factory=dict[str, Worker])  # generating copies of their own
-    serving_devices: Mapping[str, str] = field(default_factory=dict[str, str])  # of those
     run: RunServices = field(default_factory=RunServices)
     _offloaded: dict[str, Offloaded] = field(default_factory=dict[str, Offloaded])  # by resident
     _copies: dict[str, Copies] = field(default_factory=dict[str, Copies])  # of states, for checkpoints
@@ -58,7 +54,7 @@ class LocalExecutor:
     def open(self, name: str) -> Worker:
         """Return the worker of that name, in memory; opens it the first time. Raises WorkerError where that fails."""
         if name not in self.workers:
-            self.workers[name] = self._open(name, self.devices.get(name, "auto"), serving=False)
+            self.workers[name] = self._open(name, serving=False)
         self.onload(f"{name}.train")
         return self.workers[name]
 
@@ -66,7 +62,7 @@ class LocalExecutor:
         """Return the copy of a worker that generates; opens it the first time, with the weights of the trained one."""
         if name not in self.servers:
             trained = self.open(name)
-            server = self._open(name, self.serving_devices.get(name, "auto"), serving=True)
+            server = self._open(name, serving=True)
             server.install(trained.in_use(), trained.version)
             self.servers[name] = server
         self.onload(f"{name}.generate")
@@ -150,20 +146,23 @@ class LocalExecutor:
         """Return nothing: where a process ran is said by its run."""
         return {}
 
-    def _open(self, name: str, device: str, *, serving: bool) -> Worker:
-        declared = self.declared[name]
+    def _deployment(self, name: str, serving: bool = False) -> Deployment:
+        """Return where a copy of a worker is; without a plan wherever its backend takes it."""
+        return self.deployments.get((name, serving)) or Deployment("", WorkerSpec(name, serving, device="auto"))
+
+    def _open(self, name: str, *, serving: bool) -> Worker:
+        declared, spec = self.declared[name], self._deployment(name, serving).spec
         worker = declared.cls(*declared.args, **declared.kwargs)
         worker.name = name
         worker.init_arguments = declared.arguments
-        backend = (self.engines if serving else self.backends).get(name, REFERENCE)
         opening = Opening(
-            open_engine=lambda build: self.open_engine(backend, build),
+            open_engine=lambda build: self.open_engine(spec.backend, build),
             peer=lambda handle: self.open(handle.name) if is_handle(handle) else handle,
             tokenizer=self.tokenizer,
             warn=self.run.warn,
             apart=lambda handle: "" if self._in_one_pool(name, handle) else "it is in another pool",
             seed=self.seed,
-            device=device,
+            device=spec.device,
             serving=serving,
             notes=self.run.notes,
             settle=self.run.failed.note,
@@ -181,7 +180,7 @@ class LocalExecutor:
         return worker
 
     def _in_one_pool(self, name: str, handle: Any) -> bool:
-        return is_handle(handle) and self.pools.get(handle.name) == self.pools.get(name)
+        return is_handle(handle) and self._deployment(handle.name).pool == self._deployment(name).pool
 
     def tokenizer(self, said: Any) -> Any:
         """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None."""
