@@ -81,14 +81,15 @@ class Raw:
 def raw(calls: int, rounds: int, *, fields: int = 1, ranks: int = 1) -> tuple[list[float], list[float]]:
     from flowrl.batch import CallInfo
     from flowrl.runtime.distributed.protocol import RankCall
-    from flowrl.runtime.values.remote_batch import Kind, Remote, Stored, fetch
+    from flowrl.runtime.values.fetch import fetch
+    from flowrl.runtime.values.remote_batch import Kind, RemoteBatch, Stored
     from flowrl.runtime.values.remote_batch import Source as Where
 
     actors = [ray.remote(Raw).remote() for _ in range(ranks)]
     names = FIELDS[:fields]
     batch = Numbers(ROWS).to_batch([{}] * ROWS, 0, None)
     stored = Stored(0, 1, batch.keys, {n: Kind("f32") for n in names}, {})
-    remote = Remote(batch.keys, {n: Where((stored,), (n,)) for n in names})
+    remote = RemoteBatch(batch.keys, {n: Where((stored,), (n,)) for n in names})
     task = RankCall("nothing.work", "work", ("nothing", False), {"batch": fetch(remote)}, CallInfo(), keep=1)
     rows = ray.put({n: batch["x"] for n in names})
     ray.get([actor.run.remote(task, rows) for actor in actors])

@@ -12,7 +12,7 @@ from ...graph.trees import find_in, rebuild
 from ..executor import PendingCall, Ready
 from ..values.call import Call
 from ..values.on_driver import UNKNOWN, on_driver
-from ..values.remote_batch import Remote, RemoteColumn
+from ..values.remote_batch import RemoteBatch, RemoteColumn, remote_values
 from .client import RankClient, to_error
 from .lineage import Recipe, stored_in
 from .protocol import Failed, RankCall, Reply
@@ -31,7 +31,7 @@ def start_call(client: RankClient, call: Call, group: WorkerGroup | None, argume
     if group is None:
         if (known := on_driver(call.op, arguments)) is not UNKNOWN:
             return Ready(known)
-        if next(find_in(arguments, (Remote, RemoteColumn)), None) is None:  # numbers alone
+        if next(remote_values(arguments), None) is None:  # numbers alone
             return Ready(call.op.run(None, arguments, call.into, call.info))
     return CallOnRanks(client, call, group, arguments)
 
@@ -51,7 +51,7 @@ class CallOnRanks:
 
     def __init__(self, client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> None:
         self.client, self.call, self.group, self.arguments = client, call, group, arguments
-        self.main: Remote | None = next(find_in(dict(arguments), Remote), None)
+        self.main: RemoteBatch | None = next(find_in(dict(arguments), RemoteBatch), None)
         self._epoch = client.epoch
         self._first: _Sent | RankLost | None
         try:
@@ -165,8 +165,8 @@ class CallOnRanks:
 def _to_remote(item: Any) -> Any:
     """Return a batch that the driver has as one whose columns come with the call; other values as they are."""
     if isinstance(item, Batch):
-        return Remote.drawn(item)
+        return RemoteBatch.drawn(item)
     if isinstance(item, Column):
         batch = Batch.of(len(item), value=item)
-        return RemoteColumn(batch.keys, Remote.drawn(batch).columns["value"])
+        return RemoteColumn(batch.keys, RemoteBatch.drawn(batch).columns["value"])
     return item

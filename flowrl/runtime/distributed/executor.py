@@ -16,7 +16,7 @@ from ...workers.records import Build, Model
 from ..executor import PendingCall, RunServices, open_copies
 from ..storage import checkpoint
 from ..values.call import Call
-from ..values.remote_batch import Remote, RemoteColumn
+from ..values.remote_batch import RemoteBatch, RemoteValue
 from .calls import start_call
 from .client import RankClient
 from .open_groups import OpenGroups, Ranks, blueprint_of
@@ -84,11 +84,11 @@ class DistributedExecutor(OpenGroups):
 
     def put(self, value: Any) -> Any:
         """Return rows of the driver as calls take them: each rank gets those that it needs with its call."""
-        return Remote.drawn(value) if isinstance(value, Batch) else value
+        return RemoteBatch.drawn(value) if isinstance(value, Batch) else value
 
     def get(self, value: Any) -> Any:
         """Return rows that lie on ranks, brought here; counted as records."""
-        return bring_rows(self.client, value) if isinstance(value, (Remote, RemoteColumn)) else value
+        return bring_rows(self.client, value) if isinstance(value, RemoteValue) else value
 
     # -- weights, memory and state ----------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...graph.trees import find_in
-from ..values.remote_batch import Fetch, Remote, RemoteColumn, Stored
+from ..values.fetch import Fetch
+from ..values.remote_batch import Stored, remote_values
 from .protocol import RankCall, Reply
 
 if TYPE_CHECKING:
@@ -106,6 +107,5 @@ class Lineage:
 
 def stored_in(arguments: Any) -> tuple[Stored, ...]:
     """Return the objects behind the values among arguments."""
-    kinds = (Remote, RemoteColumn)
-    sources = (v.columns.values() if isinstance(v, Remote) else (v.source,) for v in find_in(arguments, kinds))
-    return tuple(dict.fromkeys(s for some in sources for source in some for s in source.stored))
+    sources = (source for value in remote_values(arguments) for source in value.sources)
+    return tuple(dict.fromkeys(stored for source in sources for stored in source.stored))

@@ -29,17 +29,8 @@ from ..storage.journal import Journal
 from ..storage.snapshot import Copies, capture_state
 from ..storage.state_files import StateFiles, read_record
 from ..transfer.plan import holdings
-from ..values.remote_batch import (
-    DRIVER,
-    Fetch,
-    Kind,
-    Take,
-    assemble,
-    bytes_of,
-    column_bytes,
-    oldest_of,
-    sizes_of,
-)
+from ..values.fetch import Fetch, Take, assemble
+from ..values.remote_batch import DRIVER, Kind, bytes_of, column_bytes, oldest_of, sizes_of
 from .peers import Elsewhere, Peers, Policy
 from .protocol import Failed, Named, RankCall, RankConfig, Reply, unopened
 from .rank_weights import Weights, everybody

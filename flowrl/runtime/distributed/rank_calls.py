@@ -13,7 +13,8 @@ from ...graph.signature import Signature
 from ...graph.trees import rebuild
 from ...graph.values import is_handle
 from ..values.call import Call
-from ..values.remote_batch import Fetch, Remote, RemoteColumn, bytes_of, fetch
+from ..values.fetch import Fetch, fetch
+from ..values.remote_batch import RemoteBatch, RemoteValue, bytes_of
 from .client import RankClient
 from .protocol import Named, RankCall, Serving
 from .rows import home_of
@@ -21,7 +22,7 @@ from .worker_group import WorkerGroup
 
 
 def rank_calls(
-    client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any], main: Remote | None
+    client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any], main: RemoteBatch | None
 ) -> dict[int, RankCall]:
     """Return what every rank that takes part is told; ``main`` is the first batch, by whose rows work is divided.
 
@@ -40,16 +41,16 @@ def read_fields(call: Call, group: WorkerGroup | None, arguments: Mapping[str, A
     """
     op, into = call.op, call.into
     main = arguments.get(op.batch_parameter)
-    have = frozenset(main.fields) if isinstance(main, Remote) else frozenset[str]()
+    have = frozenset(main.fields) if isinstance(main, RemoteBatch) else frozenset[str]()
     signature = op.signature(group.blueprint.arguments if group else {}, arguments, have)
-    if isinstance(main, Remote) and op.returns == "batch" and op.inherits:
+    if isinstance(main, RemoteBatch) and op.returns == "batch" and op.inherits:
         twice = [n for n in (into.get(n, n) for n in signature.adds) if n in have]
         if twice:
             raise written_twice(call.title, twice, call.at)
     for parameter, fields in signature.reads.items():
         value = arguments.get(parameter)
-        lacking = next((n for n in fields if n not in value), None) if isinstance(value, Remote) else None
-        if isinstance(value, Remote) and lacking is not None:
+        lacking = next((n for n in fields if n not in value), None) if isinstance(value, RemoteBatch) else None
+        if isinstance(value, RemoteBatch) and lacking is not None:
             raise missing_field(call.title, lacking, value.fields, call.at, ())
     for error in _find_misread(op, call, group, arguments, signature):
         error.at = error.at or call.at
@@ -70,7 +71,7 @@ def _find_misread(
     reads = {
         param: {name: value.columns[name].marks for name in signature.reads.get(param, ())}
         for param, value in arguments.items()
-        if isinstance(value, Remote)
+        if isinstance(value, RemoteBatch)
     }
     return misread(op, call.title, group.name if group is not None else "", arguments, reads)
 
@@ -81,7 +82,7 @@ def _rank_call(
     group: WorkerGroup | None,
     arguments: Mapping[str, Any],
     reads: Mapping[str, Any],
-    main: Remote | None,
+    main: RemoteBatch | None,
     rank: int,
     keys: tuple[Key, ...] | None,
 ) -> RankCall:
@@ -93,17 +94,17 @@ def _rank_call(
             if call.op.external:  # it is called there, row by row; other ops look at its weights
                 policies[item.name] = Serving(item.name, item.keepers, item.read_version())
             return Named(item.name)
-        if not isinstance(item, (Remote, RemoteColumn)):
+        if not isinstance(item, RemoteValue):
             return Named(item.name) if is_handle(item) else item
         mine = keys if keys is not None and main is not None and item.keys == main.keys else None
-        if mine is None and main is not None and group is not None and isinstance(item, Remote):
+        if mine is None and main is not None and group is not None and isinstance(item, RemoteBatch):
             mine = group.share_of(item, rank, main, keys)
-        wanted = fetch(item, mine, names if isinstance(item, Remote) else None)
+        wanted = fetch(item, mine, names if isinstance(item, RemoteBatch) else None)
         client.traffic.drawn += _count_inline(wanted)
         return wanted
 
     sent = {
-        name: as_sent(value, reads.get(name)) if isinstance(value, (Remote, RemoteColumn)) else rebuild(value, as_sent)
+        name: as_sent(value, reads.get(name)) if isinstance(value, RemoteValue) else rebuild(value, as_sent)
         for name, value in arguments.items()
     }
     keeps = group is None or (rank == group.ranks[0] if keys is None else rank in group.keepers)

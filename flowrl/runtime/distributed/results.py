@@ -8,7 +8,8 @@ from typing import Any
 from ...batch import Batch, Column, Key
 from ...graph.trees import find_in
 from ..values.call import Call
-from ..values.remote_batch import Fetch, Remote, RemoteColumn, Source, Stored, bytes_of
+from ..values.fetch import Fetch
+from ..values.remote_batch import RemoteBatch, RemoteColumn, Source, Stored, bytes_of, remote_values
 from .client import RankClient
 from .protocol import RankCall, Reply
 
@@ -19,7 +20,7 @@ def result_of(
     rank_calls: Mapping[int, RankCall],
     replies: Mapping[int, Reply],
     arguments: Mapping[str, Any],
-    main: Remote | None,
+    main: RemoteBatch | None,
 ) -> Any:
     """Return what a call gives: a value of the first rank, or keys with the places of the columns."""
     first = next(iter(replies.values()))
@@ -28,17 +29,16 @@ def result_of(
         return first.value
     stored = [_to_stored(client, rank, rank_calls[rank].keep, reply) for rank, reply in kept.items()]
     if first.column:
-        kinds = (Remote, RemoteColumn)
-        values = [v for v in find_in(dict(arguments), kinds) if len(v.keys) == sum(len(s.keys) for s in stored)]
+        values = [v for v in remote_values(dict(arguments)) if len(v.keys) == sum(len(s.keys) for s in stored)]
         listed = tuple(k for s in stored for k in s.keys)
         split = len(stored) > 1 and values  # its rows are those of its batch
         keys = values[0].keys if split else listed
         return RemoteColumn(keys, Source(tuple(stored), ("value",) * len(stored)))
     columns = {n: Source(tuple(stored), (n,) * len(stored)) for n in first.kinds}
     if main is None or call.op.rows == "regroup":
-        return Remote(_in_order(stored, main), columns)
+        return RemoteBatch(_in_order(stored, main), columns)
     if call.op.rows == "apart":
-        return Remote(main.keys, columns)
+        return RemoteBatch(main.keys, columns)
     keys = main.keys if call.op.rows == "same" else _children(main.keys, stored)
     return main.with_sources(columns, keys)
 
@@ -87,7 +87,7 @@ def _children(parents: Sequence[Key], stored: Sequence[Stored]) -> tuple[Key, ..
     return tuple(key for _, _, key in sorted(numbered, key=lambda n: n[:2]))
 
 
-def _in_order(stored: Sequence[Stored], main: Remote | None) -> tuple[Key, ...]:
+def _in_order(stored: Sequence[Stored], main: RemoteBatch | None) -> tuple[Key, ...]:
     """Keys of rows made anew: as they came, prompts in the order that they had."""
     keys = [k for s in stored for k in s.keys]
     if main is None or len(stored) == 1:

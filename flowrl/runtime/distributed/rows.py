@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ...batch import Batch, Column
-from ...graph.trees import find_in
 from ..storage.snapshot import Captured
-from ..values.remote_batch import DRIVER, Remote, RemoteColumn, bytes_of, fetch
+from ..values.fetch import fetch
+from ..values.remote_batch import DRIVER, RemoteValue, bytes_of, remote_values
 from .client import RankClient
 from .recovery import remake_rows
 
 
-def bring_rows(client: RankClient, value: Remote | RemoteColumn) -> Batch | Column:
+def bring_rows(client: RankClient, value: RemoteValue) -> Batch | Column:
     """Return rows of a value, for a reader of the run; counted as records."""
     _, rows = client.retry(lambda: _ask_home(client, "bring", value, what="rows for a record"))
     columns = [rows] if isinstance(rows, Column) else rows.columns.values()
@@ -22,7 +22,7 @@ def bring_rows(client: RankClient, value: Remote | RemoteColumn) -> Batch | Colu
     return rows
 
 
-def capture_rows(client: RankClient, value: Remote | RemoteColumn, file: Path) -> tuple[Mapping[str, Any], Captured]:
+def capture_rows(client: RankClient, value: RemoteValue, file: Path) -> tuple[Mapping[str, Any], Captured]:
     """Have a rank gather rows, and begin to write them to a file. Returns what of them is no tensor."""
     what, id, epoch = "rows of a checkpoint", client.new_id(), client.epoch
     rank, meta = client.retry(lambda: _ask_home(client, "capture_rows", value, id, str(file), what=what))
@@ -31,15 +31,14 @@ def capture_rows(client: RankClient, value: Remote | RemoteColumn, file: Path) -
 
 def home_of(client: RankClient, arguments: Mapping[str, Any]) -> int:
     """Return the rank where a call of a library runs: one that has some of its rows, in turns where the driver has."""
-    for value in find_in(dict(arguments), (Remote, RemoteColumn)):
-        sources = [value.source] if isinstance(value, RemoteColumn) else value.columns.values()
-        at = next((s.rank for source in sources for s in source.stored if s.rank != DRIVER), None)
+    for value in remote_values(dict(arguments)):
+        at = next((s.rank for source in value.sources for s in source.stored if s.rank != DRIVER), None)
         if at is not None:
             return at
     return client.next_rank()
 
 
-def _ask_home(client: RankClient, method: str, value: Remote | RemoteColumn, *args: Any, what: str) -> tuple[int, Any]:
+def _ask_home(client: RankClient, method: str, value: RemoteValue, *args: Any, what: str) -> tuple[int, Any]:
     """Have a rank that has some of the rows do something with all of them. Returns which one, and what it says."""
     rank, wanted = home_of(client, {"value": value}), fetch(value)
     with client.order:

@@ -18,7 +18,7 @@ from ...lowering.deployment import WorkerSpec
 from ...workers.weights import digest
 from ..storage.snapshot import Captured
 from ..transfer.plan import Held, Moves, plan_moves
-from ..values.remote_batch import Remote
+from ..values.remote_batch import RemoteBatch
 from .balance import balanced
 from .protocol import Blueprint
 
@@ -122,7 +122,9 @@ class WorkerGroup:
 
     # -- who has which rows -----------------------------------------------------------------------------------------
 
-    def shares(self, op: Op, arguments: Mapping[str, Any], main: Remote | None) -> dict[int, tuple[Key, ...] | None]:
+    def shares(
+        self, op: Op, arguments: Mapping[str, Any], main: RemoteBatch | None
+    ) -> dict[int, tuple[Key, ...] | None]:
         """For each rank that takes part the keys of its rows; None for all."""
         pieces = op.in_pieces(self.blueprint.arguments, arguments)
         if self.spec.collective:
@@ -139,7 +141,9 @@ class WorkerGroup:
             return dict.fromkeys(self.ranks)
         return {self.ranks[0]: None}
 
-    def share_of(self, other: Remote, rank: int, main: Remote, keys: tuple[Key, ...] | None) -> tuple[Key, ...] | None:
+    def share_of(
+        self, other: RemoteBatch, rank: int, main: RemoteBatch, keys: tuple[Key, ...] | None
+    ) -> tuple[Key, ...] | None:
         """A rank's rows of a second batch of a call: those of its prompts, or in a team a part of its own.
 
         Prompts that the first batch does not have go to the first rank.
@@ -152,7 +156,7 @@ class WorkerGroup:
             return tuple(k for k in other.keys if k[0] in mine or (first and k[0] not in all_))
         return self._split(other, together=False)[self.places[self.ranks.index(rank)]]
 
-    def _split(self, rows: Remote, *, together: bool) -> list[tuple[Key, ...]]:
+    def _split(self, rows: RemoteBatch, *, together: bool) -> list[tuple[Key, ...]]:
         """The rows of each part, balanced by tokens. Rows of a prompt stay ``together`` where there are enough."""
         groups, sizes = rows.groups(), rows.sizes()
         units = groups if together or len(groups) >= 4 * self.parts else None

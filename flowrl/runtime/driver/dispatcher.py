@@ -21,7 +21,7 @@ from ..storage.recorder import first_groups
 from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.records import Hooks, StepLog
-from ..values.remote_batch import Remote
+from ..values.remote_batch import RemoteBatch
 from .pool_threads import Everywhere, Pools
 from .step_notes import StepNotes, site_of
 
@@ -36,7 +36,7 @@ class _Job:
         self.dispatcher, self.command = dispatcher, command
         self.call: Call | None = None
         self.pending: PendingCall | None = None
-        self.rows: Batch | Remote | None = None  # the first batch of its arguments
+        self.rows: Batch | RemoteBatch | None = None  # the first batch of its arguments
         self.started = 0.0
 
     def start(self) -> bool:
@@ -197,7 +197,7 @@ class Dispatcher:
             worker = self._worker(call.op, call.worker)
             given = replace_values(call.arguments, lambda v: self._value(v.ref, call, command))
             arguments = {n: self._copy_to_ask(v.name) if is_handle(v) else v for n, v in given.items()}
-            job.rows = next((a for a in arguments.values() if isinstance(a, (Batch, Remote))), None)
+            job.rows = next((a for a in arguments.values() if isinstance(a, (Batch, RemoteBatch))), None)
             empty = call.parts is not None and any(a is NOTHING for a in arguments.values())
             if call.op.owner != "data":
                 self.notes.note_start(call, command.chunk, worker, {} if empty else arguments, job.rows)
@@ -252,14 +252,14 @@ class Dispatcher:
                 if any(p is None for p in call.parts):
                     return
             result = join_chunks(call.parts)
-        if call.op.external and isinstance(result, (Batch, Remote)):
+        if call.op.external and isinstance(result, (Batch, RemoteBatch)):
             self.hooks.settle(call, len(result))
         step = self.step_log.of(call)
-        if isinstance(result, (Batch, Remote)) and "response_ids" in result.fields and call.index > step.last:
+        if isinstance(result, (Batch, RemoteBatch)) and "response_ids" in result.fields and call.index > step.last:
             step.rows, step.last = result, call.index
             if step.marked is None and "failed" in result.fields:
                 step.marked = result
-        if call.op.updates and isinstance(step.rows, Remote) and (count := self.hooks.sampled(step.number)):
+        if call.op.updates and isinstance(step.rows, RemoteBatch) and (count := self.hooks.sampled(step.number)):
             # Once this is published, those that lie on a rank that is lost cannot be made again.
             step.rows = self.executor.get(first_groups(step.rows, count))
             if step.marked is not None:

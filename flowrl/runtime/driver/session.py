@@ -26,7 +26,7 @@ from ..executor import Executor
 from ..storage.journal import Journal
 from ..values.call import Call, NotKept, Part, maker, outcome
 from ..values.records import Draws, Hooks, Interrupted, Point, ResumePoint, Step
-from ..values.remote_batch import Remote, RemoteColumn
+from ..values.remote_batch import RemoteBatch, RemoteColumn
 from .dependencies import MERGE, fields_after, read_signature, shortest
 from .dispatcher import Dispatcher, Skipped
 from .staleness import note_origins, refuse_stale
@@ -416,7 +416,7 @@ class Running:
             "cursors": [{"state": d.cursor.state(), "draws": d.made, "ended": d.ended} for d in self._sources],
             "held": sorted(self.machine.held()),
         }
-        kept = (Batch, Column, Remote, RemoteColumn, dict, int, float, bool, list)
+        kept = (Batch, Column, RemoteBatch, RemoteColumn, dict, int, float, bool, list)
         return record, {i: r for i, r in live.items() if isinstance(r, kept)}
 
 

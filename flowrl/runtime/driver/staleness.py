@@ -8,7 +8,7 @@ from ...graph.site import caller
 from ...graph.values import BatchValue, FieldValue
 from ...schedule.scheme import Scheme
 from ..values.call import Call, maker
-from ..values.remote_batch import Remote, oldest_of
+from ..values.remote_batch import RemoteBatch, oldest_of
 
 
 def note_origins(call: Call, scheme: Scheme) -> None:
@@ -39,7 +39,7 @@ def refuse_stale(call: Call, scheme: Scheme) -> None:
             raise stale_rows(call.title, loss, why, caller())
 
 
-def lags(call: Call, version: int, rows: Batch | Remote | None) -> dict[int, int]:
+def lags(call: Call, version: int, rows: Batch | RemoteBatch | None) -> dict[int, int]:
     """Prompt groups by lag: the publishes between the oldest token of a group and ``version``, that of the weights.
 
     Only of rows that the updated worker has sampled itself; empty where rows do not say their versions.
@@ -57,8 +57,8 @@ def lags(call: Call, version: int, rows: Batch | Remote | None) -> dict[int, int
     return found
 
 
-def _oldest_versions(rows: Batch | Remote) -> list[int | None] | None:
+def _oldest_versions(rows: Batch | RemoteBatch) -> list[int | None] | None:
     """The version that the oldest token of each row was sampled with; None for a row without tokens."""
     if "versions" not in rows:
         return None
-    return rows.columns["versions"].oldest(rows.keys) if isinstance(rows, Remote) else oldest_of(rows)
+    return rows.columns["versions"].oldest(rows.keys) if isinstance(rows, RemoteBatch) else oldest_of(rows)

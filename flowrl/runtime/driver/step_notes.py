@@ -13,7 +13,7 @@ from ...schedule.scheme import Scheme
 from ..storage.traffic import bytes_made, bytes_read, row_tokens
 from ..values.call import Call
 from ..values.records import Step, StepLog, Timing
-from ..values.remote_batch import Remote
+from ..values.remote_batch import RemoteBatch
 from .staleness import lags
 
 
@@ -24,7 +24,7 @@ class StepNotes:
         self.scheme, self.steps, self._lock = scheme, steps, lock
 
     def note_start(
-        self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any], rows: Batch | Remote | None
+        self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any], rows: Batch | RemoteBatch | None
     ) -> None:
         """Note what a call is given: bytes by field, and of an update how old its rows are."""
         read = bytes_read(call, worker, arguments) if arguments else {}
@@ -36,10 +36,10 @@ class StepNotes:
             _add(traffic.lags, old)
 
     def note_end(
-        self, call: Call, chunk: int, result: Any, given: Batch | Remote | None, start: float, end: float
+        self, call: Call, chunk: int, result: Any, given: Batch | RemoteBatch | None, start: float, end: float
     ) -> None:
         """Note what a call took and made. Arithmetic on fields takes no pool and no time worth a line."""
-        rows = result if isinstance(result, (Batch, Remote)) else given
+        rows = result if isinstance(result, (Batch, RemoteBatch)) else given
         length = count_tokens(rows, "tokens")
         pools = self.scheme.pools(call.op, call.worker)
         made = bytes_made(result, given, call.op)
@@ -83,7 +83,7 @@ def site_of(call: Call) -> Site:
 
 def count_tokens(rows: Any, name: str) -> int:
     """Return how many tokens a field has in all rows; 0 where there is none."""
-    if isinstance(rows, Remote):
+    if isinstance(rows, RemoteBatch):
         return rows.count(name)
     return int(rows[name].values.shape[0]) if isinstance(rows, Batch) and name in rows.fields else 0
 

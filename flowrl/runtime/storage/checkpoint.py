@@ -16,7 +16,7 @@ from typing import Any
 from ...batch import Batch, Column
 from ...errors import ResumeError
 from ..distributed.worker_group import WorkerGroup
-from ..values.remote_batch import Remote, RemoteColumn
+from ..values.remote_batch import RemoteBatch, RemoteColumn, RemoteValue
 from .disk import Checksum, checksum, replace_file, sync, write_tensors, writing
 from .disk import remove as take_away
 from .run_record import with_checksum, without_checksum
@@ -102,7 +102,7 @@ def _capture(
             captured.append(Captured(partial(_link, before, part, name, past.get("files", {}))))
         else:
             captured.append(capture_state(part, name, worker))
-    here = {i: v for i, v in live.items() if not isinstance(v, (Remote, RemoteColumn))}
+    here = {i: v for i, v in live.items() if not isinstance(v, RemoteValue)}
     tensors, values = _packed(here)
     for index, value in live.items():
         if index not in here:
@@ -243,7 +243,7 @@ def load_live(checkpoint: Path, manifest: Mapping[str, Any]) -> dict[int, Any]:
 def _rows(file: Path, said: Mapping[str, Any]) -> Any:
     """Rows that a rank has written."""
     batch = Batch.from_tensors(_tensors(file, {}), said["rows"])
-    return RemoteColumn(batch.keys, Remote.drawn(batch).columns["value"]) if said["column"] else batch
+    return RemoteColumn(batch.keys, RemoteBatch.drawn(batch).columns["value"]) if said["column"] else batch
 
 
 def _tensors(file: Path, same: Mapping[str, str]) -> dict[str, Any]:

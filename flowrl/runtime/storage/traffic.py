@@ -9,7 +9,7 @@ from ...batch import Batch, Column
 from ...graph.op import Op
 from ...graph.values import FieldValue
 from ..values.call import Call, Part
-from ..values.remote_batch import Remote, RemoteColumn, bytes_of
+from ..values.remote_batch import RemoteBatch, RemoteColumn, bytes_of
 
 PARTS = 20  # of the rows, between the quantiles of their lengths
 _NUMBER = 8  # bytes of a number that a call gives
@@ -27,7 +27,7 @@ def bytes_read(call: Call, worker: Any, arguments: Mapping[str, Any]) -> dict[st
     return found
 
 
-def bytes_made(result: Any, given: Batch | Remote | None, op: Op) -> dict[str, int]:
+def bytes_made(result: Any, given: Batch | RemoteBatch | None, op: Op) -> dict[str, int]:
     """Bytes of each field that a call has made: those added to its rows, or all of them where the rows are new ones.
 
     A field or a number on its own is called ``value``.
@@ -36,7 +36,7 @@ def bytes_made(result: Any, given: Batch | Remote | None, op: Op) -> dict[str, i
         return {"value": _bytes(result)}
     if isinstance(result, (int, float)):
         return {"value": _NUMBER}
-    if not isinstance(result, (Batch, Remote)):
+    if not isinstance(result, (Batch, RemoteBatch)):
         return {}
     handed_on = frozenset(given.fields) if given is not None and op.rows == "same" else frozenset[str]()
     return {name: _bytes(result[name]) for name in result.fields if name not in handed_on}
@@ -44,9 +44,9 @@ def bytes_made(result: Any, given: Batch | Remote | None, op: Op) -> dict[str, i
 
 def row_tokens(rows: Any, name: str) -> list[int]:
     """Tokens of a field in each row; empty where there is none, or where that is not known."""
-    if not isinstance(rows, (Batch, Remote)) or name not in rows.fields:
+    if not isinstance(rows, (Batch, RemoteBatch)) or name not in rows.fields:
         return []
-    if isinstance(rows, Remote):
+    if isinstance(rows, RemoteBatch):
         return rows.columns[name].sizes(rows.keys) or []
     return [] if rows[name].lengths is None else rows[name].lengths.tolist()
 
@@ -66,21 +66,21 @@ def _declared(call: Call, worker: Any, arguments: Mapping[str, Any]) -> Iterator
     op = call.op
     if op.owner == "batch":
         args, _ = op.parameters.passed(arguments)
-        for batch in (a for a in args if isinstance(a, (Batch, Remote))):
+        for batch in (a for a in args if isinstance(a, (Batch, RemoteBatch))):
             named = [a for a in args if isinstance(a, str)]  # a group's mean is of the field that is named
             yield from ((name, batch[name]) for name in batch.fields if name in named or not named)
         return
     reads = call.reads if call.reads is not None else _reads(op, worker, arguments)
     for parameter, fields in reads.items():
         value = arguments.get(parameter)
-        if isinstance(value, (Batch, Remote)):
+        if isinstance(value, (Batch, RemoteBatch)):
             yield from ((name, value[name]) for name in fields if name in value)
 
 
 def _reads(op: Op, worker: Any, arguments: Mapping[str, Any]) -> Mapping[str, Collection[str]]:
     """What an op reads of each batch, where only the rows themselves say which fields they have."""
     main = arguments.get(op.batch_parameter)
-    if not isinstance(main, (Batch, Remote)):
+    if not isinstance(main, (Batch, RemoteBatch)):
         return {}
     return op.signature(_init(worker), arguments, frozenset(main.fields)).reads
 

@@ -7,7 +7,7 @@ from typing import Any
 from ...batch import Batch, Column
 from ...column import concat
 from .call import Call, Part, maker
-from .remote_batch import Remote, RemoteColumn, join_sources
+from .remote_batch import RemoteBatch, RemoteColumn, join_sources
 
 NOTHING = object()  # the part of a chunk that no prompt fell into
 
@@ -40,7 +40,7 @@ class Cutter:
         for step in [s for s in self._piece if s < before]:
             del self._piece[step]
 
-    def cut(self, step: int, batch: Batch | Remote) -> list[Any]:
+    def cut(self, step: int, batch: Batch | RemoteBatch) -> list[Any]:
         """Return a batch in chunks; those without a row are NOTHING, unless the batch has none at all."""
         groups = batch.groups()
         if not groups:
@@ -58,7 +58,7 @@ def can_cut(ref: Any) -> bool:
     if call.parts is not None:
         return True
     if call.done:
-        return isinstance(call.result, (Batch, Remote))
+        return isinstance(call.result, (Batch, RemoteBatch))
     return call.op.returns == "batch"
 
 
@@ -69,7 +69,7 @@ def chunk_of(ref: Any, chunk: int, cutter: Cutter, step: int) -> Any:
         return whole if whole is NOTHING else whole[ref.name]
     call: Call = ref
     if call.parts is None:
-        if not isinstance(call.result, (Batch, Remote)):
+        if not isinstance(call.result, (Batch, RemoteBatch)):
             return call.result
         call.parts = cutter.cut(step, call.result)
     return call.parts[chunk]
@@ -82,8 +82,8 @@ def join_chunks(parts: list[Any]) -> Any:
         return made[0]
     if all(isinstance(p, Batch) for p in made):
         return Batch.concat(*made)
-    if all(isinstance(p, Remote) for p in made):
-        return Remote.concat(made)
+    if all(isinstance(p, RemoteBatch) for p in made):
+        return RemoteBatch.concat(made)
     if all(isinstance(p, RemoteColumn) for p in made):
         return RemoteColumn(tuple(k for p in made for k in p.keys), join_sources([p.source for p in made]))
     assert all(isinstance(p, Column) for p in made), "calls that are run in chunks give batches or fields"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...graph.call_errors import written_twice
 from ...graph.op import Op
-from .remote_batch import Remote, RemoteColumn
+from .remote_batch import RemoteBatch, RemoteColumn, RemoteValue
 
 UNKNOWN = object()  # the answer where columns are needed after all
 
@@ -17,42 +17,42 @@ def on_driver(op: Op, arguments: Mapping[str, Any]) -> Any:
     if op.owner not in ("batch", "data"):
         return UNKNOWN
     args, _ = op.parameters.passed(arguments)
-    values = [a for a in args if isinstance(a, (Remote, RemoteColumn))]
+    values = [a for a in args if isinstance(a, RemoteValue)]
     if not values and not any(isinstance(a, Mapping) for a in args):
         return op.fn(*args)  # numbers
     known = _KNOWN.get(op.name)
     return UNKNOWN if known is None else known(*args)
 
 
-def _merge(batch: Remote, made: Remote, names: tuple[str, ...]) -> Remote:
+def _merge(batch: RemoteBatch, made: RemoteBatch, names: tuple[str, ...]) -> RemoteBatch:
     twice = [n for n in names if n in batch]
     if twice:
         raise written_twice("an op", twice, None)
     return batch.with_sources({n: made.columns[n] for n in names})
 
 
-def _drop(batch: Remote, names: Sequence[str]) -> Remote:
+def _drop(batch: RemoteBatch, names: Sequence[str]) -> RemoteBatch:
     for name in names:
         batch[name]
     return batch.select(*(n for n in batch.fields if n not in names))
 
 
-def _rename(batch: Remote, names: Mapping[str, str]) -> Any:
+def _rename(batch: RemoteBatch, names: Mapping[str, str]) -> Any:
     for name in names:
         batch[name]
     new = [names.get(n, n) for n in batch.fields]
     if len(set(new)) < len(new):
         return UNKNOWN  # the error is a batch's
-    return Remote(batch.keys, dict(zip(new, batch.columns.values(), strict=True)))
+    return RemoteBatch(batch.keys, dict(zip(new, batch.columns.values(), strict=True)))
 
 
-def _with_columns(batch: Remote, columns: Mapping[str, Any]) -> Any:
+def _with_columns(batch: RemoteBatch, columns: Mapping[str, Any]) -> Any:
     if not all(isinstance(c, RemoteColumn) and c.keys == batch.keys for c in columns.values()):
         return UNKNOWN
     return batch.with_sources({n: c.source for n, c in columns.items()})
 
 
-def _join(batch: Remote, other: Remote) -> Any:
+def _join(batch: RemoteBatch, other: RemoteBatch) -> Any:
     if set(batch.keys) != set(other.keys):
         return UNKNOWN
     for name in batch.fields:
@@ -61,14 +61,14 @@ def _join(batch: Remote, other: Remote) -> Any:
     return batch.with_sources({n: s for n, s in other.columns.items() if n not in batch})
 
 
-def _concat(batch: Remote, *others: Remote) -> Any:
+def _concat(batch: RemoteBatch, *others: RemoteBatch) -> Any:
     alike = all(set(b.fields) == set(batch.fields) for b in others)
-    if alike and not Remote.can_concat([batch, *others]):
+    if alike and not RemoteBatch.can_concat([batch, *others]):
         return UNKNOWN
-    return Remote.concat([batch, *others])
+    return RemoteBatch.concat([batch, *others])
 
 
-def _select(batch: Remote, names: Sequence[str]) -> Remote:
+def _select(batch: RemoteBatch, names: Sequence[str]) -> RemoteBatch:
     return batch.select(*names)
 
 

@@ -74,7 +74,7 @@ class Step:
     logs: list[tuple[Any, list[Logged]]] = field(default_factory=list[tuple[Any, list[Logged]]])
     timings: list[Timing] = field(default_factory=list[Timing])
     traffic: Traffic = field(default_factory=Traffic)
-    rows: Any = None  # a Batch, or a Remote: the last batch with responses, for the sample of trajectories
+    rows: Any = None  # a Batch, or a RemoteBatch: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it
     marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
     sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from ...batch import Batch, Column, Key
-from ...column import concat
 from ...errors import FieldError, RowsError, near
+from ...graph.trees import find_in
 from ...marks import UNMARKED, Marks
+
+T = TypeVar("T")
 
 DRIVER = -1  # the rank of what the driver made itself: rows that it drew from a data source
 
@@ -106,7 +108,7 @@ class Source:
         A key that is in none of them stands for its longest prefix that is: the row that it was made from.
         """
         taken: list[dict[int, int]] = [{} for _ in self.stored]
-        found: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []
         for key in keys:
             at, prefix = self._find(key), key
             while at is None:
@@ -115,10 +117,10 @@ class Source:
                 prefix = prefix[:-1]
                 at = self._find(prefix)
             number, row = at
-            found.append((number, taken[number].setdefault(row, len(taken[number]))))
+            places.append((number, taken[number].setdefault(row, len(taken[number]))))
         starts = [0, *accumulate(len(rows) for rows in taken)]
         parts = [(number, list(rows)) for number, rows in enumerate(taken) if rows]
-        return parts, [starts[number] + place for number, place in found]
+        return parts, [starts[number] + place for number, place in places]
 
     def at(self, key: Key) -> tuple[Stored, int]:
         """The object and the row that a key stands for."""
@@ -144,9 +146,7 @@ class Source:
         """The version of each row's oldest token; None where the objects do not say it."""
         if not all(s.oldest or not s.keys for s in self.stored):
             return None
-        parts, places = self.rows(keys)
-        listed = [self.stored[n].oldest[row] for n, rows in parts for row in rows]
-        return [listed[p] for p in places]
+        return self._of_rows(keys, lambda number: self.stored[number].oldest)
 
     def _find(self, key: Key) -> tuple[int, int] | None:
         for number, stored in enumerate(self.stored):
@@ -159,9 +159,13 @@ class Source:
         """Tokens of each row, where they are known."""
         if any(name not in s.sizes for s, name in zip(self.stored, self.names, strict=True)):
             return None
+        return self._of_rows(keys, lambda number: self.stored[number].sizes[self.names[number]])
+
+    def _of_rows(self, keys: Iterable[Key], of_object: Callable[[int], Sequence[T]]) -> list[T]:
+        """Return for each row what its object says of it."""
         parts, places = self.rows(keys)
-        listed = [self.stored[n].sizes[self.names[n]][row] for n, rows in parts for row in rows]
-        return [listed[p] for p in places]
+        listed = [of_object(number)[row] for number, rows in parts for row in rows]
+        return [listed[place] for place in places]
 
 
 @dataclass(frozen=True)
@@ -171,11 +175,16 @@ class RemoteColumn:
     keys: tuple[Key, ...]
     source: Source
 
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where its rows are, as of a batch with this one field."""
+        return (self.source,)
+
     def __len__(self) -> int:
         return len(self.keys)
 
 
-class Remote:
+class RemoteBatch:
     """A batch whose columns lie on ranks. It has what the driver needs of a :class:`Batch`: keys, fields, rows."""
 
     __slots__ = ("__weakref__", "_columns", "keys")
@@ -184,16 +193,21 @@ class Remote:
         self.keys, self._columns = keys, dict(columns)
 
     @staticmethod
-    def drawn(batch: Batch) -> Remote:
+    def drawn(batch: Batch) -> RemoteBatch:
         """A batch that the driver made itself, such as rows of a data source."""
         kinds = {n: Kind.of(batch[n]) for n in batch.fields}
         sizes, oldest = sizes_of(batch), oldest_of(batch) or ()
         stored = Stored(DRIVER, 0, batch.keys, kinds, sizes, batch=batch, bytes=column_bytes(batch), oldest=oldest)
-        return Remote(batch.keys, {n: Source((stored,), (n,)) for n in batch.fields})
+        return RemoteBatch(batch.keys, {n: Source((stored,), (n,)) for n in batch.fields})
 
     @property
     def columns(self) -> Mapping[str, Source]:
         return self._columns
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where its columns are."""
+        return tuple(self._columns.values())
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -217,31 +231,31 @@ class Remote:
 
     def groups(self) -> list[list[int]]:
         """Row numbers by prompt, as :meth:`Batch.groups` gives them."""
-        found: dict[int, list[int]] = {}
+        rows: dict[int, list[int]] = {}
         for i, key in enumerate(self.keys):
-            found.setdefault(key[0], []).append(i)
-        return list(found.values())
+            rows.setdefault(key[0], []).append(i)
+        return list(rows.values())
 
-    def take(self, index: Sequence[int]) -> Remote:
+    def take(self, index: Sequence[int]) -> RemoteBatch:
         """Some of the rows, in this order."""
         keys = tuple(self.keys[i] for i in index)
-        return Remote(keys, {n: s.kept(keys) for n, s in self._columns.items()})
+        return RemoteBatch(keys, {n: s.kept(keys) for n, s in self._columns.items()})
 
-    def select(self, *names: str) -> Remote:
+    def select(self, *names: str) -> RemoteBatch:
         """Only these fields."""
-        return Remote(self.keys, {n: self._source(n) for n in names})
+        return RemoteBatch(self.keys, {n: self._source(n) for n in names})
 
-    def with_sources(self, columns: Mapping[str, Source], keys: tuple[Key, ...] | None = None) -> Remote:
+    def with_sources(self, columns: Mapping[str, Source], keys: tuple[Key, ...] | None = None) -> RemoteBatch:
         """Further columns, and rows that are these, some of them, or made from them."""
         for name in columns:
             if name in self._columns:
                 raise FieldError(f"'{name}' is written twice.", have=self._columns, fix="Rename one of the two.")
         if keys is None or keys == self.keys:
-            return Remote(self.keys, {**self._columns, **columns})
-        return Remote(keys, {**{n: s.kept(keys) for n, s in self._columns.items()}, **columns})
+            return RemoteBatch(self.keys, {**self._columns, **columns})
+        return RemoteBatch(keys, {**{n: s.kept(keys) for n, s in self._columns.items()}, **columns})
 
     @staticmethod
-    def concat(batches: Sequence[Remote]) -> Remote:
+    def concat(batches: Sequence[RemoteBatch]) -> RemoteBatch:
         """The rows of all, one after the other. They have the same fields and different keys."""
         first = batches[0]
         for other in batches[1:]:
@@ -252,10 +266,10 @@ class Remote:
         if len(set(keys)) != len(keys):
             raise RowsError("Batches that have rows in common cannot be put together.")
         some = [b for b in batches if len(b)] or [first]
-        return Remote(keys, {n: join_sources([b.columns[n] for b in some]) for n in first.fields})
+        return RemoteBatch(keys, {n: join_sources([b.columns[n] for b in some]) for n in first.fields})
 
     @staticmethod
-    def can_concat(batches: Sequence[Remote]) -> bool:
+    def can_concat(batches: Sequence[RemoteBatch]) -> bool:
         """Whether each key finds its own row among the objects of all: versions of a row may lie in two of them."""
         for name in batches[0].fields:
             sources = [b.columns[name] for b in batches if name in b]
@@ -268,14 +282,23 @@ class Remote:
     def sizes(self) -> list[int]:
         """Tokens of each row as far as they are known, for balancing: 1 where nothing is."""
         for name in SIZED:
-            if name in self._columns and (found := self._columns[name].sizes(self.keys)) is not None:
-                return [max(1, n) for n in found]
+            if name in self._columns and (sizes := self._columns[name].sizes(self.keys)) is not None:
+                return [max(1, n) for n in sizes]
         return [1] * len(self.keys)
 
     def count(self, name: str) -> int:
         """Tokens of a field in all rows together; 0 where they are not known."""
-        found = self._columns[name].sizes(self.keys) if name in self._columns else None
-        return sum(found) if found else 0
+        sizes = self._columns[name].sizes(self.keys) if name in self._columns else None
+        return sum(sizes or ())
+
+
+#: A value whose rows lie on ranks.
+RemoteValue = RemoteBatch | RemoteColumn
+
+
+def remote_values(arguments: Any) -> Iterator[RemoteValue]:
+    """Yield the values among arguments whose rows lie on ranks."""
+    return find_in(arguments, (RemoteBatch, RemoteColumn))
 
 
 def bytes_of(column: Column) -> int:
@@ -313,92 +336,5 @@ def join_sources(sources: Sequence[Source]) -> Source:
 
 def sizes_of(batch: Batch) -> dict[str, list[int]]:
     """Tokens of each row of the fields that are balanced by."""
-    found: dict[str, list[int]] = {}
-    for name in SIZED:
-        if name in batch.fields and batch[name].lengths is not None:
-            found[name] = batch[name].lengths.tolist()
-    return found
-
-
-# -- what a rank is told to get -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Take:
-    """Rows of one object: ``Take(rank=1, id=7, names=("tokens",), rows=(0, 2))``; with ``batch`` they are here."""
-
-    rank: int
-    id: int
-    names: tuple[str, ...]
-    rows: tuple[int, ...]
-    batch: Batch | None = None
-
-
-@dataclass(frozen=True)
-class Together:
-    """Columns that lie in the same objects: each as its names there, one for each of ``takes``, and its name here.
-
-    ``order``: the place of each key among the rows taken.
-    """
-
-    takes: tuple[Take, ...]
-    order: tuple[int, ...]
-    fields: tuple[tuple[tuple[str, ...], str], ...]
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """A batch, or with ``column`` one field of it, that a rank puts together from what ranks hold."""
-
-    keys: tuple[Key, ...]
-    parts: tuple[Together, ...] = ()
-    kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
-    column: bool = False
-
-
-def fetch(
-    value: Remote | RemoteColumn, keys: tuple[Key, ...] | None = None, names: Iterable[str] | None = None
-) -> Fetch:
-    """Return what a rank has to get for these rows (all of them) and fields (all of them) of a value."""
-    whole = {"value": value.source} if isinstance(value, RemoteColumn) else value.columns
-    columns = whole if names is None else {n: whole[n] for n in names if n in whole}
-    keys = value.keys if keys is None else keys
-    alike: dict[tuple[Stored, ...], list[tuple[Source, str]]] = {}
-    for name, source in columns.items():
-        alike.setdefault(source.stored, []).append((source, name))
-    parts = tuple(_together(some, keys) for some in alike.values()) if keys else ()
-    kinds = {n: s.kind for n, s in columns.items()}
-    return Fetch(keys, parts, kinds, column=isinstance(value, RemoteColumn))
-
-
-def _together(alike: Sequence[tuple[Source, str]], keys: tuple[Key, ...]) -> Together:
-    """What to take for columns that lie in the same objects."""
-    stored = alike[0][0].stored
-    rows, order = alike[0][0].rows(keys)
-    takes: list[Take] = []
-    for number, some in rows:
-        s, names = stored[number], tuple(dict.fromkeys(source.names[number] for source, _ in alike))
-        here = None if s.batch is None else s.batch.select(*names)
-        if here is not None and some != list(range(len(here))):
-            here = here.take(some)
-        takes.append(Take(s.rank, s.id, names, tuple(some), here))
-    fields = tuple((tuple(source.names[number] for number, _ in rows), name) for source, name in alike)
-    return Together(tuple(takes), tuple(order), fields)
-
-
-def assemble(wanted: Fetch, get: Callable[[Take], Mapping[str, Column]]) -> Batch | Column:
-    """Return the batch or column that was asked for, in the order of its keys; ``get`` brings rows of one object."""
-    columns: dict[str, Column] = {}
-    for part in wanted.parts:
-        brought = [get(take) for take in part.takes]
-        for there, here in part.fields:
-            known: dict[tuple[int, ...], Any] = {}
-            found = [b[name] for b, name in zip(brought, there, strict=True)]
-            whole = found[0] if len(found) == 1 else concat(here, found, known)
-            columns[here] = whole if part.order == tuple(range(len(whole))) else whole.take(list(part.order))
-    for name, kind in wanted.kinds.items():
-        if name not in columns:
-            columns[name] = kind.empty()
-    if wanted.column:
-        return columns["value"]
-    return Batch(wanted.keys, {n: columns[n] for n in wanted.kinds})
+    ragged = [name for name in SIZED if name in batch.fields and batch[name].lengths is not None]
+    return {name: batch[name].lengths.tolist() for name in ragged}

@@ -267,7 +267,7 @@ def test_ranks_that_compute_together_all_see_the_rows_that_kept_state_is_made_of
     from flowrl.lowering.deployment import WorkerSpec
     from flowrl.runtime.distributed.protocol import Blueprint
     from flowrl.runtime.distributed.worker_group import WorkerGroup
-    from flowrl.runtime.values.remote_batch import Remote
+    from flowrl.runtime.values.remote_batch import RemoteBatch
 
     class Watched(fl.Actor):
         keeps = ("lengths",)
@@ -282,6 +282,6 @@ def test_ranks_that_compute_together_all_see_the_rows_that_kept_state_is_made_of
 
     blueprint = Blueprint("actor", Watched, (), {}, {})
     group = WorkerGroup(None, blueprint, WorkerSpec("actor", collective=True), ranks=(0, 1), places=(0, 1))
-    rows = Remote.drawn(fl.Batch.of(4, x=[1.0, 2.0, 3.0, 4.0]))
+    rows = RemoteBatch.drawn(fl.Batch.of(4, x=[1.0, 2.0, 3.0, 4.0]))
     assert group.shares(Watched.__dict__["watch"], {}, rows) == {0: None, 1: None}
     assert sorted(len(keys) for keys in group.shares(Watched.__dict__["train"], {}, rows).values()) == [2, 2]

@@ -46,7 +46,7 @@ def lane_of(method: str, args: Sequence[Any]) -> str:
     return LANES.get(method, "work")
 
 
-def _in_lane(lane: str) -> Callable[..., Any]:
+def _in_lane(lane: str) -> Any:
     """Return a method of an actor that calls the rank in a lane of its own."""
 
     @ray.method(concurrency_group=lane)
