@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ..errors import ProgramError
@@ -55,7 +56,7 @@ class TrainedModel(ModelWorker):
         lr, lora = settings["lr"], settings["lora"]
         self.model, self.lora, self.dtype = model, lora, settings["dtype"]
         self.trains = lr is not None
-        self.optim = Optim(**{name: settings[name] for name in OPTIM} | {"lr": lr or 0.0})
+        self.optim = replace(Optim(**{name: settings[name] for name in OPTIM if name != "lr"}), lr=lr or 0.0)
         self.freeze = read_freeze(settings["freeze"], lr=lr, lora=lora)
         self.gradient_checkpointing, self.seed = settings["gradient_checkpointing"], settings["seed"]
 
