@@ -8,7 +8,7 @@ import torch
 
 import flowrl as fl
 from flowrl.graph.types import FieldType
-from flowrl.workers.base import ModelWorker
+from flowrl.workers.model_worker import ModelWorker
 from flowrl.workers.weights import Shard, digest, sums
 
 ROWS = 8

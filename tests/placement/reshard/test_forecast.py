@@ -22,7 +22,7 @@ from flowrl.runtime.distributed.client import RankClient
 from flowrl.runtime.distributed.protocol import Blueprint
 from flowrl.runtime.distributed.worker_group import WorkerGroup
 from flowrl.runtime.transfer.plan import Held, plan_moves
-from flowrl.workers.base import ModelWorker
+from flowrl.workers.model_worker import ModelWorker
 
 DENSE, EXPERTS = shapes(6)
 DTYPE = {2: "bfloat16", 4: "float32"}
