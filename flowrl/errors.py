@@ -257,3 +257,15 @@ def near(word: str, words: Iterable[str]) -> str | None:
     """The word of ``words`` that ``word`` was probably meant to be, or None."""
     found = get_close_matches(word, list(words), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def did_you_mean(
+    word: str, words: Iterable[str], otherwise: str | None = None, *, form: str = "Did you mean '{}'?"
+) -> str | None:
+    """The fix for a name that is not there: what it was probably meant to be, in ``form``; else ``otherwise``.
+
+    >>> did_you_mean("rewrads", ["rewards", "tokens"])
+    "Did you mean 'rewards'?"
+    """
+    meant = near(word, words)
+    return form.format(meant) if meant else otherwise

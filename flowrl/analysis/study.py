@@ -260,7 +260,7 @@ class Study:
             self.cost_model.source,
             setup.staleness,
             flown.events,
-            assumed=tuple(f"not ({c})   {at}" for c, at in flight.assumed.conditions.items()),
+            assumed=tuple(f"not ({c})   {at}" for c, at in flight.assumed.items()),
             notes=self._notes(),
             workers=self.workers,
         )

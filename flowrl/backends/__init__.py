@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError, PlanError, near
+from ..errors import ModelError, PlanError, did_you_mean
 from ..placement.backends import BACKENDS, REFERENCE
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ def open_engine(name: str, build: Build) -> Any:
     """
     known = names()
     if name not in known:
-        meant = near(name, known)
-        raise PlanError(
-            f"There is no engine '{name}'.", have=known, fix=f"Write {meant}." if meant else "Name one of these."
-        )
+        fix = did_you_mean(name, known, "Name one of these.", form="Write {}.")
+        raise PlanError(f"There is no engine '{name}'.", have=known, fix=fix)
     try:
         module = import_module(BACKENDS[name].module)
     except ModuleNotFoundError as error:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, cast
 
 from ..batch import Batch, Column
-from ..errors import DataError, near
+from ..errors import DataError, did_you_mean, near
 from ..graph.allowed import check_values, text
 from ..graph.site import caller
 from ..graph.types import FieldType
@@ -147,13 +147,8 @@ class Mixture:
             raise DataError(f"weights= takes a weight by name, not {weights!r}.", at=self.made_at, fix=_FORM)
         for name in weights:
             if name not in self.parts:
-                meant = near(name, self.parts)
-                raise DataError(
-                    f"weights= names '{name}', which is no source of this mixture.",
-                    at=self.made_at,
-                    have=self.parts,
-                    fix=f"Did you mean '{meant}'?" if meant else None,
-                )
+                what = f"weights= names '{name}', which is no source of this mixture."
+                raise DataError(what, at=self.made_at, have=self.parts, fix=did_you_mean(name, self.parts))
         for name in self.parts:
             weight: Any = weights.get(name)
             if name not in weights:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import PlanError, near
+from ..errors import PlanError, did_you_mean
 
 #: How a publish may treat the requests that are running; a backend names those that it can.
 PUBLISH = ("drain", "interrupt", "continue")
@@ -156,9 +156,7 @@ BACKENDS: dict[str, Backend] = {row.name: row for row in _ROWS}
 def backend(name: str) -> Backend:
     """Return the row of that name. Raises PlanError with the nearest one."""
     if name not in BACKENDS:
-        meant = near(name, BACKENDS)
-        fix = f"Did you mean '{meant}'?" if meant else None
-        raise PlanError(f"there is no backend '{name}'.", have=sorted(BACKENDS), fix=fix)
+        raise PlanError(f"there is no backend '{name}'.", have=BACKENDS, fix=did_you_mean(name, BACKENDS))
     return BACKENDS[name]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import At
@@ -37,17 +37,11 @@ class Made:
     sources: tuple[Any, ...] = ()
 
 
-@dataclass
-class Assumed:
-    """What a flight took for granted of values that only a run knows: conditions, each taken as False."""
-
-    conditions: dict[str, At] = field(default_factory=dict[str, At])
-
-
 class Flight(Tracer):
     """The session of a flown program. ``steps`` cuts every loop short; ``note`` is told of each call before it is made.
 
-    Where the program asks for a value, the clock goes on until it is there; a condition on it is taken as False.
+    Where the program asks for a value, the clock goes on until it is there; a condition on it is taken as False, and is
+    in ``assumed`` with its line.
     """
 
     def __init__(
@@ -61,7 +55,7 @@ class Flight(Tracer):
     ) -> None:
         super().__init__(Path(), (), program)
         self.clock, self.scheme = clock, scheme
-        self.assumed = Assumed()
+        self.assumed: dict[str, At] = {}
         self._most, self._note = steps, note
         self._opened = 0
         self._inside = False
@@ -120,16 +114,16 @@ class Flight(Tracer):
                 known = len(self.trail.path.taken)
                 outcome = super().read(value, kind)
                 for decision in self.trail.path.taken[known:]:
-                    self.assumed.conditions.setdefault(decision.condition, decision.at)
+                    self.assumed.setdefault(decision.condition, decision.at)
                 return outcome
         return super().read(value, kind)
 
     def number(self, value: Value, way: str) -> int:
         known = len(self.trail.path.taken)
-        found = super().number(value, way)
+        number = super().number(value, way)
         for decision in self.trail.path.taken[known:]:
-            self.assumed.conditions.setdefault(f"{value.ref.text} != {found}", decision.at)
-        return found
+            self.assumed.setdefault(f"{value.ref.text} != {number}", decision.at)
+        return number
 
     def _lint_read(self, ref: TNumber, at: At) -> None:
         del ref, at  # the check has said it; here it only costs time

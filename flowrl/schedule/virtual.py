@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -100,7 +101,7 @@ class VirtualClock:
         self._calls: dict[int, Call] = {}
         self._titles: dict[int, str] = {}
         self._sources: dict[int, frozenset[int]] = {}  # the generates whose rows came into a call
-        self._groups: dict[int, dict[int, int]] = {}  # where the rows of a generate came from, where exchanged
+        self._groups: dict[int, Mapping[int, int]] = {}  # where the rows of a generate came from, where exchanged
         self._trained: list[tuple[str, int, frozenset[int]]] = []  # worker, its version, the generates of the rows
 
     # -- what the program does ----------------------------------------------------------------------------------
@@ -195,9 +196,8 @@ class VirtualClock:
             if call.groups and call.relaxed and self.machine.setup.order == "window":
                 for group in range(call.groups):
                     self._later(begin + seconds - self.time, Grouped(call.id, group), call.pools[0])
-            self._later(
-                begin + seconds - self.time, Finished(call.id, command.chunk), call.pools[0] if call.serves else ""
-            )
+            finished = Finished(call.id, command.chunk)
+            self._later(begin + seconds - self.time, finished, call.pools[0] if call.serves else "")
         else:
             self._run_rows(call, command, rows, begin)
 
@@ -258,19 +258,15 @@ class VirtualClock:
         return begin
 
     def _span(self, call: Call, command: Start, start: float, end: float) -> None:
-        self.flown.spans.append(
-            Span(call.title, call.step, call.pools, start, end, self._because, call.id, command.chunk)
-        )
+        span = Span(call.title, call.step, call.pools, start, end, self._because, call.id, command.chunk)
+        self.flown.spans.append(span)
 
     def _taken(self, command: Take) -> None:
-        counts: dict[int, int] = {}
-        for generate, _ in command.groups:
-            counts[generate] = counts.get(generate, 0) + 1
-        self._groups[command.id] = counts
+        self._groups[command.id] = Counter(generate for generate, _ in command.groups)
 
     def lags(self) -> Mapping[int, int]:
         """Publishes between the version that a prompt group was sampled with and the one that it was trained on."""
-        found: dict[int, int] = {}
+        lags: Counter[int] = Counter()
         for worker, version, sources in self._trained:
             for id in sources:
                 if worker not in self._calls[id].serves or not self._calls[id].relaxed:
@@ -279,9 +275,8 @@ class VirtualClock:
                     chunks = self.flown.versions.get(generate, [])
                     for number, seen in enumerate(chunks):  # the groups of a chunk are its share
                         share = groups * (number + 1) // len(chunks) - groups * number // len(chunks)
-                        lag = version - seen
-                        found[lag] = found.get(lag, 0) + max(share, groups == 1)
-        return dict(sorted(found.items()))
+                        lags[version - seen] += max(share, groups == 1)
+        return dict(sorted(lags.items()))
 
 
 __all__ = ["Deadlock", "Flown", "IllegalEvent", "Pace", "Rows", "Span", "VirtualClock"]

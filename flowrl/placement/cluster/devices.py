@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...errors import PlanError, near
 
@@ -69,32 +69,24 @@ _H100 = DeviceKind(
         flops="NVIDIA H100 Tensor Core GPU Architecture (white paper), table of peak rates, H100 SXM5, dense",
     ),
 )
-_H200 = DeviceKind(
-    "h200",
-    flops=_H100.flops,
+_H200 = replace(
+    _H100,
+    name="h200",
     memory=141e9,
     bandwidth=4800e9,
-    link=450e9,
-    link_latency=3.4e-6,
-    network=50e9,
-    network_latency=14e-6,
-    host=64e9,
     sources=_sources(
         "NVIDIA H200 Tensor Core GPU data sheet, H200 SXM",
         _DGX.format("the NVIDIA DGX H200"),
         flops="those of H100 SXM, whose chip it has (NVIDIA H200 data sheet, half of its figures with sparsity)",
     ),
 )
-_B200 = DeviceKind(
-    "b200",
+_B200 = replace(
+    _H100,
+    name="b200",
     flops={"bf16": 2250e12, "tf32": 1100e12, "fp32": 80e12, "fp8": 4500e12},
     memory=180e9,
     bandwidth=8000e9,
     link=900e9,  # NVLink 5: 1.8 TB/s, both directions together
-    link_latency=3.4e-6,
-    network=50e9,  # 400 Gb/s
-    network_latency=14e-6,
-    host=64e9,  # PCIe 5 x16
     sources=_sources(
         "NVIDIA DGX B200 data sheet, an eighth of the system's figures",
         _DGX.format("the NVIDIA DGX B200"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
-from ...errors import PlanError, near
+from ...errors import PlanError, did_you_mean
 
 #: Outermost first: ranks that differ in ``tp`` alone are neighbours, those that differ in ``pp`` are furthest apart.
 AXES = ("pp", "dp", "fsdp", "cp", "ep", "tp")
@@ -31,10 +32,7 @@ class Mesh:
     def __post_init__(self) -> None:
         for axis, size in self.axes.items():
             if axis not in AXES:
-                meant = near(axis, AXES)
-                raise PlanError(
-                    f"a mesh has no axis '{axis}'.", have=AXES, fix=f"Did you mean '{meant}'?" if meant else None
-                )
+                raise PlanError(f"a mesh has no axis '{axis}'.", have=AXES, fix=did_you_mean(axis, AXES))
             if size < 1:
                 raise PlanError(f"axis {axis}={size}: a mesh has at least one device along each axis.")
         kept = {a: self.axes[a] for a in AXES if self.axes.get(a, 1) > 1}
@@ -58,10 +56,7 @@ class Mesh:
     @property
     def size(self) -> int:
         """How many devices it takes."""
-        size = 1
-        for n in self.axes.values():
-            size *= n
-        return size
+        return prod(self.axes.values())
 
     @property
     def data(self) -> int:

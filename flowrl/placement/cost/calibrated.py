@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...errors import At, PlanError, near, shown
+from ...errors import At, PlanError, did_you_mean, shown
 from ..cluster.mesh import Mesh
 from .given import Entry, check_names, inside_one_pool, read_entries
 from .work import Work
@@ -224,8 +224,7 @@ def _calls(run: str | Path, program: str | None) -> list[Call]:
         of_program = seconds.setdefault(str(line.get("program", "")), {})
         of_program[line["node"]] = of_program.get(line["node"], 0.0) + line["end"] - line["start"]
     if program is not None and program not in seconds:
-        meant = near(program, seconds)
-        fix = f"Did you mean '{meant}'?" if meant else None
+        fix = did_you_mean(program, seconds)
         raise PlanError(f"the run {shown(str(run))} has no program '{program}'.", have=seconds, fix=fix)
     if not seconds:
         raise PlanError(f"the run {shown(str(run))} has no calls to calibrate with.", fix="Let it make a step or more.")
@@ -281,6 +280,5 @@ def _fit(entry: Entry) -> Fit:
 
 
 def _unknown(entry: Entry, what: str, known: Iterable[str]) -> PlanError:
-    meant = near(entry.name, known)
-    fix = f"Did you mean '{meant}'?" if meant else "Take it out."
+    fix = did_you_mean(entry.name, known, "Take it out.")
     return PlanError(f"{what} no '{entry.name}'.", at=entry.at, have=known, fix=fix)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from ...errors import At, PlanError, near, shown
+from ...errors import At, PlanError, did_you_mean, near, shown
 from .work import Work
 
 #: Seconds of a call at most, about 30 years: sums of them stay numbers.
@@ -93,10 +93,8 @@ def read_entries(path: str | Path) -> list[Entry]:
     if not path.exists():
         beside = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.exists() else []
         meant = near(path.name, beside)
-        raise PlanError(
-            f"there is no file of costs {shown(str(path))}.",
-            fix=f"Did you mean {shown(str(path.parent / meant))}?" if meant else "Name a YAML file.",
-        )
+        fix = f"Did you mean {shown(str(path.parent / meant))}?" if meant else "Name a YAML file."
+        raise PlanError(f"there is no file of costs {shown(str(path))}.", fix=fix)
     try:
         root = cast("Any", yaml).compose(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -127,13 +125,8 @@ def check_names(listed: Iterable[str], names: Iterable[str], at: Mapping[str, At
     known = sorted(set(names))
     for name in listed:
         if name not in known:
-            meant = near(name, known)
-            raise PlanError(
-                f"costs are given for '{name}', which this program does not call.",
-                at=at.get(name),
-                have=known,
-                fix=f"Did you mean '{meant}'?" if meant else "Take it out.",
-            )
+            what = f"costs are given for '{name}', which this program does not call."
+            raise PlanError(what, at=at.get(name), have=known, fix=did_you_mean(name, known, "Take it out."))
 
 
 def _entries(node: Any, file: str, what: str) -> list[Entry]:

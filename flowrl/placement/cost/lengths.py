@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ...errors import UsageError, near
+from ...errors import UsageError, did_you_mean
 
 _KINDS = ("fixed", "lognormal", "uniform")
 
@@ -86,12 +86,8 @@ def read_lengths(text: str) -> tuple[str, tuple[float, ...]]:
     """Read ``fixed:1024``, ``lognormal:800,1.0`` (mean, sigma) or ``uniform:1,2048``. Raises UsageError."""
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
-        meant = near(kind, _KINDS)
-        raise UsageError(
-            f"--lengths {text}: '{kind}' is no distribution.",
-            have=_KINDS,
-            fix=f"Did you mean {meant}?" if meant else None,
-        )
+        fix = did_you_mean(kind, _KINDS, form="Did you mean {}?")
+        raise UsageError(f"--lengths {text}: '{kind}' is no distribution.", have=_KINDS, fix=fix)
     wanted = 1 if kind == "fixed" else 2
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):

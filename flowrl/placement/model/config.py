@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import ModelError, near
+from ...errors import ModelError, did_you_mean
 from .shape import ModelShape
 
 _FOUR_NORMS = (
@@ -125,10 +125,9 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _unknown(kind: str, title: str) -> ModelError:
-    meant = near(kind, _FAMILIES)
     what = f"the weights of model_type '{kind}' are not known here" if kind else "its configuration names no model_type"
     return ModelError(
         f"'{title}': {what}, so neither its size nor its layout can be computed.",
         have=_FAMILIES,
-        fix=f"Did you mean '{meant}'?" if meant else "Describe it by a ModelShape, or use a model of those families.",
+        fix=did_you_mean(kind, _FAMILIES, "Describe it by a ModelShape, or use a model of those families."),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from ...errors import ModelError, near
+from ...errors import ModelError, did_you_mean
 from ...hub import cached_file
 from .shape import ModelShape
 
@@ -70,11 +70,11 @@ def find_shape(name: str) -> ModelShape:
     cached = cached_file(name, "config.json")
     if cached is not None:
         return _read(cached, name)
-    meant = near(name.lower().rpartition("/")[2], SHIPPED)
+    last = name.lower().rpartition("/")[2]
     raise ModelError(
         f"no model '{name}' is known: it is no shipped one, no folder, and not in the Hugging Face cache.",
         have=", ".join(SHIPPED),
-        fix=f"Did you mean '{meant}'?" if meant else "Name a folder with config.json, or fetch the model once.",
+        fix=did_you_mean(last, SHIPPED, "Name a folder with config.json, or fetch the model once."),
     )
 
 

@@ -8,12 +8,12 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from ...errors import At, PlanError, near
+from ...errors import At, PlanError, did_you_mean, near
 from ..backends import REFERENCE
 from ..cluster.cluster import Cluster, Nodes
 from ..cluster.mesh import AXES, Mesh
-from .plan import USES, Pipeline, Place, Plan, Pool
-from .rules import check_backend, check_inside, check_offload, check_pool_name
+from .plan import Pipeline, Place, Plan, Pool
+from .rules import USES, check_backend, check_inside, check_offload, check_pool_name, no_cluster
 
 _TOP = ("cluster", "pools", "place", "pipeline")
 _NODES = ("device", "nodes", "devices_per_node", "network")
@@ -76,7 +76,7 @@ class _Reader:
         if "pools" in top:
             pools = {n: self._pool(n, v, cluster) for n, v in self._mapping(top["pools"], None, "pools").items()}
             if not pools:
-                raise PlanError("a plan needs a pool.", at=self._at(top["pools"]), fix="Write main: {device: auto}.")
+                raise self._error(top["pools"], "a plan needs a pool.", "Write main: {device: auto}.")
         known = Plan(pools, cluster=cluster)  # the rules that pools have among each other
         workers = self._mapping(top["place"], None, "place") if "place" in top else {}
         place = {w: self._worker(w, v, known) for w, v in workers.items()}
@@ -90,15 +90,13 @@ class _Reader:
             return self._said(node, lambda: Cluster.of(self._text(node, "a cluster")))
         parts = node.value if _kind(node) == "SequenceNode" else [node]
         if not parts:
-            raise PlanError(
-                "a cluster has nodes.", at=self._at(node), fix="Write {device: h100-80, nodes: 1, devices_per_node: 8}."
-            )
+            raise self._error(node, "a cluster has nodes.", "Write {device: h100-80, nodes: 1, devices_per_node: 8}.")
         return Cluster(tuple(self._nodes(p) for p in parts))
 
     def _nodes(self, node: Any) -> Nodes:
         entries = self._mapping(node, _NODES, "cluster")
         if "device" not in entries:
-            raise PlanError("cluster says no device.", at=self._at(node), fix="Add device: h100-80.")
+            raise self._error(node, "cluster says no device.", "Add device: h100-80.")
         device = self._text(entries["device"], "a device")
         count, devices = (self._whole(entries[k], k, 1) if k in entries else 1 for k in _NODES[1:3])
         network = self._gigabits(entries["network"]) if "network" in entries else None
@@ -107,11 +105,8 @@ class _Reader:
     def _gigabits(self, node: Any) -> float:
         value = self._value(node)
         if not isinstance(value, int | float) or not 0 < value < inf:
-            raise PlanError(
-                f"network is Gb/s of a node, a number above 0, not {node.value}.",
-                at=self._at(node),
-                fix="Write network: 3200, or leave it out.",
-            )
+            what = f"network is Gb/s of a node, a number above 0, not {node.value}."
+            raise self._error(node, what, "Write network: 3200, or leave it out.")
         return value
 
     def _pool(self, name: str, node: Any, cluster: Cluster | None) -> Pool:
@@ -119,9 +114,7 @@ class _Reader:
         at = self._at(node) if not entries else self._at(next(iter(entries.values())))
         if len(entries) > 1:
             first, second = list(entries)[:2]
-            raise PlanError(
-                f"pool '{name}' has both {first} and {second}.", at=self._at(entries[second]), fix="Take one out."
-            )
+            raise self._error(entries[second], f"pool '{name}' has both {first} and {second}.", "Take one out.")
         devices = self._devices(name, entries["devices"], cluster) if "devices" in entries else ()
         processes = self._whole(entries["processes"], "processes", 1) if "processes" in entries else 0
         device = self._text(entries["device"], "a device") if "device" in entries else "auto"
@@ -129,13 +122,8 @@ class _Reader:
 
     def _devices(self, pool: str, node: Any, cluster: Cluster | None) -> tuple[int, ...]:
         """``0-7``, ``0,2,4-6``, ``all``, or a list of them."""
-        at = self._at(node)
         if cluster is None:
-            raise PlanError(
-                f"pool '{pool}' has devices, but the plan has no cluster.",
-                at=at,
-                fix="Add cluster: {device: h100-80, nodes: 1, devices_per_node: 8}, or cluster: auto.",
-            )
+            raise no_cluster(pool, self._at(node))
         sequence = _kind(node) == "SequenceNode"
         text = ",".join(self._text(n, "devices") for n in node.value) if sequence else self._text(node, "devices")
         if text.strip() == "all":
@@ -145,12 +133,9 @@ class _Reader:
             said = _RANGE.match(part.strip())
             first, last = (int(said[1]), int(said[2] or said[1])) if said else (1, 0)
             if first > last:
-                raise PlanError(
-                    f"pool '{pool}': '{part.strip()}' are no devices.",
-                    at=at,
-                    fix='Write numbers from 0 and ranges: devices: "0-7", "0,2,4-6", or all.',
-                )
-            check_inside(pool, last, cluster, at)
+                fix = 'Write numbers from 0 and ranges: devices: "0-7", "0,2,4-6", or all.'
+                raise self._error(node, f"pool '{pool}': '{part.strip()}' are no devices.", fix)
+            check_inside(pool, last, cluster, self._at(node))
             found += range(first, last + 1)
         return tuple(found)
 
@@ -161,19 +146,13 @@ class _Reader:
         uses = [u for u in USES if u in entries]
         if not uses:
             if "engine" in entries:
-                raise PlanError(
-                    f"the place of '{worker}' has an engine for no use.",
-                    at=self._at(entries["engine"]),
-                    fix="Write generate: {pool: ..., engine: ...}.",
-                )
+                what = f"the place of '{worker}' has an engine for no use."
+                raise self._error(entries["engine"], what, "Write generate: {pool: ..., engine: ...}.")
             return {"train": self._place(worker, "train", entries, node, known)}
         other = next((k for k in entries if k not in USES), None)
         if other:
-            raise PlanError(
-                f"the place of '{worker}' has both {uses[0]} and {other}.",
-                at=self._at(entries[other]),
-                fix=f"Write {other} below {uses[0]}.",
-            )
+            what = f"the place of '{worker}' has both {uses[0]} and {other}."
+            raise self._error(entries[other], what, f"Write {other} below {uses[0]}.")
         found: dict[str, Place] = {}
         for use in uses:
             inner = self._mapping(entries[use], _ENGINE if use == "generate" else _PLACE, f"{worker}.{use}")
@@ -190,11 +169,8 @@ class _Reader:
         mesh = self._mesh(title, entries["mesh"], pool, known) if "mesh" in entries else Mesh()
         said = self._text(entries["offload"], "offload") if "offload" in entries else "false"
         if said not in ("true", "false"):
-            raise PlanError(
-                f"{title}: offload is true or false, not {said}.",
-                at=self._at(entries["offload"]),
-                fix="Write offload: true.",
-            )
+            what = f"{title}: offload is true or false, not {said}."
+            raise self._error(entries["offload"], what, "Write offload: true.")
         offload = said == "true"
         check_offload(title, backend, offload, self._at(entries.get("offload", node)))
         return Place(pool, mesh, backend, self._at(node), offload)
@@ -219,28 +195,21 @@ class _Reader:
         if str(node.tag).endswith(":null"):  # "place:" with nothing behind it
             return {}
         if _kind(node) != "MappingNode":
-            raise PlanError(
-                f"{what} is a mapping of names.", at=self._at(node), fix="Write key: value lines, or {key: value}."
-            )
+            raise self._error(node, f"{what} is a mapping of names.", "Write key: value lines, or {key: value}.")
         found: dict[str, Any] = {}
         for key, value in node.value:
             name = self._text(key, "a name")
             if known is not None and name not in known:
-                meant = near(name, known)
-                raise PlanError(
-                    f"{what} has no '{name}'.",
-                    at=self._at(key),
-                    have=known,
-                    fix=f"Did you mean '{meant}'?" if meant else "Take it out.",
-                )
+                fix = did_you_mean(name, known, "Take it out.")
+                raise PlanError(f"{what} has no '{name}'.", at=self._at(key), have=known, fix=fix)
             if name in found:
-                raise PlanError(f"{what} has '{name}' twice.", at=self._at(key), fix="Take one out.")
+                raise self._error(key, f"{what} has '{name}' twice.", "Take one out.")
             found[name] = value
         return found
 
     def _text(self, node: Any, what: str) -> str:
         if _kind(node) != "ScalarNode":
-            raise PlanError(f"{what} is a single word.", at=self._at(node))
+            raise self._error(node, f"{what} is a single word.")
         return str(node.value)
 
     def _value(self, node: Any) -> int | float | str:
@@ -256,11 +225,8 @@ class _Reader:
     def _whole(self, node: Any, what: str, least: int) -> int:
         value = self._value(node)
         if not isinstance(value, int) or value < least:
-            raise PlanError(
-                f"{what} is a whole number from {least} up, not {node.value}.",
-                at=self._at(node),
-                fix=f"Write {what}: {least}, or more.",
-            )
+            fix = f"Write {what}: {least}, or more."
+            raise self._error(node, f"{what} is a whole number from {least} up, not {node.value}.", fix)
         return value
 
     def _said(self, node: Any, make: Callable[[], Any]) -> Any:
@@ -269,6 +235,10 @@ class _Reader:
             return make()
         except PlanError as error:
             raise PlanError(error.what, at=self._at(node), have=error.have, fix=error.fix) from None
+
+    def _error(self, node: Any, what: str, fix: str | None = None) -> PlanError:
+        """Return what is wrong with a node, with its line."""
+        return PlanError(what, at=self._at(node), fix=fix)
 
     def _at(self, node: Any) -> At:
         line: int = node.start_mark.line

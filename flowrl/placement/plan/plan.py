@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ...errors import At, PlanError, near
+from ...errors import At, PlanError, did_you_mean
 from ..backends import REFERENCE, backend
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
@@ -24,8 +24,6 @@ from .rules import (
     numbers,
     refuse_mesh,
 )
-
-USES = ("train", "generate")
 
 
 @dataclass(frozen=True)
@@ -264,14 +262,14 @@ class Plan:
                     f"'{name}' is placed with backend '{place.backend}', which is not there.",
                     at=place.at,
                     have=engines,
-                    fix=_meant(place.backend, engines),
+                    fix=did_you_mean(place.backend, engines),
                 )
             if name not in known:
                 raise PlanError(
                     f"the plan places '{name}', which is no worker of this flow.",
                     at=place.at,
                     have=known,
-                    fix=_meant(name, known),
+                    fix=did_you_mean(name, known),
                 )
 
     def to_json(self) -> dict[str, Any]:
@@ -292,8 +290,3 @@ class Plan:
         from .file import written
 
         return written(self)
-
-
-def _meant(word: str, words: Iterable[str]) -> str | None:
-    meant = near(word, words)
-    return f"Did you mean '{meant}'?" if meant else None

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from typing import Any
 
-from ...errors import At, PlanError, near
+from ...errors import At, PlanError, did_you_mean
 from ...names import FIX, name_problem
 from ..backends import ORDERS, PUBLISH, backend, listed, names_of
 from ..cluster.cluster import Cluster
 
+USES = ("train", "generate")
 MOST_STALENESS, MOST_CHUNKS = 1000, 10_000
 _COST = {"staleness": "each step in flight keeps its rows", "chunks": "each chunk is a call of its own"}
 _DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
@@ -46,11 +47,7 @@ def check_devices(pool: str, devices: Collection[int], cluster: Cluster | None, 
     if not devices:
         return
     if cluster is None:
-        raise PlanError(
-            f"pool '{pool}' has devices, but the plan has no cluster.",
-            at=at,
-            fix="Add cluster: {device: h100-80, nodes: 1, devices_per_node: 8}, or cluster: auto.",
-        )
+        raise no_cluster(pool, at)
     if len(set(devices)) < len(devices):
         twice = next(d for i, d in enumerate(devices) if d in tuple(devices)[:i])
         raise PlanError(f"pool '{pool}' has device {twice} twice.", at=at, fix="Take one out.")
@@ -58,14 +55,17 @@ def check_devices(pool: str, devices: Collection[int], cluster: Cluster | None, 
         check_inside(pool, d, cluster, at)
 
 
+def no_cluster(pool: str, at: At | None) -> PlanError:
+    """Return the error of a pool with devices in a plan without a cluster."""
+    fix = "Add cluster: {device: h100-80, nodes: 1, devices_per_node: 8}, or cluster: auto."
+    return PlanError(f"pool '{pool}' has devices, but the plan has no cluster.", at=at, fix=fix)
+
+
 def check_inside(pool: str, device: int, cluster: Cluster, at: At | None) -> None:
     """Raise PlanError unless a device number is one of the cluster."""
     if not 0 <= device < cluster.size:
-        raise PlanError(
-            f"pool '{pool}': there is no device {device} in {cluster}, which has {cluster.size}.",
-            at=at,
-            fix=f"Write numbers from 0 to {cluster.size - 1}, or add nodes.",
-        )
+        what = f"pool '{pool}': there is no device {device} in {cluster}, which has {cluster.size}."
+        raise PlanError(what, at=at, fix=f"Write numbers from 0 to {cluster.size - 1}, or add nodes.")
 
 
 def check_disjoint(pools: Mapping[str, tuple[tuple[int, ...], At | None]]) -> None:
@@ -86,35 +86,23 @@ def check_disjoint(pools: Mapping[str, tuple[tuple[int, ...], At | None]]) -> No
 
 def check_uses(worker: str, use: str, at: At | None) -> None:
     """Raise PlanError for a use that is not to train or to generate."""
-    if use not in ("train", "generate"):
-        meant = near(use, ("train", "generate"))
-        raise PlanError(
-            f"the place of '{worker}' has no '{use}'.",
-            at=at,
-            have=("train", "generate"),
-            fix=f"Did you mean '{meant}'?" if meant else None,
-        )
+    if use not in USES:
+        raise PlanError(f"the place of '{worker}' has no '{use}'.", at=at, have=USES, fix=did_you_mean(use, USES))
 
 
 def check_pool_name(worker: str, pool: str, pools: Iterable[str], at: At | None) -> None:
     """Raise PlanError for a pool that the plan does not have."""
     known = list(pools)
     if pool not in known:
-        meant = near(pool, known)
-        raise PlanError(
-            f"'{worker}' is placed in pool '{pool}', which the plan does not have.",
-            at=at,
-            have=known,
-            fix=f"Did you mean '{meant}'?" if meant else None,
-        )
+        what = f"'{worker}' is placed in pool '{pool}', which the plan does not have."
+        raise PlanError(what, at=at, have=known, fix=did_you_mean(pool, known))
 
 
 def check_backend(worker: str, use: str, name: str, at: At | None) -> None:
     """Raise PlanError for a place to train without a backend that trains, or one to generate without an engine."""
     known = names_of(use)
     if name not in known:
-        word, meant = ("engine" if use == "generate" else "backend"), near(name, known)
-        fix = f"Did you mean '{meant}'?" if meant else None
+        word, fix = "engine" if use == "generate" else "backend", did_you_mean(name, known)
         if name in names_of("generate"):
             fix = f"An engine generates: write generate: {{engine: {name}}}."
         elif name in names_of("train"):
@@ -208,10 +196,5 @@ def _whole(key: str, value: object, least: int, most: int, at: Mapping[str, At])
 
 def _one_of(key: str, value: str, known: tuple[str, ...], at: Mapping[str, At]) -> None:
     if value not in known:
-        meant = near(str(value), known)
-        raise PlanError(
-            f"pipeline: there is no {key} '{value}'.",
-            at=at.get(key),
-            have=known,
-            fix=f"Did you mean '{meant}'?" if meant else None,
-        )
+        fix = did_you_mean(str(value), known)
+        raise PlanError(f"pipeline: there is no {key} '{value}'.", at=at.get(key), have=known, fix=fix)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...errors import UsageError, near
-from .plan import USES, Place, Plan, Pool
-from .rules import numbers
+from .plan import Place, Plan, Pool
+from .rules import USES, numbers
 
 FORMATS = ("text", "json", "svg")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

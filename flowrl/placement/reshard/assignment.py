@@ -47,9 +47,8 @@ class _Problem:
     def send(self, source: int, most: int) -> int:
         """Send up to ``most`` of a source along the best chain; returns how many."""
         path = self._path(source)
-        count = min(
-            most, self.free[path[-1][1]], *(self.flow[a][b] for a, b in zip(_moved(path), _left(path), strict=True))
-        )
+        moved = [self.flow[mover][before] for (mover, _), (_, before) in zip(path[1:], path, strict=False)]
+        count = min(most, self.free[path[-1][1]], *moved)
         self.free[path[-1][1]] -= count
         for i, (mover, sink) in enumerate(path):
             if i:
@@ -121,13 +120,3 @@ def _unwind(come: list[tuple[int, int]], sink: int) -> list[tuple[int, int]]:
         path.append((mover, sink))
         sink = before
     return path[::-1]
-
-
-def _moved(path: list[tuple[int, int]]) -> list[int]:
-    """Who moves on."""
-    return [mover for mover, _ in path[1:]]
-
-
-def _left(path: list[tuple[int, int]]) -> list[int]:
-    """From where."""
-    return [sink for _, sink in path[:-1]]

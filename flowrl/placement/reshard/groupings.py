@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ...errors import PlanError, near
+from ...errors import PlanError, did_you_mean
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from ..model.layout import Layout
@@ -24,10 +24,7 @@ GROUPINGS = ("overlap", "hybridflow", "vanilla", "gather")
 def check_grouping(name: str) -> None:
     """Raise PlanError for a grouping that is none of :data:`GROUPINGS`."""
     if name not in GROUPINGS:
-        meant = near(name, GROUPINGS)
-        raise PlanError(
-            f"there is no grouping '{name}'.", have=GROUPINGS, fix=f"Did you mean '{meant}'?" if meant else None
-        )
+        raise PlanError(f"there is no grouping '{name}'.", have=GROUPINGS, fix=did_you_mean(name, GROUPINGS))
 
 
 def hybridflow_places(src: Mesh, dst: Mesh) -> list[int]:

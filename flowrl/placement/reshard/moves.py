@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from ...errors import PlanError
 from .boxes import Box, minus, shared, shown, touching, volume, without
@@ -56,12 +57,8 @@ class Alike:
     held: Mapping[int, Boxes]
     wanted: Mapping[int, Boxes]
     _counts: dict[_Pair, int] = field(default_factory=dict[_Pair, int], compare=False, repr=False)
-    _lacks: dict[_Pair, tuple[Boxes, Boxes]] = field(
-        default_factory=dict[_Pair, tuple[Boxes, Boxes]], compare=False, repr=False
-    )
-    _cuts: dict[_Pair, tuple[Held, ...]] = field(
-        default_factory=dict[_Pair, tuple[Held, ...]], compare=False, repr=False
-    )
+    _lacks: dict[_Pair, tuple[Boxes, Boxes]] = field(default_factory=dict[_Pair, Any], compare=False, repr=False)
+    _cuts: dict[_Pair, tuple[Held, ...]] = field(default_factory=dict[_Pair, Any], compare=False, repr=False)
 
     def count(self, target: int) -> int:
         """Return how many numbers of a weight a target lacks."""

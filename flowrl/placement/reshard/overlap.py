@@ -20,9 +20,9 @@ def overlaps(src: Layout, dst: Layout) -> list[dict[int, int]]:
     found: list[dict[int, int]] = [{} for _ in src.shards]
     for number in range(len(src.model.stacks)):
         theirs = list(owners(dst, number).items())
-        tree = _Tree([box for box, _ in theirs])
+        level = _Level([(box, i) for i, (box, _) in enumerate(theirs)])
         for box, mine in owners(src, number).items():
-            for other, size in tree.touching(box):
+            for other, size in level.touching(box):
                 size *= src.model.dtype_bytes
                 shards = theirs[other][1]
                 for a in mine:
@@ -41,19 +41,10 @@ def owners(layout: Layout, number: int) -> dict[Box, list[int]]:
     return found
 
 
-class _Tree:
-    """Boxes by their range along dim 0, below that along dim 1 and so on, to find those that touch another one."""
-
-    def __init__(self, boxes: Sequence[Box]) -> None:
-        self.root = _Level([(box, i) for i, box in enumerate(boxes)], 0) if boxes else None
-
-    def touching(self, box: Box) -> Iterator[tuple[int, int]]:
-        """Yield which boxes touch another one, and how many numbers they share."""
-        return self.root.touching(box) if self.root else iter(())
-
-
 class _Level:
-    def __init__(self, boxes: Sequence[tuple[Box, int]], dim: int) -> None:
+    """Numbered boxes by their range along dim 0, below that along dim 1 and so on, to find those that touch another."""
+
+    def __init__(self, boxes: Sequence[tuple[Box, int]], dim: int = 0) -> None:
         self.dim = dim
         parts: dict[tuple[int, int], list[tuple[Box, int]]] = {}
         for box, i in boxes:
@@ -61,10 +52,11 @@ class _Level:
         self.ranges = sorted(parts)
         self.stops = [stop for _, stop in self.ranges]
         assert all(a[1] <= b[0] for a, b in pairwise(self.ranges)), "two parts of a weight are equal or apart"
-        deeper = dim + 1 < len(boxes[0][0])
+        deeper = bool(boxes) and dim + 1 < len(boxes[0][0])
         self.below = [_Level(parts[r], dim + 1) if deeper else parts[r][0][1] for r in self.ranges]
 
     def touching(self, box: Box, size: int = 1) -> Iterator[tuple[int, int]]:
+        """Yield which boxes touch another one, and how many numbers they share."""
         low, high = box[self.dim]
         for k in range(bisect_right(self.stops, low), len(self.ranges)):
             start, stop = self.ranges[k]

@@ -36,11 +36,8 @@ class Asked:
     ) -> None:
         if len(problem.units) > _MOST_UNITS:
             names = ["+".join(u) for u in problem.units]
-            raise PlanError(
-                f"{len(names)} uses to place apart or together are too many: {_MOST_UNITS} at most.",
-                have=names,
-                fix="Name some that stay together.",
-            )
+            what = f"{len(names)} uses to place apart or together are too many: {_MOST_UNITS} at most."
+            raise PlanError(what, have=names, fix="Name some that stay together.")
         self.problem, self.costs, self.anywhere = problem, costs, anywhere
         self.units = {"+".join(u): u for u in problem.units}
         self.parallelism = Parallelism(problem, costs, relaxed, like.parallelism if like else None)
@@ -81,15 +78,9 @@ class Asked:
     def _hosted(self) -> list[Op]:
         """What runs on processes of the host, wherever the rest is: all of them are in one pool."""
         processes = max((m.processes for m in self.problem.hosted), default=1)
-        return [
-            Op(
-                work.title,
-                self.problem.stage_of[work.node],
-                self.costs.seconds(replace(work, mesh=Mesh(), devices=(), processes=processes, pool="cpu")),
-            )
-            for m in self.problem.hosted
-            for work in m.works
-        ]
+        works = [work for m in self.problem.hosted for work in m.works]
+        placed = [replace(w, mesh=Mesh(), devices=(), processes=processes, pool="cpu") for w in works]
+        return [Op(w.title, self.problem.stage_of[w.node], self.costs.seconds(w)) for w in placed]
 
     def placed(self, choice: Choice) -> Placed:
         """An answer with devices: pools one after another, the largest first, so that none crosses a node in part."""
@@ -117,12 +108,8 @@ class Asked:
             pools.append(PoolUse("cpu", "", (), members, tuple(self._hosted()), processes=processes))
             for member in self.problem.hosted:
                 place.setdefault(member.role.name, {})[member.use] = Place("cpu")
-        plan = Plan(
-            {p.name: p for p in listed},
-            place,
-            cluster=self.problem.cluster,
-            pipeline=Pipeline(staleness=choice.staleness),
-        )
+        pipeline = Pipeline(staleness=choice.staleness)
+        plan = Plan({p.name: p for p in listed}, place, cluster=self.problem.cluster, pipeline=pipeline)
         sent = tuple(self._sent(choice, names))
         return Placed(plan, tuple(pools), sent, len(self.problem.stages), choice.staleness, choice.seconds)
 

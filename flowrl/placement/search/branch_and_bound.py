@@ -31,6 +31,8 @@ from .partitions import partitions
 Set = tuple[str, ...]
 Spot = tuple[int, int]
 Vector = tuple[float, ...]
+Options = list[tuple[int, Vector]]  # (devices, seconds by stage and busy) of a set, most devices first
+_Left = tuple[Set, tuple[int, ...]]  # a set, and the devices of each stock that are left
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,9 @@ class _Search:
     pruned: int = 0
     first: Choice | None = None
     second: Choice | None = None
-    options: dict[Set, list[list[tuple[int, Vector]]]] = field(
-        default_factory=dict[Set, list[list[tuple[int, Vector]]]]
-    )
+    options: dict[Set, list[Options]] = field(default_factory=dict[Set, "list[Options]"])  # by stock
     lows: dict[Set, list[list[Vector | None]]] = field(default_factory=dict[Set, "list[list[Vector | None]]"])
-    low_of: dict[tuple[Set, tuple[int, ...]], Vector | None] = field(
-        default_factory=dict[tuple[Set, tuple[int, ...]], "Vector | None"]
-    )
+    low_of: dict[_Left, Vector | None] = field(default_factory=dict["_Left", "Vector | None"])
 
     def answer(self) -> Answer:
         fixed = self.question.fixed or (0.0,) * self.question.stages
@@ -161,21 +159,17 @@ class _Search:
         elif choice.sets != self.first.sets and (self.second is None or choice.seconds < self.second.seconds):
             self.second = choice
 
-    def _options(self, members: Set) -> list[list[tuple[int, Vector]]]:
+    def _options(self, members: Set) -> list[Options]:
         """By stock: (count, seconds by stage and busy), most devices first."""
-        found = self.options.get(members)
-        if found is None:
-            found = [list[tuple[int, Vector]]() for _ in self.question.stocks]
-            for i, stock in enumerate(self.question.stocks):
-                for count in reversed(stock.counts):
-                    seconds = self.table.stages(members, (i, count))
-                    if seconds is not None:
-                        found[i].append((count, (*seconds, sum(seconds))))
-            self.options[members] = found
-            self.lows[members] = [
-                _prefix_minima(o, s.devices) for o, s in zip(found, self.question.stocks, strict=True)
+        if members not in self.options:
+            stocks = self.question.stocks
+            options = [
+                [(n, (*v, sum(v))) for n in reversed(s.counts) if (v := self.table.stages(members, (i, n))) is not None]
+                for i, s in enumerate(stocks)
             ]
-        return found
+            self.options[members] = options
+            self.lows[members] = [_prefix_minima(o, s.devices) for o, s in zip(options, stocks, strict=True)]
+        return self.options[members]
 
     def _low(self, members: Set, left: tuple[int, ...]) -> Vector | None:
         """low(s, r): the entrywise minimum over what the remaining devices can hold; None where nothing fits."""
@@ -194,11 +188,9 @@ class _Search:
                 return inf
             top = tuple(map(max, top, low))
         latency = sum(top[:-1])
-        return (
-            latency
-            if staleness[-1] == 0
-            else min(latency if staleness[0] == 0 else inf, max(top[-1], latency / (staleness[-1] + 1)))
-        )
+        if staleness[-1] == 0:
+            return latency
+        return min(latency if staleness[0] == 0 else inf, max(top[-1], latency / (staleness[-1] + 1)))
 
     def _place(
         self,
@@ -252,7 +244,7 @@ class _Search:
         return next(v[-1] for count, v in self._options(members)[spot[0]] if count == spot[1])
 
 
-def _prefix_minima(options: Sequence[tuple[int, Vector]], devices: int) -> list[Vector | None]:
+def _prefix_minima(options: Options, devices: int) -> list[Vector | None]:
     """For 0, 1, ... ``devices`` remaining: the entrywise minimum over counts that they can hold."""
     by_count = dict(options)
     found: list[Vector | None] = [None]

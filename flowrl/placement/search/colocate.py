@@ -16,7 +16,7 @@ from ..cost.pool_memory import PoolMemory, Turn
 from ..cost.work import Work, Workload
 from .branch_and_bound import Set, Spot, Vector
 from .evaluator import Op
-from .parallelism import Parallelism, Way
+from .parallelism import Parallelism, Way, front
 from .problem import Member, Problem
 
 _NOTHING = Workload(0, 0, 0)
@@ -93,7 +93,8 @@ class Colocated:
         sums = [_Sum()]
         for member in members:
             if member.use != "generate":
-                sums = _front(_add(s, member, w) for s in sums for w in self._ways(member, members, spot))
+                added = (_add(s, member, w) for s in sums for w in self._ways(member, members, spot))
+                sums = front(added, lambda s: (s.seconds, s.keeps, s.needs))
                 sums = [s for s in sums if s.keeps + s.needs <= capacity]
         best: _Sum | None = None
         for base in sums:
@@ -138,11 +139,10 @@ class Colocated:
         for (turn, stage, work), moment in zip(turns, moments, strict=True):
             name = turn.residents[0]
             if work is None:
-                ops.append(
-                    Op(turn.title, stage, self._publish(name, (ways[name], spot), (ways[turn.residents[1]], spot)))
-                )
+                seconds = self._publish(name, (ways[name], spot), (ways[turn.residents[1]], spot))
             else:
-                ops.append(Op(turn.title, stage, self._seconds(name, work, ways[name], memory.held(turn, plain), spot)))
+                seconds = self._seconds(name, work, ways[name], memory.held(turn, plain), spot)
+            ops.append(Op(turn.title, stage, seconds))
             for direction, who in (("onload", moment.onloaded), ("offload", moment.offloaded)):
                 for mover in who:
                     member = self.problem.by_name[mover]
@@ -181,9 +181,8 @@ class Colocated:
             works = self.problem.by_name[name].works
             return way.seconds[works.index(work)]
         devices = self.parallelism.devices(spot[0], way.mesh.size)
-        return self.parallelism.costs.seconds(
-            self.parallelism.placed(work, way.mesh, way.backend, devices, "here", held)
-        )
+        placed = self.parallelism.placed(work, way.mesh, way.backend, devices, "here", held)
+        return self.parallelism.costs.seconds(placed)
 
     def _move(self, member: Member, way: Way, direction: str, spot: Spot) -> float:
         if not way.keeps:
@@ -231,12 +230,3 @@ def publish_title(problem: Problem, train: str) -> str:
 def _add(total: _Sum, member: Member, way: Way) -> _Sum:
     ways = (*total.ways, (member.name, way))
     return _Sum(ways, total.seconds + way.total, total.keeps + way.keeps, max(total.needs, way.needs))
-
-
-def _front(sums: Iterable[_Sum]) -> list[_Sum]:
-    """Fastest first, without those that another one is no slower and no larger than."""
-    kept: list[_Sum] = []
-    for one in sorted(sums, key=lambda s: (s.seconds, s.keeps, s.needs)):
-        if not any(k.keeps <= one.keeps and k.needs <= one.needs for k in kept):
-            kept.append(one)
-    return kept

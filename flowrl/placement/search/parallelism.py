@@ -8,9 +8,10 @@ devices).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from ..backends import REFERENCE
 from ..cluster.mesh import Mesh
@@ -99,7 +100,7 @@ class Parallelism:
             ways = list(self._costed(member, group, count, held, staging))
             # A pipeline adds the stages' latency to each token: an engine is given one only where it has to.
             shallow = [w for w in ways if w.mesh["pp"] == 1] if member.use == "generate" else []
-            self._found[key] = _front(shallow or ways)
+            self._found[key] = tuple(front(shallow or ways, lambda w: (w.total, w.keeps, w.needs)))
         return self._found[key]
 
     def _meshes(self, member: Member, group: int, size: int) -> Iterable[tuple[Mesh, str]]:
@@ -153,10 +154,16 @@ def usage_of(member: Member, mesh: Mesh, backend: str, *, staging: bool = False)
     return kind(member.role, mesh, load, backend=backend, micro=micro)
 
 
-def _front(ways: Iterable[Way]) -> tuple[Way, ...]:
-    """Fastest first, without those that another one is no slower and no larger than."""
-    kept: list[Way] = []
-    for way in sorted(ways, key=lambda w: (w.total, w.keeps, w.needs)):
-        if not any(k.keeps <= way.keeps and k.needs <= way.needs for k in kept):
-            kept.append(way)
-    return tuple(kept)
+T = TypeVar("T")
+
+
+def front(choices: Iterable[T], measures: Callable[[T], tuple[float, float, float]]) -> list[T]:
+    """Return choices, fastest first, without those that another one is no slower and no larger than.
+
+    ``measures``: seconds of one, bytes that it keeps, bytes that it needs in its turn.
+    """
+    kept: list[tuple[float, float, T]] = []
+    for (_, keeps, needs), one in sorted(((measures(c), c) for c in choices), key=lambda pair: pair[0]):
+        if not any(k <= keeps and n <= needs for k, n, _ in kept):
+            kept.append((keeps, needs, one))
+    return [one for *_, one in kept]

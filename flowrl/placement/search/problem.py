@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...errors import PlanError, near
+from ...errors import PlanError, did_you_mean
 from ..cluster.cluster import Cluster
 from ..cost.work import Role, Work
 
@@ -113,7 +113,4 @@ def _once(names: Iterable[str], what: str) -> None:
 def _known(name: str, names: Iterable[str], what: str) -> None:
     have = list(names)
     if name not in have:
-        meant = near(name, have)
-        raise PlanError(
-            f"'{name}' is no {what} of the problem.", have=have, fix=f"Did you mean '{meant}'?" if meant else None
-        )
+        raise PlanError(f"'{name}' is no {what} of the problem.", have=have, fix=did_you_mean(name, have))

@@ -94,18 +94,8 @@ def search(problem: Problem, costs: Costs, *, why: bool = True) -> Found:
     runner_up = asked.placed(answer.runner_up) if answer.runner_up is not None else None
     binding, gain = binding_of(asked, answer.best) if why else ("none", 0.0)
     level = changes(best, runner_up) if runner_up is not None else ()
-    return Found(
-        problem,
-        best,
-        runner_up,
-        costs.source,
-        error_of(costs),
-        binding,
-        gain,
-        level,
-        answer.evaluated,
-        answer.pruned,
-    )
+    looked_at = answer.evaluated, answer.pruned
+    return Found(problem, best, runner_up, costs.source, error_of(costs), binding, gain, level, *looked_at)
 
 
 def resimulated(found: Found, step_seconds: Callable[[Plan], float]) -> Found:
