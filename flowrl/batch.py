@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .column import Column, concat, raw_bytes, read_marks, row_index, segment_sums
-from .errors import FieldError, RowsError, near
+from .errors import FieldError, RowsError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,8 @@ class Batch:
         try:
             return self._columns[name]
         except KeyError:
-            raise self._missing(name) from None
+            fix = did_you_mean(name, self._columns)
+            raise _MissingField(f"The batch has no field '{name}'.", have=self._columns, fix=fix) from None
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
@@ -125,11 +126,6 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} rows: {', '.join(f'{n}: {c.type}' for n, c in self._columns.items())}>"
-
-    def _missing(self, name: str) -> FieldError:
-        meant = near(name, self._columns)
-        fix = f"Did you mean '{meant}'?" if meant else None
-        return _MissingField(f"The batch has no field '{name}'.", have=self._columns, fix=fix)
 
     def _with(self, columns: dict[str, Column]) -> Batch:
         return Batch._make(self.keys, columns, self.call)
@@ -155,8 +151,7 @@ class Batch:
         pairs = [(names.get(n, n), c) for n, c in self._columns.items()]
         columns = dict(pairs)
         if len(columns) < len(pairs):
-            name = _twice([n for n, _ in pairs])
-            raise already_there("rename", name)
+            raise already_there("rename", _twice([n for n, _ in pairs]))
         return self._with(columns)
 
     def with_columns(self, columns: Mapping[str, Column]) -> Batch:
@@ -256,10 +251,10 @@ class Batch:
     def groups(self) -> list[list[int]]:
         """Return row numbers by prompt (the first number of the key), prompts in the order of their first row."""
         if self._groups is None:
-            found: dict[int, list[int]] = {}
+            groups: dict[int, list[int]] = {}
             for i, key in enumerate(self.keys):
-                found.setdefault(key[0], []).append(i)
-            object.__setattr__(self, "_groups", list(found.values()))
+                groups.setdefault(key[0], []).append(i)
+            object.__setattr__(self, "_groups", list(groups.values()))
         return [list(rows) for rows in self._groups]
 
     def group_index(self) -> tuple[Tensor, int]:
@@ -333,11 +328,10 @@ class Batch:
 
     def to_record(self) -> dict[str, Any]:
         """Return a JSON record that :meth:`from_record` turns back into the same bits (without ``call``)."""
-        columns = {}
         for name, c in self._columns.items():
             if isinstance(c.values, list):
                 _json(name, c.values)
-            columns[name] = c.to_record()
+        columns = {name: c.to_record() for name, c in self._columns.items()}
         return {"keys": [list(key) for key in self.keys], "columns": columns}
 
     @staticmethod
@@ -403,11 +397,10 @@ def _json(name: str, values: list[Any]) -> str:
         ) from cause
 
 
-def already_there(title: str, name: str, at: Any = None) -> FieldError:
+def already_there(title: str, name: str) -> FieldError:
     """The error of ``with_columns`` and ``rename`` where a batch has a field of that name."""
     return FieldError(
         f"{title} adds '{name}', which the batch already has.",
-        at=at,
         fix=f"Write batch.drop('{name}').{title}(...) if it takes the place of that one, or give it another name.",
     )
 

@@ -26,6 +26,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 __all__ = [
@@ -204,18 +205,15 @@ class DiskError(FlowError):
     """A file of a run could not be written. ``number`` is the system's (``errno``), ``reason`` its words for it."""
 
     def __init__(self, path: Any, number: int, reason: str, *, bytes: int | None = None, more: str = "") -> None:
-        said = f"{shown(str(path))} could not be written: {reason}" + (f" ({more})." if more else ".")
+        what = f"{shown(str(path))} could not be written: {reason}" + (f" ({more})." if more else ".")
         full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         fix = "Make room" if full else "Have the disk take files again"
-        super().__init__(said, fix=f"{fix}, then go on with --resume.")
+        super().__init__(what, fix=f"{fix}, then go on with --resume.")
         self.path, self.number, self.reason, self.bytes, self.more = str(path), number, reason, bytes, more
 
     def __reduce__(self) -> tuple[Any, ...]:  # it comes from ranks
-        return _disk_error, (self.path, self.number, self.reason, self.bytes, self.more), self.__dict__
-
-
-def _disk_error(path: str, number: int, reason: str, bytes: int | None, more: str) -> DiskError:
-    return DiskError(path, number, reason, bytes=bytes, more=more)
+        make = partial(DiskError, bytes=self.bytes, more=self.more)
+        return make, (self.path, self.number, self.reason), self.__dict__
 
 
 class ResumeError(FlowError):

@@ -82,10 +82,10 @@ def saved_vocabulary(name: str) -> str:
 def _read_vocabulary(path: Path, changed: int) -> str:
     """The same of a file, read once as long as it is not ``changed``."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        table = said["model"]["vocab"]
+        record = json.loads(path.read_text(encoding="utf-8"))
+        table = record["model"]["vocab"]
         found = dict(table) if isinstance(table, dict) else {entry[0]: i for i, entry in enumerate(table)}
-        return _digest({**found, **{token["content"]: token["id"] for token in said.get("added_tokens", ())}})
+        return _digest({**found, **{token["content"]: token["id"] for token in record.get("added_tokens", ())}})
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""
 

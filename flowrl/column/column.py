@@ -209,10 +209,10 @@ class Column:
 
     def to_record(self) -> dict[str, Any]:
         """Return the column as a JSON record, to the bit."""
-        said = {"marks": sorted(map(list, self.marks))} if self.marks else {}
+        marks = {"marks": sorted(map(list, self.marks))} if self.marks else {}
         if isinstance(self.values, list):
-            return {"values": list(self.values), **said}
-        record = {"dtype": self.dtype, "shape": list(self.values.shape), "data": encoded(self.values), **said}
+            return {"values": list(self.values), **marks}
+        record = {"dtype": self.dtype, "shape": list(self.values.shape), "data": encoded(self.values), **marks}
         return record if self.lengths is None else {**record, "dim": self.dim, "lengths": encoded(self.lengths)}
 
     @staticmethod
@@ -386,6 +386,6 @@ def concat(name: str, columns: list[Column], known: dict[tuple[int, ...], Any]) 
 
 def _from_arrays(values: Any, dtype: str, lengths: Any, dim: str | None, marks: Marks = UNMARKED) -> Column:
     """The column of :func:`_array`. It may lie in memory that others read too: columns never change."""
-    made = from_array(values)
-    made = made if made.dtype == dtypes()[dtype] else made.view(dtypes()[dtype])
-    return Column(made, from_array(lengths), dim, marks)
+    tensor = from_array(values)
+    tensor = tensor if tensor.dtype == dtypes()[dtype] else tensor.view(dtypes()[dtype])
+    return Column(tensor, from_array(lengths), dim, marks)

@@ -98,26 +98,27 @@ class Allowed:
 
     def __str__(self) -> str:
         """``a number above 0 and at most 1``."""
-        if self.kind in ("number", "whole"):
-            said = ("a whole number" if self.kind == "whole" else "a number") + self._bounds()
-        elif self.kind == "word":
-            said = f"one of {', '.join(self.words)}"
-        elif self.kind == "numbers":
-            said = f"{self.length} numbers" + (f", each{self._bounds()}" if self._bounds() else "")
-        else:
-            said = {"flag": "True or False", "text": "text"}.get(self.kind, self.form)
-        return f"{said}, or None" if self.none else said
+        bounds = self._bounds()
+        words = {
+            "number": f"a number{bounds}",
+            "whole": f"a whole number{bounds}",
+            "word": f"one of {', '.join(self.words)}",
+            "numbers": f"{self.length} numbers" + (f", each{bounds}" if bounds else ""),
+            "flag": "True or False",
+            "text": "text",
+        }
+        return words.get(self.kind, self.form) + (", or None" if self.none else "")
 
     def _bounds(self) -> str:
         if self.least is not None and self.most is not None:
             return f" from {self.least:g} to {self.most:g}"
         lower = ((self.above, "above"), (self.least, "of at least"))
         upper = ((self.below, "below"), (self.most, "at most" if self.above is not None else "of at most"))
-        said = [f"{word} {bound:g}" for bound, word in (*lower, *upper) if bound is not None]
-        return f" {' and '.join(said)}" if said else ""
+        words = [f"{word} {bound:g}" for bound, word in (*lower, *upper) if bound is not None]
+        return f" {' and '.join(words)}" if words else ""
 
     def mend(self, name: str, value: Any) -> str:
-        """What to write instead."""
+        """Return what to write instead of a value."""
         known = None if isinstance(value, bool) else next((f for g, f in self.fixes.items() if g == value), None)
         if known is not None:
             return known
@@ -264,5 +265,5 @@ def _meant_number(value: Any, *, whole: bool) -> int | float | None:
 def _shown(value: Any) -> str:
     if isinstance(value, (BatchValue, MetricsValue)):
         return "a batch" if isinstance(value, BatchValue) else "metrics"
-    said = repr(value)
-    return said if len(said) <= 60 else said[:57] + "..."
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

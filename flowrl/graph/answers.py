@@ -80,9 +80,8 @@ def gathered(title: str, rows: Batch, given: Iterable[Any], names: Collection[st
 
 def _parts(title: str, pair: Any) -> tuple[int, Mapping[str, Any]]:
     """A row and its fields. Raises WorkerError for what is no such pair."""
-    if not isinstance(pair, tuple) or len(parts := cast("tuple[Any, ...]", pair)) != 2:
-        raise WorkerError(f"{title} yielded {pair!r}, no pair of a row and its fields.", fix=_FORM)
-    row, adds = parts
-    if not isinstance(row, int) or not isinstance(adds, Mapping):
-        raise WorkerError(f"{title} yielded {pair!r}, no pair of a row and its fields.", fix=_FORM)
-    return row, cast("Mapping[str, Any]", adds)
+    match pair:
+        case (int() as row, Mapping() as adds) if isinstance(pair, tuple):
+            return row, cast("Mapping[str, Any]", adds)
+        case _:
+            raise WorkerError(f"{title} yielded {pair!r}, no pair of a row and its fields.", fix=_FORM)

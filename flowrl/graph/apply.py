@@ -137,8 +137,8 @@ def merge(op: Op, title: str, main: Batch, result: Any, signature: Signature, in
 def _rows_made(op: Op, title: str, main: Batch, result: Any, signature: Signature) -> tuple[Batch, Mapping[str, Any]]:
     """The rows after a call, and the columns that it adds to them, as it returned them."""
     if op.rows == "regroup":
-        made = _expect_batch(title, result)
-        return made.select(), made.columns
+        batch = _expect_batch(title, result)
+        return batch.select(), batch.columns
     if op.rows in ("same", "apart"):
         if not isinstance(result, Mapping):
             raise WorkerError(
@@ -148,8 +148,8 @@ def _rows_made(op: Op, title: str, main: Batch, result: Any, signature: Signatur
             )
         return main if op.inherits else main.select(), cast("Mapping[str, Any]", result)
     if not isinstance(result, Mapping):
-        made = _expect_batch(title, result)
-        return main.take_keys(made.keys), {n: made[n] for n in made.fields if n not in main.fields}
+        batch = _expect_batch(title, result)
+        return main.take_keys(batch.keys), {n: batch[n] for n in batch.fields if n not in main.fields}
     if op.rows != "expand":
         raise WorkerError(
             f"{title} has rows='filter' and returned a dict.",
@@ -163,7 +163,7 @@ def _rows_made(op: Op, title: str, main: Batch, result: Any, signature: Signatur
 
 
 def _watch_state(worker: Any, op: Op) -> AbstractContextManager[None]:
-    """What holds an op to its declaration while it runs; nothing where the worker has nothing to lose."""
+    """Return a block that holds an op to its declaration; an empty one where the worker has nothing to lose."""
     if op.updates or not getattr(worker, "keeps", ()) or not hasattr(worker, "_watch_state"):
         return nullcontext()
     return worker._watch_state(op)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..errors import At, FlowError, ProgramError, WorkerError, near
+from ..errors import At, FlowError, ProgramError, WorkerError, did_you_mean, near
 from .allowed import Allowed, flag, number, problem, text, whole
 from .habits import PLACE, is_place, meant_argument
 from .parameters import parameters_of
@@ -59,12 +59,11 @@ def takes(**rules: Allowed) -> Callable[[F], F]:
         known = parameters_of(fn).named
         for name in rules:
             if name not in known:
-                meant = near(name, known)
                 raise ProgramError(
                     f"takes: {fn.__qualname__} has no parameter '{name}'.",
                     at=caller(),
                     have=[n for n in known if n != "self"],
-                    fix=f"Did you mean '{meant}'?" if meant else "Name a parameter of the function.",
+                    fix=did_you_mean(name, known, "Name a parameter of the function."),
                 )
 
         @functools.wraps(fn)
@@ -91,12 +90,12 @@ def unchecked(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rule_of(fn: Callable[..., Any], name: str) -> Allowed | None:
-    """What a parameter of a function may be: as ``takes`` says, else as its annotation does, else None."""
+    """Return what a parameter of a function may be: as ``takes`` says, else as its annotation does, else None."""
     return _rules(fn).get(name)
 
 
 def wrong_value(fn: Callable[..., Any], name: str, value: Any, title: str) -> FlowError | None:
-    """What is wrong with an argument of a function, if anything. The default of its parameter is always right."""
+    """Return the error of an argument of a function, if it is wrong. The default of its parameter never is."""
     rule = rule_of(fn, name)
     if rule is None or rule.accepts(value):
         return None
@@ -108,7 +107,7 @@ def wrong_value(fn: Callable[..., Any], name: str, value: Any, title: str) -> Fl
 
 
 def wrong_values(fn: Callable[..., Any], arguments: Mapping[str, Any], title: str) -> list[FlowError]:
-    """What is wrong with the arguments of a call, as far as they are known: those of specs (a loss) too."""
+    """Return the errors of the arguments of a call, as far as they are known: those of specs (a loss) too."""
     rules, found = _rules(fn), list[FlowError]()
     for name, value in arguments.items():
         if name in rules and (error := wrong_value(fn, name, value, title)) is not None:
@@ -119,7 +118,7 @@ def wrong_values(fn: Callable[..., Any], arguments: Mapping[str, Any], title: st
 
 
 def wrong_arguments(op: Op, title: str, arguments: Mapping[str, Any], signature: Signature, at: At) -> list[FlowError]:
-    """What is wrong with the arguments of an op in a program: their values, no batch, no loss where one is declared."""
+    """Return the errors of the arguments of an op: wrong values, no batch, no loss where one is declared."""
     found = wrong_values(op.fn, arguments, title)
     for name, value in arguments.items():
         if signature.reads.get(name) and not isinstance(value, BatchValue):
@@ -175,8 +174,9 @@ def _rules(fn: Callable[..., Any]) -> dict[str, Allowed]:
         if name in declared:
             found[name] = declared[name]
         elif parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            said = parameter.annotation
-            words = (said if isinstance(said, str) else inspect.formatannotation(said)).replace(" ", "").split("|")
+            annotation = parameter.annotation
+            text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+            words = text.replace(" ", "").split("|")
             kinds = [w for w in words if w != "None"]
             if len(kinds) == 1 and kinds[0] in _ANNOTATED:
                 rule = _ANNOTATED[kinds[0]]

@@ -37,55 +37,26 @@ def _method(name: str) -> Callable[..., Any]:
     return call
 
 
-def _group_mean(batch: Batch, name: str) -> Any:
-    return batch.group_reduce(batch[name], "mean")
+def _grouped(how: str) -> Callable[..., Any]:
+    def call(batch: Batch, name: str) -> Any:
+        return batch.group_reduce(batch[name], how)
 
-
-def _group_std(batch: Batch, name: str) -> Any:
-    return batch.group_reduce(batch[name], "std")
-
-
-def _join(batch: Batch, other: Batch) -> Batch:
-    return batch | other
-
-
-def _filter(batch: Batch, mask: Any) -> Batch:
-    return batch.filter(mask)
-
-
-def _concat(batch: Batch, *others: Batch) -> Batch:
-    return batch.concat(*others)
-
-
-def _with_columns(batch: Batch, columns: dict[str, Any]) -> Batch:
-    return batch.with_columns(columns)
-
-
-def _select(batch: Batch, names: tuple[str, ...]) -> Batch:
-    return batch.select(*names)
-
-
-def _drop(batch: Batch, names: tuple[str, ...]) -> Batch:
-    return batch.drop(*names)
-
-
-def _rename(batch: Batch, names: dict[str, str]) -> Batch:
-    return batch.rename(**names)
+    return call
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _elementwise(name) for name in ELEMENTWISE},
     **{name: _method(name) for name in (*REDUCTIONS, *BY_ROW)},
-    "group_mean": _group_mean,
-    "group_std": _group_std,
+    "group_mean": _grouped("mean"),
+    "group_std": _grouped("std"),
     "count": len,
-    "join": _join,
-    "filter": _filter,
-    "concat": _concat,
-    "select": _select,
-    "drop": _drop,
-    "rename": _rename,
-    "with_columns": _with_columns,
+    "join": lambda batch, other: batch | other,
+    "filter": lambda batch, mask: batch.filter(mask),
+    "concat": lambda batch, *others: batch.concat(*others),
+    "select": lambda batch, names: batch.select(*names),
+    "drop": lambda batch, names: batch.drop(*names),
+    "rename": lambda batch, names: batch.rename(**names),
+    "with_columns": lambda batch, columns: batch.with_columns(columns),
 }
 
 _ROWS = {"filter": "filter", "concat": "regroup"}
@@ -107,7 +78,7 @@ OPS: dict[str, Op] = {
 
 
 def result_kind(op: Op, arguments: Mapping[str, Any]) -> str:
-    """What a call of one of these ops gives: ``batch``, ``field`` or ``scalar``."""
+    """Return what a call of one of these ops gives: ``batch``, ``field`` or ``scalar``."""
     if op.name in REDUCTIONS or op.name == "count":
         return "scalar"
     given = arguments.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FieldError, FlowError, near
+from ..errors import FieldError, FlowError, did_you_mean
 from ..marks import OWN, UNMARKED, Marks, foreign_rows, other_temperature, unlike, values
 from .signature import CallShape
 from .spec import Spec
@@ -19,15 +19,14 @@ def missing_field(title: str, name: str, have: Any, at: Any, adders: Any, made: 
 
     ``adders`` are calls that would add it; ``made`` says which call added it to a batch that is not this one.
     """
-    meant = near(name, have)
-    fix = made or (
-        f"Add {' or '.join(adders)} before this line."
-        if adders
-        else f"Did you mean '{meant}'?"
-        if meant
-        else f"Add an op that adds '{name}' before this line."
-    )
+    fix = made or (adding(name, adders) if adders else did_you_mean(name, have, adding(name, ())))
     return FieldError(f"{title} reads '{name}', which no op before it adds.", at=at, have=have, fix=fix)
+
+
+def adding(name: str, adders: Sequence[str]) -> str:
+    """The fix of a field that is missing: the calls that would add it."""
+    what = " or ".join(adders) or f"an op that adds '{name}'"
+    return f"Add {what} before this line."
 
 
 def written_twice(title: str, names: Sequence[str], at: Any) -> FieldError:
@@ -44,7 +43,7 @@ def written_twice(title: str, names: Sequence[str], at: Any) -> FieldError:
 def misread(
     op: Op, title: str, worker: str, arguments: Mapping[str, Any], reads: Mapping[str, Mapping[str, Marks]]
 ) -> list[FlowError]:
-    """What must not be done with what is read, by its marks: rows of others, log-probabilities of unlike kinds.
+    """Return the errors of a read, by the marks of its fields: rows of others, log-probabilities of unlike kinds.
 
     ``reads``: the marks of the fields that are read, by parameter.
     """
@@ -54,8 +53,8 @@ def misread(
     own = op.marks(shape).get(OWN, UNMARKED) if op.marks is not None else UNMARKED
     reader = f"{title} with loss {loss.name}" if loss is not None else title
     found: list[FlowError | None] = [unlike(reader, {**main, OWN: own})]
-    said = arguments.get("foreign")
-    meant = getattr(loss, "foreign", False) or not (said is None or said is False)
+    foreign = arguments.get("foreign")
+    meant = getattr(loss, "foreign", False) or not (foreign is None or foreign is False)
     if op.cost == "train" and getattr(loss, "on", "") == "logprobs" and not meant:
         rows = main.get("tokens", UNMARKED)
         others = sorted(values(rows, "sampler") - {worker})

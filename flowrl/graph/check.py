@@ -11,7 +11,7 @@ from .arithmetic import ELEMENTWISE, REDUCTIONS
 from .record import WorkerInfo
 from .relaxed import stale_rows, trained_on
 from .spec import Spec
-from .terms import Lint, Traced, Trail
+from .terms import Lint, TCall, Traced, Trail, each_once
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,15 @@ def stale(traced: Traced, staleness: int = 0) -> list[FlowError]:
 
     Rows are older when they were kept from an earlier step, or may be when steps overlap.
     """
-    found: dict[str, FlowError] = {}
+    found: list[FlowError] = []
     for pair in trained_on(traced):
         loss = pair.update.arguments.get("loss")
         if loss is None or getattr(loss, "corrects_stale", True) or pair.update.arguments.get("allow_stale"):
             continue
         if pair.carried or staleness:
             why = "they are kept from an earlier step" if pair.carried else f"staleness is {staleness}"
-            error = stale_rows(pair.update.title, loss, why, pair.update.at)
-            found.setdefault(error.report(), error)
-    return list(found.values())
+            found.append(stale_rows(pair.update.title, loss, why, pair.update.at))
+    return each_once(found)
 
 
 def endless(traced: Traced) -> list[FlowError]:
@@ -86,7 +85,7 @@ def endless(traced: Traced) -> list[FlowError]:
 def unread_failures(traced: Traced) -> list[FlowError]:
     """Calls that mark rows that failed, where nothing leaves them out: their values are nan."""
     read: set[tuple[Any, ...]] = set()
-    marking: dict[tuple[Any, ...], tuple[Any, str]] = {}
+    marking: dict[tuple[Any, ...], tuple[TCall, str]] = {}
     for trail in traced.trails:
         for call in trail.calls:
             if "failed" in call.signature.adds and call.op.owner != "batch" and call.iteration in (0, 1):
@@ -137,30 +136,26 @@ def unused(
 
 
 def remarks(traced: Traced) -> list[Lint]:
-    """What the losses of a program have to say of themselves, at the calls that they are given to."""
-    found: dict[str, Lint] = {}
-    for call in (call for trail in traced.trails for call in trail.calls):
-        for spec in call.arguments.values():
-            for remark in spec.remarks if isinstance(spec, Spec) else ():
-                lint = Lint("loss", remark, call.at)
-                found.setdefault(lint.report(), lint)
-    return list(found.values())
+    """Return the remarks of the losses of a program, at the calls that they are given to."""
+    calls = [call for trail in traced.trails for call in trail.calls]
+    specs = [(spec, call.at) for call in calls for spec in call.arguments.values() if isinstance(spec, Spec)]
+    return each_once(Lint("loss", remark, at) for spec, at in specs for remark in spec.remarks)
 
 
 def unread(traced: Traced) -> list[Lint]:
     """Calls of workers whose every result goes unread on every path: work for nothing."""
     read: set[tuple[Any, ...]] = set()
-    made: dict[tuple[Any, ...], Any] = {}
+    adding: dict[tuple[Any, ...], TCall] = {}
     for trail in traced.trails:
         wanted = {c for call in trail.calls for c in call.makers} | {use.call for use in trail.logged}
         for call in trail.calls:
             worker_op = call.op.owner != "batch"
             if worker_op and call.op.returns == "batch" and not call.updates and call.iteration in (0, 1):
-                made.setdefault(call.place, call)
+                adding.setdefault(call.place, call)
                 if call.index in wanted:
                     read.add(call.place)
     return [
         Lint("unread", f"{call.title} adds {', '.join(call.signature.adds) or 'rows'}, which nothing reads.", call.at)
-        for place, call in made.items()
+        for place, call in adding.items()
         if place not in read
     ]

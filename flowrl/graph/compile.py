@@ -29,10 +29,7 @@ def ids_by_site(traced: Traced) -> dict[Site, str]:
     """The same by title, file and line, as a running program knows its calls; of several in a line, the first."""
     order, sample = _in_order(traced.trails)
     ids = _names(order, sample)
-    found: dict[Site, str] = {}
-    for place in order:
-        found.setdefault(site(sample[place]), ids[place])
-    return found
+    return {site(sample[place]): ids[place] for place in reversed(order)}
 
 
 def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness: int = 0) -> Graph:
@@ -68,7 +65,10 @@ def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness:
             edges_found.items(), key=lambda e: (rank[e[0][1]], rank.get(e[0][0], -1), e[0][2])
         )
     ]
-    nodes = tuple(_node(ids[p], _calls_at(p, trails), label[p], p in again.places) for p in order)
+    calls: dict[Place, list[TCall]] = defaultdict(list)  # of each path that makes them
+    for call in (call for trail in trails for call in steady(trail)):
+        calls[call.place].append(call)
+    nodes = tuple(_node(ids[p], calls[p], label[p], p in again.places) for p in order)
     used = {n.worker for n in nodes} | {e.src for e in edges if e.kind == "serves"}
     return Graph(
         program=traced.program,
@@ -86,8 +86,8 @@ def _there(ids: Iterable[Place], trails: Sequence[Trail]) -> dict[Place, set[int
     """The paths on which a steady step makes each call, or draws from each source."""
     found: dict[Place, set[int]] = {place: set() for place in ids}
     for number, trail in enumerate(trails):
-        for place in [call.place for call in steady(trail)]:
-            found[place].add(number)
+        for call in steady(trail):
+            found[call.place].add(number)
         for draw in trail.draws.values():
             if draw.iteration in (0, 2):
                 found[source_place(draw)].add(number)
@@ -114,8 +114,8 @@ def _all_edges(traced: Traced, ids: Mapping[Place, str]) -> dict[Key, Found]:
 
 def _made(fields: Mapping[str, str]) -> tuple[str, ...]:
     """The names that fields had where they were made; empty where all have kept them."""
-    made = tuple(before or name for name, before in fields.items())
-    return () if made == tuple(fields) else made
+    names = tuple(before or name for name, before in fields.items())
+    return () if names == tuple(fields) else names
 
 
 # -- sources --------------------------------------------------------------------------------------------------------
@@ -146,11 +146,6 @@ def _sources(trails: Sequence[Trail]) -> dict[Place, SourceInfo]:
 
 
 # -- calls ----------------------------------------------------------------------------------------------------------
-
-
-def _calls_at(place: Place, trails: Sequence[Trail]) -> list[TCall]:
-    """The calls of a place in a steady step, of each path that makes it."""
-    return [call for trail in trails for call in steady(trail) if call.place == place]
 
 
 def _in_order(trails: Sequence[Trail]) -> tuple[list[Place], dict[Place, TCall]]:
@@ -221,24 +216,24 @@ def _node(id: str, calls: Sequence[TCall], branch: str | None, repeats: bool) ->
 
 
 def _loss(calls: Sequence[TCall], others: Iterable[str]) -> str | None:
-    """What an update minimises, and on whose rows where ``others`` sampled them: ``sft() on rows of teacher``."""
-    said, whose = _minimised(calls), " and ".join(others)
-    return f"{said} on rows of {whose}" if said and whose else said
+    """Return what an update minimises, and whose rows where ``others`` sampled them: ``sft() on rows of teacher``."""
+    loss, whose = _minimised(calls), " and ".join(others)
+    return f"{loss} on rows of {whose}" if loss and whose else loss
 
 
 def _minimised(calls: Sequence[TCall]) -> str | None:
-    """What an update minimises: a computed parameter stands as its expression, one that differs as all that it is."""
+    """Return what an update minimises: a computed parameter as its expression, one that differs as all its values."""
     specs = [v for call in calls for v in call.arguments.values() if isinstance(v, Spec)]
-    said = [spec.with_parameters(replace_values(dict(spec.parameters), written_out)) for spec in specs]
-    texts = list(dict.fromkeys(map(repr, said)))
+    losses = [spec.with_parameters(replace_values(dict(spec.parameters), written_out)) for spec in specs]
+    texts = list(dict.fromkeys(map(repr, losses)))
     if len(texts) < 2:
         return texts[0] if texts else None
-    first = said[0]
-    if any((s.name, list(s.parameters)) != (first.name, list(first.parameters)) for s in said):
+    first = losses[0]
+    if any((loss.name, list(loss.parameters)) != (first.name, list(first.parameters)) for loss in losses):
         return " or ".join(texts)
     merged: dict[str, Any] = {}
     for name, value in first.parameters.items():
-        values = list(dict.fromkeys(str(s.parameters[name]) for s in said))
+        values = list(dict.fromkeys(str(loss.parameters[name]) for loss in losses))
         merged[name] = as_written(" or ".join(values)) if len(values) > 1 else value
     return repr(first.with_parameters(merged))
 
@@ -248,14 +243,15 @@ def _edges(trail: Trail) -> dict[Key, dict[str, str]]:
     edges: dict[Key, dict[str, str]] = defaultdict(dict)
     for call in steady(trail):
         for use in call.uses:
-            made = trail.draws[use.draw] if use.call is None else trail.calls[use.call]
-            place = source_place(made) if isinstance(made, Draw) else made.place
-            names = edges[(place, call.place, "carried" if carried(made, call.loop, call.iteration) else "data")]
+            maker = trail.draws[use.draw] if use.call is None else trail.calls[use.call]
+            place = source_place(maker) if isinstance(maker, Draw) else maker.place
+            names = edges[(place, call.place, "carried" if carried(maker, call.loop, call.iteration) else "data")]
             names.setdefault(use.name, use.made)
         for worker in call.serves:
             edges[((worker,), call.place, "serves")] = {}
         for worker in (call.worker, *call.serves):
-            last = _last_update(trail, call, worker)
+            before = reversed(trail.calls[: call.index])  # the call sees the weights of the last update
+            last = next((c for c in before if c.worker == worker and c.updates), None)
             if last is not None and not (call.updates and call.worker == worker):
                 edges[(last.place, call.place, "weights")] = {}
     for src, dst in _orders(trail):
@@ -264,12 +260,6 @@ def _edges(trail: Trail) -> dict[Key, dict[str, str]]:
 
 
 # -- order ----------------------------------------------------------------------------------------------------------
-
-
-def _last_update(trail: Trail, call: TCall, worker: str) -> TCall | None:
-    """The update whose weights a call sees: the last one of the worker before it on the path."""
-    before = [c for c in trail.calls[: call.index] if c.worker == worker and c.updates]
-    return before[-1] if before else None
 
 
 def _orders(trail: Trail) -> list[tuple[TCall, TCall]]:

@@ -63,8 +63,8 @@ class Atom:
     time: int = 1
 
     def __str__(self) -> str:
-        said = self.condition if self.outcome else f"not ({self.condition})"
-        return said + " again" * (self.time - 1) + (" in the step before" if self.iteration == 1 else "")
+        text = self.condition if self.outcome else f"not ({self.condition})"
+        return text + " again" * (self.time - 1) + (" in the step before" if self.iteration == 1 else "")
 
 
 def diagram(values: Mapping[int, Hashable], trails: Sequence[Trail]) -> Diagram | None:

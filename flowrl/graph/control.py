@@ -34,17 +34,17 @@ def add_control(
         mine = control.setdefault(place, {})
         for test in hangs:
             for index in sorted(test.decision.calls):
-                made = trails[test.trail].calls[index]
-                kind = "carried" if carried(made, loop, 2) else "control"
-                if made.place in there and (made.place != place or kind == "carried"):
-                    mine[(made.place, kind, test.condition)] = None
+                maker = trails[test.trail].calls[index]
+                kind = "carried" if carried(maker, loop, 2) else "control"
+                if maker.place in there and (maker.place != place or kind == "carried"):
+                    mine[(maker.place, kind, test.condition)] = None
     for trail in trails:
         for draw in trail.draws.values():
             for index in sorted(draw.count.calls) if draw.count and draw.iteration in (0, 2) else ():
-                made, place = trail.calls[index], source_place(draw)
-                kind = "carried" if carried(made, draw.loop, draw.iteration) else "control"
-                if made.place in there:
-                    control.setdefault(place, {})[(made.place, kind, draw.count.text if draw.count else "")] = None
+                maker, place = trail.calls[index], source_place(draw)
+                kind = "carried" if carried(maker, draw.loop, draw.iteration) else "control"
+                if maker.place in there:
+                    control.setdefault(place, {})[(maker.place, kind, draw.count.text if draw.count else "")] = None
     feeds: dict[Place, set[Place]] = defaultdict(set)
     for src, dst, kind in edges:
         if kind == "data":
@@ -61,8 +61,8 @@ def add_control(
 
 def _chosen(trails: Sequence[Trail]) -> dict[Place, Diagram | None]:
     """By the places of steady calls: the outcomes on which their plain arguments hang."""
-    said: dict[Place, dict[int, str]] = defaultdict(dict)
+    arguments_of: dict[Place, dict[int, str]] = defaultdict(dict)
     for number, trail in enumerate(trails):
         for call in steady(trail):
-            said[call.place][number] = as_given(call)
-    return {place: diagram(arguments, trails) for place, arguments in said.items()}
+            arguments_of[call.place][number] = as_given(call)
+    return {place: diagram(arguments, trails) for place, arguments in arguments_of.items()}

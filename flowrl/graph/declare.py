@@ -88,7 +88,7 @@ def op(
         _check_declaration(title, reads=reads, adds=adds, rows=rows, cost=cost, at=at)
         if inspect.isgeneratorfunction(function):
             _check_generator(title, external=external or cost == "external", rows=rows, pieces=pieces, at=at)
-        made = Op(
+        declared = Op(
             name=function.__name__,
             owner=owner or _owner(function),
             fn=function,
@@ -103,9 +103,9 @@ def op(
             children=children,
             marks=marks,
         )
-        object.__setattr__(made, "__doc__", function.__doc__)
-        object.__setattr__(made, "__wrapped__", function)
-        return made
+        object.__setattr__(declared, "__doc__", function.__doc__)
+        object.__setattr__(declared, "__wrapped__", function)
+        return declared
 
     return make(fn) if fn is not None else make
 
@@ -114,12 +114,8 @@ def _check_declaration(title: str, *, reads: Declared, adds: Declared, rows: str
     """Raise WorkerError for a row effect or a cost that is not there, and for fields that cannot be read."""
     for word, allowed, what in ((rows, ROWS, "rows"), (cost, COSTS, "cost")):
         if word not in allowed:
-            meant = near(word, allowed)
-            raise WorkerError(
-                f"{title}: {what}='{word}' is none of {', '.join(allowed)}.",
-                at=at,
-                fix=f"Write {what}='{meant or allowed[0]}'.",
-            )
+            fix = f"Write {what}='{near(word, allowed) or allowed[0]}'."
+            raise WorkerError(f"{title}: {what}='{word}' is none of {', '.join(allowed)}.", at=at, fix=fix)
     for declared in (reads, adds):
         if declared is None or callable(declared):
             continue
@@ -154,8 +150,9 @@ def _owner(function: Callable[..., Any]) -> str:
 def _returns(function: Callable[..., Any], adds: Declared, rows: str, updates: str | None) -> str:
     if adds or rows != "same":
         return "batch"
-    said = function.__annotations__.get("return", "")
-    text = (said if isinstance(said, str) else getattr(said, "__name__", str(said))).rpartition(".")[2]
+    annotation = function.__annotations__.get("return", "")
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    text = name.rpartition(".")[2]
     if text == "Metrics" or updates:
         return "metrics"
     if text in ("float", "int", "bool"):

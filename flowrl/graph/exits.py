@@ -72,7 +72,7 @@ def forks(trails: Sequence[Trail], run: Again, numbers: Numbers) -> frozenset[Ex
 
 
 def beyond(trails: Sequence[Trail], known: Collection[FlowError], run: Again, numbers: Numbers) -> list[Lint]:
-    """What else goes wrong where a number on which calls hang is one of FURTHER: no error, as no run may have it."""
+    """Return what else goes wrong where a number on which calls hang is one of FURTHER; no run may ever have it."""
     told = {error.report() for error in known}
     found: list[Lint] = []
     for exit in sorted(numbers.forks, key=lambda exit: (exit.at.file, exit.at.line, exit.text)):
@@ -115,22 +115,22 @@ def certain(done: Run, run: Again, numbers: Numbers) -> list[FlowError]:
 
 
 def remarks(trails: Sequence[Trail], numbers: Numbers) -> list[Lint]:
-    """What is said of each place: what the graph shows of it, or that it cannot."""
+    """Return what is said of each place: what the graph shows of it, or that it cannot."""
     ways: dict[Exit, dict[str, None]] = {}
     for trail in trails:
         for exit, more in trail.path.exits.items():
             ways.setdefault(exit, {}).update(more)
     found: list[Lint] = []
     for exit, several in ways.items():
-        said = [way for way in several if way not in _SHOWN]
+        uses = [way for way in several if way not in _SHOWN]
         if exit in numbers.forks:
             tried = " and of ".join(map(str, numbers.of(exit)[:2]))
             what = f"the graph shows what comes of {tried}; other numbers are met in the run"
-            found.append(Lint("number", f"'{exit.text}' is {(said or [TEXT])[0]} here: {what}.", exit.at))
-        elif said:
-            advice = _COMPARE if said[0] == KEY else _COMPUTE
+            found.append(Lint("number", f"'{exit.text}' is {(uses or [TEXT])[0]} here: {what}.", exit.at))
+        elif uses:
+            advice = _COMPARE if uses[0] == KEY else _COMPUTE
             what = "and what hangs on it is not in the graph"
-            found.append(Lint("number", f"'{exit.text}' is {said[0]} here, {what}. {advice}", exit.at))
+            found.append(Lint("number", f"'{exit.text}' is {uses[0]} here, {what}. {advice}", exit.at))
     return found
 
 
@@ -139,7 +139,7 @@ _COMPARE = "A comparison is, such as x == 10 or x in (10, 20)."
 
 
 def _content(trail: Trail) -> Hashable:
-    """What a path did: its calls, what they were given, its draws and its conditions."""
+    """Return what a path did: its calls, what they were given, its draws and its conditions."""
     return (
         tuple((c.place, c.uses, as_given(c)) for c in trail.calls),
         tuple((source_place(d), d.iteration) for d in trail.draws.values()),

@@ -19,7 +19,7 @@ class Growth:
 
 
 def growth(longer: Trail | None) -> Growth:
-    """What a third step has more than the second: calls in a loop over a list that grows, and values two steps old."""
+    """Return what only a third step has: further calls of a loop over a list that grows, and values two steps old."""
     if longer is None:
         return Growth()
     count: dict[int, Counter[Place]] = {2: Counter(), 3: Counter()}
@@ -28,10 +28,10 @@ def growth(longer: Trail | None) -> Growth:
         if call.iteration in count:
             count[call.iteration][call.place[:-1]] += 1
         for use in call.uses if call.iteration == 3 else ():
-            made = longer.draws[use.draw] if use.call is None else longer.calls[use.call]
-            rows = isinstance(made, Draw) or gives_rows(made.op)  # numbers pile up in symbols
-            if rows and made.loop == call.loop and made.iteration == 1:
-                place = source_place(made) if isinstance(made, Draw) else made.place
+            maker = longer.draws[use.draw] if use.call is None else longer.calls[use.call]
+            rows = isinstance(maker, Draw) or gives_rows(maker.op)  # numbers pile up in symbols
+            if rows and maker.loop == call.loop and maker.iteration == 1:
+                place = source_place(maker) if isinstance(maker, Draw) else maker.place
                 edges.add((place, call.place, "carried"))
     grown = [place for place, times in count[3].items() if 0 < count[2][place] < times]
     return Growth(frozenset((*place, count[2][place]) for place in grown), frozenset(edges))

@@ -68,5 +68,5 @@ def is_place(name: str) -> bool:
 
 
 def meant_column(name: str) -> str | None:
-    """What a reward function is handed under the name that another library gives it."""
+    """Return what a reward function is handed under the name that another library gives it."""
     return _REWARDS.get(name)

@@ -24,7 +24,7 @@ def lengths(program: Callable[..., Any]) -> dict[str, At | None]:
     if node is None or not bounds:
         return dict.fromkeys(names & {"steps"})
     inside = {id(n) for bound in bounds for n in ast.walk(bound)}
-    first, uses = defined_at(program), list(_uses(node))
+    first, uses = defined_at(program), [n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name)]
     found: dict[str, At | None] = {}
     for name in names & {n.id for n in uses if id(n) in inside}:
         others = [n.lineno for n in uses if n.id == name and id(n) not in inside]
@@ -50,13 +50,9 @@ def _outermost(node: ast.AST) -> Iterator[ast.For]:
 
 
 def _bounds(iterated: ast.expr) -> list[ast.expr]:
-    """What says how often ``flow.steps(source, n)`` or ``range(n)`` goes round."""
+    """Return the expressions that say how often ``flow.steps(source, n)`` or ``range(n)`` goes round."""
     if not isinstance(iterated, ast.Call):
         return []
     if isinstance(iterated.func, ast.Attribute) and iterated.func.attr == "steps":
         return [*iterated.args[1:], *(k.value for k in iterated.keywords if k.arg == "steps")]
     return iterated.args if isinstance(iterated.func, ast.Name) and iterated.func.id == "range" else []
-
-
-def _uses(node: ast.FunctionDef) -> Iterator[ast.Name]:
-    return (n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name))

@@ -12,7 +12,8 @@ from .values import BatchValue, FieldValue, MetricsValue
 
 #: Names that every line of ``metrics.jsonl`` has or may have.
 ALWAYS = ("program", "step", "seconds", "response_length", "tokens_per_second")
-_LIBRARIES = ("rl", "batch", "data", "user")
+#: What calls of no worker are called in a graph.
+LIBRARIES = ("rl", "batch", "data", "user")
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,15 @@ def logged(metrics: Sequence[Any], values: Mapping[str, Any], at: At) -> list[Lo
     found: list[Logged] = []
     for entry in metrics:
         if not isinstance(entry, (MetricsValue, Mapping)):
-            raise ProgramError(
-                f"flow.log takes metrics and named numbers, and was given {described(entry)}.",
-                at=at,
-                fix="Give it a name: flow.log(step, name=...).",
-            )
+            what = f"flow.log takes metrics and named numbers, and was given {described(entry)}."
+            raise ProgramError(what, at=at, fix="Give it a name: flow.log(step, name=...).")
         of = str(getattr(getattr(cast("Any", entry), "ref", None), "title", ""))
         name = "" if len(metrics) == 1 else _prefix(_owner(of), found, at)
         found.append(Logged(name, entry, of, at))
     for name, value in values.items():
         if isinstance(value, BatchValue):
-            raise ProgramError(
-                f"flow.log: '{name}' is a batch.",
-                at=at,
-                fix=f"Log a number of it: {name}=batch.rewards.mean().",
-            )
+            fix = f"Log a number of it: {name}=batch.rewards.mean()."
+            raise ProgramError(f"flow.log: '{name}' is a batch.", at=at, fix=fix)
         if isinstance(value, FieldValue):
             raise ProgramError(
                 f"flow.log: '{name}' has a value for each row, and a record has one number.",
@@ -78,18 +73,15 @@ def _prefix(owner: str, before: Sequence[Logged], at: At) -> str:
     number = 1 + sum(_owner(entry.of) == owner for entry in before)
     name = owner if number == 1 else f"{owner}_{number}"
     if any(entry.name == name for entry in before):
-        raise ProgramError(
-            f"flow.log: two of these metrics would be called '{name}/...'.",
-            at=at,
-            fix=f"Give them names: flow.log(step, {owner}=..., {owner}_again=...).",
-        )
+        fix = f"Give them names: flow.log(step, {owner}=..., {owner}_again=...)."
+        raise ProgramError(f"flow.log: two of these metrics would be called '{name}/...'.", at=at, fix=fix)
     return name
 
 
 def _owner(of: str) -> str:
     """The worker behind metrics; those of functions and those made by hand are called ``metrics``."""
     worker = of.partition(".")[0]
-    return worker if worker and worker not in _LIBRARIES else "metrics"
+    return worker if worker and worker not in LIBRARIES else "metrics"
 
 
 class Names:
@@ -146,7 +138,7 @@ def _meaning(name: str, of: str, at: At) -> str:
 
 
 def _fix(of: str) -> str:
-    """What tells them apart: metrics under a name, or one call that has them all."""
+    """Return the fix of two equal names: metrics under a name, or another keyword."""
     owner = of.partition(".")[0]
     if not owner:
         return "Use another name for one of them."

@@ -26,7 +26,7 @@ def mentions(program: Callable[..., Any], worker: Any) -> bool:
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    """What a function names, and what a container or an object of the user's holds."""
+    """Yield what a function names, and what a container or an object of the user's holds."""
     kind = cast("type[Any]", type(value))
     if isinstance(value, types.FunctionType):
         if is_users(value):

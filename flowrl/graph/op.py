@@ -113,7 +113,7 @@ class Op:
         rows_each: int | None = None,
         sampled_by: str = "",
     ) -> Signature:
-        """What this call reads and adds. ``reads`` of argument specs (a loss) count as the op's own."""
+        """Return what this call reads and adds. ``reads`` of argument specs (a loss) count as the op's own."""
         specs = [value for value in arguments.values() if isinstance(value, Spec)]
         if self._declared is not None and not specs:
             return self._declared
@@ -144,10 +144,10 @@ class Op:
 
     def unit(self, init: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
         """Within what rows of this call depend on each other: ``row``, ``prompt``, or the whole ``call``."""
-        said = self.pieces
-        if callable(said):
-            said = said(CallShape(init, arguments, frozenset()))
-        return said if isinstance(said, str) else "prompt" if said else "call"
+        pieces = self.pieces
+        if callable(pieces):
+            pieces = pieces(CallShape(init, arguments, frozenset()))
+        return pieces if isinstance(pieces, str) else "prompt" if pieces else "call"
 
     @property
     def batch_parameter(self) -> str:
@@ -180,7 +180,7 @@ class Op:
 
 
 def _named(module: str, name: str) -> Any:
-    """What a module has under a dotted name, where entries of a mapping count too; None where there is nothing."""
+    """Return what a module has under a dotted name, of a mapping the entry; None where there is nothing."""
     found: Any = import_module(module)
     for part in name.split("."):
         found = cast("Any", found).get(part) if isinstance(found, Mapping) else getattr(found, part, None)

@@ -51,7 +51,7 @@ def as_written(text: str) -> Any:
 
 
 def as_given(call: TCall) -> str:
-    """What a call is given besides results of other calls, as it is written."""
+    """Return what a call is given besides results of other calls, as it is written."""
     plain = {
         name: replace_values(value, written_out)
         for name, value in call.arguments.items()

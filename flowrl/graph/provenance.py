@@ -74,7 +74,8 @@ class Provenance:
         for field, found in (item for fields in reads.values() for item in fields.items()):
             for maker in sorted(values(found, "tokenizer") - {own}) if own else ():
                 self._other(title, field, maker, own, at)
-        trains = op.cost == "train" and any(getattr(v, "on", "") == "logprobs" for v in arguments.values() if _spec(v))
+        losses = [value for value in arguments.values() if isinstance(value, Spec)]
+        trains = op.cost == "train" and any(getattr(loss, "on", "") == "logprobs" for loss in losses)
         rows = reads.get(op.batch_parameter, {}).get("tokens", UNMARKED)
         return tuple(sorted(values(rows, "sampler") - {name})) if trains else ()
 
@@ -97,7 +98,7 @@ class Provenance:
         return next((v for v in arguments.values() if is_handle(v) and _has_model(v)), worker)
 
     def _known(self, said: Any) -> str:
-        """What a tokenizer is called; empty for a worker that reads no ids, or a model without a tokenizer."""
+        """Return what a tokenizer is called; empty for a worker that reads no ids, or a model without a tokenizer."""
         thing, seen = said, 0
         while said is not None and (said is FIRST or is_handle(said)) and seen < 8:
             seen += 1
@@ -113,16 +114,12 @@ class Provenance:
         return name
 
 
-def _spec(value: Any) -> bool:
-    return isinstance(value, Spec)
-
-
 def _has_model(handle: Any) -> bool:
     return hasattr(handle.cls, "build")
 
 
 def _declared(handle: Any) -> Any:
-    """What a worker's declaration says of the tokenizer whose ids it reads."""
+    """Return what a worker's declaration says of the tokenizer whose ids it reads."""
     return handle.cls.declared_tokenizer(handle.arguments) if hasattr(handle.cls, "declared_tokenizer") else None
 
 

@@ -85,9 +85,9 @@ class _Walk:
         for value in (*closed.values(), *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
             self.waiting.extend(_objects(value))
         if nodes:
-            said = [bare(n) if fn in self.programs else n for n in nodes]
-            self._keep(fn.__qualname__.replace("<locals>.", ""), text, said)
-            self._follow(said, fn.__globals__, closed)
+            bodies = [bare(n) if fn in self.programs else n for n in nodes]
+            self._keep(fn.__qualname__.replace("<locals>.", ""), text, bodies)
+            self._follow(bodies, fn.__globals__, closed)
         self._module(fn.__module__, text)
 
     def _class(self, cls: type) -> None:
@@ -106,7 +106,7 @@ class _Walk:
         self._module(cls.__module__, text)
 
     def _module(self, name: str, text: Text) -> None:
-        """What a module that is reached does as it is loaded, such as a call that sets something."""
+        """Keep what a module that is reached does as it is loaded, such as a call that sets something."""
         scope = vars(sys.modules[name]) if name in sys.modules else {}
         loose = [s for s in text.loose if not any(_is_flow(scope.get(n)) for n in names(s))]
         if loose and ("loose", text.file) not in self._seen:
@@ -179,12 +179,12 @@ def plain_text(value: Any) -> str | None:
     """A plain value of any nesting as a text, or a digest of a long one; None for what holds anything else."""
     if not _is_plain(value):
         return None
-    said = json.dumps(_jsonable(value), sort_keys=True)
-    return said if len(said) <= _SHORT else digest(said)
+    text = json.dumps(_jsonable(value), sort_keys=True)
+    return text if len(text) <= _SHORT else digest(text)
 
 
 def _value(statements: list[ast.stmt], value: Any) -> str | None:
-    """What a variable holds, where it is plain: as it is written, or as it was read from somewhere."""
+    """Return what a variable holds, where it is plain: as it is written, or as it was read from somewhere."""
     if len(statements) != 1 or not isinstance(statements[0], (ast.Assign, ast.AnnAssign)):
         return None
     written = statements[0].value

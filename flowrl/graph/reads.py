@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import At, FieldError
@@ -60,7 +60,7 @@ class Reads:
         return uses
 
     def _wrong_type(self, reader: str, name: str, wanted: FieldType, found: TField, at: At) -> FieldError:
-        maker = "the data" if found.call is None else self.tracer.trail.calls[found.call].title
+        maker = self.tracer.row_ops.maker(found)
         what = "has another dtype" if wanted.dims == found.type.dims else "has other dims"
         return FieldError(
             f"{reader} reads '{name}: {wanted}', but '{name}' {what} here: {maker} gives {found.type}.",
@@ -69,7 +69,7 @@ class Reads:
         )
 
     def use(self, found: TField, name: str) -> list[Use]:
-        """What gives a field. Calls that made its rows anew read it from where it was before."""
+        """Return what gives a field. Calls that made its rows anew read it from where it was before."""
         if found.call is None:
             drawn = found.origin[:1] == ("draw",)
             return [Use(None, name, found.made, int(found.origin[1]))] if drawn else []
@@ -82,7 +82,7 @@ class Reads:
         return [Use(found.call, name, found.made)]
 
     def uses(self, value: Value) -> list[Use]:
-        """What a value comes from: calls and draws, each with the field or number that is used."""
+        """Return what a value comes from: calls and draws, each with the field or number that is used."""
         ref = value.ref
         if isinstance(ref, TField):
             return self.use(ref, ref.name or "value")
@@ -97,11 +97,8 @@ class Reads:
     def _made_apart(self, name: str) -> str | None:
         """Where a missing field was added in this step, but to another batch."""
         for call in reversed(self.tracer.trail.calls):
-            if (
-                call.iteration == self.tracer.iteration
-                and name in call.signature.adds
-                and not call.arguments.get("into")
-            ):
+            in_this_step = call.iteration == self.tracer.iteration
+            if in_this_step and name in call.signature.adds and not call.arguments.get("into"):
                 return (
                     f"Line {call.at.line} adds it to the batch that it returns: "
                     f"write batch = {call.title}(batch) there, or join the two."
@@ -114,8 +111,3 @@ class Reads:
         adding = [a for a in self.tracer.adders if name in a.adds]
         ready = [a for a in adding if a.reads <= fields] or adding
         return [a.text for a in ready if not a.new][:2] or [a.text for a in ready[:1]]
-
-
-def adding(name: str, fixes: Sequence[str]) -> str:
-    """The fix of a field that is missing: the calls that would add it."""
-    return f"Add {' or '.join(fixes)} before this line." if fixes else f"Add an op that adds '{name}' before this line."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -155,10 +155,7 @@ class Graph:
 
     def node(self, id: str) -> Node:
         """The node of that id. Raises KeyError."""
-        for node in self.nodes:
-            if node.id == id:
-                return node
-        raise KeyError(id)
+        return {node.id: node for node in self.nodes}[id]
 
     def edges_of(self, kind: str) -> tuple[Edge, ...]:
         """All edges of one kind."""
@@ -189,38 +186,19 @@ class Graph:
         """Read what :meth:`to_json` gave."""
         if record.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"graph record of schema {record['schema']}; this flowrl reads {SCHEMA}")
-        nodes = tuple(Node(**_tuples(n)) for n in record["nodes"])
-        edges = tuple(Edge(**_tuples(e)) for e in record["edges"])
-        sources = tuple(SourceInfo(**_tuples(s)) for s in record.get("sources", ()))
+        kinds = {"nodes": Node, "edges": Edge, "workers": WorkerInfo, "pools": PoolInfo, "sources": SourceInfo}
+        parts: dict[str, Any] = {p: tuple(cls(**_tuples(r)) for r in record.get(p, ())) for p, cls in kinds.items()}
         if record.get("source_fields") and "sources" not in record:
-            sources, edges = _one_source(tuple(record["source_fields"]), nodes, edges)
-        return Graph(
-            program=record["program"],
-            nodes=nodes,
-            edges=edges,
-            workers=tuple(WorkerInfo(**w) for w in record.get("workers", ())),
-            source_fields=tuple(record.get("source_fields", ())),
-            paths=record.get("paths", 1),
-            capped=record.get("capped", False),
-            pools=tuple(PoolInfo(**p) for p in record.get("pools", ())),
-            plan=record.get("plan", ""),
-            sources=sources,
-        )
+            columns = tuple(record["source_fields"])
+            parts["sources"], parts["edges"] = _one_source(columns, parts["nodes"], parts["edges"])
+        plain = {name: record[name] for name in _about() if name in record and name not in parts}
+        return Graph(**_tuples(plain), **parts)
 
     def to_networkx(self) -> networkx.MultiDiGraph[Any]:
         """A networkx graph with every attribute on its nodes and edges; workers that serve become nodes too."""
         import networkx as nx
 
-        graph: networkx.MultiDiGraph[Any] = nx.MultiDiGraph(
-            program=self.program,
-            workers=self.workers,
-            sources=self.sources,
-            source_fields=self.source_fields,
-            paths=self.paths,
-            capped=self.capped,
-            pools=self.pools,
-            plan=self.plan,
-        )
+        graph: networkx.MultiDiGraph[Any] = nx.MultiDiGraph(**{name: getattr(self, name) for name in _about()})
         for node in self.nodes:
             graph.add_node(node.id, node=node)
         for place, edge in enumerate(self.edges):
@@ -230,20 +208,15 @@ class Graph:
     @staticmethod
     def from_networkx(graph: networkx.MultiDiGraph[Any]) -> Graph:
         """Read what :meth:`to_networkx` gave, changed or not."""
-        about = graph.graph
+        about = {name: graph.graph[name] for name in _about() if name in graph.graph}
+        nodes = tuple(d["node"] for _, d in graph.nodes(data=True) if "node" in d)
         edges = sorted((d for *_, d in graph.edges(data=True)), key=lambda d: d.get("place", graph.number_of_edges()))
-        return Graph(
-            program=about.get("program", ""),
-            nodes=tuple(d["node"] for _, d in graph.nodes(data=True) if "node" in d),
-            edges=tuple(d["edge"] for d in edges),
-            workers=about.get("workers", ()),
-            source_fields=about.get("source_fields", ()),
-            paths=about.get("paths", 1),
-            capped=about.get("capped", False),
-            pools=about.get("pools", ()),
-            plan=about.get("plan", ""),
-            sources=about.get("sources", ()),
-        )
+        return Graph(**{"program": "", **about}, nodes=nodes, edges=tuple(d["edge"] for d in edges))
+
+
+def _about() -> tuple[str, ...]:
+    """The fields of a graph besides its nodes and edges."""
+    return tuple(f.name for f in fields(Graph) if f.name not in ("nodes", "edges"))
 
 
 def _one_source(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ..errors import At, FieldError, near
+from ..errors import At, FieldError, did_you_mean
 from .logged import Logged
 from .spec import Spec
 from .terms import TCall, TMetrics
@@ -37,8 +37,6 @@ def unknown_metric(ref: TMetrics, name: str, calls: Sequence[TCall], at: At) -> 
     have = [*UPDATES, *told]
     if not told or name in have:
         return None
-    meant = near(name, have)
-    fix = f"Did you mean '{meant}'?" if meant else None
-    if name in ("kl", "entropy"):
-        fix = f"Give {name}= of the loss a weight above 0."
+    weighted = name in ("kl", "entropy")
+    fix = f"Give {name}= of the loss a weight above 0." if weighted else did_you_mean(name, have)
     return FieldError(f"the metrics of {ref.title} have no '{name}'.", at=at, have=have, fix=fix)

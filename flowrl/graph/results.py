@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FieldError, near
+from ..errors import FieldError, did_you_mean, near
 from ..marks import UNMARKED, Marks
 from .call_errors import written_twice
 from .rowops import passed_on
@@ -40,16 +40,9 @@ class Results:
         if op.returns == "none":
             return None
         for word in sorted(set(into) - set(signature.adds)):
-            meant = near(word, signature.adds)
-            self.tracer.wrong(
-                FieldError(
-                    f"{call.title} adds no '{word}' that into= could rename.",
-                    at=at,
-                    have=signature.adds,
-                    fix=f"Did you mean '{meant}'?" if meant else None,
-                )
-            )
-            if meant:
+            what, fix = f"{call.title} adds no '{word}' that into= could rename.", did_you_mean(word, signature.adds)
+            self.tracer.wrong(FieldError(what, at=at, have=signature.adds, fix=fix))
+            if meant := near(word, signature.adds):
                 into = {meant: into[word], **into}
         inherited = dict(batch.fields) if batch and op.inherits else {}
         rows, rows_call = _rows_after(call, batch, arguments)
@@ -71,16 +64,16 @@ def _rows_after(call: TCall, batch: TBatch | None, arguments: Mapping[str, Any])
     n = arguments.get("n")
     if call.op.rows == "expand" and isinstance(n, int):
         return ("expand", batch.rows, n), call.index
-    made: Any = (call.index,) if call.op.rows == "expand" else call.index  # no number, as nobody knows how many
-    return (call.op.rows, batch.rows, made), call.index
+    factor: Any = (call.index,) if call.op.rows == "expand" else call.index  # no number, as nobody knows how many
+    return (call.op.rows, batch.rows, factor), call.index
 
 
 def sampled(batch: TBatch, calls: Sequence[TCall]) -> tuple[int | None, str]:
-    """How many rows each prompt has at most, equal ones once, and the call that sampled them; None where not known."""
+    """Return how many rows each prompt has at most, equal ones once, and who sampled them; None if not known."""
     if batch.rows_call is None or "preferred" in batch.fields:  # a source of pairs has two rows of each prompt
         return None, ""
-    made = calls[: batch.rows_call + 1]
-    sampled = next((call for call in reversed(made) if call.op.rows == "expand"), None)
+    before = calls[: batch.rows_call + 1]
+    sampled = next((call for call in reversed(before) if call.op.rows == "expand"), None)
     if sampled is None:
         return None, ""
     each, by = rows_each(batch.rows), f"{sampled.title} (line {sampled.at.line})"

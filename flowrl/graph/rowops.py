@@ -17,7 +17,7 @@ from .scalars import ScalarValue
 from .signature import Signature
 from .site import caller
 from .symbols import Symbol
-from .terms import Rows, TBatch, TField, TNumber, Use, together
+from .terms import Rows, TBatch, TCall, TField, TNumber, Use, together
 from .types import FieldType
 from .values import BatchValue, FieldValue, MetricsValue, Value
 from .written import SYMBOLS, method, written
@@ -55,14 +55,21 @@ class RowOps:
         name, text = op.name, self._text(op, args)
         call = self.tracer.record(op, "batch", at, signature, uses, text=text)
         if name in REDUCTIONS:
-            label = f"{fields[0].name}.{name}" if fields[0].name else name
-            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, f"c{call.index}", label))
+            return self._number(call, f"{fields[0].name}.{name}" if fields[0].name else name)
         type_ = FieldType(BY_ROW[name]) if name in BY_ROW else result_type(name, [f.type for f in fields])
         return FieldValue(self.tracer, TField(type_, call.index, "", fields[0].rows, text=text))
 
     def _wrong(self, error: FlowError, at: At) -> None:
         error.at = at
         self.tracer.wrong(error)
+
+    def _number(self, call: TCall, label: str, *, whole: bool = False) -> ScalarValue:
+        """The number that a call gives."""
+        return ScalarValue(self.tracer, TNumber(frozenset({call.index}), call.text, f"c{call.index}", label, whole))
+
+    def _same_rows_as(self, batch: TBatch, fields: Mapping[str, TField]) -> BatchValue:
+        """A batch of the same rows with these fields."""
+        return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
 
     def _text(self, op: Op, args: Sequence[Any]) -> str:
         """How a call is written: ``(rewards - costs).mean()``."""
@@ -80,14 +87,8 @@ class RowOps:
         found = together(numbers, text, key, whole or op.name in COMPARISONS)
         if all(isinstance(a, Symbol) or not isinstance(a, Value) for a in args):
             return self.tracer.symbol(replace(found, step=_later(op.name, args)))
-        call = self.tracer.record(
-            op,
-            "batch",
-            at,
-            Signature({}, {}),
-            [u for a in args if isinstance(a, Value) for u in self.tracer.reads.uses(a)],
-            text=text,
-        )
+        uses = [u for a in args if isinstance(a, Value) for u in self.tracer.reads.uses(a)]
+        call = self.tracer.record(op, "batch", at, Signature({}, {}), uses, text=text)
         return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, key, whole=found.whole))
 
     @staticmethod
@@ -95,64 +96,46 @@ class RowOps:
         return op.name in ELEMENTWISE and OPS.get("r" + op.name) is op
 
     def _on_batch(self, op: Op, batch: TBatch, rest: tuple[Any, ...], at: At) -> Any:
-        name = op.name
-        if name == "count":
-            text = "len(batch)"
-            call = self.tracer.record(op, "batch", at, Signature({}, {}), _rows_of(batch), text=text)
-            number = TNumber(frozenset({call.index}), text, f"c{call.index}", "count", whole=True)
-            return ScalarValue(self.tracer, number)
-        if name in GROUPED:
-            if (error := wrong_names(name, rest)) is not None:
-                self._wrong(error, at)
-                return FieldValue(self.tracer, TField(FieldType("f32"), None, "", batch.rows))
-            field_ = self.tracer.field(BatchValue(self.tracer, batch), rest[0])
-            if field_.ref.type.dims:
-                error = FieldError(f"{name} takes one number per row, and '{rest[0]}' is {field_.ref.type}.")
-                error.fix = f"Give a field that has it: batch.with_columns({{'whole': batch.{rest[0]}.row_mean()}})."
-                self._wrong(error, at)
-            text = f"{name}({rest[0]})"
-            call = self.tracer.record(
-                op,
-                "batch",
-                at,
-                Signature({"batch": {rest[0]: field_.ref.type}}, {}),
-                self.tracer.reads.uses(field_),
-                text=text,
-            )
-            return FieldValue(self.tracer, TField(FieldType("f32"), call.index, "", batch.rows, text=text))
-        if name == "filter":
+        if op.name == "count":
+            call = self.tracer.record(op, "batch", at, Signature({}, {}), _rows_of(batch), text="len(batch)")
+            return self._number(call, "count", whole=True)
+        if op.name in GROUPED:
+            return self._grouped(op, batch, rest, at)
+        if op.name == "filter":
             return self._filter(op, batch, rest[0], at)
         for other in rest:
             if not isinstance(other, BatchValue):
-                error = ProgramError(f"concat takes batches, and was given {described(other)}.")
-                error.fix = "Give it another batch with the same fields."
-                self._wrong(error, at)
+                what = f"concat takes batches, and was given {described(other)}."
+                self._wrong(ProgramError(what, fix="Give it another batch with the same fields."), at)
         return self._concat(op, [batch, *(b.ref for b in rest if isinstance(b, BatchValue))], at)
+
+    def _grouped(self, op: Op, batch: TBatch, names: tuple[Any, ...], at: At) -> FieldValue:
+        if (error := wrong_names(op.name, names)) is not None:
+            self._wrong(error, at)
+            return FieldValue(self.tracer, TField(FieldType("f32"), None, "", batch.rows))
+        name, text = names[0], f"{op.name}({names[0]})"
+        value = self.tracer.field(BatchValue(self.tracer, batch), name)
+        if value.ref.type.dims:
+            what = f"{op.name} takes one number per row, and '{name}' is {value.ref.type}."
+            fix = f"Give a field that has it: batch.with_columns({{'whole': batch.{name}.row_mean()}})."
+            self._wrong(FieldError(what, fix=fix), at)
+        signature = Signature({"batch": {name: value.ref.type}}, {})
+        call = self.tracer.record(op, "batch", at, signature, self.tracer.reads.uses(value), text=text)
+        return FieldValue(self.tracer, TField(FieldType("f32"), call.index, "", batch.rows, text=text))
 
     def _filter(self, op: Op, batch: TBatch, mask: Any, at: At) -> Any:
         if not isinstance(mask, FieldValue):
-            self.tracer.wrong(
-                ProgramError(
-                    "filter takes a bool field of the batch.", at=at, fix="Write batch.filter(batch.rewards > 0)."
-                )
-            )
+            fix = "Write batch.filter(batch.rewards > 0)."
+            self._wrong(ProgramError("filter takes a bool field of the batch.", fix=fix), at)
             return BatchValue(self.tracer, batch)
-        wanted = FieldType("bool")
-        if not wanted.accepts(mask.ref.type):
-            self.tracer.wrong(
-                FieldError(
-                    f"filter takes one bool per row, and was given {mask.ref.type}.",
-                    at=at,
-                    fix="Compare a number per row: batch.filter(batch.rewards > 0).",
-                )
-            )
+        if not FieldType("bool").accepts(mask.ref.type):
+            what = f"filter takes one bool per row, and was given {mask.ref.type}."
+            self._wrong(FieldError(what, fix="Compare a number per row: batch.filter(batch.rewards > 0)."), at)
         if mask.ref.rows != batch.rows:
-            self.tracer.wrong(self._different_rows("filter", batch.rows, mask.ref.rows, at))
-        reads = {"batch": {mask.ref.name or "value": mask.ref.type}}
+            self._wrong(self._different_rows("filter", batch.rows, mask.ref.rows), at)
+        signature = Signature({"batch": {mask.ref.name or "value": mask.ref.type}}, {}, "filter")
         text = f"filter({_operand(mask)})"
-        call = self.tracer.record(
-            op, "batch", at, Signature(reads, {}, "filter"), self.tracer.reads.uses(mask), text=text
-        )
+        call = self.tracer.record(op, "batch", at, signature, self.tracer.reads.uses(mask), text=text)
         rows: Rows = ("filter", batch.rows, call.index)
         return BatchValue(self.tracer, TBatch(passed_on(batch.fields, call.index, rows), rows, call.index))
 
@@ -160,17 +143,15 @@ class RowOps:
         names = set(batches[0].fields)
         for other in batches[1:]:
             if set(other.fields) != names:
-                self.tracer.wrong(_other_fields(names, set(other.fields), at))
+                self._wrong(_other_fields(names, set(other.fields)), at)
         for number, batch in enumerate(batches):
             if any(_share_keys(batch.rows, before.rows) for before in batches[:number]):
-                self.tracer.wrong(
-                    RowsError(
-                        f"concat puts rows with other keys below each other; two of these are "
-                        f"{self._rows_text(batch.rows)}, whose keys are the same.",
-                        at=at,
-                        fix="Sample them together, with n= of all; or join fields of the same rows with a | b.",
-                    )
+                what = (
+                    f"concat puts rows with other keys below each other; two of these are "
+                    f"{self._rows_text(batch.rows)}, whose keys are the same."
                 )
+                fix = "Sample them together, with n= of all; or join fields of the same rows with a | b."
+                self._wrong(RowsError(what, fix=fix), at)
         everywhere = {n: f for b in reversed(batches) for n, f in b.fields.items()}  # what one lacks is told of once
         uses = [use for batch in batches for use in _rows_of(batch)]
         call = self.tracer.record(op, "batch", at, Signature({}, {}, "regroup"), uses)
@@ -200,9 +181,8 @@ class RowOps:
         if name == "with_columns":
             return self._with_columns(batch, args[1], at)
         named = list(args[1])
-        for field_ in named:
-            if field_ not in batch.fields:
-                self.tracer.field(args[0], field_)  # reports it
+        for missing in (n for n in named if n not in batch.fields):
+            self.tracer.field(args[0], missing)  # reports it
         if name == "select":
             fields = {n: f for n, f in batch.fields.items() if n in named}
         elif name == "drop":
@@ -212,58 +192,52 @@ class RowOps:
             for n, f in batch.fields.items():
                 new = args[1].get(n, n)
                 if new in fields or (new != n and new in batch.fields and new not in args[1]):
-                    self.tracer.wrong(already_there("rename", new, at))
+                    self._wrong(already_there("rename", new), at)
                 fields[new] = f
-        return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
+        return self._same_rows_as(batch, fields)
 
     def _with_columns(self, batch: TBatch, columns: Any, at: At) -> Any:
         fields = dict(batch.fields)
         for name, column in cast("Mapping[str, Any]", columns).items():
             if not isinstance(column, FieldValue):
-                self.tracer.wrong(
-                    ProgramError(f"with_columns: '{name}' takes a field, and was given {described(column)}.", at=at)
-                )
+                what = f"with_columns: '{name}' takes a field, and was given {described(column)}."
+                self._wrong(ProgramError(what), at)
                 continue
             if name in fields:
-                self.tracer.wrong(already_there("with_columns", name, at))
-            found: TField = column.ref
-            if found.rows != batch.rows:
-                self.tracer.wrong(self._different_rows("with_columns", batch.rows, found.rows, at))
-            fields[name] = replace(found, name=name, rows=batch.rows, origin=found.origin or (found.call, name))
-        return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
+                self._wrong(already_there("with_columns", name), at)
+            field: TField = column.ref
+            if field.rows != batch.rows:
+                self._wrong(self._different_rows("with_columns", batch.rows, field.rows), at)
+            fields[name] = replace(field, name=name, rows=batch.rows, origin=field.origin or (field.call, name))
+        return self._same_rows_as(batch, fields)
 
     def _join(self, batch: TBatch, other: Any, at: At) -> Any:
         if not isinstance(other, BatchValue):
-            self.tracer.wrong(ProgramError(f"a | b joins two batches; the right one is {type(other).__name__}.", at=at))
+            self._wrong(ProgramError(f"a | b joins two batches; the right one is {type(other).__name__}."), at)
             return BatchValue(self.tracer, batch)
         right: TBatch = other.ref
         if right.rows != batch.rows:
-            self.tracer.wrong(self._different_rows("a | b", batch.rows, right.rows, at))
-            return BatchValue(self.tracer, TBatch({**right.fields, **batch.fields}, batch.rows, batch.rows_call))
+            self._wrong(self._different_rows("a | b", batch.rows, right.rows), at)
+            return self._same_rows_as(batch, {**right.fields, **batch.fields})
         fields = dict(batch.fields)
-        for name, found in right.fields.items():
-            if name in fields and fields[name].origin != found.origin:
-                makers = " and ".join(
-                    "the data" if f.call is None else self.tracer.trail.calls[f.call].title
-                    for f in (fields[name], found)
-                )
-                self.tracer.wrong(
-                    FieldError(
-                        f"a | b: '{name}' is written twice, by {makers}.",
-                        at=at,
-                        fix=f"Rename one: into={{'{name}': 'other_{name}'}} where it is added, "
-                        f"or .rename({name}='other_{name}').",
-                    )
-                )
-            fields.setdefault(name, found)
-        return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
+        for name, field in right.fields.items():
+            if name in fields and fields[name].origin != field.origin:
+                what = f"a | b: '{name}' is written twice, by {' and '.join(map(self.maker, (fields[name], field)))}."
+                fix = f"Rename one: into={{'{name}': 'other_{name}'}} where it is added, "
+                self._wrong(FieldError(what, fix=f"{fix}or .rename({name}='other_{name}')."), at)
+            fields.setdefault(name, field)
+        return self._same_rows_as(batch, fields)
+
+    def maker(self, field: TField) -> str:
+        """Return the title of the call that made a field."""
+        return "the data" if field.call is None else self.tracer.trail.calls[field.call].title
 
     def _same_rows(self, name: str, fields: Sequence[TField], at: At) -> None:
         for other in fields[1:]:
             if other.rows and fields[0].rows and other.rows != fields[0].rows:
-                self.tracer.wrong(self._different_rows(SYMBOLS.get(name, name), fields[0].rows, other.rows, at))
+                self._wrong(self._different_rows(SYMBOLS.get(name, name), fields[0].rows, other.rows), at)
 
-    def _different_rows(self, what: str, left: Rows, right: Rows, at: At) -> RowsError:
+    def _different_rows(self, what: str, left: Rows, right: Rows) -> RowsError:
         filtered = left[:2] == ("filter", right) or right[:2] == ("filter", left)
         anew = left[0] == "expand" or right[0] == "expand"
         parent = "left" if anew and made_of(right, left) else "right" if anew and made_of(left, right) else None
@@ -278,7 +252,6 @@ class RowOps:
         return RowsError(
             f"{what} takes the same rows on both sides; the left has {self._rows_text(left)}, "
             f"the right has {self._rows_text(right)}.",
-            at=at,
             fix=fix,
         )
 
@@ -296,8 +269,8 @@ class RowOps:
         if kind == "draw":
             return f"the rows drawn at line {self.tracer.trail.draws[rows[1]].at.line if rows[1] else 0}"
         if kind == "expand":
-            made = f"{rows[2]} for each" if isinstance(rows[2], int) else "some for each"
-            return f"{made} of {self._rows_text(rows[1])}"
+            number = f"{rows[2]} for each" if isinstance(rows[2], int) else "some for each"
+            return f"{number} of {self._rows_text(rows[1])}"
         if kind == "concat":
             return " and ".join(self._rows_text(r) for r in rows[1:])
         call = self.tracer.trail.calls[int(rows[-1])]
@@ -362,16 +335,14 @@ def _share_keys(rows: Rows, others: Rows) -> bool:
     return rows == others and rows[0] in ("draw", "regroup", "concat")
 
 
-def _other_fields(left: set[str], right: set[str], at: At) -> FieldError:
+def _other_fields(left: set[str], right: set[str]) -> FieldError:
     """The error of batches with different fields, one below the other."""
     sides = [("left", sorted(left - right)), ("right", sorted(right - left))]
-    said = [f"{', '.join(repr(n) for n in names)} only on the {side}" for side, names in sides if names]
-    drops = [f".drop({', '.join(repr(n) for n in names)}) on the {side}" for side, names in sides if names]
-    return FieldError(
-        f"concat takes batches with the same fields; there is {' and '.join(said)}.",
-        at=at,
-        fix=f"Give both the same fields, or write {' and '.join(drops)}.",
-    )
+    listed = [(side, ", ".join(map(repr, names))) for side, names in sides if names]
+    extra = " and ".join(f"{names} only on the {side}" for side, names in listed)
+    drops = " and ".join(f".drop({names}) on the {side}" for side, names in listed)
+    what = f"concat takes batches with the same fields; there is {extra}."
+    return FieldError(what, fix=f"Give both the same fields, or write {drops}.")
 
 
 def passed_on(fields: Mapping[str, TField], call: int, rows: Rows) -> dict[str, TField]:

@@ -35,18 +35,6 @@ class ScalarValue(Arithmetic):
     def __hash__(self) -> int:
         return hash(self.session.read(self, Number))
 
-    def __round__(self, digits: int | None = None) -> Any:
-        return round(self.session.read(self, Number), digits)
-
-    def __floor__(self) -> Any:
-        return math.floor(self.session.read(self, Number))
-
-    def __ceil__(self) -> Any:
-        return math.ceil(self.session.read(self, Number))
-
-    def __trunc__(self) -> Any:
-        return math.trunc(self.session.read(self, Number))
-
     def __pos__(self) -> Self:
         return self
 
@@ -83,20 +71,22 @@ class ScalarValue(Arithmetic):
         return getattr(ufunc, method)(*inputs, **kwargs)
 
 
-def _read_first(name: str, *, reflected: bool = False) -> Callable[..., Any]:
-    """The method for an operator on whole numbers, which are read for it."""
+def _read_first(fn: Callable[..., Any], *, reflected: bool = False) -> Callable[..., Any]:
+    """The method for a function of plain numbers, for which the value is read."""
 
-    def operate(self: ScalarValue, other: Any) -> Any:
+    def method(self: ScalarValue, *others: Any) -> Any:
         mine = self.session.read(self, Number)
-        return getattr(operator, name)(*((other, mine) if reflected else (mine, other)))
+        return fn(*others, mine) if reflected else fn(mine, *others)
 
-    return operate
+    return method
 
 
-BITS = ("lshift", "rshift", "xor")
-for _name in BITS:
-    setattr(ScalarValue, f"__{_name}__", _read_first(_name))
-    setattr(ScalarValue, f"__r{_name}__", _read_first(_name, reflected=True))
+BITS = {name: getattr(operator, name) for name in ("lshift", "rshift", "xor")}
+ROUNDING = {"round": round, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc}
+for _name, _fn in {**BITS, **ROUNDING}.items():
+    setattr(ScalarValue, f"__{_name}__", _read_first(_fn))
+for _name, _fn in BITS.items():
+    setattr(ScalarValue, f"__r{_name}__", _read_first(_fn, reflected=True))
 
 
 #: NumPy's functions that are operators, by name.

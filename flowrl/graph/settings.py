@@ -31,7 +31,7 @@ def settings_of(calls: Sequence[TCall]) -> dict[str, str]:
 
 
 def settings_of_worker(cls: type, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """What a worker was declared with; another worker by its name."""
+    """Return what a worker was declared with; another worker by its name."""
     return _changed(arguments, inspect.signature(cls).parameters, handles=True)
 
 

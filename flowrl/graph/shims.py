@@ -92,7 +92,7 @@ def shims(program: Callable[..., Any]) -> Generator[None]:
 
 
 def _of_math(home: dict[str, Any]) -> dict[str, Any]:
-    """What a module has of ``math``: itself, and its functions under names of their own."""
+    """Return what a module has of ``math``: itself, and its functions under names of their own."""
     found: dict[str, Any] = {}
     for name, value in home.items():
         if value is math:

@@ -31,16 +31,16 @@ def named(source: Any, form: str, program: object) -> tuple[Key, str]:
             return ("variable", frame.f_code.co_filename, frame.f_code.co_name, name), name
     if not stack:
         return ("unknown", form), "prompts"
-    made = _expression(stack[0], form)
-    return ("expression", stack[0].f_code.co_filename, stack[0].f_lineno, form, made), made or "prompts"
+    expression = _expression(stack[0], form)
+    return ("expression", stack[0].f_code.co_filename, stack[0].f_lineno, form, expression), expression or "prompts"
 
 
 def described(source: Any) -> str:
-    """What a source says of itself, in a line: ``train.jsonl, 16 rows a step``."""
-    said = repr(source)
-    if _ADDRESS.search(said):
+    """Return what a source says of itself, in a line: ``train.jsonl, 16 rows a step``."""
+    text = repr(source)
+    if _ADDRESS.search(text):
         return type(source).__name__
-    return said.removeprefix("<").removesuffix(">")
+    return text.removeprefix("<").removesuffix(">")
 
 
 def _variable(source: Any, scope: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ class Spec:
     allowed: Mapping[str, Allowed] = field(default_factory=dict[str, Allowed], kw_only=True)  # of the parameters
 
     def wrong_values(self) -> list[FlowError]:
-        """What is wrong with the parameters, as far as they are known."""
+        """Return what is wrong with the parameters, as far as they are known."""
         return [
             ProgramError(f"{self.name}: {problem(n, self.parameters[n], rule)}", fix=rule.mend(n, self.parameters[n]))
             for n, rule in self.allowed.items()

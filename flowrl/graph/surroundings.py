@@ -136,7 +136,7 @@ class Surroundings:
             was = _progress(value)
             self._taken.append((name, lambda: _progress(value) != was))
         else:
-            self._taken.append((name, lambda: self._names(name)))
+            self._taken.append((name, lambda: any(True for _ in _lines(self.program, name))))
 
     def _hold(self, name: str, values: Any) -> None:
         """Look at some values later: those nearest to the program come first."""
@@ -279,9 +279,6 @@ class Surroundings:
                 total = hash(value.tobytes())
                 self._taken.append((name, lambda: hash(value.tobytes()) != total))
 
-    def _names(self, name: str) -> bool:
-        return next(_lines(self.program, name), None) is not None
-
 
 def state_of(generator: Any) -> Any:
     """The state of a random generator: of Python, numpy or torch."""
@@ -338,7 +335,7 @@ def _progress(iterator: Any) -> Any:
 
 
 def _generators_of_numbers() -> Iterator[Callable[[], None]]:
-    """What sets the generators back that everybody shares."""
+    """Yield functions that set the shared generators of random numbers back to where they are now."""
     state = random.getstate()
     yield lambda: random.setstate(state)
     if "numpy" in sys.modules:
@@ -352,8 +349,8 @@ def _generators_of_numbers() -> Iterator[Callable[[], None]]:
 
 
 def _slots(cls: type) -> tuple[str, ...]:
-    said: Any = vars(cls).get("__slots__", ())
-    names = (said,) if isinstance(said, str) else tuple(said)
+    slots: Any = vars(cls).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
     return tuple(n for n in names if n not in ("__dict__", "__weakref__"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .scalars import BITS, Number, ScalarValue
+from .scalars import BITS, ROUNDING, Number, ScalarValue
 from .session import Session
 from .site import own_call
 from .terms import TNumber, together
@@ -76,19 +76,6 @@ class Symbol(ScalarValue):
             return self.plain("") == (found.plain("") if type(found) is Symbol else found)
         return self._call("eq", other)
 
-    def __round__(self, digits: int | None = None) -> Any:
-        rest = () if digits is None else (digits,)
-        return applied("round", self, *rest, whole=digits is None)
-
-    def __floor__(self) -> Any:
-        return applied("floor", self, whole=True)
-
-    def __ceil__(self) -> Any:
-        return applied("ceil", self, whole=True)
-
-    def __trunc__(self) -> Any:
-        return applied("trunc", self, whole=True)
-
     def __format__(self, spec: str) -> str:
         if own_call():
             return self.ref.text
@@ -113,26 +100,28 @@ class Symbol(ScalarValue):
         return getattr(self.plain(OTHER), name)
 
 
-def _bits(name: str, *, reflected: bool = False) -> Callable[..., Any]:
-    """The method for an operator on whole numbers."""
+def _applied(name: str, *, reflected: bool = False) -> Callable[..., Any]:
+    """The method for an operator or a function that gives whole numbers, as ``round`` does without digits."""
 
-    def operate(self: Symbol, other: Any) -> Any:
-        return applied(name, *((other, self) if reflected else (self, other)), whole=True)
+    def method(self: Symbol, *others: Any) -> Any:
+        whole = name != "round" or not others
+        return applied(name, *((*others, self) if reflected else (self, *others)), whole=whole)
 
-    return operate
+    return method
 
 
+for _name in (*BITS, *ROUNDING):
+    setattr(Symbol, f"__{_name}__", _applied(_name))
 for _name in BITS:
-    setattr(Symbol, f"__{_name}__", _bits(_name))
-    setattr(Symbol, f"__r{_name}__", _bits(_name, reflected=True))
+    setattr(Symbol, f"__r{_name}__", _applied(_name, reflected=True))
 
 
 def applied(name: str, *args: Any, whole: bool = False) -> Any:
     """A function of numbers, of which one at least is a symbol, as a symbol: ``applied("round", x, 2)``."""
     symbols = [x for x in args if isinstance(x, Symbol)]
     text, key = (
-        f"{name}({', '.join(getattr(x.ref, said) if isinstance(x, Symbol) else repr(x) for x in args)})"
-        for said in ("text", "key")
+        f"{name}({', '.join(getattr(x.ref, form) if isinstance(x, Symbol) else repr(x) for x in args)})"
+        for form in ("text", "key")
     )
     return symbols[0].session.symbol(together([x.ref for x in symbols], text, key, whole))
 

@@ -57,14 +57,14 @@ def written(node: ast.AST) -> str:
 
 def bare(node: Any) -> ast.AST:
     """A function without decorators and defaults, which are told as parameters."""
-    made = ast.parse(ast.unparse(node)).body[0]
-    if not isinstance(made, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    function = ast.parse(ast.unparse(node)).body[0]
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return node
-    made.decorator_list = []
-    given = made.args
+    function.decorator_list = []
+    given = function.args
     given.defaults = [ast.Constant(0) for _ in given.defaults]
     given.kw_defaults = [None if d is None else ast.Constant(0) for d in given.kw_defaults]
-    return ast.copy_location(made, node)
+    return ast.copy_location(function, node)
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:

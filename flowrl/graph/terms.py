@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..errors import At, FlowError
 from ..marks import UNMARKED, Marks
@@ -140,7 +140,7 @@ class TMetrics:
 
 
 def together(numbers: Sequence[TNumber], text: str, key: str, whole: bool = False) -> TNumber:
-    """What is computed of some numbers. It keeps the label of what it comes from where that is one."""
+    """Return what is computed of some numbers. It keeps the label of what it comes from where that is one."""
     calls = frozenset[int]().union(*(n.calls for n in numbers))
     labels = {n.label for n in numbers if n.calls}
     return TNumber(calls, text, key, labels.pop() if len(labels) == 1 else "value", whole)
@@ -201,6 +201,17 @@ class Lint:
 
     def to_json(self) -> dict[str, Any]:
         return {"lint": self.kind, "what": self.what, "file": self.at.file, "line": self.at.line, "text": self.at.text}
+
+
+Finding = TypeVar("Finding", FlowError, Lint, FlowError | Lint)
+
+
+def each_once(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings in their order, of those with one report the first."""
+    found: dict[str, Finding] = {}
+    for finding in findings:
+        found.setdefault(finding.report(), finding)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

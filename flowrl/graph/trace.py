@@ -14,7 +14,7 @@ from .shims import shims
 from .site import defined_at, is_users_code, raised_at
 from .surroundings import LIMIT, Surroundings
 from .symbols import Symbol
-from .terms import Adder, Lint, Traced
+from .terms import Adder, Lint, Traced, each_once
 from .tracer import Tracer
 from .values import find
 
@@ -85,13 +85,8 @@ def _paths(name: str, program: Callable[..., Any], run: Callable[..., Run], numb
     while waiting:
         if len(traced.trails) >= cap:
             traced.capped = True
-            traced.lints.append(
-                Lint(
-                    "paths",
-                    f"only {cap} of the program's paths were followed; rarer ones are checked when they run.",
-                    defined_at(program),
-                )
-            )
+            what = f"only {cap} of the program's paths were followed; rarer ones are checked when they run."
+            traced.lints.append(Lint("paths", what, defined_at(program)))
             break
         path = Path(told=waiting.pop(0), numbers=numbers)
         done = run(path, meanings)
@@ -126,16 +121,16 @@ def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, A
             error.at = error.at or raised_at(error)
             return Run(tracer, error)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            symbolic = any(word in said for word in _SYMBOLIC)
+            cause = f"{type(error).__name__}: {error}"
+            symbolic = any(word in cause for word in _SYMBOLIC)
             fix = (
                 "In the trace numbers are symbols; keep to arithmetic, comparisons, float() and int() on them."
                 if symbolic
                 else "Mend that line; check runs the program with its defaults, and with symbols for numbers."
             )
-            what = f"the program failed while it was traced: {said.rstrip('.')}."
+            what = f"the program failed while it was traced: {cause.rstrip('.')}."
             failure = ProgramError(what, at=raised_at(error) or defined_at(program), fix=fix)
-            refused = "Symbol" in said and not isinstance(error, (AttributeError, LookupError))
+            refused = "Symbol" in cause and not isinstance(error, (AttributeError, LookupError))
             return Run(tracer, failure, True, _refused(error, tracer) if refused else frozenset())
     return Run(tracer)
 
@@ -150,15 +145,11 @@ def _refused(error: Exception, tracer: Tracer) -> frozenset[str]:
 
 
 def _not_followed(failure: FlowError, path: Path) -> Lint:
-    said = failure.what.partition("traced: ")[2]
+    cause = failure.what.partition("traced: ")[2]
     where = " and ".join(dict.fromkeys(d.label for d in path.taken if not path.fixed(d)))
-    return Lint("path", f"not followed further where {where}: {said}", failure.at or At("<unknown>", 0))
+    return Lint("path", f"not followed further where {where}: {cause}", failure.at or At("<unknown>", 0))
 
 
 def _add(into: list[Any], more: Iterable[Any]) -> None:
     """Append what is not there yet; the same finding on several paths or iterations is one."""
-    seen = {x.report() for x in into}
-    for item in more:
-        if item.report() not in seen:
-            seen.add(item.report())
-            into.append(item)
+    into[:] = each_once([*into, *more])

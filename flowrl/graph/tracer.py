@@ -7,14 +7,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..errors import At, FieldError, FlowError, ProgramError, near
+from ..errors import At, FieldError, FlowError, ProgramError, did_you_mean
 from ..marks import IDS, UNMARKED
 from .arguments import bad_call, described, wrong_arguments
+from .call_errors import adding
 from .logged import Logged, Names
 from .op import Op
 from .oracle import Path
 from .provenance import Provenance
-from .reads import Reads, adding
+from .reads import Reads
 from .reported import recorded, unknown_metric
 from .results import Results, sampled
 from .rowops import RowOps, made_of
@@ -135,11 +136,8 @@ class Tracer:
     def more(self, count: Any) -> Any:
         """Further rows of the source of this step."""
         if self._source is None:
-            self.wrong(
-                ProgramError(
-                    "flow.more was called outside of flow.steps.", at=caller(), fix="Use flow.take(source, n)."
-                )
-            )
+            what = "flow.more was called outside of flow.steps."
+            self.wrong(ProgramError(what, at=caller(), fix="Use flow.take(source, n)."))
             return BatchValue(self, TBatch({}, ("draw", 0)))
         return self.draw(self._source, count, form="more")
 
@@ -171,15 +169,9 @@ class Tracer:
             return ScalarValue(self, TNumber(frozenset({ref.call}), f"{ref.title}.{name}", key, name))
         assert isinstance(ref, TBatch)
         if name not in ref.fields:
-            meant = near(name, ref.fields)
-            self.wrong(
-                FieldError(
-                    f"the batch has no field '{name}' here.",
-                    at=caller(),
-                    have=ref.fields,
-                    fix=f"Did you mean '{meant}'?" if meant else adding(name, self.reads.fixes(name, ref.fields)),
-                )
-            )
+            what = f"the batch has no field '{name}' here."
+            fix = did_you_mean(name, ref.fields, adding(name, self.reads.fixes(name, ref.fields)))
+            self.wrong(FieldError(what, at=caller(), have=ref.fields, fix=fix))
             return FieldValue(self, TField(FieldType("any"), None, name, ref.rows))
         found = ref.fields[name]
         return FieldValue(self, replace(found, name=name, rows=ref.rows))
@@ -190,15 +182,9 @@ class Tracer:
         if isinstance(ref, TField):
             one = "a condition takes one" if kind is bool else f"{kind.__name__}() takes one"
             keep = ", or keep rows with batch.filter(...)" if kind is bool and not ref.type.dims else ""
-            self.wrong(
-                ProgramError(
-                    f"'{ref.name}' has a value for each row, and {one}."
-                    if ref.name
-                    else f"A field has a value for each row, and {one}.",
-                    at=at,
-                    fix=f"Reduce it first, with .mean(), .sum(), .min() or .max(){keep}.",
-                )
-            )
+            whose = f"'{ref.name}'" if ref.name else "A field"
+            fix = f"Reduce it first, with .mean(), .sum(), .min() or .max(){keep}."
+            self.wrong(ProgramError(f"{whose} has a value for each row, and {one}.", at=at, fix=fix))
             return False if kind is bool else 1.0
         if isinstance(ref, TMetrics):
             ref = TNumber(frozenset({ref.call}), ref.title, f"c{ref.call}")
@@ -213,10 +199,10 @@ class Tracer:
 
     def symbol(self, ref: TNumber) -> Any:
         """The symbol of a number, or the plain number where a library takes no other."""
-        made = Symbol(self, ref)
+        symbol = Symbol(self, ref)
         self.symbols.pop(ref.text, None)
         self.symbols[ref.text] = None
-        return made.plain(OTHER) if ref.text in self.trail.path.numbers.plain else made
+        return symbol.plain(OTHER) if ref.text in self.trail.path.numbers.plain else symbol
 
     def number(self, value: Value, way: str) -> int:
         """The plain number that stands for a symbol where Python insists on one. What it comes from counts as used."""
@@ -270,16 +256,11 @@ class Tracer:
         if op.children:
             self._check_children(title, batch, arguments.get(op.children), at)
         uses = self.reads.of_call(title, arguments, signature, at)
-        uses += [
-            u
-            for v in arguments.values()
-            if not isinstance(v, BatchValue)
-            for x in find([v])
-            for u in self.reads.uses(x)
-        ]
+        others = [value for value in arguments.values() if not isinstance(value, BatchValue)]
+        uses += [use for value in find(others) for use in self.reads.uses(value)]
         serves = tuple(v.name for v in arguments.values() if is_handle(v))
-        said = {**arguments, "into": into} if into else arguments
-        call = self.record(op, worker.name if worker else op.owner, at, signature, uses, serves, said)
+        given = {**arguments, "into": into} if into else arguments
+        call = self.record(op, worker.name if worker else op.owner, at, signature, uses, serves, given)
         call.others = self.provenance.check(op, worker, title, arguments, signature, at)
         return self.results.of_call(call, batch, into, arguments, self.provenance.added(op, worker, arguments, batch))
 
@@ -332,15 +313,15 @@ class Tracer:
 
     def _workers_behind(self, calls: Iterable[int]) -> list[TCall]:
         """The calls of workers and libraries that arithmetic goes back to."""
-        found: dict[int, TCall] = {}
+        behind: dict[int, TCall] = {}
         waiting = list(calls)
         while waiting:
             call = self.trail.calls[waiting.pop()]
             if call.op.owner == "batch":
                 waiting += call.makers
             else:
-                found[call.index] = call
-        return list(found.values())
+                behind[call.index] = call
+        return list(behind.values())
 
 
 def _expect_source(form: str, given: Any) -> None:

@@ -35,9 +35,9 @@ def rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
         entries = {k: rebuild(v, change) for k, v in cast("dict[Any, Any]", tree).items()}
         if cast("Any", tree).__class__ is dict:
             return entries
-        made = copy(cast("dict[Any, Any]", tree))  # such as metrics, or a dict with a default
-        made.update(entries)
-        return made
+        copied = copy(cast("dict[Any, Any]", tree))  # such as metrics, or a dict with a default
+        copied.update(entries)
+        return copied
     if _is_spec(tree) and tree.parameters:
         parameters = {k: rebuild(v, change) for k, v in tree.parameters.items()}
         changed = any(a is not b for a, b in zip(parameters.values(), tree.parameters.values(), strict=True))

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
-from ..errors import ProgramError, near
+from ..errors import ProgramError, did_you_mean
 from .site import caller
 from .trees import find_in, rebuild
 
@@ -19,6 +19,7 @@ class NoSuchName(ProgramError, AttributeError):
 
 
 NoSuchName.__name__ = "ProgramError"  # as it is reported
+_REDUCE = "Reduce it with .mean(), .sum(), .min() or .max(); or write an op, whose batch has rows."
 
 
 class Value:
@@ -77,18 +78,12 @@ class BatchValue(Value):
         self._unchanging(name)
 
     def _unchanging(self, name: str) -> NoReturn:
-        raise ProgramError(
-            f"a batch never changes: '{name}' cannot be assigned.",
-            at=caller(),
-            fix=f'Write batch = batch.with_columns({{"{name}": ...}}).',
-        )
+        fix = f'Write batch = batch.with_columns({{"{name}": ...}}).'
+        raise ProgramError(f"a batch never changes: '{name}' cannot be assigned.", at=caller(), fix=fix)
 
     def __iter__(self) -> Iterator[Any]:
-        raise ProgramError(
-            "a program does not go through the rows of a batch.",
-            at=caller(),
-            fix="Use arithmetic on its fields, or write an op, whose batch has rows.",
-        )
+        fix = "Use arithmetic on its fields, or write an op, whose batch has rows."
+        raise ProgramError("a program does not go through the rows of a batch.", at=caller(), fix=fix)
 
     def __contains__(self, name: str) -> bool:
         raise ProgramError(
@@ -154,20 +149,16 @@ class Arithmetic(Value):
         return self.session.read(self, bool)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not there. An error of flowrl, with the line, where Python's own would name a class of flowrl."""
+        """Raise NoSuchName, with the line; Python's own error would name a class of flowrl."""
         if name.startswith("_"):
             raise AttributeError(name)
         known = [n for n in dir(type(self)) if not n.startswith("_") and n not in Value.__slots__]
-        meant = near(name, known)
+        fix = None if known else "It is one number already: use it as it is."
         raise NoSuchName(
             f"{'a field' if known else 'a number'} has no '{name}'.",
             at=caller(),
             have=known or None,
-            fix=f"Did you mean .{meant}()?"
-            if meant
-            else None
-            if known
-            else "It is one number already: use it as it is.",
+            fix=did_you_mean(name, known, fix, form="Did you mean .{}()?"),
         )
 
 
@@ -193,18 +184,10 @@ class FieldValue(Arithmetic):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        raise ProgramError(
-            "a program does not go through the values of a field.",
-            at=caller(),
-            fix="Reduce it with .mean(), .sum(), .min() or .max(); or write an op, whose batch has rows.",
-        )
+        raise ProgramError("a program does not go through the values of a field.", at=caller(), fix=_REDUCE)
 
     def __getitem__(self, index: Any) -> Any:
-        raise ProgramError(
-            "a field is not indexed by rows in a program.",
-            at=caller(),
-            fix="Reduce it with .mean(), .sum(), .min() or .max(); or write an op, whose batch has rows.",
-        )
+        raise ProgramError("a field is not indexed by rows in a program.", at=caller(), fix=_REDUCE)
 
     def __float__(self) -> float:
         return float(self.session.read(self, float))  # says that a field is no number

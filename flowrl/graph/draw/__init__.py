@@ -28,12 +28,8 @@ def render(graph: Graph, format: str, *, narrow: bool = False) -> str:
     'flowchart TB'
     """
     if format not in FORMATS:
-        meant = near(format, FORMATS)
-        raise UsageError(
-            f"there is no graph format '{format}'.",
-            have=", ".join(FORMATS),
-            fix=f"Use --format {meant or 'text'}.",
-        )
+        fix = f"Use --format {near(format, FORMATS) or 'text'}."
+        raise UsageError(f"there is no graph format '{format}'.", have=", ".join(FORMATS), fix=fix)
     if narrow and format == "svg":
         module = import_module(".column", __name__)
         return module.column_svg(module.column(graph))

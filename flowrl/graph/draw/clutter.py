@@ -54,11 +54,7 @@ def _inside(pieces: list[Piece], box: Bounds) -> list[Piece]:
 
 def _cross(a: list[Piece], b: list[Piece]) -> bool:
     """Whether two lines cross away from their ends."""
-    for p, q in a:
-        for r, s in b:
-            if _sides(p, q, r) * _sides(p, q, s) < 0 > _sides(r, s, p) * _sides(r, s, q):
-                return True
-    return False
+    return any(_sides(p, q, r) * _sides(p, q, s) < 0 > _sides(r, s, p) * _sides(r, s, q) for p, q in a for r, s in b)
 
 
 def _through_boxes(bends: Mapping[str, list[Point]], layout: Layout, picture: Picture) -> int:

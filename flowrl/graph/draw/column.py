@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from ..record import Graph
 from . import legend, palette
-from .fonts import STACK, width
+from .fonts import width
 from .measure import BAR, LEADING, NOTE, TITLE, Words
-from .picture import Box, Line, Picture, draw, wrapped
-from .strokes import bar, head, number, pointed, stroke, text, turn, words
+from .picture import Box, Line, Picture, draw
+from .strokes import bar, call, edge, head, number, opening, pointed, stroke, turn, words
 
 WIDTH = 340.0  # points: what a phone of 390 has room for
 _LANE, _PAD, _GAP, _PORT = 7.0, 9.0, 13.0, 10.0
@@ -33,7 +33,7 @@ class Track:
 
 
 def column(graph: Graph) -> Picture:
-    """What a column shows: calls by their full names, in the colours of their workers, without fields around them."""
+    """Return the picture of a column: calls by their full names, in the colours of their workers, without fields."""
     picture = draw(graph)
     boxes = tuple(_alone(box, picture) for box in picture.boxes)
     hues = {worker.name: (worker.name, worker.kind, hue) for hue, worker in enumerate(graph.workers)}
@@ -53,26 +53,20 @@ def column_svg(picture: Picture, *, with_legend: bool = True, wide: float = WIDT
     tops: dict[str, float] = {}
     heights: dict[str, float] = {}
     y = _PAD + len(heading) * NOTE * 1.5
-    said = {box.id: _rows(box, picture, room) for box in picture.boxes}
+    rows = {box.id: _rows(box, picture, room) for box in picture.boxes}
     for box in picture.boxes:
         ports = _ports(box.id, tracks)
         least = 10 + _PORT * max(len(ports[False]), len(ports[True]))
         tops[box.id] = y
-        heights[box.id] = max(least, _height(box, said[box.id]))
+        heights[box.id] = max(least, _height(box, rows[box.id]))
         y += heights[box.id] + _GAP
     samples = legend.rows(picture, wide - 2 * _PAD) if with_legend else []
     high = y + (len(samples) * legend.ROW + 6 if samples else 0)
-    summary = text(picture.summary)
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="flowrl column" role="img" aria-label="{summary}" '
-        f'viewBox="0 0 {number(wide)} {number(high)}" width="{number(wide)}" height="{number(high)}" '
-        f'font-family="{text(STACK)}">',
-        f"<title>{text(picture.program)}</title>\n<desc>{summary}</desc>\n{palette.STYLE}",
-        f'<rect class="paper" x="0.5" y="0.5" width="{number(wide - 1)}" height="{number(high - 1)}" rx="10" '
-        f'fill="{palette.PAPER}" stroke="{palette.FRAME}"/>',
+        *opening(picture, wide, high, style="flowrl column"),
         *heading,
         *(_track(track, picture, tops, heights, tracks, left, wide - right) for track in tracks),
-        *(_box(box, picture, said[box.id], left, tops[box.id], room, heights[box.id]) for box in picture.boxes),
+        *(_box(box, picture, rows[box.id], left, tops[box.id], room, heights[box.id]) for box in picture.boxes),
     ]
     if samples:
         drawn += [f'<g class="legend" transform="translate({number(_PAD)} {number(y + 8)})">', *samples, "</g>"]
@@ -110,7 +104,7 @@ def _rows(box: Box, picture: Picture, room: float) -> list[tuple[Words, str]]:
     for note in box.rows:
         bold = note == box.time
         rows += [(Words(row, NOTE, bold=bold), palette.FAINT) for row in _fitted(note, inner, NOTE, bold=bold)]
-    for row in wrapped(f"if {box.condition}") if box.condition else ():
+    for row in box.conditions:
         rows += [(Words(part, NOTE, italic=True), palette.FAINT) for part in _fitted(row, inner, NOTE)]
     for line in picture.lines:
         if line.edge.dst == box.id and line.edge.kind != "control":
@@ -119,13 +113,13 @@ def _rows(box: Box, picture: Picture, room: float) -> list[tuple[Words, str]]:
 
 
 def _from(line: Line) -> str:
-    """What a line brings, in words: ``← actor.generate: tokens, response_mask``."""
+    """Return what a line brings, in words: ``← actor.generate: tokens, response_mask``."""
     edge = line.edge
-    said = ", ".join(word for word in line.label if word)
+    names = ", ".join(word for word in line.label if word)
     before = {"weights": "weights of ", "serves": "served by ", "order": "after "}.get(edge.kind, "")
     return (
         f"← {before}{edge.src}"
-        + (f": {said}" if said and edge.kind != "serves" else "")
+        + (f": {names}" if names and edge.kind != "serves" else "")
         + (f" if {line.condition}" if line.condition else "")
     )
 
@@ -165,7 +159,7 @@ def _tracks(picture: Picture) -> list[Track]:
     tracks = [Track(src, kind, tuple(lines), up) for (src, kind, up), lines in found.items()]
     tracks.sort(key=lambda track: _span(track, place)[1] - _span(track, place)[0])
     taken: dict[bool, list[list[tuple[int, int]]]] = {False: [], True: []}
-    made: list[Track] = []
+    placed: list[Track] = []
     for track in tracks:
         first, last = _span(track, place)
         lanes = taken[track.up]
@@ -173,8 +167,8 @@ def _tracks(picture: Picture) -> list[Track]:
         if lane == len(lanes):
             lanes.append([])
         lanes[lane].append((first, last))
-        made.append(replace(track, lane=lane))
-    return sorted(made, key=lambda track: (place[track.src], track.kind))
+        placed.append(replace(track, lane=lane))
+    return sorted(placed, key=lambda track: (place[track.src], track.kind))
 
 
 def _start(line: Line, picture: Picture) -> str:
@@ -189,7 +183,7 @@ def _span(track: Track, place: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _ports(id: str, tracks: Sequence[Track]) -> dict[bool, list[tuple[Track, bool]]]:
-    """What comes in at a box and goes out of it, by side: tracks that come in first."""
+    """Return what comes in at a box and goes out of it, by side: tracks that come in first."""
     ports: dict[bool, list[tuple[Track, bool]]] = {False: [], True: []}
     for track in tracks:
         if any(line.edge.dst == id for line in track.lines):
@@ -227,33 +221,22 @@ def _track(
         ink, kind = palette.ink_of(line, picture), line.edge.kind
         path = f"M{number(side)} {number(start)}H{number(x)}V{number(end)}H{number(side + inward)}"
         sign = turn(x, (start + end) / 2, ink) if kind == "carried" else ""
-        drawn.append(
-            f'<g class="edge {text(kind)}" data-id="{line.id}" data-src="{text(line.edge.src)}" '
-            f'data-dst="{text(dst)}"><title>{text(line.tip)}</title>'
-            f'<path class="reach" d="{path}" fill="none" stroke="#000" stroke-opacity="0" stroke-width="7"/>'
-            f"{stroke(kind, path, ink)}{head((side + inward, end), (side, end), kind, ink)}{sign}</g>"
-        )
+        shown = stroke(kind, path, ink) + head((side + inward, end), (side, end), kind, ink) + sign
+        drawn.append(edge(line, path, shown, reach=7))
     return "\n".join(drawn)
 
 
 def _box(
     box: Box, picture: Picture, rows: Sequence[tuple[Words, str]], x: float, top: float, room: float, height: float
 ) -> str:
-    hue, update = palette.hue_of(box, picture), box.role == "update"
-    fill = palette.PAPER if box.role in ("worker", "none") else hue.tint
-    look = f'fill="{fill}" stroke="{hue.ink if update else hue.edge}" stroke-width="{2 if update else 1.2}"'
-    look += ' stroke-dasharray="4 3"' if box.condition or box.role in ("worker", "none") else ""
-    place = f'x="{number(x)}" y="{number(top)}" width="{number(room)}" height="{number(height)}"'
-    shape = f'<rect {place} rx="6" {look}/>'
+    hue = palette.hue_of(box, picture)
+    outline = f'rect x="{number(x)}" y="{number(top)}" width="{number(room)}" height="{number(height)}" rx="6"'
     if box.role == "move":
-        shape = f'<path class="frame" d="{pointed(x, top, room, height, cut=7)}" {look}/>'
+        outline = f'path class="frame" d="{pointed(x, top, room, height, cut=7)}"'
     y, drawn = top + 7, ""
     for row, ink in rows:
         drawn += words(row, x + 9, y + row.size, anchor="start", fill=ink)
         y += row.size * LEADING
     if box.share is not None:
         drawn += bar(x + 9, top + height - BAR - 1, room - 18, box.share, hue.ink)
-    return (
-        f'<g class="node {box.role}" data-id="{text(box.id)}" data-group="{text(box.group or "")}">'
-        f"<title>{text(box.tip)}</title>{shape}{drawn}</g>"
-    )
+    return call(box, hue, palette.PAPER if box.role in ("worker", "none") else hue.tint, outline, drawn)

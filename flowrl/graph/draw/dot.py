@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..record import Graph
 from . import palette
 from .measure import Size
-from .picture import Box, Group, Line, Picture, draw, wrapped
+from .picture import Box, Group, Line, Picture, draw
 
 _FONT = 'fontname="Helvetica,Arial,sans-serif"'
 _STYLE = {
@@ -41,7 +41,7 @@ def quoted(text: str) -> str:
 
 
 def names(picture: Picture, *, plain: bool) -> dict[str, str]:
-    """What boxes and groups are called in the source: as they are, or by number."""
+    """Return what boxes and groups are called in the source: as they are, or by number."""
     if not plain:
         boxes = {box.id: box.id for box in picture.boxes}
         return boxes | {group.name: f"cluster_{group.name}" for group in picture.groups}
@@ -80,12 +80,11 @@ def _box(box: Box, picture: Picture, sizes: Mapping[str, Size] | None) -> str:
         width, height = sizes[box.id]
         return f'label="" fixedsize=true width={width / 72:.4f} height={height / 72:.4f}'
     hue = palette.hue_of(box, picture)
-    condition = wrapped(f"if {box.condition}") if box.condition else ()
     look = f'fillcolor="{palette.fill_of(box, picture)}" color="{hue.edge}" fontcolor="{hue.ink}"'
     look += " penwidth=2" if box.role == "update" else ""
     look += " shape=hexagon style=filled" if box.role == "move" else ""
     look += ' style="rounded,filled,dashed"' if box.condition else ""
-    return f"{_label((box.title, *box.rows, *condition), box.id, None)} {look} tooltip={quoted(box.tip)}"
+    return f"{_label((box.title, *box.rows, *box.conditions), box.id, None)} {look} tooltip={quoted(box.tip)}"
 
 
 def _line(line: Line, picture: Picture, called: Mapping[str, str], sizes: Mapping[str, Size] | None, pull: int) -> str:
@@ -100,7 +99,7 @@ def _line(line: Line, picture: Picture, called: Mapping[str, str], sizes: Mappin
         ends.reverse()
         words.append("dir=back")
         look = look.replace("arrowhead", "arrowtail")
-    text = [*line.label, *(wrapped(f"if {line.condition}") if line.condition else ())]
+    text = (*line.label, *line.conditions)
     words += [_label(text, line.id, sizes)] if text else []
     words.append(f'color="{ink}:{ink}"' if edge.kind == "serves" else f'color="{ink}"')
     words += [] if sizes else [f'fontcolor="{ink}"', f"tooltip={quoted(line.tip)}"]

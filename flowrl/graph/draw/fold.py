@@ -64,12 +64,12 @@ def _both(one: Edge, other: Edge) -> Edge:
     more = dict(zip(other.fields, other.made or other.fields, strict=True))
     names = {**more, **pairs}
     order = tuple(dict.fromkeys((*one.fields, *other.fields)))
-    made = tuple(names[name] for name in order)
+    origins = tuple(names[name] for name in order)
     sizes = [edge.bytes for edge in (one, other) if edge.bytes is not None]
     return replace(
         one,
         fields=order,
-        made=() if made == order else made,
+        made=() if origins == order else origins,
         repeats=one.repeats or other.repeats,
         bytes=sum(sizes) if sizes else None,
     )

@@ -12,8 +12,7 @@ from ..record import Graph, Node
 from . import legend, placed
 from .column import column, column_svg
 from .fold import folded
-from .given import given
-from .picture import MOVES, Picture, draw, place_of
+from .picture import MOVES, Picture, draw, given, place_of
 from .strokes import text
 from .svg import COLUMN, picture_svg
 
@@ -63,16 +62,13 @@ def _pools(graph: Graph) -> str:
     for pool in pools:
         cells = [f"<b>{text(pool.name)}</b>", text(placed.pool_text(pool))]
         if len(names) > 2:
-            cells.append("" if pool.busy is None else _meter(pool.busy))
+            meter = f'<meter min="0" max="1" value="{pool.busy:.3f}"></meter> ' if pool.busy is not None else ""
+            cells.append("" if pool.busy is None else meter + placed.part_text(pool.busy))
             cells.append("" if pool.seconds is None else placed.seconds_text(pool.seconds))
         rows.append(f'<tr data-pool="{text(pool.name)}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{chr(10).join(rows)}\n</tbody>\n</table>"
     return f'<section class="calls" aria-label="All pools">\n{table}\n</section>\n' if pools else ""
-
-
-def _meter(busy: float) -> str:
-    return f'<meter min="0" max="1" value="{busy:.3f}"></meter> {placed.part_text(busy)}'
 
 
 def _columns(picture: Picture) -> tuple[str, ...]:
@@ -85,10 +81,10 @@ def _row(node: Node, picture: Picture) -> str:
     """A line of the table; its button shows the call in the picture."""
     box = picture.box(node.id)
     effects = [*box.notes, *([f"if {node.branch}"] if node.branch else [])]
-    said = node.expression or given(node)
+    settings = node.expression or given(node)
     cells = [
         f'<button type="button" data-show="{text(node.id)}">{text(node.id)}</button>'
-        + (f'<code class="said">{text(said)}</code>' if said else ""),
+        + (f'<code class="said">{text(settings)}</code>' if settings else ""),
         _names(node.reads),
         _names(node.adds),
         text(", ".join(effects)),
@@ -110,7 +106,7 @@ def _names(fields: tuple[str, ...]) -> str:
 
 
 def _cards(graph: Graph, picture: Picture) -> dict[str, object]:
-    """What the cards say, by id of box and line, and the order in which the arrow keys walk."""
+    """Return what the cards say, by id of box and line, and the order in which the arrow keys walk."""
     cards: dict[str, object] = {}
     kinds = {worker.name: worker.kind for worker in graph.workers}
     for box in picture.boxes:

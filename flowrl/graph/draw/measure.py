@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .fonts import width
-from .picture import Box, Line, Picture, wrapped
+from .picture import Box, Line, Picture
 
 TITLE, NOTE, LABEL, HEAD = 14.0, 11.5, 11.5, 13.5  # font sizes in points
 BAR = 7.0  # room for the bar of a call's time, or of a pool's
@@ -36,18 +36,14 @@ def box_words(box: Box) -> tuple[Words, ...]:
     small = box.role in ("library", "none")
     rows = [Words(row, NOTE + 1 if small else TITLE, bold=not small) for row in box.title.split("\n")]
     rows += [Words(row, NOTE, bold=row == box.time) for row in box.rows]
-    if box.condition:
-        rows += [Words(row, NOTE, italic=True) for row in wrapped(f"if {box.condition}")]
-    return tuple(rows)
+    return (*rows, *(Words(row, NOTE, italic=True) for row in box.conditions))
 
 
 def line_words(line: Line) -> tuple[Words, ...]:
     """The lines of text at a line."""
     slanted = line.edge.kind in ("weights", "serves")
     rows = [Words(text, LABEL, italic=slanted) for text in line.label]
-    if line.condition:
-        rows += [Words(row, LABEL, italic=True) for row in wrapped(f"if {line.condition}")]
-    return tuple(rows)
+    return (*rows, *(Words(row, LABEL, italic=True) for row in line.conditions))
 
 
 def sizes(picture: Picture) -> Mapping[str, Size]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ..record import Graph
 from . import palette
-from .picture import Box, Line, Picture, draw, wrapped
+from .picture import Box, Line, Picture, draw
 
 _ARROWS = {"weights": "-.->", "order": "-.->", "control": "-.->", "carried": "==>", "serves": "--o"}
 _DASHES = {
@@ -45,15 +45,14 @@ def _rows(picture: Picture) -> Iterator[str]:
 
 def _box(box: Box, ids: dict[str, str]) -> str:
     before, after = _SHAPES[box.role]
-    condition = wrapped(f"if {box.condition}") if box.condition else ()
-    words = "<br/>".join(_words(text) for text in (box.title, *box.rows, *condition))
+    words = "<br/>".join(_words(text) for text in (box.title, *box.rows, *box.conditions))
     return f'{ids[box.id]}{before}"{words}"{after}'
 
 
 def _line(line: Line, ids: dict[str, str], groups: dict[str, str]) -> str:
     edge = line.edge
     start = groups.get(edge.src) if edge.kind == "serves" else None
-    text = [*line.label, *(wrapped(f"if {line.condition}") if line.condition else ())]
+    text = (*line.label, *line.conditions)
     label = f'|"{"<br/>".join(map(_words, text))}"|' if text else ""
     return f"{start or ids[edge.src]} {_ARROWS.get(edge.kind, '-->')}{label} {ids[edge.dst]}"
 

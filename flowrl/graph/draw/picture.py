@@ -15,7 +15,6 @@ from ...errors import shown
 from ..record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
 from . import placed
 from .fold import folded
-from .given import given
 
 #: What the record calls a result of arithmetic, which has no name. Drawings leave the word out.
 NAMELESS = "value"
@@ -30,6 +29,7 @@ _ACROSS, _DOWN = 34, 3  # letters and lines of an expression or a condition
 
 #: What the nodes of a plan are.
 MOVES = {"publish": "weights sent to another pool", "reshard": "weights that change their layout in a pool"}
+_ONCE = "once, outside the steps"
 _ROWS = {"expand": "expands rows", "filter": "filters rows", "regroup": "regroups rows"}
 
 
@@ -57,6 +57,11 @@ class Box:
     share: float | None = None
 
     @property
+    def conditions(self) -> tuple[str, ...]:
+        """The condition as it is written below all else."""
+        return wrapped(f"if {self.condition}") if self.condition else ()
+
+    @property
     def rows(self) -> tuple[str, ...]:
         """What stands below the title, but for the condition: settings first."""
         settings = wrapped(given(self.node)) if self.node else ()
@@ -77,6 +82,11 @@ class Line:
     condition: str | None = None
     tip: str = ""
     back: bool = False
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The condition as it is written below the label."""
+        return wrapped(f"if {self.condition}") if self.condition else ()
 
 
 @dataclass(frozen=True)
@@ -138,17 +148,8 @@ def draw(graph: Graph) -> Picture:
 
 
 def shorten(fields: Sequence[str], *, lines: int = 3, width: int = 24) -> tuple[str, ...]:
-    """Names on at most that many lines; the last ends in the number that did not fit, ``tokens +3``."""
-    rows: list[str] = []
-    for number, name in enumerate(fields):
-        if rows and len(rows[-1]) + 2 + len(name) <= width and len(fields) > lines:
-            rows[-1] += f", {name}"
-        elif len(rows) < lines:
-            rows.append(name)
-        else:
-            rows[-1] += f" +{len(fields) - number}"
-            break
-    return tuple(rows)
+    """Names on lines of their own, or packed on as many lines where they are more."""
+    return tuple(fields) if len(fields) <= lines else placed.packed(fields, lines=lines, width=width)
 
 
 def wrapped(text: str) -> tuple[str, ...]:
@@ -173,10 +174,15 @@ def names_of(edge: Edge, graph: Graph) -> tuple[str, ...]:
 
 
 def version_rule(lag: int | None) -> str:
-    """What a weights edge promises its reader, in words."""
+    """Return what a weights edge promises its reader, in words."""
     if lag is None:
         return "weights"
     return "newest version" if lag == 0 else f"≤ {lag} {'version' if lag == 1 else 'versions'} old"
+
+
+def given(thing: Node | WorkerInfo) -> str:
+    """The settings of a call or a worker as a call writes them: ``n=8, temperature=0.6``."""
+    return ", ".join(f"{name}={value}" for name, value in thing.settings.items())
 
 
 def place_of(node: Node | WorkerInfo | SourceInfo) -> str:
@@ -214,12 +220,8 @@ def _source(source: SourceInfo) -> Box:
     columns = [f"{name}: {source.types[name]}" if name in source.types else name for name in source.fields]
     when = [f"if {source.branch}"] if source.branch else []
     rows = [f"{source.id}: a source of data", source.describes, place_of(source), *when, *columns]
-    notes = [
-        *shorten(source.fields, lines=3, width=26),
-        *(["once, outside the steps"] if source.stage == "once" else []),
-    ]
-    tip = "\n".join(row for row in rows if row)
-    return Box(source.id, "source", source.id.partition(".")[2], tuple(notes), source.branch, tip=tip)
+    notes = (*shorten(source.fields, lines=3, width=26), *([_ONCE] if source.stage == "once" else []))
+    return Box(source.id, "source", source.id.partition(".")[2], notes, source.branch, tip=_rows_of_text(rows))
 
 
 def _idle(worker: WorkerInfo, graph: Graph, hue: int | None) -> Box:
@@ -239,7 +241,7 @@ def _box(node: Node, kinds: dict[str, WorkerInfo], hue: int | None) -> Box:
         _ROWS.get(node.rows),
         f"updates {node.updates}" if node.updates else None,
         "external" if node.external else None,
-        "once, outside the steps" if node.stage == "once" else None,
+        _ONCE if node.stage == "once" else None,
     ]
     moves = node.kind != "op"
     return Box(
@@ -278,8 +280,8 @@ def _pools(pools: Sequence[PoolInfo], boxes: Iterable[Box]) -> tuple[Group, ...]
         name = _pool_id(pool.name)
         words = [word for word in (placed.pool_text(pool), placed.busy_text(pool)) if word]
         time = f"{placed.seconds_text(pool.seconds)} of work in a step" if pool.seconds is not None else ""
-        tip = "\n".join(word for word in (name, *words, time) if word)
         members = tuple(box.id for box in boxes if box.group == name)
+        tip = _rows_of_text([name, *words, time])
         found.append(Group(name, " · ".join(words), members, number, tip, True, pool.busy))
     return tuple(found)
 
@@ -323,8 +325,7 @@ def _line(id: str, edge: Edge, graph: Graph, place: dict[str, int]) -> Line:
 
 
 def _worker_tip(worker: WorkerInfo) -> str:
-    rows = [f"{worker.name}: {worker.kind}", worker.describes, place_of(worker)]
-    return "\n".join(row for row in rows if row)
+    return _rows_of_text([f"{worker.name}: {worker.kind}", worker.describes, place_of(worker)])
 
 
 def _node_tip(node: Node, worker: WorkerInfo | None) -> str:
@@ -336,7 +337,7 @@ def _node_tip(node: Node, worker: WorkerInfo | None) -> str:
         f"{place_of(node)}   {node.source}".strip(),
         *placed.place_lines(node),
     ]
-    return "\n".join(row for row in rows if row)
+    return _rows_of_text(rows)
 
 
 def _edge_tip(edge: Edge, producer: Node | None) -> str:
@@ -351,14 +352,16 @@ def _edge_tip(edge: Edge, producer: Node | None) -> str:
     }.get(edge.kind, edge.kind)
     rows = [f"{edge.src} → {edge.dst}: {what}"]
     for name, made in zip(edge.fields, edge.made or edge.fields, strict=True):
-        said = name if name == made else f"{made} as {name}"
-        rows.append(f"{said}: {types[made]}" if made in types else said)
-    if edge.repeats:
-        rows.append("of several steps before")
+        field = name if name == made else f"{made} as {name}"
+        rows.append(f"{field}: {types[made]}" if made in types else field)
+    rows.append("of several steps before" if edge.repeats else "")
     rows += placed.edge_lines(edge)
-    if edge.branch:
-        rows.append(f"if {edge.branch}")
-    return "\n".join(rows)
+    rows.append(f"if {edge.branch}" if edge.branch else "")
+    return _rows_of_text(rows)
+
+
+def _rows_of_text(rows: Iterable[str]) -> str:
+    return "\n".join(row for row in rows if row)
 
 
 def _served(edge: Edge, graph: Graph) -> Edge:
@@ -371,7 +374,7 @@ def _served(edge: Edge, graph: Graph) -> Edge:
 
 
 def _version_row(edge: Edge, nodes: Mapping[str, Node]) -> str:
-    """What a weights edge promises. One that brings weights to their way promises nothing yet."""
+    """Return what a weights edge promises. One that brings weights to their way promises nothing yet."""
     if edge.version:
         return placed.version_text(edge)
     moves = edge.dst in nodes and nodes[edge.dst].kind != "op"

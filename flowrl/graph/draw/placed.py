@@ -38,12 +38,12 @@ def part_text(part: float) -> str:
 def pools_of(graph: Graph) -> tuple[PoolInfo, ...]:
     """The pools of the graph, those among them that only a call or a worker names."""
     known = {pool.name for pool in graph.pools}
-    said = [thing.pool for thing in (*graph.nodes, *graph.workers) if thing.pool and thing.pool not in known]
-    return (*graph.pools, *(PoolInfo(name) for name in dict.fromkeys(said)))
+    named = [thing.pool for thing in (*graph.nodes, *graph.workers) if thing.pool and thing.pool not in known]
+    return (*graph.pools, *(PoolInfo(name) for name in dict.fromkeys(named)))
 
 
 def pool_text(pool: PoolInfo) -> str:
-    """What a pool has: ``devices 0-7 · 8 × h100-80``, or what its record says of it."""
+    """Return what a pool has: ``devices 0-7 · 8 × h100-80``, or what its record says of it."""
     if pool.describes and not pool.devices:
         return pool.describes
     many = f"{pool.count} × {pool.kind}" if pool.count and pool.kind else pool.kind
@@ -60,8 +60,8 @@ def place_rows(thing: Node | WorkerInfo) -> tuple[str, ...]:
     if isinstance(thing, Node) and thing.kind != "op":
         return ()
     mesh = f"mesh {spaced(thing.mesh)}" if thing.mesh and thing.mesh != "1" else ""
-    parts = (thing.layout or "").replace(";", ",").split(",")
-    return tuple(row for row in (mesh, *_packed([part.strip() for part in parts])) if row)
+    parts = [part.strip() for part in (thing.layout or "").replace(";", ",").split(",")]
+    return tuple(row for row in (mesh, *packed([*filter(None, parts)], lines=_ROWS, width=_WIDTH)) if row)
 
 
 def spaced(mesh: str) -> str:
@@ -91,7 +91,7 @@ def tells_bytes(edge: Edge) -> bool:
 
 
 def bytes_row(edge: Edge) -> str:
-    """What goes over an edge in a step, and how where it leaves the pool: ``1.2 GB · network``."""
+    """Return what goes over an edge in a step, and how where it leaves the pool: ``1.2 GB · network``."""
     if edge.bytes is None or not tells_bytes(edge):
         return ""
     return bytes_text(edge.bytes) + (f" · {edge.transport}" if edge.transport and edge.transport not in INSIDE else "")
@@ -110,18 +110,18 @@ def version_text(edge: Edge) -> str:
     return _joined([version, f"lag ≤ {edge.lag}" if edge.lag and version.startswith("v(") else ""])
 
 
-def _packed(parts: Sequence[str]) -> list[str]:
-    """Words on at most two lines, the last of which says by a number how many did not fit."""
+def packed(names: Sequence[str], *, lines: int, width: int) -> tuple[str, ...]:
+    """Names on at most that many lines; the last ends in the number that did not fit, ``tokens +3``."""
     rows: list[str] = []
-    for number, part in enumerate(part for part in parts if part):
-        if rows and len(rows[-1]) + 2 + len(part) <= _WIDTH:
-            rows[-1] += f", {part}"
-        elif len(rows) < _ROWS:
-            rows.append(part)
+    for number, name in enumerate(names):
+        if rows and len(rows[-1]) + 2 + len(name) <= width:
+            rows[-1] += f", {name}"
+        elif len(rows) < lines:
+            rows.append(name)
         else:
-            rows[-1] += f" +{len(parts) - number}"
+            rows[-1] += f" +{len(names) - number}"
             break
-    return rows
+    return tuple(rows)
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -7,11 +7,46 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from . import palette
+from .fonts import STACK
 from .layout import Point
 from .measure import Words
+from .picture import Box, Line, Picture
 
 DASHES = {"weights": "6 4", "order": "0.1 4", "control": "2 3"}
 WIDTHS = {"data": 1.2, "weights": 1.5, "carried": 1.6, "order": 1.5, "control": 1.3, "serves": 4.0}
+
+
+def opening(picture: Picture, wide: float, high: float, *, style: str = "flowrl") -> list[str]:
+    """The start of a drawing: its size, what it shows in words, and the paper below it."""
+    summary, across, down = text(picture.summary), number(wide), number(high)
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{style}" role="img" aria-label="{summary}" '
+        f'viewBox="0 0 {across} {down}" width="{across}" height="{down}" font-family="{text(STACK)}">',
+        f"<title>{text(picture.program)}</title>\n<desc>{summary}</desc>\n{palette.STYLE}",
+        f'<rect class="paper" x="0.5" y="0.5" width="{number(wide - 1)}" height="{number(high - 1)}" rx="10" '
+        f'fill="{palette.PAPER}" stroke="{palette.FRAME}"/>',
+    ]
+
+
+def call(box: Box, hue: palette.Hue, fill: str, outline: str, written: str) -> str:
+    """A box: ``outline`` is its shape as an element that is not closed yet, ``written`` what stands in it."""
+    update = box.role == "update"
+    look = f'fill="{fill}" stroke="{hue.ink if update else hue.edge}" stroke-width="{2 if update else 1.2}"'
+    look += ' stroke-dasharray="4 3"' if box.condition or box.role in ("worker", "none") else ""
+    return (
+        f'<g class="node {box.role}" data-id="{text(box.id)}" data-group="{text(box.group or "")}">'
+        f"<title>{text(box.tip)}</title><{outline} {look}/>{written}</g>"
+    )
+
+
+def edge(line: Line, path: str, drawn: str, *, reach: int) -> str:
+    """A line twice: as it is ``drawn``, and clear and as wide as ``reach``, so that a pointer finds it."""
+    return (
+        f'<g class="edge {text(line.edge.kind)}" data-id="{line.id}" data-src="{text(line.edge.src)}" '
+        f'data-dst="{text(line.edge.dst)}"><title>{text(line.tip)}</title>'
+        f'<path class="reach" d="{path}" fill="none" stroke="#000" stroke-opacity="0" stroke-width="{reach}"/>'
+        f"{drawn}</g>"
+    )
 
 
 def words(row: Words, x: float, base: float, *, anchor: str = "middle", fill: str | None = None) -> str:

@@ -10,12 +10,11 @@ from ..record import Graph
 from . import legend, palette
 from .arrange import arrange
 from .column import column, column_svg
-from .fonts import STACK
 from .labels import settle_labels
 from .layout import Layout, Point, Rect, Route
 from .measure import BAR, HEAD, LABEL, LEADING, METER, NOTE, Words, box_words, line_words, sizes
 from .picture import NEXT_STEP, NEXT_STEPS, Box, Group, Line, Picture, draw
-from .strokes import bar, curve, head, number, pointed, stroke, text, turn, words
+from .strokes import bar, call, curve, edge, head, number, opening, pointed, stroke, text, turn, words
 
 WIDEST = 1420.0  # points: what a screen of 1440 can show with words of 11 pixels
 _PAD = 14.0
@@ -38,19 +37,13 @@ def picture_svg(picture: Picture, *, with_legend: bool = True) -> str | None:
     room = max(layout.width, 240.0)
     rows = legend.rows(picture, room) if with_legend else []
     wide, high = room + 2 * _PAD, layout.height + 2 * _PAD + (len(rows) * legend.ROW + 8 if rows else 0)
-    summary = text(picture.summary)
-    box = f'width="{number(wide)}" height="{number(high)}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="flowrl" role="img" aria-label="{summary}" '
-        f'viewBox="0 0 {number(wide)} {number(high)}" {box} font-family="{text(STACK)}">',
-        f"<title>{text(picture.program)}</title>\n<desc>{summary}</desc>\n{palette.STYLE}",
-        f'<rect class="paper" x="0.5" y="0.5" width="{number(wide - 1)}" height="{number(high - 1)}" rx="10" '
-        f'fill="{palette.PAPER}" stroke="{palette.FRAME}"/>',
+        *opening(picture, wide, high),
         f'<g transform="translate({number(_PAD + (room - layout.width) / 2)} {number(_PAD)})">',
         *(_group(group, layout) for group in picture.groups),
         *(_line(line, picture, layout.routes[line.id]) for line in picture.lines),
         *(_box(box, picture, layout.boxes[box.id]) for box in picture.boxes),
-        *((_pool_title if g.pool else _group_title)(g, layout.titles[g.name]) for g in picture.groups),
+        *(_title(group, layout.titles[group.name]) for group in picture.groups),
         *(_label(line, picture, layout) for line in picture.lines if line_words(line)),
         "</g>",
         *_legend(rows, layout),
@@ -67,38 +60,22 @@ def _group(group: Group, layout: Layout) -> str:
     )
 
 
-def _group_title(group: Group, at: Point) -> str:
-    hue, id = palette.hue_of_group(group), text(group.name)
-    name, kind = Words(group.name, HEAD, bold=True), Words(group.kind, NOTE)
-    left, base = at[0] - (name.width + 6 + kind.width) / 2, at[1] + HEAD * 0.35
-    second = left + name.width + 6
-    return (
-        f'<g class="group-title" data-id="{id}" pointer-events="none" fill="{hue.ink}" {_halo(hue.tint)}>'
-        f"{words(name, left, base, anchor='start')}{words(kind, second, base, anchor='start')}</g>"
-    )
-
-
-def _pool_title(group: Group, at: Point) -> str:
-    """The title of a pool on a ground of its own, as lines come in below it, and a bar for how busy it is."""
+def _title(group: Group, at: Point) -> str:
+    """The title of a group; of a pool on a ground of its own, as lines come in below it, with a bar: how busy it is."""
     hue, id = palette.hue_of_group(group), text(group.name)
     name, kind = Words(group.name, HEAD, bold=True), Words(group.kind, NOTE)
     wide = name.width + 6 + kind.width + (METER + 8 if group.busy is not None else 0)
     left, base = at[0] - wide / 2, at[1] + HEAD * 0.35
     ground = _rect(Rect(left - 3, at[1] - HEAD * 0.7, wide + 6, HEAD * 1.4))
+    paper = f'><rect {ground} fill="{hue.tint}" fill-opacity="0.92"/>' if group.pool else f" {_halo(hue.tint)}>"
     drawn = words(name, left, base, anchor="start")
     drawn += words(kind, left + name.width + 6, base, anchor="start") if kind.text else ""
     drawn += bar(left + wide - METER, at[1] - 1.5, METER, group.busy, hue.ink) if group.busy is not None else ""
-    return (
-        f'<g class="group-title" data-id="{id}" pointer-events="none" fill="{hue.ink}">'
-        f'<rect {ground} fill="{hue.tint}" fill-opacity="0.92"/>{drawn}</g>'
-    )
+    return f'<g class="group-title" data-id="{id}" pointer-events="none" fill="{hue.ink}"{paper}{drawn}</g>'
 
 
 def _box(box: Box, picture: Picture, at: Rect) -> str:
-    hue, update = palette.hue_of(box, picture), box.role == "update"
-    look = f'fill="{palette.fill_of(box, picture)}" stroke="{hue.ink if update else hue.edge}"'
-    look += f' stroke-width="{2 if update else 1.2}"'
-    look += ' stroke-dasharray="4 3"' if box.condition or box.role in ("worker", "none") else ""
+    hue = palette.hue_of(box, picture)
     round = 12 if box.role in ("library", "source") else 5
     rows, drawn, breaks = box_words(box), "", box.title.count("\n")
     room = at.height - (BAR if box.share is not None else 0)
@@ -109,25 +86,15 @@ def _box(box: Box, picture: Picture, at: Rect) -> str:
     if box.share is not None:
         inset = 22.0 if box.role == "move" else 10.0
         drawn += bar(at.x + inset, at.y + at.height - BAR - 3, at.width - 2 * inset, box.share, hue.ink)
-    shape = f'<rect {_rect(at)} rx="{number(min(round, at.height / 2))}" {look}/>'
+    outline = f'rect {_rect(at)} rx="{number(min(round, at.height / 2))}"'
     if box.role == "move":
-        shape = f'<path class="frame" d="{pointed(at.x, at.y, at.width, at.height)}" {look}/>'
-    return (
-        f'<g class="node {box.role}" data-id="{text(box.id)}" data-group="{text(box.group or "")}">'
-        f"<title>{text(box.tip)}</title>"
-        f"{shape}{drawn}</g>"
-    )
+        outline = f'path class="frame" d="{pointed(at.x, at.y, at.width, at.height)}"'
+    return call(box, hue, palette.fill_of(box, picture), outline, drawn)
 
 
 def _line(line: Line, picture: Picture, route: Route) -> str:
-    """The line twice: as it is seen, and wide and clear, so that a pointer finds it."""
     kind, path, ink = line.edge.kind, curve(route.points), palette.ink_of(line, picture)
-    return (
-        f'<g class="edge {text(kind)}" data-id="{line.id}" data-src="{text(line.edge.src)}" '
-        f'data-dst="{text(line.edge.dst)}"><title>{text(line.tip)}</title>'
-        f'<path class="reach" d="{path}" fill="none" stroke="#000" stroke-opacity="0" stroke-width="9"/>'
-        f"{stroke(kind, path, ink)}{head(route.points[-1], route.tip, kind, ink)}</g>"
-    )
+    return edge(line, path, stroke(kind, path, ink) + head(route.points[-1], route.tip, kind, ink), reach=9)
 
 
 def _label(line: Line, picture: Picture, layout: Layout) -> str:

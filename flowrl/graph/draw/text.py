@@ -40,8 +40,7 @@ from collections.abc import Iterator
 from ...errors import shown
 from ..record import Edge, Graph, Node, WorkerInfo
 from . import placed
-from .given import given
-from .picture import NAMELESS, names_of
+from .picture import NAMELESS, given, names_of
 
 _COMMENT = 76  # where comments start; fixed, so that one long line does not move all the others
 
@@ -119,10 +118,10 @@ def _arguments(node: Node, graph: Graph, incoming: list[Edge]) -> list[str]:
     for edge in incoming:
         condition = _condition(edge, node.branch)
         if edge.kind == "data":
-            said = names_of(edge, graph)
-            named = [name for name in edge.fields if name != NAMELESS or NAMELESS in said]
+            written = names_of(edge, graph)
+            named = [name for name in edge.fields if name != NAMELESS or NAMELESS in written]
             nameless += [f"@{edge.src}{condition}"] if len(named) < len(edge.fields) or not named else []
-            for name, words in zip(named, said, strict=True):
+            for name, words in zip(named, written, strict=True):
                 found.setdefault(name, []).append(f"{words}{_origin(name, edge.src, node, graph)}{condition}")
     known = {NAMELESS, *found, *(name for edge in incoming if edge.kind == "carried" for name in edge.fields)}
     order = [*node.reads, *(name for name in found if name not in node.reads)]
@@ -177,8 +176,8 @@ def _where(thing: Node | WorkerInfo) -> str:
 def _move(edge: Edge) -> str:
     size = placed.bytes_text(edge.bytes) if edge.bytes is not None and placed.tells_bytes(edge) else ""
     words = (edge.version, size, f"({edge.transport})" if size and edge.transport else "")
-    said = " ".join(word for word in words if word)
-    return f"    {edge.src} -> {edge.dst}: {edge.kind} {said}" if said else ""
+    text = " ".join(word for word in words if word)
+    return f"    {edge.src} -> {edge.dst}: {edge.kind} {text}" if text else ""
 
 
 def _types(graph: Graph) -> Iterator[str]:
