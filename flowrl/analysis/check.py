@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..errors import At, FlowError, ModelError, PlanError
+from ..errors import At, CheckError, FlowError, ModelError, PlanError
 from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
-from ..graph.terms import Lint
+from ..graph.terms import Lint, each_once
 from ..lowering.engines import refusals, refusals_of_use
 from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
 from ..placement.plan.plan import Place
+from .pace import prompts_of
 from .study import Study
-
-Finding = FlowError | Lint
 
 
 def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
     """Errors and remarks on a plan, for a program that has no errors of its own."""
-    found: dict[str, Finding] = {}
-    checks: list[Callable[[Study], Iterator[Finding]]] = [_stale, _pipeline, _unused, _processes, _rows]
+    found: list[FlowError | Lint] = [*stale(study.traced, study.plan.pipeline.staleness)]
+    checks: list[Callable[[Study], Iterable[FlowError | Lint]]] = [_pipeline, _unused, _processes, _rows]
     sized = any(pool.devices for pool in study.plan.pools.values())
     if sized:
         try:
             study.roles  # noqa: B018  the sizes of all models
         except ModelError as error:
             sized = False
-            lint = Lint("size", f"{error.what} Memory and divisibility are not checked.", error.at or _file(study))
-            found[lint.report()] = lint
-    checks += [_models, _unsupported, _backends, _memory, _nodes] if sized else [_unsupported]
-    for check in checks:
-        for finding in check(study):
-            found.setdefault(finding.report(), finding)
-    errors = [f for f in found.values() if isinstance(f, FlowError)]
-    return errors, [f for f in found.values() if isinstance(f, Lint)]
+            what = f"{error.what} Memory and divisibility are not checked."
+            found.append(Lint("size", what, error.at or _file(study)))
+    checks += [_models, Study.unsupported, _backends, _memory, _nodes] if sized else [Study.unsupported]
+    found = each_once([*found, *(finding for check in checks for finding in check(study))])
+    return [f for f in found if isinstance(f, FlowError)], [f for f in found if isinstance(f, Lint)]
+
+
+def refuse(study: Study, *, planned: bool) -> None:
+    """Raise what keeps a program from running: what its runtime cannot do, and errors of a plan that it was given."""
+    if refused := study.unsupported():
+        raise refused[0] if len(refused) == 1 else CheckError(refused)
+    if planned and (errors := plan_findings(study)[0]):
+        raise CheckError(errors)
 
 
 def _file(study: Study) -> At:
@@ -59,7 +63,7 @@ def _places(study: Study) -> Iterator[tuple[str, str, Place, Role]]:
 # -- models on meshes --------------------------------------------------------------------------------------------------
 
 
-def _models(study: Study) -> Iterator[Finding]:
+def _models(study: Study) -> Iterator[FlowError | Lint]:
     for worker, use, place, role in _places(study):
         assert role.model is not None, "places of workers with a model"
         title = _title(study, worker, use)
@@ -76,7 +80,7 @@ def _models(study: Study) -> Iterator[Finding]:
             yield PlanError(f"{title}: {error.what}", at=place.at, have=error.have, fix=error.fix)
 
 
-def _backends(study: Study) -> Iterator[Finding]:
+def _backends(study: Study) -> Iterator[FlowError | Lint]:
     for worker, use, place, role in _places(study):
         title = _title(study, worker, use)
         if any(refusals_of_use(place, use=use, trained=role.trains)):
@@ -91,7 +95,7 @@ def _device(study: Study, place: Place) -> str:
     return cluster.kind(devices[0]).name if cluster is not None and devices else "cpu"
 
 
-def _nodes(study: Study) -> Iterator[Finding]:
+def _nodes(study: Study) -> Iterator[FlowError | Lint]:
     """Tensor-parallel groups across nodes: they work, slowly."""
     cluster = study.plan.cluster
     for worker, use, place, _ in _places(study):
@@ -99,16 +103,14 @@ def _nodes(study: Study) -> Iterator[Finding]:
         if cluster is None or len(devices) < place.mesh.size or place.mesh["tp"] == 1:
             continue
         if any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups("tp")):
-            what = (
-                f"{_title(study, worker, use)}: groups of tp={place.mesh['tp']} cross nodes, and talk at every layer."
-            )
-            yield Lint("network", what, place.at or _file(study))
+            groups = f"{_title(study, worker, use)}: groups of tp={place.mesh['tp']}"
+            yield Lint("network", f"{groups} cross nodes, and talk at every layer.", place.at or _file(study))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def _memory(study: Study) -> Iterator[Finding]:
+def _memory(study: Study) -> Iterator[FlowError | Lint]:
     for name, memory in study.pool_memory.items():
         turns = study.turns(name)
         if not turns:
@@ -121,9 +123,8 @@ def _memory(study: Study) -> Iterator[Finding]:
             continue
         swaps = memory.swaps(turns)
         if swaps:
-            listed = ", ".join(
-                f"{who} ({size / 1e9:.1f} GB)" for who, size in swaps.items() if size > RESERVE_BYTES / 100
-            )
+            large = {who: size for who, size in swaps.items() if size > RESERVE_BYTES / 100}
+            listed = ", ".join(f"{who} ({size / 1e9:.1f} GB)" for who, size in large.items())
             what = f"pool '{name}': these leave each device between their turns: {listed}."
             if study.runtime != "ray":
                 what = (
@@ -142,15 +143,7 @@ def _whose(study: Study, culprit: str) -> At | None:
 # -- the pipeline ------------------------------------------------------------------------------------------------------
 
 
-def _unsupported(study: Study) -> Iterator[Finding]:
-    yield from study.unsupported()
-
-
-def _stale(study: Study) -> Iterator[Finding]:
-    yield from stale(study.traced, study.plan.pipeline.staleness)
-
-
-def _pipeline(study: Study) -> Iterator[Finding]:
+def _pipeline(study: Study) -> Iterator[FlowError | Lint]:
     steps, at = study.plan.pipeline, study.plan.pipeline.at
     here = _file(study)
     if steps.order == "window":
@@ -183,7 +176,7 @@ def _pipeline(study: Study) -> Iterator[Finding]:
             yield Lint("overlap", what, lint.at)
 
 
-def _window(study: Study) -> Iterator[Finding]:
+def _window(study: Study) -> Iterator[FlowError | Lint]:
     """A window exchanges prompt groups: each prompt of a step has to be sampled for exactly once."""
     found = {made.call.at.line: made.call for made in study.calls.values() if samples(made.call.op, made.call.serves)}
     inside = [call for _, call in sorted(found.items()) if call.loop]
@@ -199,7 +192,7 @@ def _window(study: Study) -> Iterator[Finding]:
 # -- rows and pools ----------------------------------------------------------------------------------------------------
 
 
-def _rows(study: Study) -> Iterator[Finding]:
+def _rows(study: Study) -> Iterator[FlowError | Lint]:
     chunks = study.plan.pipeline.chunks
     for made in study.calls.values():
         call = made.call
@@ -217,14 +210,13 @@ def _rows(study: Study) -> Iterator[Finding]:
                 what = f"{call.title}: a mini-batch of {minibatch} rows leaves {idle} without a row."
                 yield Lint("rows", what, call.at)
         if call.op.cost == "generate" and chunks > 1:
-            n: Any = call.arguments.get("n")
-            prompts = made.rows // n if isinstance(n, int) and n else made.rows
+            prompts = prompts_of(made)
             if 0 < prompts < chunks:
                 what = f"chunks: {chunks} are more than the {prompts} prompts of {call.title}."
                 yield Lint("rows", what, study.plan.pipeline.at.get("chunks", _file(study)))
 
 
-def _processes(study: Study) -> Iterator[Finding]:
+def _processes(study: Study) -> Iterator[FlowError | Lint]:
     """Devices for workers that have no model, and more processes than rows."""
     for made in study.calls.values():
         worker = made.call.worker
@@ -233,23 +225,19 @@ def _processes(study: Study) -> Iterator[Finding]:
         pool = study.plan.pool_of(worker)
         at = study.plan.place_of(worker).at or pool.at or _file(study)
         if pool.processes > made.rows > 0:
-            yield Lint(
-                "rows", f"pool '{pool.name}' has {pool.processes} processes for {made.rows} rows of {worker}.", at
-            )
+            what = f"pool '{pool.name}' has {pool.processes} processes for {made.rows} rows of {worker}."
+            yield Lint("rows", what, at)
 
 
-def _unused(study: Study) -> Iterator[Finding]:
+def _unused(study: Study) -> Iterator[FlowError | Lint]:
     plan, here = study.plan, _file(study)
     calls = {(c.worker, c.op.cost) for trail in study.traced.trails for c in trail.calls}
     served = {name for trail in study.traced.trails for c in trail.calls for name in c.serves}
     used = {worker for worker, _ in calls} | served
     for worker, use, place in plan.roles():
         if use == "generate" and worker in used and (worker, "generate") not in calls and worker not in served:
-            yield Lint(
-                "unused",
-                f"'{worker}' is placed to generate, and this program does not sample from it.",
-                place.at or here,
-            )
+            what = f"'{worker}' is placed to generate, and this program does not sample from it."
+            yield Lint("unused", what, place.at or here)
     taken = {place.pool for _, _, place in plan.roles()} | {plan.pool(w) for w in study.workers if w in used}
     for name, pool in plan.pools.items():
         if name not in taken:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, cast
 
 from ..data.source import Source
@@ -33,7 +34,7 @@ class Texts:
         return max(1.0, characters if vocab <= CHARACTERS else characters / EACH)
 
     def basis(self, vocab: int) -> str:
-        """What figures of these texts rest on, in words."""
+        """Return what figures of these texts rest on, in words."""
         each = "a token a character" if vocab <= CHARACTERS else f"{EACH} characters a token"
         return f"{self.rows} rows of the data, {each}"
 
@@ -52,8 +53,8 @@ def texts_of(source: Any) -> Texts | None:
         return None
     response = None
     if reading.response is not None:
-        response = _mean([_characters(row.get(reading.response)) for row in rows])
-    return Texts(len(rows), _mean(prompts), response)
+        response = fmean(_characters(row.get(reading.response)) for row in rows)
+    return Texts(len(rows), fmean(prompts), response)
 
 
 def _characters(value: Any) -> int:
@@ -65,7 +66,3 @@ def _characters(value: Any) -> int:
         contents = (cast("Mapping[str, Any]", m).get("content") for m in messages if isinstance(m, Mapping))
         return sum(len(text) for text in contents if isinstance(text, str))
     return 0
-
-
-def _mean(counts: Sequence[int]) -> float:
-    return sum(counts) / len(counts)

@@ -21,7 +21,7 @@ from .study import pool_text
 
 
 def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ()) -> Simulation | None:
-    """What a program of a run did, from its ``timeline.jsonl``; None where it has no lines of worker's calls.
+    """Return what a program of a run did, from its ``timeline.jsonl``; None where it has no lines of worker's calls.
 
     ``workers``: of the flow, in the order of the graph, for the colours.
     """

@@ -30,7 +30,7 @@ class Moved:
 
 
 def moved(run: Path, program: str) -> Moved | None:
-    """What a program of a run moved, from its ``traffic.jsonl``; None for a run without one."""
+    """Return what a program of a run moved, from its ``traffic.jsonl``; None for a run without one."""
     lines = [line for line in records_within(run / "traffic.jsonl") if line.get("program") == program]
     if not lines:
         return None

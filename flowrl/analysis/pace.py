@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from .study import Study
 
 
+def prompts_of(made: Made) -> int:
+    """The prompts of a call's rows, of which it may have asked ``n`` each."""
+    n = made.call.arguments.get("n")
+    return made.rows // n if isinstance(n, int) and n else made.rows
+
+
 class NoTime:
     """Calls that take no time: for looking at a program, not at a schedule."""
 
@@ -50,8 +56,7 @@ class Pace:
         if work is not None:
             self._works[call.index] = work
             self._made[call.index] = made
-        n = call.arguments.get("n")
-        return max(1, made.rows // n) if isinstance(n, int) and n else max(1, made.rows)
+        return max(1, prompts_of(made))
 
     def seconds(self, call: Call) -> float:
         work = self._works.get(call.id)
@@ -71,12 +76,8 @@ class Pace:
             return None
         each = self.seconds(call) / lengths.mean
         drawn = [each * tokens for tokens in lengths.draw(made.rows, f"{self._study.seed} {call.id}")]
-        size = max(1, made.rows // max(1, call.groups or self._groups(made)))
+        size = max(1, made.rows // max(1, call.groups or prompts_of(made)))
         return Rows([drawn[i : i + size] for i in range(0, len(drawn), size)], made.rows)
-
-    def _groups(self, made: Made) -> int:
-        n = made.call.arguments.get("n")
-        return made.rows // n if isinstance(n, int) and n else made.rows
 
     def publish(self, worker: str) -> float:
         return self._move(("publish", worker), lambda: self._study.publish(worker))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, near
+from ..errors import UsageError, did_you_mean
 from ..graph.draw import render
 from ..graph.record import Graph
 from ..placement.plan.file import read
@@ -36,8 +36,7 @@ def look_at(run: Path, program: str | None = None) -> tuple[Graph, Simulation | 
     name = program or programs_of(run)[0]
     graphs = _graphs(record, run)
     if name not in graphs:
-        meant = near(name, graphs)
-        fix = f"Write --program {meant}." if meant else None
+        fix = did_you_mean(name, graphs, form="Write --program {}.")
         raise UsageError(f"the run in {run} has no program '{name}'.", have=list(graphs), fix=fix)
     graph = replace(Graph.from_json(graphs[name]), program=name)
     flown = measured(run, name, _plan(record), tuple(worker.name for worker in graph.workers))
@@ -80,5 +79,5 @@ def _graphs(record: Mapping[str, Any], run: Path) -> Mapping[str, Any]:
 
 
 def _plan(record: Mapping[str, Any]) -> Plan:
-    said = record.get("plan")
-    return read(json.dumps(said), "the plan of the run") if said else Plan.one_process()
+    plan = record.get("plan")
+    return read(json.dumps(plan), "the plan of the run") if plan else Plan.one_process()

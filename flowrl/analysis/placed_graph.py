@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import FlowError
+from ..errors import FlowError, ModelError
 from ..graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
+from ..graph.relaxed import relaxed_calls
 from ..placement.cost.work import Workload
 from ..placement.plan.plan import Plan
 from ..placement.plan.rules import numbers
@@ -37,29 +39,36 @@ def placed_graph(study: Study, graph: Graph, simulation: Simulation | None = Non
         nodes=tuple(nodes),
         workers=tuple(_serving(w, graph, study) for w in graph.workers),
         pools=tuple(_pool(name, study.plan) for name in study.plan.pools),
-        plan=f"Bytes are a forecast for one step of {_said(study)}.",
+        plan=f"Bytes are a forecast for one step of {study.plan.file or 'the plan'}.",
     )
     placed = replace(placed, edges=_edges(graph, placed, study, moved))
     return placed if simulation is None else overlaid(placed, simulation)
 
 
+def recorded_graph(study: Study, graph: Graph, *, planned: bool) -> Graph:
+    """The graph that a run keeps: with places, where it has a plan and the sizes of models are known."""
+    if planned:
+        with suppress(ModelError):
+            return placed_graph(study, graph)
+    return graph
+
+
 def overlaid(graph: Graph, simulation: Simulation) -> Graph:
     """The same with what a simulation found: seconds of a call, its part of the pool's time, how busy pools were."""
     found = {total.node: total for total in reversed(totals(simulation))}  # of the first pool that a call takes
-    nodes = [
-        replace(n, seconds=found[n.id].mean, share=found[n.id].share if simulation.makespan else None)
-        if n.id in found
-        else n
-        for n in graph.nodes
-    ]
-    whole = simulation.makespan
-    busy, steps = {p.name: p.busy for p in simulation.pools}, max(simulation.steps, 1)
-    pools = tuple(
-        replace(p, busy=busy[p.name], seconds=busy[p.name] * whole / steps) if p.name in busy else p
-        for p in graph.pools
-    )
-    said = f"{graph.plan} Times: {simulation.cost_source}, a step takes {simulation.step_seconds:.3g} s."
-    return replace(graph, nodes=tuple(nodes), pools=pools, plan=said)
+    whole, steps = simulation.makespan, max(simulation.steps, 1)
+    busy = {p.name: p.busy for p in simulation.pools}
+
+    def timed(node: Node) -> Node:
+        total = found.get(node.id)
+        return node if total is None else replace(node, seconds=total.mean, share=total.share if whole else None)
+
+    def used(pool: PoolInfo) -> PoolInfo:
+        part = busy.get(pool.name)
+        return pool if part is None else replace(pool, busy=part, seconds=part * whole / steps)
+
+    basis = f"{graph.plan} Times: {simulation.cost_source}, a step takes {simulation.step_seconds:.3g} s."
+    return replace(graph, nodes=tuple(map(timed, graph.nodes)), pools=tuple(map(used, graph.pools)), plan=basis)
 
 
 def _beside_their_rows(nodes: Sequence[Node], graph: Graph) -> list[Node]:
@@ -75,9 +84,7 @@ def _serving(worker: WorkerInfo, graph: Graph, study: Study) -> WorkerInfo:
     """A worker that others sample from, with the place of its engine."""
     if worker.name not in study.roles or not any(e.kind == "serves" and e.src == worker.name for e in graph.edges):
         return worker
-    place = study.plan.place_of(worker.name, "generate")
-    mesh = str(place.mesh) if place.mesh.size > 1 else "1"
-    return replace(worker, pool=place.pool, mesh=mesh, layout=_layout(worker.name, mesh, study, place.backend))
+    return replace(worker, **_where(worker.name, "generate", study))
 
 
 def _pool(name: str, plan: Plan) -> PoolInfo:
@@ -86,10 +93,6 @@ def _pool(name: str, plan: Plan) -> PoolInfo:
         kinds = dict.fromkeys(plan.cluster.kind(d).name for d in pool.devices)
         return PoolInfo(name, text, numbers(pool.devices), ", ".join(kinds), len(pool.devices))
     return PoolInfo(name, text, "", "cpu" if pool.processes else pool.device, pool.processes or 1)
-
-
-def _said(study: Study) -> str:
-    return study.plan.file or "the plan"
 
 
 def _followers(graph: Graph, study: Study) -> set[str]:
@@ -106,9 +109,14 @@ def _samples(node: Node, worker: str, graph: Graph) -> bool:
 def _node(node: Node, study: Study) -> Node:
     if node.worker not in study.roles:
         return node
-    place = study.plan.place_of(node.worker, "generate" if node.cost == "generate" else "train")
+    return replace(node, **_where(node.worker, "generate" if node.cost == "generate" else "train", study))
+
+
+def _where(worker: str, use: str, study: Study) -> dict[str, str]:
+    """Pool, mesh and layout of a use of a worker, as a graph has them."""
+    place = study.plan.place_of(worker, use)
     mesh = str(place.mesh) if place.mesh.size > 1 else "1"
-    return replace(node, pool=place.pool, mesh=mesh, layout=_layout(node.worker, mesh, study, place.backend))
+    return {"pool": place.pool, "mesh": mesh, "layout": _layout(worker, mesh, study, place.backend)}
 
 
 def _layout(worker: str, mesh: str, study: Study, backend: str) -> str:
@@ -120,25 +128,15 @@ def _layout(worker: str, mesh: str, study: Study, backend: str) -> str:
     model = study.roles[worker].model is not None
     if not axes:
         return backend if model else f"rows over {processes} processes" if processes > 1 else "one process"
-    said = [f"rows over {' x '.join(rows)}" if rows else "all rows"]
+    parts = [f"rows over {' x '.join(rows)}" if rows else "all rows"]
     if model:
-        said += [f"weights over {' x '.join(weights)}" if weights else "all weights", backend]
-    return ", ".join(said)
+        parts += [f"weights over {' x '.join(weights)}" if weights else "all weights", backend]
+    return ", ".join(parts)
 
 
 def _publish(worker: str, study: Study) -> Node:
-    place = study.plan.place_of(worker, "generate")
     kind = "publish" if study.plan.split(worker) else "reshard"
-    return Node(
-        f"{worker}.publish",
-        worker,
-        kind,
-        reads=(),
-        kind=kind,
-        pool=place.pool,
-        mesh=str(place.mesh) if place.mesh.size > 1 else "1",
-        layout=_layout(worker, str(place.mesh), study, place.backend),
-    )
+    return Node(f"{worker}.publish", worker, kind, kind=kind, **_where(worker, "generate", study))
 
 
 def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node]) -> tuple[Edge, ...]:
@@ -161,7 +159,8 @@ def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node])
             version = "v(k)" if not lag else _older(lag, study)
             found.append(replace(edge, src=move.id, lag=lag, bytes=0.0, transport="same pool", version=version))
         elif edge.kind in ("data", "carried") and dst is not None:
-            way = transport(study.plan, _origin(edge.src, nodes, graph), _target(dst, nodes, graph))
+            target = dst.pool or _origin(dst.id, nodes, graph)
+            way = transport(study.plan, _origin(edge.src, nodes, graph), target)
             found.append(replace(edge, bytes=_data(edge, nodes, study), transport=way))
         else:
             way = transport(study.plan, pools.get(edge.src), pools.get(edge.dst)) if edge.kind == "serves" else None
@@ -177,12 +176,8 @@ def _older(lag: int, study: Study) -> str:
 
 
 def _relaxed(edge: Edge, study: Study, nodes: Mapping[str, Node]) -> bool:
-    from ..graph.relaxed import relaxed_calls
-
     node = nodes[edge.dst]
-    return any(
-        title == f"{node.worker}.{node.op}" and line == node.line for title, _, line in relaxed_calls(study.traced)
-    )
+    return (f"{node.worker}.{node.op}", node.line) in {(title, line) for title, _, line in relaxed_calls(study.traced)}
 
 
 def _origin(id: str, nodes: Mapping[str, Node], graph: Graph) -> str | None:
@@ -194,10 +189,6 @@ def _origin(id: str, nodes: Mapping[str, Node], graph: Graph) -> str | None:
         first = next(brings, None)
         id, node = (first.src, nodes[first.src]) if first is not None else (id, None)
     return node.pool if node is not None else None
-
-
-def _target(node: Node, nodes: Mapping[str, Node], graph: Graph) -> str | None:
-    return node.pool if node.pool is not None else _origin(node.id, nodes, graph)
 
 
 def transport(plan: Plan, source: str | None, target: str | None) -> str | None:
@@ -229,10 +220,10 @@ def _weights(study: Study, worker: str) -> float | None:
 
 def _data(edge: Edge, nodes: Mapping[str, Node], study: Study) -> float | None:
     """Bytes of the fields of an edge, in a step: rows by tokens by the width of the type."""
-    made = study.calls.get(edge.src)
-    if made is None:
+    call = study.calls.get(edge.src)
+    if call is None:
         return None
-    load: Workload = study.load(made)
+    load: Workload = study.load(call)
     types: dict[str, str] = {}
     for id in (edge.src, edge.dst):
         types.update(nodes[id].types if id in nodes else {})
@@ -251,7 +242,7 @@ def _column(type_: str, load: Workload) -> float:
 
 
 def edge_records(graph: Graph) -> Sequence[Mapping[str, object]]:
-    """What crosses between nodes in a step, for the record of a simulation."""
+    """Return what crosses between nodes in a step, for the record of a simulation."""
     return [
         {"src": e.src, "dst": e.dst, "kind": e.kind, "bytes": e.bytes, "transport": e.transport}
         for e in graph.edges

@@ -42,11 +42,11 @@ class RowLengths:
     def of(self, made: Made) -> Lengths:
         """How long the rows of a call are: as was said, else as the data say, else the most that may be sampled."""
         prompt, response = self.prompt(made)[0], self.response(made)[0]
-        said = self.tokens
-        if not said.numbers:
+        tokens = self.tokens
+        if not tokens.numbers:
             return Lengths(prompt, response)
-        most = max(response, said.numbers[0]) if said.kind == "fixed" else inf
-        return Lengths(prompt, most, said.kind, said.numbers)
+        most = max(response, tokens.numbers[0]) if tokens.kind == "fixed" else inf
+        return Lengths(prompt, most, tokens.kind, tokens.numbers)
 
     def prompt(self, made: Made) -> tuple[float, str]:
         """Tokens of a call's average prompt, and in words where that is from."""

@@ -13,7 +13,7 @@ from .study import Study
 
 
 def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence[int] = (0,)) -> Problem:
-    """What the search needs to know of a program on a cluster.
+    """Return what the search needs to know of a program on a cluster.
 
     A stage is what no data edge of a step puts in an order: calls of the same depth. A worker that is trained and
     generates has two uses, which may share a pool or not.

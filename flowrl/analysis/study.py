@@ -69,7 +69,7 @@ class Study:
         )
 
     def unsupported(self) -> list[PlanError]:
-        """What its runtime cannot do of the plan."""
+        """Return what its runtime cannot do of the plan."""
         return list(unsupported(self.traced, self.plan, self.handles, self.runtime))
 
     @cached_property
@@ -114,7 +114,7 @@ class Study:
         return {node: work for node, work in found.items() if work is not None}
 
     def names(self) -> tuple[str, ...]:
-        """What costs can be given for: titles and node ids of the workers' calls, publishes, moves of memory."""
+        """Return what costs can be given for: titles and node ids of the workers' calls, publishes, moves of memory."""
         publishes = [f"{w}.publish" for w in self.roles if self._publishes(w)]
         calls = [(node, made.call.title) for node, made in self.calls.items() if made.call.op.owner != "batch"]
         return tuple(dict.fromkeys((*(n for n, _ in calls), *(title for _, title in calls), *publishes)))
@@ -122,7 +122,7 @@ class Study:
     # -- the work of a call -------------------------------------------------------------------------------------
 
     def work(self, made: Made) -> Work | None:
-        """What a call asks of its devices; None for arithmetic on a batch."""
+        """Return what a call asks of its devices; None for arithmetic on a batch."""
         call = made.call
         if call.op.owner == "batch":
             return None
@@ -266,7 +266,7 @@ class Study:
         )
 
     def _notes(self) -> tuple[str, ...]:
-        """What the times rest on."""
+        """Return what the times rest on."""
         found = [f"no runtime does this yet, and flowrl run refuses it: {error.what}" for error in self.unsupported()]
         found += [*self._said_of_lengths(), *self._said_of_places(), *self._said_of_activations()]
         if self.costs is None:
@@ -301,10 +301,10 @@ class Study:
 
 
 def pool_text(plan: Plan, name: str) -> str:
-    """What a pool has: ``devices 0-7 (h100-80)``, ``4 processes``, or its device in this process."""
+    """Return what a pool has: ``devices 0-7 (h100-80)``, ``4 processes``, or its device in this process."""
     pool = plan.pools[name]
-    said = pool.to_json()
+    record = pool.to_json()
     if pool.devices and plan.cluster is not None:
         kinds = dict.fromkeys(plan.cluster.kind(d).name for d in pool.devices)
-        return f"devices {said['devices']} ({', '.join(kinds)})"
-    return f"{pool.processes} processes" if pool.processes else str(said.get("device", "auto"))
+        return f"devices {record['devices']} ({', '.join(kinds)})"
+    return f"{pool.processes} processes" if pool.processes else str(record.get("device", "auto"))

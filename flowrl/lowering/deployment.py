@@ -126,7 +126,7 @@ def _shares(mesh: Mesh) -> tuple[int, ...]:
 
 
 def _device(plan: Plan, pool: Pool) -> str:
-    """What a rank of a pool calls its device: Ray shows it one GPU, where the pool has some."""
+    """Return what a rank of a pool calls its device: Ray shows it one GPU, where the pool has some."""
     if pool.processes:
         return "cpu"
     if not pool.devices or plan.cluster is None:

@@ -41,9 +41,9 @@ def dtypes_of(handle: HandleLike, plan: Plan) -> tuple[str, str]:
 
 def _dtype(handle: HandleLike) -> str:
     """The dtype that was asked for, of the worker or of the one whose model it has."""
-    said: str = handle.arguments.get("dtype", "auto")
+    dtype: str = handle.arguments.get("dtype", "auto")
     of: Any = handle.arguments.get("of")
-    return _dtype(of) if said == "auto" and is_handle(of) else said
+    return _dtype(of) if dtype == "auto" and is_handle(of) else dtype
 
 
 def _role(handle: HandleLike, trains: bool, generates: bool, plan: Plan) -> Role:
@@ -86,10 +86,10 @@ def _frozen(handle: HandleLike, model: ModelShape | None) -> float:
     """The part of the parameters that is not trained. A name that this model is not known to have counts for none."""
     if model is None or not handle.cls.is_trained(handle.arguments):
         return 1.0
-    said: Any = handle.arguments.get("freeze", ())
+    patterns: Any = handle.arguments.get("freeze", ())
     sizes = {w.name: w.elements for w in model.weights()}
     frozen: set[str] = set()
-    for pattern in (said,) if isinstance(said, str) else said:
+    for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         with suppress(ModelError):
             frozen |= frozen_names([pattern], list(sizes), [EMBEDDING], model.name)
     return sum(sizes[name] for name in frozen) / model.parameters

@@ -87,7 +87,7 @@ def _engines(plan: Plan) -> Iterator[PlanError]:
 
 
 def _backends(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> Iterator[PlanError]:
-    """What backends do not do with the workers that a program trains, samples from and reads with."""
+    """Yield what backends do not do with the workers that a program trains, samples from and reads with."""
     trained, sampled = trained_workers(traced), sampled_workers(traced)
     used = used_workers(traced, handles)
     read = {c.worker for trail in traced.trails for c in trail.calls if c.op.cost != "generate"}
