@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import At, FlowError, ProgramError, WorkerError, near
+from .errors import At, FlowError, ModelError, ProgramError, WorkerError, did_you_mean, shown
 from .graph import session as sessions
 from .graph.arguments import bad_call, wrong_value
 from .graph.habits import PLACE, is_place
+from .graph.logged import LIBRARIES
 from .graph.op import Op
-from .graph.site import cell, place, raised_at, user_frame
+from .graph.record import WorkerInfo
+from .graph.settings import settings_of_worker
+from .graph.site import cell, raised_at, user_frame
 from .graph.values import NoSuchName
 from .names import FIX, name_problem
 from .workers.base import Worker
 from .workers.records import Model
+from .workers.tokenizer import actor_of
+
+_FILES = frozenset(("live", "manifest"))
 
 
 def checked_name(name: Any, at: At) -> str:
@@ -34,13 +41,15 @@ class Handle:
     def __init__(self, cls: type[Worker], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str | None) -> None:
         frame = user_frame()
         self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
-        self.at = place(frame) if frame is not None else At("<unknown>", 0)
+        self.at = sessions.caller()
         self.cell = cell()
         self._name = name if name is None else checked_name(name, self.at)
         self._scope = frame.f_globals if frame is not None else {}
         self.arguments = self._bind()
         try:
-            self._check_values()
+            for parameter, value in self.arguments.items():
+                if (error := wrong_value(cls.__init__, parameter, value, cls.__name__)) is not None:
+                    raise error
             cls.check_declaration(self.arguments)
             self._make()
         except FlowError as error:
@@ -53,6 +62,13 @@ class Handle:
         if self._name is None:
             self._name = next((n for n, v in self._scope.items() if v is self), None) or self.cls.__name__.lower()
         return self._name
+
+    def info(self) -> WorkerInfo:
+        """Return what a graph says of the worker."""
+        about = (inspect.getdoc(self.cls) or "").split("\n")[0]
+        plain = re.sub(r":\w+:`([^`]*)`", r"\1", about).replace("``", "")
+        settings = settings_of_worker(self.cls, self.arguments)
+        return WorkerInfo(self.name, self.cls.__name__, shown(self.at.file), self.at.line, plain, settings)
 
     def use_model(self, model: Model) -> None:
         """Put another model in the place of the worker's own."""
@@ -70,11 +86,6 @@ class Handle:
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _check_values(self) -> None:
-        for name, value in self.arguments.items():
-            if (error := wrong_value(self.cls.__init__, name, value, self.cls.__name__)) is not None:
-                raise error
-
     def _make(self) -> None:
         """Make the worker once, and drop it: a constructor keeps its arguments, so that its errors show here."""
         try:
@@ -82,9 +93,9 @@ class Handle:
         except FlowError:
             raise
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".rstrip(".")
+            cause = f"{type(error).__name__}: {error}".rstrip(".")
             raise WorkerError(
-                f"{self.cls.__name__} cannot be made with these arguments: {said}.",
+                f"{self.cls.__name__} cannot be made with these arguments: {cause}.",
                 at=raised_at(error),
                 fix=f"Mend {self.cls.__name__}.__init__, or what line {self.at.line} gives it.",
             ) from None
@@ -96,17 +107,12 @@ class Handle:
         if isinstance(found, Op):
             return BoundOp(self, found)
         ops = [n for n in dir(self.cls) if isinstance(inspect.getattr_static(self.cls, n), Op)]
-        meant = near(name, ops)
         what = "is no op: it can be called on its rank only" if found is not None else "is not there"
-        frame = user_frame()
+        fix = PLACE if is_place(name) else "Call one of them, or write an op of your own in a subclass."
         raise NoSuchName(
             f"{self.name}.{name} {what}; the ops of {self.cls.__name__} are {', '.join(ops)}.",
-            at=place(frame) if frame else None,
-            fix=f"Did you mean {self.name}.{meant}?"
-            if meant
-            else PLACE
-            if is_place(name)
-            else "Call one of them, or write an op of your own in a subclass.",
+            at=sessions.caller(),
+            fix=did_you_mean(name, ops, fix, form=f"Did you mean {self.name}.{{}}?"),
         )
 
     def __repr__(self) -> str:
@@ -130,10 +136,40 @@ class BoundOp:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session = sessions.current()
         if session is None:
-            frame = user_frame()
             raise ProgramError(
                 f"{self.handle.name}.{self.op.name} was called outside of a program.",
-                at=place(frame) if frame else None,
+                at=sessions.caller(),
                 fix="Call it inside a function under @flow.program, and run that with flow.main() or flow.run().",
             )
         return session.call(self.op, self.handle, args, kwargs)
+
+
+def misnamed(handles: Sequence[Handle]) -> list[FlowError]:
+    """Return the errors of workers that plans, graphs and records could not tell apart from others, or a library."""
+    found: list[FlowError] = []
+    first: dict[str, Handle] = {}
+    for handle in handles:
+        other = first.setdefault(handle.name.casefold(), handle)
+        if other is not handle:
+            same = other.name == handle.name
+            taken = f"as is the one at line {other.at.line}{'' if same else f', {other.name!r}, but for its case'}"
+        elif (wrong := name_problem(handle.name)) is not None:
+            taken = f"which {wrong}"
+        elif handle.name in LIBRARIES:
+            taken = "which is the name of a library"
+        elif handle.name in _FILES:
+            taken = "which is the name of a file in every checkpoint"
+        else:
+            continue
+        fix = f'Give it a variable of its own, or a name: flow.worker(..., name="{handle.name}_2").'
+        found.append(WorkerError(f"a worker is called '{handle.name}', {taken}.", at=handle.at, fix=fix))
+    return found
+
+
+def first_model(handles: Sequence[Handle]) -> Handle | None:
+    """Return the worker whose tokenizer reads data that says no other, as a run finds it; None where none has one."""
+    try:
+        name = actor_of({h.name: (h.cls, h.arguments) for h in handles})
+    except ModelError:
+        return None
+    return next(h for h in handles if h.name == name)

@@ -55,7 +55,7 @@ def _wanted(op: Op) -> str:
 
 
 def _added(op: Op, init: Mapping[str, Any]) -> str:
-    """What an op of a worker adds, as far as that depends on the worker alone; empty where it does on the call."""
+    """Return what an op of a worker adds; empty where that depends on more than the worker."""
     if not callable(op.adds):
         return op.adds if isinstance(op.adds, str) else ""
     try:
@@ -66,7 +66,7 @@ def _added(op: Op, init: Mapping[str, Any]) -> str:
 
 
 def _adder(text: str, op: Op, adds: str, *, new: bool = False) -> Adder:
-    """What an op adds, and reads where that does not depend on the worker."""
+    """Return what an op adds, and reads where that does not depend on the worker."""
     reads = op.reads
     if callable(reads) and not op.parameters.is_method:
         defaults = {n: p.default for n, p in op.parameters.named.items()}

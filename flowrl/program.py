@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from .errors import At, ProgramError, UsageError, near
+from .errors import At, ProgramError, UsageError, did_you_mean
 from .graph import session as sessions
 
 
@@ -23,16 +23,20 @@ class Program:
     cell: CodeType | None = None
 
     def __post_init__(self) -> None:
+        waits, yields = inspect.iscoroutinefunction(self.fn), inspect.isgeneratorfunction(self.fn)
+        if waits or yields or inspect.isasyncgenfunction(self.fn):
+            fix = "Write def and call ops without await: they return at once, and steps overlap by the plan."
+            raise ProgramError(
+                f"program '{self.name}' is {'async' if waits else 'a generator: it yields'}.",
+                at=self.at,
+                fix=fix if waits else "Record what it yields with flow.log(step, ...).",
+            )
         for preset, values in self.presets.items():
             for name in values:
                 if name not in self.parameters:
-                    meant = near(name, self.parameters)
-                    raise ProgramError(
-                        f"preset '{preset}' gives '{name}', which is no parameter of program '{self.name}'.",
-                        at=self.at,
-                        have=list(self.parameters),
-                        fix=f"Did you mean '{meant}'?" if meant else None,
-                    )
+                    what = f"preset '{preset}' gives '{name}', which is no parameter of program '{self.name}'."
+                    fix = did_you_mean(name, self.parameters)
+                    raise ProgramError(what, at=self.at, have=self.parameters, fix=fix)
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -41,13 +45,8 @@ class Program:
     def preset(self, name: str) -> dict[str, Any]:
         """The values of that preset. Raises UsageError with the near miss."""
         if name not in self.presets:
-            meant = near(name, self.presets)
-            raise UsageError(
-                f"program '{self.name}' has no preset '{name}'.",
-                at=self.at,
-                have=list(self.presets) or None,
-                fix=f"Did you mean '{meant}'?" if meant else None,
-            )
+            what, fix = f"program '{self.name}' has no preset '{name}'.", did_you_mean(name, self.presets)
+            raise UsageError(what, at=self.at, have=self.presets or None, fix=fix)
         return dict(self.presets[name])
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,13 +54,8 @@ class Program:
         found: dict[str, Any] = {}
         for name in given:
             if name not in self.parameters:
-                meant = near(name, self.parameters)
-                raise UsageError(
-                    f"program '{self.name}' has no parameter '{name}'.",
-                    at=self.at,
-                    have=self.parameters,
-                    fix=f"Did you mean '{meant}'?" if meant else None,
-                )
+                what, fix = f"program '{self.name}' has no parameter '{name}'.", did_you_mean(name, self.parameters)
+                raise UsageError(what, at=self.at, have=self.parameters, fix=fix)
         for name, parameter in self.parameters.items():
             if name in given:
                 found[name] = given[name]
@@ -77,8 +71,5 @@ class Program:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ProgramError(
-            f"program '{self.name}' was called like a function.",
-            at=sessions.caller(),
-            fix=f"Run programs in a row with --program {self.name},...; put shared lines into a plain function.",
-        )
+        fix = f"Run programs in a row with --program {self.name},...; put shared lines into a plain function."
+        raise ProgramError(f"program '{self.name}' was called like a function.", at=sessions.caller(), fix=fix)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, near
+from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, did_you_mean
 from ..flow import Flow
 from ..graph.site import own_frames
 from .arguments import add_common
@@ -38,6 +38,12 @@ OF_SCRIPTS: Mapping[str, tuple[Callable[[Flow, Sequence[str]], int], Callable[[a
     "graph": (graph_command, graph_options),
     "plan": (plan_command, plan_options),
     "simulate": (simulate_command, simulate_options),
+}
+#: The other commands, by what runs them.
+WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "reshard": reshard_command,
+    "calibrate": calibrate_command,
+    "timeline": timeline_command,
 }
 
 
@@ -87,17 +93,10 @@ def _command(words: list[str], module: str | None) -> int:
         return 0
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
-        meant = near(command, COMMANDS)
-        raise UsageError(
-            f"'{command}' is no command; the commands are {', '.join(COMMANDS)}.",
-            fix=f"Did you mean flowrl {meant}?" if meant else None,
-        )
-    if command == "reshard":
-        return reshard_command(rest)
-    if command == "calibrate":
-        return calibrate_command(rest)
-    if command == "timeline":
-        return timeline_command(rest)
+        fix = did_you_mean(command, COMMANDS, form="Did you mean flowrl {}?")
+        raise UsageError(f"'{command}' is no command; the commands are {', '.join(COMMANDS)}.", fix=fix)
+    if command in WITHOUT_SCRIPT:
+        return WITHOUT_SCRIPT[command](rest)
     if command == "graph" and rest and (Path(rest[0]) / "run.json").exists():
         return graph_of_run(rest)
     if not rest or rest[0].startswith("-"):

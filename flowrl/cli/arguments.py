@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, near, shown
+from ..errors import UsageError, did_you_mean, near, shown
 from ..flow import Flow
+from ..program import Program
 from .help import new_parser
 
 
@@ -65,20 +66,17 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
                         **bare,
                     )
     options_by_name = {a: action for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
-    try:
-        options, unknown = parser.parse_known_args(list(words))
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.") from None
+    options, unknown = read_known(parser, words)
     if unknown:
         raise unknown_option(unknown[0], options_by_name, f"flowrl {command} {shown(flow.script)} --help")
-    parameters = _presets(flow, programs, options.preset)
+    parameters = _presets(found, options.preset)
     for dest, (name, parameter) in flags.items():
         if hasattr(options, dest):
             parameters[name][parameter] = getattr(options, dest)
-    for said in options.model:
-        worker, sep, name = said.partition("=")
-        if not sep or not name:
-            raise UsageError(f"--model {said}: write --model WORKER=NAME.")
+    for given in options.model:
+        worker, _, name = given.partition("=")
+        if not name:
+            raise UsageError(f"--model {given}: write --model WORKER=NAME.")
         flow.use_model(worker, name)
     return Words(options, programs, parameters)
 
@@ -98,24 +96,30 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
     program.add_argument("--seed", type=int, metavar="N", help="seed of the run (0)")
 
 
-def _presets(flow: Flow, programs: Sequence[str], preset: str | None) -> dict[str, dict[str, Any]]:
-    """What a preset gives each of the programs that have it. Raises UsageError where none has."""
-    found = {name: flow.find_program(name) for name in programs}
-    if preset is not None and not any(preset in program.presets for program in found.values()):
-        with_some = [program for program in found.values() if program.presets]
-        (with_some or list(found.values()))[0].preset(preset)
-    return {n: p.preset(preset) if preset is not None and preset in p.presets else {} for n, p in found.items()}
+def read_known(
+    parser: argparse.ArgumentParser, words: Sequence[str], fix: str | None = None
+) -> tuple[argparse.Namespace, list[str]]:
+    """Read the words that a parser knows; the others come back. Raises UsageError for a value that does not fit."""
+    try:
+        return parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.", fix=fix) from None
+
+
+def _presets(programs: Mapping[str, Program], preset: str | None) -> dict[str, dict[str, Any]]:
+    """Return what a preset gives each of the programs that have it. Raises UsageError where none has."""
+    if preset is not None and not any(preset in program.presets for program in programs.values()):
+        with_some = [program for program in programs.values() if program.presets]
+        (with_some or list(programs.values()))[0].preset(preset)
+    return {n: p.preset(preset) if preset is not None and preset in p.presets else {} for n, p in programs.items()}
 
 
 def chosen(flow: Flow, words: Sequence[str]) -> tuple[str, ...]:
     """The names of the programs that the words choose. Raises UsageError."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--program")
-    try:
-        said = first.parse_known_args(list(words))[0].program
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.") from None
-    return tuple(said.split(",")) if said else (flow.default_program(),)
+    names = read_known(first, words)[0].program
+    return tuple(names.split(",")) if names else (flow.default_program(),)
 
 
 def unknown_option(said: str, known: Mapping[str, argparse.Action], help_: str) -> UsageError:
@@ -130,9 +134,15 @@ def unknown_option(said: str, known: Mapping[str, argparse.Action], help_: str) 
     elif word.startswith("--no-"):
         fix = _negated(name.removeprefix("no-"), known) or f"See {help_}."
     else:
-        meant = near(word, known)
-        fix = f"Did you mean {meant}?" if meant else f"See {help_}."
+        fix = did_you_mean(word, known, f"See {help_}.", form="Did you mean {}?")
     return UsageError(f"'{said}' is no option here.", fix=fix)
+
+
+def check_format(format: str, formats: Sequence[str]) -> None:
+    """Raise UsageError for a format that a command does not have."""
+    if format not in formats:
+        fix = did_you_mean(format, formats, form="Did you mean {}?")
+        raise UsageError(f"--format {format}: the formats are {', '.join(formats)}.", fix=fix)
 
 
 def _negated(name: str, known: Mapping[str, argparse.Action]) -> str | None:
@@ -175,12 +185,12 @@ def _kind(annotation: Any) -> str | None:
 
 
 def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
-    """What makes a value of the words of a flag: by the annotation, else by the default."""
-    said = None if parameter.annotation is parameter.empty else parameter.annotation
+    """Return the function that reads the words of a flag: by the annotation, else by the default."""
+    annotation = None if parameter.annotation is parameter.empty else parameter.annotation
     usual = "str" if parameter.default in (parameter.empty, None) else type(parameter.default).__name__
     kinds: dict[str, Callable[[str], Any]] = {"int": whole_number, "float": float, "bool": _bool, "str": str}
-    reader = kinds.get(usual if said is None else _kind(said) or "str", str)
-    optional = said is not None and ("None" in _text(said) or "Optional" in _text(said))
+    reader = kinds.get(usual if annotation is None else _kind(annotation) or "str", str)
+    optional = annotation is not None and ("None" in _text(annotation) or "Optional" in _text(annotation))
     return _or_none(reader) if optional else reader
 
 
@@ -212,12 +222,17 @@ _bool.__name__ = "true or false"
 
 def put(text: str, out: str | None) -> None:
     """Print a text, or write it to a file and print the file's name. Raises UsageError where it cannot be written."""
-    if not out:
+    if out:
+        save(text, out)
+        print(out)
+    else:
         print(text, end="" if text.endswith("\n") else "\n")
-        return
+
+
+def save(text: str, out: str) -> None:
+    """Write a text to the file of ``--out``. Raises UsageError where it cannot be written."""
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         Path(out).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror}.", fix="Name a file that can be written.") from None
-    print(out)

@@ -24,19 +24,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check_command(flow: Flow, words: Sequence[str]) -> int:
     """Print the findings on a script's programs. Returns the exit status."""
-    said = parse(flow, "check", words, add_options)
-    reports = [flow.check(name, **said.parameters[name]) for name in dict.fromkeys(said.programs)]
-    if said.options.plan:
-        plan = load_plan(flow, said.options)
+    given = parse(flow, "check", words, add_options)
+    reports = [flow.check(name, **given.parameters[name]) for name in dict.fromkeys(given.programs)]
+    if given.options.plan:
+        plan = load_plan(flow, given.options)
         reports = [
-            report if report.errors else _with_plan(report, study_of(flow, r, said.parameters[r], said.options, plan))
+            report if report.errors else _with_plan(report, study_of(flow, r, given.parameters[r], given.options, plan))
             for report in reports
             for r in [report.program]
         ]
-    if not said.options.program:  # the others too
-        reports += [_checked(flow, name) for name in flow.programs if name not in said.programs]
+    if not given.options.program:  # the others too
+        reports += [_checked(flow, name) for name in flow.programs if name not in given.programs]
     reports = _each_once(reports)
-    if said.options.format == "json":
+    if given.options.format == "json":
         print(json.dumps([r.to_json() for r in reports], indent=1))
     else:
         print("\n\n".join(r.text() for r in reports))
@@ -44,14 +44,14 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
 
 
 def _with_plan(report: Report, study: Study) -> Report:
-    """What is wrong with a program, and with its plan."""
+    """Return what is wrong with a program, and with its plan."""
     errors, lints = plan_findings(study)
     known = {lint.report() for lint in report.lints}
     return Report(report.program, tuple(errors), (*report.lints, *(n for n in lints if n.report() not in known)))
 
 
 def _each_once(reports: Sequence[Report]) -> list[Report]:
-    """What is wrong with a worker is said once, with the first program."""
+    """Return the reports with each error of a worker in the first of them alone."""
     told: set[str] = set()
     found: list[Report] = []
     for report in reports:

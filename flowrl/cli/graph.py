@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from ..analysis.pages import look_at
 from ..analysis.placed_graph import placed_graph
-from ..errors import UsageError, near
+from ..errors import UsageError
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
-from .arguments import parse, put, whole_number
+from .arguments import check_format, parse, put, whole_number
 from .studied import add_study_options, load_plan, study_of
 from .timeline import read_run
 
@@ -40,25 +40,20 @@ def graph_of_run(words: Sequence[str]) -> int:
 
 def graph_command(flow: Flow, words: Sequence[str]) -> int:
     """Print or write the graph of a program. Returns the exit status."""
-    said = parse(flow, "graph", words, add_options)
-    if said.options.format not in FORMATS:
-        meant = near(said.options.format, FORMATS)
-        raise UsageError(
-            f"--format {said.options.format}: the formats are {', '.join(FORMATS)}.",
-            fix=f"Did you mean {meant}?" if meant else None,
-        )
-    name = said.programs[0]
-    if len(said.programs) > 1:
+    given = parse(flow, "graph", words, add_options)
+    check_format(given.options.format, FORMATS)
+    name = given.programs[0]
+    if len(given.programs) > 1:
         raise UsageError("flowrl graph draws one program.", fix=f"Write --program {name}.")
-    graph = flow.graph(name, **said.parameters[name])
-    report = flow.check(name, **said.parameters[name])
-    if said.options.plan and not report.errors:
-        study = study_of(flow, name, said.parameters[name], said.options, load_plan(flow, said.options))
-        flown = study.simulate(said.options.simulate) if said.options.simulate else None
+    graph = flow.graph(name, **given.parameters[name])
+    report = flow.check(name, **given.parameters[name])
+    if given.options.plan and not report.errors:
+        study = study_of(flow, name, given.parameters[name], given.options, load_plan(flow, given.options))
+        flown = study.simulate(given.options.simulate) if given.options.simulate else None
         graph = placed_graph(study, graph, flown)
-    elif said.options.simulate:
+    elif given.options.simulate:
         raise UsageError("--simulate needs a plan.", fix="Write --plan FILE.")
-    put(render(graph, said.options.format, narrow=said.options.narrow), said.options.out)
+    put(render(graph, given.options.format, narrow=given.options.narrow), given.options.out)
     for error in report.errors:
         print(error.report(), file=sys.stderr)
     return 1 if report.errors else 0

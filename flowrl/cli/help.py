@@ -75,7 +75,7 @@ COMMANDS: dict[str, About] = {name: about for group in GROUPS.values() for name,
 
 
 def overview() -> str:
-    """What ``flowrl --help`` prints."""
+    """Return what ``flowrl --help`` prints."""
     lines = ["usage: flowrl COMMAND [SCRIPT] [options]", "", "RL algorithms as programs over typed workers."]
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..analysis.search import corrects, problem_of
@@ -17,7 +16,7 @@ from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
 from ..placement.search.explain import explain
 from ..placement.search.search import Found, resimulated, search
-from .arguments import parse, put, whole_number
+from .arguments import parse, put, save, whole_number
 from .studied import add_study_options, load_plan, steps_flown, study_of
 
 FORMATS = ("text", "json", "svg")
@@ -37,9 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def plan_command(flow: Flow, words: Sequence[str]) -> int:
     """Show a plan, or search for one and explain it. Returns the exit status."""
-    said = parse(flow, "plan", words, add_options)
-    options, name = said.options, said.programs[0]
-    if len(said.programs) > 1:
+    given = parse(flow, "plan", words, add_options)
+    options, name = given.options, given.programs[0]
+    if len(given.programs) > 1:
         raise UsageError("flowrl plan is for one program.", fix=f"Write --program {name}.")
     if options.format not in FORMATS:
         raise UsageError(f"--format {options.format}: the formats are {', '.join(FORMATS)}.")
@@ -53,10 +52,10 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
         kinds = {h.name: h.cls.__name__ for h in flow.handles}
         put(render(plan, options.format, kinds), options.out)
         return 0
-    report = flow.check(name, **said.parameters[name])
+    report = flow.check(name, **given.parameters[name])
     if report.errors:
         raise CheckError(report.errors)
-    found = _search(flow, name, said.parameters[name], options)
+    found = _search(flow, name, given.parameters[name], options)
     if options.format == "json":
         print(json.dumps(_record(found), indent=1))
     else:
@@ -122,10 +121,5 @@ def _record(found: Found) -> dict[str, object]:
 
 def _write(found: Found, out: str) -> None:
     comment = "".join(f"# {line}\n".replace("# \n", "#\n") for line in explain(found).splitlines())
-    path = Path(out)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(comment + found.plan.to_yaml(), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror}.", fix="Name a file that can be written.") from None
+    save(comment + found.plan.to_yaml(), out)
     print(f"\n{out}")

@@ -6,39 +6,34 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from ..errors import UsageError, near
+from ..errors import UsageError
 from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import Mesh
 from ..placement.model.shape import shape_named
 from ..placement.reshard.groupings import GROUPINGS
 from ..placement.reshard.planner import Reshard, plan_reshard
-from .arguments import unknown_option
+from .arguments import check_format, read_known, unknown_option
 
 FORMATS = ("table", "json")
 
 
 def reshard_command(words: Sequence[str]) -> int:
     """Print a reshard as a table or as JSON. Returns the exit status; raises UsageError, PlanError or ModelError."""
-    said = _parse(words)
-    if said.format not in FORMATS:
-        meant = near(said.format, FORMATS)
-        raise UsageError(
-            f"--format {said.format}: the formats are {', '.join(FORMATS)}.",
-            fix=f"Did you mean {meant}?" if meant else None,
-        )
+    options = _parse(words)
+    check_format(options.format, FORMATS)
     move = plan_reshard(
-        shape_named(said.model),
-        Mesh.of(said.src),
-        Mesh.of(said.dst),
-        read_devices("--src-devices", said.src_devices),
-        read_devices("--dst-devices", said.dst_devices),
-        cluster=Cluster.of(said.cluster) if said.cluster else None,
-        inside_node=said.inside_node,
-        grouping=said.grouping,
-        src_fused=said.src_fused,
-        dst_fused=said.dst_fused,
+        shape_named(options.model),
+        Mesh.of(options.src),
+        Mesh.of(options.dst),
+        read_devices("--src-devices", options.src_devices),
+        read_devices("--dst-devices", options.dst_devices),
+        cluster=Cluster.of(options.cluster) if options.cluster else None,
+        inside_node=options.inside_node,
+        grouping=options.grouping,
+        src_fused=options.src_fused,
+        dst_fused=options.dst_fused,
     )
-    print(json.dumps(move.to_json()) if said.format == "json" else reshard_table(move))
+    print(json.dumps(move.to_json()) if options.format == "json" else reshard_table(move))
     return 0
 
 
@@ -56,19 +51,16 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dst-fused", action="store_true", help="the destination does")
     parser.add_argument("--format", default="table", help=f"{', '.join(FORMATS)} (table)")
     known = {name: a for a in parser._actions for name in a.option_strings}  # pyright: ignore[reportPrivateUsage]
-    try:
-        said, unknown = parser.parse_known_args(list(words))
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.") from None
+    options, unknown = read_known(parser, words)
     if unknown:
         raise unknown_option(unknown[0], known, "flowrl reshard --help")
     for name in ("src", "dst", "model"):
-        if getattr(said, name) is None:
+        if getattr(options, name) is None:
             raise UsageError(
                 f"flowrl reshard needs --{name}.",
                 fix="Write flowrl reshard --src tp=8,pp=4,dp=4 --dst tp=8 --model llama-70b.",
             )
-    return said
+    return options
 
 
 def read_devices(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckError, ClusterLost, DiskError, UsageError, shown
-from ..flow import RUN_OPTIONS, Flow
+from ..flow import Flow
+from ..graph.logged import ALWAYS
+from ..run_options import RUN_OPTIONS
 from ..runtime.storage.run_record import read_record
 from .arguments import Words, parse, whole_number
 from .pages import draw_apart
@@ -44,7 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint-every", type=whole_number, default=50, metavar="STEPS", help="steps between checkpoints (50)"
     )
-    parser.add_argument("--no-save", action="store_true", help="do not save the trained models at the end")
+    parser.add_argument(
+        "--no-save", dest="save_models", action="store_false", help="do not save the trained models at the end"
+    )
     parser.add_argument(
         "--trajectories",
         type=whole_number,
@@ -65,8 +69,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_command(flow: Flow, words: Sequence[str]) -> int:
     """Run programs. Returns the exit status."""
     begun = _recorded(words) if "--resume" in words else []
-    said = parse(flow, "run", [*begun, *words], add_options)
-    options = said.options
+    given = parse(flow, "run", [*begun, *words], add_options)
+    options = given.options
     for name in ("checkpoint_every", "trajectories", "trajectories_every"):
         rule, value = RUN_OPTIONS[name], getattr(options, name)
         if not rule.accepts(value):
@@ -75,7 +79,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     if not faulthandler.is_enabled():
         faulthandler.enable()  # a crash of user code says where it was
     try:
-        outcome = _run(flow, said, out, arguments=[*begun, *_lasting(words, begun)])
+        outcome = _run(flow, given, out, arguments=[*begun, *_lasting(words, begun)])
     except (CheckError, UsageError):
         raise  # nothing has run
     except KeyboardInterrupt as stopped:
@@ -94,30 +98,16 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
         print(f"stopped after a checkpoint; {_how_to_go_on(flow, out)}", file=sys.stderr, flush=True)
         _show_what_there_is(out)
         return outcome.exit_status
-    _summary(outcome, flow, said)
+    _summary(outcome, flow, given)
     return 0
 
 
 def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Outcome:
     options = said.options
+    given = {name: getattr(options, name) for name in RUN_OPTIONS} | {"seed": options.seed or 0}
+    plan, parameters, address = options.plan, said.parameters, options.address
     return flow.run(
-        *said.programs,
-        out=out,
-        plan=options.plan,
-        runtime=options.runtime,
-        seed=options.seed or 0,
-        resume=options.resume,
-        allow_changed=options.allow_changed,
-        unlock=options.unlock,
-        overwrite=options.overwrite,
-        checkpoint_every=options.checkpoint_every,
-        save_models=not options.no_save,
-        trajectories=options.trajectories,
-        trajectories_every=options.trajectories_every,
-        quiet=options.quiet,
-        parameters=said.parameters,
-        arguments=arguments,
-        address=options.address,
+        *said.programs, out=out, plan=plan, parameters=parameters, arguments=arguments, address=address, **given
     )
 
 
@@ -157,9 +147,8 @@ def _recorded(words: Sequence[str]) -> list[str]:
     if out is None:
         raise UsageError("--resume needs to know which run.", fix="Name its folder: --out DIR --resume.")
     if not (Path(out) / "run.json").exists() and not (Path(out) / "checkpoints").exists():
-        raise UsageError(
-            f"--resume: {out} holds no run.", fix="Name the folder of a run with --out, or leave out --resume."
-        )
+        fix = "Name the folder of a run with --out, or leave out --resume."
+        raise UsageError(f"--resume: {out} holds no run.", fix=fix)
     return [str(w) for w in read_record(Path(out))[0].get("arguments", [])]
 
 
@@ -172,12 +161,9 @@ def _summary(outcome: Outcome, flow: Flow, said: Words) -> None:
     print(f"metrics: {out / 'metrics.jsonl'}{models}   weights {digest[:12] if digest else 'none'}")
     for program in dict.fromkeys(p for p, _ in last):
         runs = [m for p, m in last if p == program]
-        skip = ("program", "step", "seconds", "response_length", "tokens_per_second")
-        numbers = {
-            k: v for k, v in runs[-1].items() if isinstance(v, (int, float)) and k.rpartition("/")[2] not in skip
-        }
-        for key, value in numbers.items():
-            if len(runs) > 1 and isinstance(runs[0].get(key), (int, float)):
+        for key, value in runs[-1].items():
+            asked = isinstance(value, (int, float)) and key.rpartition("/")[2] not in ALWAYS
+            if asked and len(runs) > 1 and isinstance(runs[0].get(key), (int, float)):
                 print(f"{key.replace('_', ' ')}: {runs[0][key]:.2f} -> {value:.2f}")
     print(end="", flush=True)
     print(draw_apart(out))

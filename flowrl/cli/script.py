@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import FlowError, ProgramError, UsageError, near, shown
+from ..errors import FlowError, ProgramError, UsageError, did_you_mean, shown
 from ..flow import Flow
 from ..graph.site import own_frames, raised_at
 
@@ -28,12 +28,11 @@ def load_script(path: str, name: str | None = None) -> Flow:
     """
     script = Path(path)
     if not script.is_file():
-        beside = [str(p) for p in script.parent.glob("*.py")] if script.parent.is_dir() else []
-        meant = near(str(script), beside)
         if script.is_dir():
             inside = [str(p) for p in script.glob("*.py")]
             raise UsageError(f"{path} is a folder, not a script.", have=inside or None)
-        raise UsageError(f"there is no script {path}.", fix=f"Did you mean {meant}?" if meant else None)
+        beside = [str(p) for p in script.parent.glob("*.py")] if script.parent.is_dir() else []
+        raise UsageError(f"there is no script {path}.", fix=did_you_mean(str(script), beside, form="Did you mean {}?"))
     script = script.resolve()
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
@@ -48,19 +47,15 @@ def load_script(path: str, name: str | None = None) -> Flow:
         error.at = error.at or raised_at(error)
         raise
     except (ImportError, SyntaxError) as error:
-        said = f"{shown(path)} cannot be loaded: {type(error).__name__}: {error}."
-        raise UsageError(said, fix=_package_fix(error, script)) from error
+        what = f"{shown(path)} cannot be loaded: {type(error).__name__}: {error}."
+        raise UsageError(what, fix=_package_fix(error, script)) from error
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".rstrip(".")
-        meant = near(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
-        told = ProgramError(
-            f"{shown(path)} failed while it was loaded: {said}.",
-            at=raised_at(error),
-            fix=f"Did you mean '{meant}'?" if meant else None,
-        )
-        raise told from (error if len(own_frames(error)) > 1 else None)
-    names = vars(module)
-    flows = [v for v in names.values() if isinstance(v, Flow)]
+        cause = f"{type(error).__name__}: {error}".rstrip(".")
+        lacks_name = isinstance(error, AttributeError) and error.name
+        fix = did_you_mean(error.name, dir(error.obj)) if lacks_name else None
+        failure = ProgramError(f"{shown(path)} failed while it was loaded: {cause}.", at=raised_at(error), fix=fix)
+        raise failure from (error if len(own_frames(error)) > 1 else None)
+    flows = [value for value in vars(module).values() if isinstance(value, Flow)]
     if len(flows) != 1:
         raise UsageError(
             f"{shown(path)} has {len(flows)} flows; a script has one.",
@@ -99,7 +94,7 @@ def _load_package(module: Any, script: Path) -> None:
 
 
 def _package_fix(error: Exception, script: Path) -> str | None:
-    """What to do where a relative import has no package."""
+    """Return the fix of a relative import that has no package; None for another error."""
     if "no known parent package" not in str(error):
         return None
     folder, name = shown(str(script.parent)), f"{script.parent.name}.{script.stem}"

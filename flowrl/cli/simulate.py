@@ -28,11 +28,11 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
     """Print or write what a simulated run did. Returns the exit status."""
     asks = "steps" in flow.find_program(chosen(flow, words)[0]).parameters  # then it is the program's own
 
-    said = parse(flow, "simulate", words, partial(add_options, steps=not asks))
-    name, options = said.programs[0], said.options
-    if len(said.programs) > 1:
+    given = parse(flow, "simulate", words, partial(add_options, steps=not asks))
+    name, options = given.programs[0], given.options
+    if len(given.programs) > 1:
         raise UsageError("flowrl simulate flies one program.", fix=f"Write --program {name}.")
-    parameters = said.parameters[name]
+    parameters = given.parameters[name]
     report = flow.check(name, **parameters)
     if report.errors:
         raise CheckError(report.errors)

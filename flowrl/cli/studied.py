@@ -12,11 +12,12 @@ from ..analysis.measured import tokens_of_run
 from ..analysis.row_lengths import Tokens
 from ..analysis.study import Study
 from ..errors import UsageError, near
-from ..flow import RUN_OPTIONS, Flow
+from ..flow import Flow
 from ..graph.op import Op
 from ..placement.cost.lengths import read_lengths
 from ..placement.cost.model import Calibrated, GivenCosts, load_costs
 from ..placement.plan.plan import Plan
+from ..run_options import RUN_OPTIONS
 from .arguments import whole_number
 
 STEPS = 20  # of each loop of a program that does not say how many it makes
@@ -59,8 +60,10 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
 
 
 def _tokens(program: str, options: argparse.Namespace, *, calibrated: bool) -> Tokens:
-    """What the options say of lengths. With ``calibrated`` costs rows are of average length: the time of the longest is
-    in the seconds that were measured."""
+    """Return the lengths of the options; with ``calibrated`` costs each row has the average one.
+
+    The time of the longest is in the seconds that were measured.
+    """
     if options.prompt_tokens is not None and options.prompt_tokens < 1:
         raise UsageError(f"--prompt-tokens {options.prompt_tokens}: give 1 or more.")
     if options.run:

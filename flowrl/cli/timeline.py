@@ -9,7 +9,7 @@ from pathlib import Path
 from ..analysis.pages import look_at
 from ..errors import UsageError
 from ..schedule.report import FORMATS, render
-from .arguments import put
+from .arguments import put, read_known
 from .help import new_parser
 
 
@@ -34,10 +34,8 @@ def read_run(command: str, words: Sequence[str], formats: Sequence[str], usual: 
     if "svg" in formats:
         parser.add_argument("--narrow", action="store_true", help="with --format svg: one column, for a narrow screen")
     parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
-    try:
-        options, unknown = parser.parse_known_args(list(words))
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.", fix=f"See flowrl {command} --help.") from None
+    fix = f"See flowrl {command} --help."
+    options, unknown = read_known(parser, words, fix)
     if unknown:
-        raise UsageError(f"'{unknown[0]}' is no option here.", fix=f"See flowrl {command} --help.")
+        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
     return options
