@@ -10,6 +10,7 @@ from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
 from ..graph.terms import Lint, each_once
 from ..lowering.engines import refusals, refusals_of_use
+from ..lowering.unsupported import title_of
 from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
@@ -47,10 +48,6 @@ def _file(study: Study) -> At:
     return At(study.plan.file or "<plan>", 0)
 
 
-def _title(study: Study, worker: str, use: str) -> str:
-    return worker if len(study.plan.place.get(worker, {})) < 2 else f"{worker}.{use}"
-
-
 def _places(study: Study) -> Iterator[tuple[str, str, Place, Role]]:
     """Places of workers with a model, that the program uses for what they are placed for."""
     used = {(work.role.name, "generate" if work.kind == "generate" else "train") for work in study.works.values()}
@@ -66,7 +63,7 @@ def _places(study: Study) -> Iterator[tuple[str, str, Place, Role]]:
 def _models(study: Study) -> Iterator[FlowError | Lint]:
     for worker, use, place, role in _places(study):
         assert role.model is not None, "places of workers with a model"
-        title = _title(study, worker, use)
+        title = title_of(study.plan, worker, use)
         if place.mesh["ep"] > 1 and not role.model.experts:
             yield PlanError(
                 f"{title}: {role.model.name} has no experts for ep={place.mesh['ep']}.",
@@ -82,7 +79,7 @@ def _models(study: Study) -> Iterator[FlowError | Lint]:
 
 def _backends(study: Study) -> Iterator[FlowError | Lint]:
     for worker, use, place, role in _places(study):
-        title = _title(study, worker, use)
+        title = title_of(study.plan, worker, use)
         if any(refusals_of_use(place, use=use, trained=role.trains)):
             continue  # as unsupported
         for refusal in refusals(place, role, _device(study, place), use=use):
@@ -103,7 +100,7 @@ def _nodes(study: Study) -> Iterator[FlowError | Lint]:
         if cluster is None or len(devices) < place.mesh.size or place.mesh["tp"] == 1:
             continue
         if any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups("tp")):
-            groups = f"{_title(study, worker, use)}: groups of tp={place.mesh['tp']}"
+            groups = f"{title_of(study.plan, worker, use)}: groups of tp={place.mesh['tp']}"
             yield Lint("network", f"{groups} cross nodes, and talk at every layer.", place.at or _file(study))
 
 

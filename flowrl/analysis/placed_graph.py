@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from ..errors import FlowError, ModelError
 from ..graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
@@ -112,7 +113,7 @@ def _node(node: Node, study: Study) -> Node:
     return replace(node, **_where(node.worker, "generate" if node.cost == "generate" else "train", study))
 
 
-def _where(worker: str, use: str, study: Study) -> dict[str, str]:
+def _where(worker: str, use: str, study: Study) -> dict[str, Any]:
     """Pool, mesh and layout of a use of a worker, as a graph has them."""
     place = study.plan.place_of(worker, use)
     mesh = str(place.mesh) if place.mesh.size > 1 else "1"

@@ -268,7 +268,7 @@ class Study:
     def _notes(self) -> tuple[str, ...]:
         """Return what the times rest on."""
         found = [f"no runtime does this yet, and flowrl run refuses it: {error.what}" for error in self.unsupported()]
-        found += [*self._said_of_lengths(), *self._said_of_places(), *self._said_of_activations()]
+        found += [*self._notes_on_lengths(), *self._notes_on_places(), *self._notes_on_activations()]
         if self.costs is None:
             if any(work.kind == "external" for work in self.works.values()):
                 row = Efficiency().row_s
@@ -276,7 +276,7 @@ class Study:
             found.append("the roofline is not calibrated: compare plans, do not promise seconds")
         return tuple(found)
 
-    def _said_of_places(self) -> Iterator[str]:
+    def _notes_on_places(self) -> Iterator[str]:
         """Calls whose seconds were measured elsewhere than where the plan has them."""
         for work in self.works.values():
             was = self.costs.places.get(work.title) if isinstance(self.costs, Calibrated) else None
@@ -284,7 +284,7 @@ class Study:
             if was is not None and work.role.model is not None and was != now:
                 yield f"{work.node}: its seconds were measured on {was}, and are taken for {now}"
 
-    def _said_of_activations(self) -> Iterator[str]:
+    def _notes_on_activations(self) -> Iterator[str]:
         """Workers whose memory and time are those of a driver that asks for recomputation, and does not."""
         for work in self.works.values():
             if work.kind == "train" and work.role.assumes_recomputation(work.backend):
@@ -293,7 +293,7 @@ class Study:
                     f"{work.backend}); {work.role.name} does so with gradient_checkpointing=True"
                 )
 
-    def _said_of_lengths(self) -> Iterator[str]:
+    def _notes_on_lengths(self) -> Iterator[str]:
         if isinstance(self.costs, Calibrated) and self.tokens == Tokens():
             yield f"tokens of a row: those of each call of {self.costs.run}"
         else:

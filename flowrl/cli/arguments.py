@@ -33,7 +33,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
     found = {name: flow.find_program(name) for name in programs}
     add_common(parser, tuple(dict.fromkeys(preset for program in found.values() for preset in program.presets)))
     extra(parser)
-    known = {a for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
+    known = set(_options(parser))
     shared = Counter(p for program in found.values() for p in program.parameters)
     flags: dict[str, tuple[str, str]] = {}
     for name, program in found.items():
@@ -65,10 +65,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
                         help=text,
                         **bare,
                     )
-    options_by_name = {a: action for action in parser._actions for a in action.option_strings}  # pyright: ignore[reportPrivateUsage]
-    options, unknown = read_known(parser, words)
-    if unknown:
-        raise unknown_option(unknown[0], options_by_name, f"flowrl {command} {shown(flow.script)} --help")
+    options = read_words(parser, words, f"flowrl {command} {shown(flow.script)} --help")
     parameters = _presets(found, options.preset)
     for dest, (name, parameter) in flags.items():
         if hasattr(options, dest):
@@ -122,11 +119,23 @@ def chosen(flow: Flow, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(names.split(",")) if names else (flow.default_program(),)
 
 
-def unknown_option(said: str, known: Mapping[str, argparse.Action], help_: str) -> UsageError:
+def read_words(parser: argparse.ArgumentParser, words: Sequence[str], help_: str) -> argparse.Namespace:
+    """Read the words of a command, all of which its parser knows. Raises UsageError, which may name ``help_``."""
+    options, unknown = read_known(parser, words)
+    if unknown:
+        raise _unknown_option(unknown[0], _options(parser), help_)
+    return options
+
+
+def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    return {name: a for a in parser._actions for name in a.option_strings}  # pyright: ignore[reportPrivateUsage]
+
+
+def _unknown_option(option: str, known: Mapping[str, argparse.Action], help_: str) -> UsageError:
     """The error for an option that a command does not have, with what was probably meant. ``known``: those it has."""
-    word = said.split("=")[0]
+    word = option.split("=")[0]
     name = word.lstrip("-")
-    dotted = sorted(option for option in known if option.endswith("." + name))
+    dotted = sorted(own for own in known if own.endswith("." + name))
     if dotted:
         fix = f"Several programs have it: write {' or '.join(dotted)}."
     elif f"--no-{name}" in known:
@@ -135,7 +144,7 @@ def unknown_option(said: str, known: Mapping[str, argparse.Action], help_: str) 
         fix = _negated(name.removeprefix("no-"), known) or f"See {help_}."
     else:
         fix = did_you_mean(word, known, f"See {help_}.", form="Did you mean {}?")
-    return UsageError(f"'{said}' is no option here.", fix=fix)
+    return UsageError(f"'{option}' is no option here.", fix=fix)
 
 
 def check_format(format: str, formats: Sequence[str]) -> None:

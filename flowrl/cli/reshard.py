@@ -12,7 +12,7 @@ from ..placement.cluster.mesh import Mesh
 from ..placement.model.shape import shape_named
 from ..placement.reshard.groupings import GROUPINGS
 from ..placement.reshard.planner import Reshard, plan_reshard
-from .arguments import check_format, read_known, unknown_option
+from .arguments import check_format, read_words
 
 FORMATS = ("table", "json")
 
@@ -50,10 +50,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--src-fused", action="store_true", help="the source splits q, k, v and gate, up as one tensor")
     parser.add_argument("--dst-fused", action="store_true", help="the destination does")
     parser.add_argument("--format", default="table", help=f"{', '.join(FORMATS)} (table)")
-    known = {name: a for a in parser._actions for name in a.option_strings}  # pyright: ignore[reportPrivateUsage]
-    options, unknown = read_known(parser, words)
-    if unknown:
-        raise unknown_option(unknown[0], known, "flowrl reshard --help")
+    options = read_words(parser, words, "flowrl reshard --help")
     for name in ("src", "dst", "model"):
         if getattr(options, name) is None:
             raise UsageError(

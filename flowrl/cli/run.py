@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckError, ClusterLost, DiskError, UsageError, shown
 from ..flow import Flow
@@ -104,7 +104,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
 
 def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Outcome:
     options = said.options
-    given = {name: getattr(options, name) for name in RUN_OPTIONS} | {"seed": options.seed or 0}
+    given: dict[str, Any] = {name: getattr(options, name) for name in RUN_OPTIONS} | {"seed": options.seed or 0}
     plan, parameters, address = options.plan, said.parameters, options.address
     return flow.run(
         *said.programs, out=out, plan=plan, parameters=parameters, arguments=arguments, address=address, **given

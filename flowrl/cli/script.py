@@ -51,8 +51,7 @@ def load_script(path: str, name: str | None = None) -> Flow:
         raise UsageError(what, fix=_package_fix(error, script)) from error
     except Exception as error:
         cause = f"{type(error).__name__}: {error}".rstrip(".")
-        lacks_name = isinstance(error, AttributeError) and error.name
-        fix = did_you_mean(error.name, dir(error.obj)) if lacks_name else None
+        fix = did_you_mean(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
         failure = ProgramError(f"{shown(path)} failed while it was loaded: {cause}.", at=raised_at(error), fix=fix)
         raise failure from (error if len(own_frames(error)) > 1 else None)
     flows = [value for value in vars(module).values() if isinstance(value, Flow)]

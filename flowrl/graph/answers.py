@@ -81,7 +81,7 @@ def gathered(title: str, rows: Batch, given: Iterable[Any], names: Collection[st
 def _parts(title: str, pair: Any) -> tuple[int, Mapping[str, Any]]:
     """A row and its fields. Raises WorkerError for what is no such pair."""
     match pair:
-        case (int() as row, Mapping() as adds) if isinstance(pair, tuple):
-            return row, cast("Mapping[str, Any]", adds)
+        case (int() as row, Mapping()) if isinstance(pair, tuple):
+            return row, cast("Mapping[str, Any]", pair[1])
         case _:
             raise WorkerError(f"{title} yielded {pair!r}, no pair of a row and its fields.", fix=_FORM)

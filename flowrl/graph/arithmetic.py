@@ -44,12 +44,7 @@ def _grouped(how: str) -> Callable[..., Any]:
     return call
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: _elementwise(name) for name in ELEMENTWISE},
-    **{name: _method(name) for name in (*REDUCTIONS, *BY_ROW)},
-    "group_mean": _grouped("mean"),
-    "group_std": _grouped("std"),
-    "count": len,
+_ON_BATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "join": lambda batch, other: batch | other,
     "filter": lambda batch, mask: batch.filter(mask),
     "concat": lambda batch, *others: batch.concat(*others),
@@ -57,6 +52,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "drop": lambda batch, names: batch.drop(*names),
     "rename": lambda batch, names: batch.rename(**names),
     "with_columns": lambda batch, columns: batch.with_columns(columns),
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: _elementwise(name) for name in ELEMENTWISE},
+    **{name: _method(name) for name in (*REDUCTIONS, *BY_ROW)},
+    "group_mean": _grouped("mean"),
+    "group_std": _grouped("std"),
+    "count": len,
+    **_ON_BATCHES,
 }
 
 _ROWS = {"filter": "filter", "concat": "regroup"}

@@ -83,7 +83,7 @@ class _Walk:
         cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
         closed = {name: _content(cell) for name, cell in cells}
         for value in (*closed.values(), *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
-            self.waiting.extend(_objects(value))
+            self.waiting.extend(_inside(value))
         if nodes:
             bodies = [bare(n) if fn in self.programs else n for n in nodes]
             self._keep(fn.__qualname__.replace("<locals>.", ""), text, bodies)
@@ -131,11 +131,8 @@ class _Walk:
                 self.waiting.append((origin, original))
             return
         lambdas = any(isinstance(n, ast.Lambda) for s in statements for n in ast.walk(s))
-        if (
-            not getattr(cast("Any", value), "is_handle", False) or lambdas
-        ):  # what a worker is given is looked at by itself
-            said = _value(statements, value)
-            self._keep(name, text, statements, said)
+        if lambdas or not getattr(cast("Any", value), "is_handle", False):  # a worker's arguments are looked at apart
+            self._keep(name, text, statements, _value(statements, value))
         self._follow(statements, scope, {})
         self._module(module, text)
 
@@ -145,7 +142,7 @@ class _Walk:
         for chain in (c for node in nodes for c in chains(node)):
             first, *rest = chain
             if first in closed:
-                self.waiting.extend(_objects(closed[first]))
+                self.waiting.extend(_inside(closed[first]))
                 continue
             value, owner, name = scope.get(first, _MISSING), module, first
             while isinstance(value, types.ModuleType) and is_users(value) and rest:
@@ -155,14 +152,13 @@ class _Walk:
                 continue
             if isinstance(value, types.ModuleType):  # handed around: anything of it
                 self.waiting.extend((value.__name__, n) for n in self._text(value.__file__ or "").bound)
-            objects = list(_objects(value))
-            self.waiting.extend(objects)
+            self.waiting.extend(_inside(value))
             if not isinstance(value, (types.FunctionType, type)) and owner in sys.modules:
                 self.waiting.append((owner, name))
 
-    def _keep(self, name: str, text: Text, nodes: list[Any], said: str | None = None) -> None:
+    def _keep(self, name: str, text: Text, nodes: list[Any], value: str | None = None) -> None:
         key = f"{name} in {os.path.basename(text.file)}"
-        self.found[key] = Code(said or digest("\n".join(map(written, nodes))), text.at(nodes[0]))
+        self.found[key] = Code(value or digest("\n".join(map(written, nodes))), text.at(nodes[0]))
 
     def _text(self, file: str) -> Text:
         if file not in self._texts:
@@ -219,15 +215,6 @@ def _origins(statements: Iterable[ast.ImportFrom], name: str, scope: Mapping[str
         module = ".".join([*parts, *([statement.module] if statement.module else [])])
         if module in sys.modules and is_users(sys.modules[module]):
             yield from ((module, a.name) for a in statement.names if (a.asname or a.name) == name)
-
-
-def _objects(value: Any) -> Iterator[Any]:
-    """The functions and classes that a value is, or holds."""
-    kind = cast("type[Any]", type(value))
-    if isinstance(value, (types.FunctionType, type)):
-        yield value
-    elif kind not in _PLAIN and not isinstance(value, types.ModuleType):
-        yield from _inside(value)
 
 
 def _inside(value: Any, depth: int = 4) -> Iterator[Any]:

@@ -17,43 +17,37 @@ if TYPE_CHECKING:
     from .tracer import Tracer
 
 
-class Results:
-    """The results of one path of a trace."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        self.tracer = tracer
-
-    def of_call(
-        self,
-        call: TCall,
-        batch: TBatch | None,
-        into: Mapping[str, str],
-        arguments: Mapping[str, Any],
-        marks: Mapping[str, Marks],
-    ) -> Any:
-        """The value that a call gives, with the fields that it adds and their ``marks``."""
-        op, signature, at = call.op, call.signature, call.at
-        if op.returns == "metrics":
-            return MetricsValue(self.tracer, TMetrics(call.index, call.title))
-        if op.returns == "scalar":
-            return ScalarValue(self.tracer, TNumber(frozenset({call.index}), call.title, f"c{call.index}"))
-        if op.returns == "none":
-            return None
-        for word in sorted(set(into) - set(signature.adds)):
-            what, fix = f"{call.title} adds no '{word}' that into= could rename.", did_you_mean(word, signature.adds)
-            self.tracer.wrong(FieldError(what, at=at, have=signature.adds, fix=fix))
-            if meant := near(word, signature.adds):
-                into = {meant: into[word], **into}
-        inherited = dict(batch.fields) if batch and op.inherits else {}
-        rows, rows_call = _rows_after(call, batch, arguments)
-        if op.rows in ("expand", "filter"):  # rows were made anew: what is read later comes from here
-            inherited = passed_on(inherited, call.index, rows)
-        added = {into.get(n, n): (t, marks.get(n, UNMARKED)) for n, t in signature.adds.items()}
-        if twice := [n for n in added if n in inherited]:
-            self.tracer.wrong(written_twice(call.title, twice, at))
-        for name, (type_, own) in added.items():
-            inherited[name] = TField(type_, call.index, name, rows, (call.index, name), made=name, marks=own)
-        return BatchValue(self.tracer, TBatch(inherited, rows, rows_call))
+def result_of(
+    tracer: Tracer,
+    call: TCall,
+    batch: TBatch | None,
+    into: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    marks: Mapping[str, Marks],
+) -> Any:
+    """Return the value that a call gives, with the fields that it adds and their ``marks``."""
+    op, signature, at = call.op, call.signature, call.at
+    if op.returns == "metrics":
+        return MetricsValue(tracer, TMetrics(call.index, call.title))
+    if op.returns == "scalar":
+        return ScalarValue(tracer, TNumber(frozenset({call.index}), call.title, f"c{call.index}"))
+    if op.returns == "none":
+        return None
+    for word in sorted(set(into) - set(signature.adds)):
+        what, fix = f"{call.title} adds no '{word}' that into= could rename.", did_you_mean(word, signature.adds)
+        tracer.wrong(FieldError(what, at=at, have=signature.adds, fix=fix))
+        if meant := near(word, signature.adds):
+            into = {meant: into[word], **into}
+    inherited = dict(batch.fields) if batch and op.inherits else {}
+    rows, rows_call = _rows_after(call, batch, arguments)
+    if op.rows in ("expand", "filter"):  # rows were made anew: what is read later comes from here
+        inherited = passed_on(inherited, call.index, rows)
+    added = {into.get(n, n): (t, marks.get(n, UNMARKED)) for n, t in signature.adds.items()}
+    if twice := [n for n in added if n in inherited]:
+        tracer.wrong(written_twice(call.title, twice, at))
+    for name, (type_, own) in added.items():
+        inherited[name] = TField(type_, call.index, name, rows, (call.index, name), made=name, marks=own)
+    return BatchValue(tracer, TBatch(inherited, rows, rows_call))
 
 
 def _rows_after(call: TCall, batch: TBatch | None, arguments: Mapping[str, Any]) -> tuple[Rows, int | None]:

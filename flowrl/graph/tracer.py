@@ -17,7 +17,7 @@ from .oracle import Path
 from .provenance import Provenance
 from .reads import Reads
 from .reported import recorded, unknown_metric
-from .results import Results, sampled
+from .results import result_of, sampled
 from .rowops import RowOps, made_of
 from .scalars import ScalarValue
 from .session import nested_steps
@@ -26,21 +26,7 @@ from .site import call_path, caller, instruction, stores, users_line
 from .sources import Key, named
 from .sources import described as described_source
 from .symbols import INDEX, KEY, OTHER, STORED, Symbol
-from .terms import (
-    Adder,
-    Draw,
-    Lint,
-    Rows,
-    SourceLike,
-    TBatch,
-    TCall,
-    TField,
-    TMetrics,
-    TNumber,
-    Trail,
-    Use,
-    together,
-)
+from .terms import Adder, Draw, Lint, Rows, SourceLike, TBatch, TCall, TField, TMetrics, TNumber, Trail, Use, together
 from .types import FieldType
 from .values import BatchValue, FieldValue, Value, find, is_handle
 
@@ -62,7 +48,6 @@ class Tracer:
         self.row_ops = RowOps(self)
         self.provenance = Provenance(self, owner)
         self.reads = Reads(self)
-        self.results = Results(self)
         self.errors: list[FlowError] = []
         self.lints: list[Lint] = []
         self.code = getattr(program, "__code__", None)
@@ -262,7 +247,8 @@ class Tracer:
         given = {**arguments, "into": into} if into else arguments
         call = self.record(op, worker.name if worker else op.owner, at, signature, uses, serves, given)
         call.others = self.provenance.check(op, worker, title, arguments, signature, at)
-        return self.results.of_call(call, batch, into, arguments, self.provenance.added(op, worker, arguments, batch))
+        marks = self.provenance.added(op, worker, arguments, batch)
+        return result_of(self, call, batch, into, arguments, marks)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
+from ..column import Column
 from ..errors import ProgramError, did_you_mean
 from .site import caller
 from .trees import find_in, rebuild
@@ -195,37 +196,19 @@ class FieldValue(Arithmetic):
     def __int__(self) -> int:
         return int(self.session.read(self, int))
 
-    def mean(self) -> Any:
-        """Mean over all elements; a ragged field counts each of its elements once."""
-        return self._call("mean")
 
-    def sum(self) -> Any:
-        """Sum over all elements."""
-        return self._call("sum")
+def _without_arguments(cls: type[Value], name: str, doc: str | None) -> None:
+    """Give a class the deferred form of a method that takes nothing."""
 
-    def min(self) -> Any:
-        """Smallest element."""
-        return self._call("min")
+    def method(self: Value) -> Any:
+        return self._call(name)  # pyright: ignore[reportPrivateUsage]
 
-    def max(self) -> Any:
-        """Largest element."""
-        return self._call("max")
+    method.__name__, method.__qualname__, method.__doc__ = name, f"{cls.__name__}.{name}", doc
+    setattr(cls, name, method)
 
-    def std(self) -> Any:
-        """Standard deviation over all elements, without Bessel's correction."""
-        return self._call("std")
 
-    def row_sum(self) -> Any:
-        """Sum over the ragged dim: one number per row."""
-        return self._call("row_sum")
-
-    def row_mean(self) -> Any:
-        """Mean over the ragged dim: one number per row, 0 for an empty row."""
-        return self._call("row_mean")
-
-    def lengths_column(self) -> Any:
-        """Length of the ragged dim: one whole number per row."""
-        return self._call("lengths_column")
+for _name in ("mean", "sum", "min", "max", "std", "row_sum", "row_mean", "lengths_column"):
+    _without_arguments(FieldValue, _name, getattr(Column, _name).__doc__)
 
 
 class MetricsValue(Value):
