@@ -354,7 +354,7 @@ class Batch:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors, none sharing memory with another, for safetensors. :meth:`meta` is the rest."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, c in self._columns.items():
             if isinstance(c.values, list):
@@ -362,9 +362,9 @@ class Batch:
             parts = {"values": c.values} if c.lengths is None else {"values": c.values, "lengths": c.lengths}
             for part, tensor in parts.items():
                 memory = tensor.untyped_storage().data_ptr()
-                found[f"{part}/{name}"] = tensor.clone() if memory in seen else tensor.contiguous()
+                tensors[f"{part}/{name}"] = tensor.clone() if memory in seen else tensor.contiguous()
                 seen.add(memory)
-        return found
+        return tensors
 
     def meta(self) -> dict[str, Any]:
         """Return what :meth:`tensors` leaves out, as a JSON record."""

@@ -253,8 +253,8 @@ def cut(text: str, most: int = LONGEST) -> str:
 
 def near(word: str, words: Iterable[str]) -> str | None:
     """The word of ``words`` that ``word`` was probably meant to be, or None."""
-    found = get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return found[0] if found else None
+    matches = get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 def did_you_mean(

@@ -193,12 +193,12 @@ class Flow:
     def trace(self, program: str | None = None, **parameters: Any) -> Traced:
         """Run a program abstractly and return what it did. Nothing is loaded."""
         self._drop_replaced()
-        found = self.find_program(program)
-        arguments = found.arguments(parameters)
-        key = (found.name, repr(sorted(arguments.items())))
+        declared = self.find_program(program)
+        arguments = declared.arguments(parameters)
+        key = (declared.name, repr(sorted(arguments.items())))
         if key not in self._traces:
             adders, owner = offers(self.handles), first_model(self.handles)
-            self._traces[key] = trace(found.fn, arguments, name=found.name, adders=adders, owner=owner)
+            self._traces[key] = trace(declared.fn, arguments, name=declared.name, adders=adders, owner=owner)
         return self._traces[key]
 
     def graph(self, program: str | None = None, **parameters: Any) -> Graph:
@@ -250,9 +250,9 @@ class Flow:
         from .analysis.row_lengths import Tokens
         from .analysis.study import Study
 
-        found, traced = self.find_program(program), self.trace(program, **parameters)
-        arguments, tokens = found.arguments(parameters), tokens or Tokens()
-        return Study(found.fn, arguments, traced, self.handles, _plan(plan), costs, tokens, seed, runtime)
+        declared, traced = self.find_program(program), self.trace(program, **parameters)
+        arguments, tokens = declared.arguments(parameters), tokens or Tokens()
+        return Study(declared.fn, arguments, traced, self.handles, _plan(plan), costs, tokens, seed, runtime)
 
     def workers_of(self, traced: Traced) -> tuple[str, ...]:
         """Return names of the workers that a program calls, hands on, or copies, as they were declared."""

@@ -146,7 +146,7 @@ class BoundOp:
 
 def misnamed(handles: Sequence[Handle]) -> list[FlowError]:
     """Return the errors of workers that plans, graphs and records could not tell apart from others, or a library."""
-    found: list[FlowError] = []
+    errors: list[FlowError] = []
     first: dict[str, Handle] = {}
     for handle in handles:
         other = first.setdefault(handle.name.casefold(), handle)
@@ -162,8 +162,8 @@ def misnamed(handles: Sequence[Handle]) -> list[FlowError]:
         else:
             continue
         fix = f'Give it a variable of its own, or a name: flow.worker(..., name="{handle.name}_2").'
-        found.append(WorkerError(f"a worker is called '{handle.name}', {taken}.", at=handle.at, fix=fix))
-    return found
+        errors.append(WorkerError(f"a worker is called '{handle.name}', {taken}.", at=handle.at, fix=fix))
+    return errors
 
 
 def first_model(handles: Sequence[Handle]) -> Handle | None:

@@ -18,7 +18,7 @@ def cached_file(name: str, file: str, *, current: bool = False) -> Path | None:
     folder = next((f for f in hub.iterdir() if f.name.lower() == wanted), None) if hub.is_dir() else None
     if folder is None:
         return None
-    found = sorted((folder / "snapshots").glob(f"*/{file}"))
+    copies = sorted((folder / "snapshots").glob(f"*/{file}"))
     main = folder / "refs" / "main"
     named = main.read_text().strip() if main.is_file() else ""
-    return next((p for p in found if p.parent.name == named), None if current or not found else found[-1])
+    return next((p for p in copies if p.parent.name == named), None if current or not copies else copies[-1])

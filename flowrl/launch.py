@@ -64,4 +64,4 @@ def _on_ranks(
 
 def _deployments(executions: Sequence[Execution]) -> dict[tuple[str, bool], Deployment]:
     """Where workers are in any of the programs: equal copies of theirs are one."""
-    return {key: found for execution in executions for key, found in execution.deployments.items()}
+    return {key: deployment for execution in executions for key, deployment in execution.deployments.items()}

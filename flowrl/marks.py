@@ -84,8 +84,8 @@ def _read_vocabulary(path: Path, changed: int) -> str:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         table = record["model"]["vocab"]
-        found = dict(table) if isinstance(table, dict) else {entry[0]: i for i, entry in enumerate(table)}
-        return _digest({**found, **{token["content"]: token["id"] for token in record.get("added_tokens", ())}})
+        numbers = dict(table) if isinstance(table, dict) else {entry[0]: i for i, entry in enumerate(table)}
+        return _digest({**numbers, **{token["content"]: token["id"] for token in record.get("added_tokens", ())}})
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""
 

@@ -30,22 +30,22 @@ _OFFERS: tuple[tuple[type, str, str], ...] = (
 
 def offers(handles: Sequence[Handle]) -> list[Adder]:
     """Calls that add fields: those of the workers that are there, then of rl, then of other workers."""
-    found: list[Adder] = []
+    adders: list[Adder] = []
     for handle in handles:
         for name in dir(handle.cls):
             op = inspect.getattr_static(handle.cls, name)
             if isinstance(op, Op) and (adds := _added(op, handle.arguments)):
-                found.append(_adder(f"batch = {handle.name}.{name}({_wanted(op)})", op, adds))
+                adders.append(_adder(f"batch = {handle.name}.{name}({_wanted(op)})", op, adds))
     for name, op in vars(rl).items():
         if isinstance(op, Op) and isinstance(op.adds, str) and _wanted(op) == "batch":
-            found.append(_adder(f"batch = rl.{name}(batch)", op, op.adds))
-    there = frozenset[str]().union(*(a.adds for a in found))
+            adders.append(_adder(f"batch = rl.{name}(batch)", op, op.adds))
+    there = frozenset[str]().union(*(a.adds for a in adders))
     for cls, name, text in _OFFERS:
         op = inspect.getattr_static(cls, name)
         adds = _added(op, {})
         if adds and not frozenset(parse_fields(adds)) <= there:
-            found.append(_adder(text, op, adds, new=True))
-    return found
+            adders.append(_adder(text, op, adds, new=True))
+    return adders
 
 
 def _wanted(op: Op) -> str:

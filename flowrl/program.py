@@ -51,14 +51,14 @@ class Program:
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters: given or by default. Raises UsageError for an unknown or a missing one."""
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for name in given:
             if name not in self.parameters:
                 what, fix = f"program '{self.name}' has no parameter '{name}'.", did_you_mean(name, self.parameters)
                 raise UsageError(what, at=self.at, have=self.parameters, fix=fix)
         for name, parameter in self.parameters.items():
             if name in given:
-                found[name] = given[name]
+                arguments[name] = given[name]
             elif parameter.default is parameter.empty:
                 flag = "--" + name.replace("_", "-")
                 raise UsageError(
@@ -67,8 +67,8 @@ class Program:
                     fix=f"Give it a default, or {flag} VALUE.",
                 )
             else:
-                found[name] = parameter.default
-        return found
+                arguments[name] = parameter.default
+        return arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fix = f"Run programs in a row with --program {self.name},...; put shared lines into a plain function."

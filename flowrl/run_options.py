@@ -39,7 +39,7 @@ def parameters_of_run(
     that is not run, and for a keyword that no program has, that several have, or that is given twice.
     """
     programs = {name: every[name] for name in names}
-    found = {name: dict(by_program.get(name, {})) for name in programs}
+    parameters = {name: dict(by_program.get(name, {})) for name in programs}
     stray = next((name for name in by_program if name not in programs), None)
     if stray is not None:
         together = ", ".join(map(repr, (*programs, stray)))
@@ -51,10 +51,10 @@ def parameters_of_run(
         )
     for key, value in keywords.items():
         owners = [name for name, program in programs.items() if key in program.parameters]
-        if len(owners) != 1 or key in found[owners[0]]:
+        if len(owners) != 1 or key in parameters[owners[0]]:
             raise _no_keyword(key, programs, owners, options)
-        found[owners[0]][key] = value
-    return found
+        parameters[owners[0]][key] = value
+    return parameters
 
 
 def _no_keyword(key: str, programs: Mapping[str, Program], owners: Sequence[str], options: Sequence[str]) -> UsageError:

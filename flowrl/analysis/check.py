@@ -21,7 +21,7 @@ from .study import Study
 
 def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
     """Errors and remarks on a plan, for a program that has no errors of its own."""
-    found: list[FlowError | Lint] = [*stale(study.traced, study.plan.pipeline.staleness)]
+    findings: list[FlowError | Lint] = [*stale(study.traced, study.plan.pipeline.staleness)]
     checks: list[Callable[[Study], Iterable[FlowError | Lint]]] = [_pipeline, _unused, _processes, _rows]
     sized = any(pool.devices for pool in study.plan.pools.values())
     if sized:
@@ -30,10 +30,10 @@ def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
         except ModelError as error:
             sized = False
             what = f"{error.what} Memory and divisibility are not checked."
-            found.append(Lint("size", what, error.at or _file(study)))
+            findings.append(Lint("size", what, error.at or _file(study)))
     checks += [_models, Study.unsupported, _backends, _memory, _nodes] if sized else [Study.unsupported]
-    found = each_once([*found, *(finding for check in checks for finding in check(study))])
-    return [f for f in found if isinstance(f, FlowError)], [f for f in found if isinstance(f, Lint)]
+    findings = each_once([*findings, *(finding for check in checks for finding in check(study))])
+    return [f for f in findings if isinstance(f, FlowError)], [f for f in findings if isinstance(f, Lint)]
 
 
 def refuse(study: Study, *, planned: bool) -> None:
@@ -175,8 +175,8 @@ def _pipeline(study: Study) -> Iterator[FlowError | Lint]:
 
 def _window(study: Study) -> Iterator[FlowError | Lint]:
     """A window exchanges prompt groups: each prompt of a step has to be sampled for exactly once."""
-    found = {made.call.at.line: made.call for made in study.calls.values() if samples(made.call.op, made.call.serves)}
-    inside = [call for _, call in sorted(found.items()) if call.loop]
+    samplers = {m.call.at.line: m.call for m in study.calls.values() if samples(m.call.op, m.call.serves)}
+    inside = [call for _, call in sorted(samplers.items()) if call.loop]
     if len(inside) != 1:
         count = f"{len(inside)} of them" if inside else "none"
         yield PlanError(

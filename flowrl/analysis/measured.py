@@ -25,8 +25,8 @@ def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ())
 
     ``workers``: of the flow, in the order of the graph, for the colours.
     """
-    found = records_within(run / "timeline.jsonl")
-    lines = [line for line in found if line.get("program") == program and line.get("pool")]
+    records = records_within(run / "timeline.jsonl")
+    lines = [line for line in records if line.get("program") == program and line.get("pool")]
     if not lines:
         return None
     zero = min(line["start"] for line in lines)
@@ -67,8 +67,8 @@ def measured(run: Path, program: str, plan: Plan, workers: tuple[str, ...] = ())
 
 def measured_graph(graph: Graph, run: Path, flown: Simulation) -> Graph:
     """The graph of a program with what a run of it has measured: bytes of its edges, seconds, how busy pools were."""
-    found = moved(run, flown.program)
-    return overlaid(graph if found is None else with_moved(graph, found), flown)
+    bytes_moved = moved(run, flown.program)
+    return overlaid(graph if bytes_moved is None else with_moved(graph, bytes_moved), flown)
 
 
 def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
@@ -76,8 +76,8 @@ def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
 
     Raises PlanError for a folder that is no run, or a program that has sampled nothing there.
     """
-    found = sampled_lengths(run, program)
-    if found is None:
+    sampled = sampled_lengths(run, program)
+    if sampled is None:
         traffic = run / "traffic.jsonl"
         if not traffic.exists():
             what = f"{shown(str(run))} is no folder of a run: it has no {traffic.name}."
@@ -85,7 +85,7 @@ def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
         have = dict.fromkeys(str(line["program"]) for line in records_within(traffic) if line.get("responses"))
         what = f"the run {shown(str(run))} has no rows that '{program}' has sampled."
         raise PlanError(what, have=list(have), fix="Name a run of this program.")
-    prompt, quantiles = found
+    prompt, quantiles = sampled
     lengths = Lengths(prompt, inf, "measured", quantiles)
     kind, numbers = ("measured", quantiles) if varies else ("fixed", (lengths.mean,))
     return Tokens(prompt, kind, numbers, source=shown(str(run)))
@@ -94,8 +94,8 @@ def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
 def _with_reasons(bars: list[Bar]) -> tuple[Bar, ...]:
     """Bars in the order of their starts, each with the one that ended last before it."""
     ended = sorted((bar.end, bar.node) for bar in bars)
-    found: list[Bar] = []
+    explained: list[Bar] = []
     for bar in sorted(bars, key=lambda b: (b.start, b.end)):
         place = bisect_right(ended, (bar.start, "\uffff"))
-        found.append(replace(bar, because=ended[place - 1][1] if place else "the start"))
-    return tuple(found)
+        explained.append(replace(bar, because=ended[place - 1][1] if place else "the start"))
+    return tuple(explained)

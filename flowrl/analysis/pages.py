@@ -72,10 +72,10 @@ def _record(run: Path) -> Mapping[str, Any]:
 
 def _graphs(record: Mapping[str, Any], run: Path) -> Mapping[str, Any]:
     """The recorded graphs by program; a run of an earlier flowrl has one alone."""
-    found = record.get("graphs") or ({record["graph"]["program"]: record["graph"]} if record.get("graph") else None)
-    if not found:
+    graphs = record.get("graphs") or ({record["graph"]["program"]: record["graph"]} if record.get("graph") else None)
+    if not graphs:
         raise UsageError(f"the run in {run} has no graph in its run.json.", fix="Run it again: flowrl run records it.")
-    return found
+    return graphs
 
 
 def _plan(record: Mapping[str, Any]) -> Plan:

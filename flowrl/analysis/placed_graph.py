@@ -56,12 +56,12 @@ def recorded_graph(study: Study, graph: Graph, *, planned: bool) -> Graph:
 
 def overlaid(graph: Graph, simulation: Simulation) -> Graph:
     """The same with what a simulation found: seconds of a call, its part of the pool's time, how busy pools were."""
-    found = {total.node: total for total in reversed(totals(simulation))}  # of the first pool that a call takes
+    totals_of = {total.node: total for total in reversed(totals(simulation))}  # of the first pool that a call takes
     whole, steps = simulation.makespan, max(simulation.steps, 1)
     busy = {p.name: p.busy for p in simulation.pools}
 
     def timed(node: Node) -> Node:
-        total = found.get(node.id)
+        total = totals_of.get(node.id)
         return node if total is None else replace(node, seconds=total.mean, share=total.share if whole else None)
 
     def used(pool: PoolInfo) -> PoolInfo:
@@ -74,11 +74,11 @@ def overlaid(graph: Graph, simulation: Simulation) -> Graph:
 
 def _beside_their_rows(nodes: Sequence[Node], graph: Graph) -> list[Node]:
     """Calls of a library in the pool where their rows are, as they run there; numbers stay in the driver."""
-    found = {node.id: node for node in nodes}
+    placed = {node.id: node for node in nodes}
     for node in nodes:  # in the order of the program: what is read has its place already
         if node.pool is None and (node.reads or node.rows != "same"):
-            found[node.id] = replace(node, pool=_origin(node.id, found, graph))
-    return list(found.values())
+            placed[node.id] = replace(node, pool=_origin(node.id, placed, graph))
+    return list(placed.values())
 
 
 def _serving(worker: WorkerInfo, graph: Graph, study: Study) -> WorkerInfo:
@@ -143,7 +143,7 @@ def _publish(worker: str, study: Study) -> Node:
 def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node]) -> tuple[Edge, ...]:
     pools = {node.id: node.pool for node in placed.nodes}
     nodes = {node.id: node for node in placed.nodes}
-    found: list[Edge] = []
+    edges: list[Edge] = []
     into: set[tuple[str, str]] = set()
     for edge in graph.edges:
         src, dst = nodes.get(edge.src), nodes.get(edge.dst)
@@ -155,18 +155,18 @@ def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node])
                 source = pools.get(edge.src)
                 way = transport(study.plan, source, move.pool)
                 size = _weights(study, worker)
-                found.append(replace(edge, dst=move.id, lag=0, bytes=size, transport=way))
+                edges.append(replace(edge, dst=move.id, lag=0, bytes=size, transport=way))
             lag = study.plan.pipeline.staleness if edge.lag is None or _relaxed(edge, study, nodes) else 0
             version = "v(k)" if not lag else _older(lag, study)
-            found.append(replace(edge, src=move.id, lag=lag, bytes=0.0, transport="same pool", version=version))
+            edges.append(replace(edge, src=move.id, lag=lag, bytes=0.0, transport="same pool", version=version))
         elif edge.kind in ("data", "carried") and dst is not None:
             target = dst.pool or _origin(dst.id, nodes, graph)
             way = transport(study.plan, _origin(edge.src, nodes, graph), target)
-            found.append(replace(edge, bytes=_data(edge, nodes, study), transport=way))
+            edges.append(replace(edge, bytes=_data(edge, nodes, study), transport=way))
         else:
             way = transport(study.plan, pools.get(edge.src), pools.get(edge.dst)) if edge.kind == "serves" else None
-            found.append(replace(edge, transport=way))
-    return tuple(found)
+            edges.append(replace(edge, transport=way))
+    return tuple(edges)
 
 
 def _older(lag: int, study: Study) -> str:
@@ -232,12 +232,12 @@ def _data(edge: Edge, nodes: Mapping[str, Node], study: Study) -> float | None:
 
 
 def _column(type_: str, load: Workload) -> float:
-    found = _TYPE.match(type_)
-    if found is None or found[1] not in _WIDTHS:
+    match = _TYPE.match(type_)
+    if match is None or match[1] not in _WIDTHS:
         return load.rows * _ANY
     lengths = {"*prompt": load.prompt, "*response": load.response, "*token": load.prompt + load.response}
-    width = float(_WIDTHS[found[1]])
-    for dim in filter(None, (d.strip() for d in (found[2] or "").split(","))):
+    width = float(_WIDTHS[match[1]])
+    for dim in filter(None, (d.strip() for d in (match[2] or "").split(","))):
         width *= lengths.get(dim, float(dim) if dim.isdigit() else 1.0)
     return load.rows * width
 

@@ -50,9 +50,9 @@ class RowLengths:
 
     def prompt(self, made: Made) -> tuple[float, str]:
         """Tokens of a call's average prompt, and in words where that is from."""
-        said = self.tokens
-        if said.prompt is not None:
-            return said.prompt, f"measured: {said.source}" if said.source else "said"
+        tokens = self.tokens
+        if tokens.prompt is not None:
+            return tokens.prompt, f"measured: {tokens.source}" if tokens.source else "said"
         texts, vocab = self._texts(made), self._vocabulary(made)
         if texts is not None:
             return texts.tokens(texts.prompt, vocab), texts.basis(vocab)

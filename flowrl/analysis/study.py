@@ -92,15 +92,15 @@ class Study:
     @cached_property
     def calls(self) -> Mapping[str, Made]:
         """The calls of one step by node id, with their rows; those outside of steps too."""
-        found: dict[str, Made] = {}
+        calls: dict[str, Made] = {}
 
         def note(made: Made) -> int:
-            found[self.ids.get(made.call.place, made.call.title)] = made
+            calls[self.ids.get(made.call.place, made.call.title)] = made
             return 1
 
         clock = VirtualClock(Machine(self._free.setup), NoTime())
         Flight(self.fn, clock, self._free, steps=2, note=note).fly(self.fn, self.parameters)
-        return found
+        return calls
 
     @cached_property
     def _free(self) -> Scheme:
@@ -110,8 +110,8 @@ class Study:
     @cached_property
     def works(self) -> Mapping[str, Work]:
         """The work of each worker's call in a steady step, by node id."""
-        found = {node: self.work(made) for node, made in self.calls.items() if made.call.worker in self.roles}
-        return {node: work for node, work in found.items() if work is not None}
+        works = {node: self.work(made) for node, made in self.calls.items() if made.call.worker in self.roles}
+        return {node: work for node, work in works.items() if work is not None}
 
     def names(self) -> tuple[str, ...]:
         """Return what costs can be given for: titles and node ids of the workers' calls, publishes, moves of memory."""
@@ -199,22 +199,22 @@ class Study:
         bases = {} if apart else bases_of(self.handles, self.plan)
         micro = {work.role.name: work.micro for work in self.works.values() if work.micro}
         roles = list(self.roles.values())
-        found = {pool: pool_memory(self.plan, pool, roles, loads, micro, bases) for pool in self.plan.pools}
-        return {pool: memory for pool, memory in found.items() if memory is not None}
+        memories = {pool: pool_memory(self.plan, pool, roles, loads, micro, bases) for pool in self.plan.pools}
+        return {pool: memory for pool, memory in memories.items() if memory is not None}
 
     def turns(self, pool: str) -> tuple[Turn, ...]:
         """The calls that a pool does in a step, in program order, and the publishes inside it."""
-        found: list[Turn] = []
+        turns: list[Turn] = []
         for work in self.works.values():
             if work.pool == pool and work.role.model is not None:
                 use = "generate" if work.kind == "generate" else "train"
                 holder = self.calls[work.node].call.worker  # of a handle, whose model is needed at the same time
                 both = (f"{holder}.train",) if holder != work.role.name and self.roles[holder].model is not None else ()
-                found.append(Turn(work.title, (f"{work.role.name}.{use}", *both)))
+                turns.append(Turn(work.title, (f"{work.role.name}.{use}", *both)))
                 if work.kind == "train" and self._publishes(work.role.name) and not self.plan.split(work.role.name):
                     both = (f"{work.role.name}.train", f"{work.role.name}.generate")
-                    found.append(Turn(f"{work.role.name}.publish", both, publish=True))
-        return tuple(found)
+                    turns.append(Turn(f"{work.role.name}.publish", both, publish=True))
+        return tuple(turns)
 
     def _publishes(self, worker: str) -> bool:
         return self.roles[worker].trains and self.roles[worker].generates
@@ -222,12 +222,12 @@ class Study:
     @cached_property
     def memory(self) -> dict[str, Memory]:
         """Who takes turns in the memory of which pool: what leaves when another is needed."""
-        found: dict[str, Memory] = {}
+        swapping: dict[str, Memory] = {}
         for pool, memory in self.pool_memory.items():
             swaps = memory.swaps(self.turns(pool))
             if swaps:
-                found[pool] = Memory(max(swaps.values()), dict(swaps))
-        return found
+                swapping[pool] = Memory(max(swaps.values()), dict(swaps))
+        return swapping
 
     # -- simulation ---------------------------------------------------------------------------------------------
 
@@ -267,14 +267,14 @@ class Study:
 
     def _notes(self) -> tuple[str, ...]:
         """Return what the times rest on."""
-        found = [f"no runtime does this yet, and flowrl run refuses it: {error.what}" for error in self.unsupported()]
-        found += [*self._notes_on_lengths(), *self._notes_on_places(), *self._notes_on_activations()]
+        notes = [f"no runtime does this yet, and flowrl run refuses it: {error.what}" for error in self.unsupported()]
+        notes += [*self._notes_on_lengths(), *self._notes_on_places(), *self._notes_on_activations()]
         if self.costs is None:
             if any(work.kind == "external" for work in self.works.values()):
                 row = Efficiency().row_s
-                found.append(f"a row of a reward or environment: {1000 * row:g} ms on a process (assumed)")
-            found.append("the roofline is not calibrated: compare plans, do not promise seconds")
-        return tuple(found)
+                notes.append(f"a row of a reward or environment: {1000 * row:g} ms on a process (assumed)")
+            notes.append("the roofline is not calibrated: compare plans, do not promise seconds")
+        return tuple(notes)
 
     def _notes_on_places(self) -> Iterator[str]:
         """Calls whose seconds were measured elsewhere than where the plan has them."""

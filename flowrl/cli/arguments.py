@@ -30,19 +30,19 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
     """Read a command's words; ``extra`` adds the options of that command. Raises UsageError with the near miss."""
     parser = new_parser(command, shown(flow.script))
     programs = chosen(flow, words)
-    found = {name: flow.find_program(name) for name in programs}
-    add_common(parser, tuple(dict.fromkeys(preset for program in found.values() for preset in program.presets)))
+    asked = {name: flow.find_program(name) for name in programs}
+    add_common(parser, tuple(dict.fromkeys(preset for program in asked.values() for preset in program.presets)))
     extra(parser)
     known = set(_options(parser))
-    shared = Counter(p for program in found.values() for p in program.parameters)
+    shared = Counter(p for program in asked.values() for p in program.parameters)
     flags: dict[str, tuple[str, str]] = {}
-    for name, program in found.items():
+    for name, program in asked.items():
         group = parser.add_argument_group(f"parameters of {name}")
         for parameter in program.parameters.values():
             if not _sayable(parameter):
                 continue
             both = dict.fromkeys((parameter.name.replace("_", "-"), parameter.name))
-            spelled = [f"--{name}.{p}" for p in both] if len(found) > 1 else []
+            spelled = [f"--{name}.{p}" for p in both] if len(asked) > 1 else []
             spelled += [f"--{p}" for p in both] if shared[parameter.name] == 1 else []
             if any(s in known for s in spelled):
                 raise UsageError(
@@ -66,7 +66,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
                         **bare,
                     )
     options = read_words(parser, words, f"flowrl {command} {shown(flow.script)} --help")
-    parameters = _presets(found, options.preset)
+    parameters = _presets(asked, options.preset)
     for dest, (name, parameter) in flags.items():
         if hasattr(options, dest):
             parameters[name][parameter] = getattr(options, dest)
@@ -189,8 +189,8 @@ def _kind(annotation: Any) -> str | None:
     text = _text(annotation)
     if "Literal" in text:
         return "str"
-    found = None if "Callable" in text else re.search(r"\b(int|float|bool|str)\b", text)
-    return found[0] if found else None
+    word = None if "Callable" in text else re.search(r"\b(int|float|bool|str)\b", text)
+    return word[0] if word else None
 
 
 def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:

@@ -22,11 +22,11 @@ def calibrate_command(words: Sequence[str]) -> int:
         options = parser.parse_args(list(words))
     except argparse.ArgumentError as error:
         raise UsageError(f"{error}.", fix="Write flowrl calibrate RUN.") from None
-    found = calibrate(options.run, program=options.program)
+    costs = calibrate(options.run, program=options.program)
     out = Path(options.out) if options.out else Path(options.run) / "costs.yaml"
-    found.save(out)
+    costs.save(out)
     if options.format == "json":
-        print(json.dumps(found.to_json(), indent=1))
+        print(json.dumps(costs.to_json(), indent=1))
     else:
-        print(f"{found.report()}\n\ncosts: {out}   use them with: flowrl simulate SCRIPT --costs {out}")
+        print(f"{costs.report()}\n\ncosts: {out}   use them with: flowrl simulate SCRIPT --costs {out}")
     return 0

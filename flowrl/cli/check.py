@@ -53,12 +53,12 @@ def _with_plan(report: Report, study: Study) -> Report:
 def _each_once(reports: Sequence[Report]) -> list[Report]:
     """Return the reports with each error of a worker in the first of them alone."""
     told: set[str] = set()
-    found: list[Report] = []
+    kept: list[Report] = []
     for report in reports:
         errors = tuple(e for e in report.errors if not (isinstance(e, WorkerError) and e.report() in told))
         told |= {e.report() for e in errors}
-        found.append(Report(report.program, errors, report.lints))
-    return found
+        kept.append(Report(report.program, errors, report.lints))
+    return kept
 
 
 def _checked(flow: Flow, name: str) -> Report:

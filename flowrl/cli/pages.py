@@ -30,13 +30,13 @@ def draw_apart(run: Path, *, seconds: float = 20.0) -> str:
         start_new_session=True,
     )
     try:
-        said, complaint = process.communicate(timeout=seconds)
+        pages, complaint = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return f"the pages of the run are still being drawn into {run}, by process {process.pid}"
     if process.returncode:
         last = (complaint.strip() or f"exit status {process.returncode}").splitlines()[-1]
         return f"the pages of the run were not drawn: {last}\n  fix  flowrl graph {run}"
-    return said.strip()
+    return pages.strip()
 
 
 def _main(folder: str) -> int:

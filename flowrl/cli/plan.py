@@ -55,15 +55,15 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
     report = flow.check(name, **given.parameters[name])
     if report.errors:
         raise CheckError(report.errors)
-    found = _search(flow, name, given.parameters[name], options)
+    result = _search(flow, name, given.parameters[name], options)
     if options.format == "json":
-        print(json.dumps(_record(found), indent=1))
+        print(json.dumps(_record(result), indent=1))
     else:
-        print(explain(found))
+        print(explain(result))
     if options.out:
-        _write(found, options.out)
+        _write(result, options.out)
     elif options.format == "text":
-        print("\n" + found.plan.to_yaml(), end="")
+        print("\n" + result.plan.to_yaml(), end="")
     return 0
 
 
@@ -87,13 +87,13 @@ def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argpa
     study = study_of(flow, name, parameters, options, plan)
     bounds = _bounds(options.staleness) if options.staleness else (0, 1) if corrects(study) else (0,)
     problem = problem_of(study, flow.graph(name, **parameters), cluster, bounds)
-    found = search(problem, study.costs or Roofline(cluster))
+    result = search(problem, study.costs or Roofline(cluster))
 
     def step_seconds(plan: Plan) -> float:
         """The steady step that flowrl simulate prints."""
         return study_of(flow, name, parameters, options, plan).simulate(steps_flown(flow, name)).step_seconds
 
-    return resimulated(found, step_seconds)
+    return resimulated(result, step_seconds)
 
 
 def _bounds(text: str) -> tuple[int, ...]:

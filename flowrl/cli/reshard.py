@@ -64,13 +64,13 @@ def read_devices(option: str, text: str | None) -> tuple[int, ...] | None:
     """Read ``0-3,8``: devices 0, 1, 2, 3 and 8. None stays None. Raises UsageError."""
     if text is None:
         return None
-    found: list[int] = []
+    devices: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
             raise UsageError(f"{option} {text}: '{part}' is no device or range.", fix="Write devices as 0-7,16.")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+        devices += range(int(first), int(last or first) + 1)
+    return tuple(devices)
 
 
 def reshard_table(move: Reshard) -> str:

@@ -130,13 +130,13 @@ _OF_ONE_START = ("--resume", "--allow-changed", "--unlock", "--overwrite")
 
 def _lasting(words: Sequence[str], begun: Sequence[str]) -> list[str]:
     """The words that a later ``--resume`` needs again; those that a run began with name its folder already."""
-    found, rest = [], iter(words)
+    lasting, rest = [], iter(words)
     for word in rest:
         if begun and word == "--out":
             next(rest, None)
         elif word not in _OF_ONE_START and not (begun and word.startswith("--out=")):
-            found.append(word)
-    return found
+            lasting.append(word)
+    return lasting
 
 
 def _recorded(words: Sequence[str]) -> list[str]:

@@ -105,11 +105,11 @@ class Column:
     @property
     def offsets(self) -> Tensor:
         """Where each row begins in ``values``, and the end: i64[rows + 1]."""
-        found = self._offsets
-        if found is None:
-            found = row_ends(self._ragged().lengths)
-            object.__setattr__(self, "_offsets", found)
-        return found
+        offsets = self._offsets
+        if offsets is None:
+            offsets = row_ends(self._ragged().lengths)
+            object.__setattr__(self, "_offsets", offsets)
+        return offsets
 
     def __len__(self) -> int:
         return len(self.values) if self.lengths is None else len(self.lengths)
@@ -173,8 +173,8 @@ class Column:
         device = self.values.device
         if self.lengths is None:
             return Column(self.values.index_select(0, index.to(device)), marks=self.marks)
-        found = known.get(id(self.lengths))
-        if found is None:
+        shared = known.get(id(self.lengths))
+        if shared is None:
             import torch
 
             lengths = self.lengths.index_select(0, index)
@@ -182,18 +182,18 @@ class Column:
             total = int(ends[-1])
             shift = self.offsets[:-1].index_select(0, index).sub_(ends[:-1])
             positions = torch.arange(total) + shift.repeat_interleave(lengths, output_size=total)
-            found = known[id(self.lengths)] = (lengths, positions.to(device))
-        return Column(self.values.index_select(0, found[1].to(device)), found[0], self.dim, self.marks)
+            shared = known[id(self.lengths)] = (lengths, positions.to(device))
+        return Column(self.values.index_select(0, shared[1].to(device)), shared[0], self.dim, self.marks)
 
     def _slice(self, start: int, stop: int, known: dict[int, Any]) -> Column:
         """Neighbouring rows, without a copy. ``known`` keeps what columns of one lengths tensor share."""
         if self.lengths is None:
             return Column(self.values[start:stop], marks=self.marks)
-        found = known.get(id(self.lengths))
-        if found is None:
+        shared = known.get(id(self.lengths))
+        if shared is None:
             ends = self.offsets
-            found = known[id(self.lengths)] = (int(ends[start]), int(ends[stop]), self.lengths[start:stop])
-        return Column(self.values[found[0] : found[1]], found[2], self.dim, self.marks)
+            shared = known[id(self.lengths)] = (int(ends[start]), int(ends[stop]), self.lengths[start:stop])
+        return Column(self.values[shared[0] : shared[1]], shared[2], self.dim, self.marks)
 
     def padded(self, value: float, side: str = "right") -> tuple[Tensor, Tensor]:
         """Return a tensor [rows, longest, ...] filled with ``value`` on ``side``, and a bool mask of what is real."""

@@ -55,27 +55,27 @@ def gathered(title: str, rows: Batch, given: Iterable[Any], names: Collection[st
 
     Raises WorkerError for a row that is not there, that comes twice or not at all, and for other fields than ``names``.
     """
-    answers, found = answers_of_call(), dict[int, Mapping[str, Any]]()
+    answers, fields = answers_of_call(), dict[int, Mapping[str, Any]]()
     for pair in given:
         row, adds = _parts(title, pair)
-        if not 0 <= row < len(rows) or row in found:
-            what = "yielded twice" if row in found else f"not one of the {len(rows)} rows of its batch"
+        if not 0 <= row < len(rows) or row in fields:
+            what = "yielded twice" if row in fields else f"not one of the {len(rows)} rows of its batch"
             raise WorkerError(f"{title}: row {row} was {what}.", fix=_FORM)
         if set(adds) != set(names):
             raise WorkerError(
                 f"{title} yielded {sorted(adds)} for row {row}, and declares that it adds {sorted(names)}.",
                 fix="Make adds= and what is yielded name the same fields.",
             )
-        found[row] = adds
+        fields[row] = adds
         if answers is not None:
             answers.keep([rows.keys[row]], {name: [value] for name, value in adds.items()})
-    if len(found) < len(rows):
-        first = next(row for row in range(len(rows)) if row not in found)
+    if len(fields) < len(rows):
+        first = next(row for row in range(len(rows)) if row not in fields)
         raise WorkerError(
-            f"{title} yielded {len(found)} of {len(rows)} rows; row {first} is the first that is missing.",
+            f"{title} yielded {len(fields)} of {len(rows)} rows; row {first} is the first that is missing.",
             fix=_FORM,
         )
-    return {name: [found[row][name] for row in range(len(rows))] for name in names}
+    return {name: [fields[row][name] for row in range(len(rows))] for name in names}
 
 
 def _parts(title: str, pair: Any) -> tuple[int, Mapping[str, Any]]:

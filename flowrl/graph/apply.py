@@ -84,8 +84,8 @@ def _check_marks(op: Op, worker: Any, called: Mapping[str, Any], arguments: Mapp
     for error in misread(op, title, worker.identity() if hasattr(worker, "identity") else "", arguments, reads):
         raise error
     own = worker.tokenizer_digest() if hasattr(worker, "tokenizer_digest") and "tokenizer" not in arguments else ""
-    for name, found in (item for columns in reads.values() for item in columns.items()):
-        if own and values(found, "tokenizer") - {own}:
+    for name, own_marks in (item for columns in reads.values() for item in columns.items()):
+        if own and values(own_marks, "tokenizer") - {own}:
             raise other_ids(title, name)
 
 

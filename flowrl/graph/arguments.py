@@ -108,18 +108,18 @@ def wrong_value(fn: Callable[..., Any], name: str, value: Any, title: str) -> Fl
 
 def wrong_values(fn: Callable[..., Any], arguments: Mapping[str, Any], title: str) -> list[FlowError]:
     """Return the errors of the arguments of a call, as far as they are known: those of specs (a loss) too."""
-    rules, found = _rules(fn), list[FlowError]()
+    rules, errors = _rules(fn), list[FlowError]()
     for name, value in arguments.items():
         if name in rules and (error := wrong_value(fn, name, value, title)) is not None:
-            found.append(error)
+            errors.append(error)
         if isinstance(value, Spec):
-            found += value.wrong_values()
-    return found
+            errors += value.wrong_values()
+    return errors
 
 
 def wrong_arguments(op: Op, title: str, arguments: Mapping[str, Any], signature: Signature, at: At) -> list[FlowError]:
     """Return the errors of the arguments of an op: wrong values, no batch, no loss where one is declared."""
-    found = wrong_values(op.fn, arguments, title)
+    errors = wrong_values(op.fn, arguments, title)
     for name, value in arguments.items():
         if signature.reads.get(name) and not isinstance(value, BatchValue):
             fix = "Give the batch"
@@ -127,15 +127,15 @@ def wrong_arguments(op: Op, title: str, arguments: Mapping[str, Any], signature:
                 fix += "; an update gives metrics"
             elif value is None:
                 fix += "; a function that makes one must return it"
-            found.append(ProgramError(f"{title} takes a batch, and was given {described(value)}.", fix=f"{fix}."))
+            errors.append(ProgramError(f"{title} takes a batch, and was given {described(value)}.", fix=f"{fix}."))
         declared = op.parameters.named.get(name)
         if declared is not None and declared.annotation in ("Spec", Spec) and not isinstance(value, Spec):
             called = getattr(value, "__name__", "")
             fix = f"Call it: {name}={called}(...)." if called else _LOSSES
-            found.append(ProgramError(f"{title}: {name}= takes a loss, and was given {described(value)}.", fix=fix))
-    for error in found:
+            errors.append(ProgramError(f"{title}: {name}= takes a loss, and was given {described(value)}.", fix=fix))
+    for error in errors:
         error.at = at
-    return found
+    return errors
 
 
 def bad_call(
@@ -169,10 +169,10 @@ def described(value: Any) -> str:
 @functools.lru_cache(maxsize=4096)
 def _rules(fn: Callable[..., Any]) -> dict[str, Allowed]:
     declared = cast("Mapping[str, Allowed]", getattr(fn, "__takes__", {}))
-    found: dict[str, Allowed] = {}
+    rules: dict[str, Allowed] = {}
     for name, parameter in parameters_of(fn).named.items():
         if name in declared:
-            found[name] = declared[name]
+            rules[name] = declared[name]
         elif parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             annotation = parameter.annotation
             text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
@@ -180,8 +180,8 @@ def _rules(fn: Callable[..., Any]) -> dict[str, Allowed]:
             kinds = [w for w in words if w != "None"]
             if len(kinds) == 1 and kinds[0] in _ANNOTATED:
                 rule = _ANNOTATED[kinds[0]]
-                found[name] = rule | None if "None" in words else rule
-    return found
+                rules[name] = rule | None if "None" in words else rule
+    return rules
 
 
 def _title(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:

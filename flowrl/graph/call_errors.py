@@ -52,15 +52,15 @@ def misread(
     shape = CallShape({}, arguments, frozenset(main), worker=worker, marks=main)
     own = op.marks(shape).get(OWN, UNMARKED) if op.marks is not None else UNMARKED
     reader = f"{title} with loss {loss.name}" if loss is not None else title
-    found: list[FlowError | None] = [unlike(reader, {**main, OWN: own})]
+    errors: list[FlowError | None] = [unlike(reader, {**main, OWN: own})]
     foreign = arguments.get("foreign")
     meant = getattr(loss, "foreign", False) or not (foreign is None or foreign is False)
     if op.cost == "train" and getattr(loss, "on", "") == "logprobs" and not meant:
         rows = main.get("tokens", UNMARKED)
         others = sorted(values(rows, "sampler") - {worker})
-        found += [foreign_rows(title, loss, others, worker)] if others else []
-        found += [] if others else [other_temperature(title, loss, own, rows)]
-    return [error for error in found if error is not None]
+        errors += [foreign_rows(title, loss, others, worker)] if others else []
+        errors += [] if others else [other_temperature(title, loss, own, rows)]
+    return [error for error in errors if error is not None]
 
 
 def quoted(names: Iterable[str]) -> str:

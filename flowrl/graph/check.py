@@ -54,15 +54,15 @@ def stale(traced: Traced, staleness: int = 0) -> list[FlowError]:
 
     Rows are older when they were kept from an earlier step, or may be when steps overlap.
     """
-    found: list[FlowError] = []
+    errors: list[FlowError] = []
     for pair in trained_on(traced):
         loss = pair.update.arguments.get("loss")
         if loss is None or getattr(loss, "corrects_stale", True) or pair.update.arguments.get("allow_stale"):
             continue
         if pair.carried or staleness:
             why = "they are kept from an earlier step" if pair.carried else f"staleness is {staleness}"
-            found.append(stale_rows(pair.update.title, loss, why, pair.update.at))
-    return each_once(found)
+            errors.append(stale_rows(pair.update.title, loss, why, pair.update.at))
+    return each_once(errors)
 
 
 def endless(traced: Traced) -> list[FlowError]:

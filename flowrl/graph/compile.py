@@ -84,14 +84,14 @@ def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness:
 
 def _there(ids: Iterable[Place], trails: Sequence[Trail]) -> dict[Place, set[int]]:
     """The paths on which a steady step makes each call, or draws from each source."""
-    found: dict[Place, set[int]] = {place: set() for place in ids}
+    paths: dict[Place, set[int]] = {place: set() for place in ids}
     for number, trail in enumerate(trails):
         for call in steady(trail):
-            found[call.place].add(number)
+            paths[call.place].add(number)
         for draw in trail.draws.values():
             if draw.iteration in (0, 2):
-                found[source_place(draw)].add(number)
-    return found
+                paths[source_place(draw)].add(number)
+    return paths
 
 
 def _when(present: set[int], within: set[int], trails: Sequence[Trail]) -> Diagram | None:
@@ -105,10 +105,10 @@ def _all_edges(traced: Traced, ids: Mapping[Place, str]) -> dict[Key, Found]:
     for number, trail in enumerate(traced.trails):
         for (src, dst, kind), names in _edges(trail).items():
             if dst in ids and (kind == "serves" or src in ids):
-                found = edges[(src, dst, kind)]
-                found.trails.add(number)
+                edge = edges[(src, dst, kind)]
+                edge.trails.add(number)
                 for name, made in names.items():
-                    found.fields.setdefault(name, made)
+                    edge.fields.setdefault(name, made)
     return edges
 
 
@@ -123,16 +123,16 @@ def _made(fields: Mapping[str, str]) -> tuple[str, ...]:
 
 def _sources(trails: Sequence[Trail]) -> dict[Place, SourceInfo]:
     """The sources that a program draws from, by what tells them apart, in the order of the lines that do."""
-    found: dict[Place, SourceInfo] = {}
+    sources: dict[Place, SourceInfo] = {}
     counts: dict[str, int] = defaultdict(int)
     draws = (draw for trail in trails for draw in trail.draws.values())
     for draw in sorted(draws, key=lambda draw: (draw.loop, draw.lines)):
         place = source_place(draw)
-        if place in found:
+        if place in sources:
             continue
         counts[draw.name] += 1
         number = f"#{counts[draw.name]}" if counts[draw.name] > 1 else ""
-        found[place] = SourceInfo(
+        sources[place] = SourceInfo(
             id=f"data.{draw.name}{number}",
             name=draw.name,
             describes=draw.describes,
@@ -142,7 +142,7 @@ def _sources(trails: Sequence[Trail]) -> dict[Place, SourceInfo]:
             line=draw.at.line,
             stage="step" if draw.iteration else "once",
         )
-    return found
+    return sources
 
 
 # -- calls ----------------------------------------------------------------------------------------------------------
@@ -269,16 +269,16 @@ def _orders(trail: Trail) -> list[tuple[TCall, TCall]]:
     for call in calls:
         sources = set(call.makers)
         reach[call.index] = sources.union(*(reach.get(s, set()) for s in sources))
-    found: list[tuple[TCall, TCall]] = []
+    orders: list[tuple[TCall, TCall]] = []
     for i, late in enumerate(calls):
         if not late.updates:
             continue
         for early in calls[:i]:
             touches = late.worker == early.worker or late.worker in early.serves
             if touches and early.iteration == late.iteration and early.index not in reach[late.index]:
-                found.append((early, late))
+                orders.append((early, late))
                 reach[late.index] |= {early.index, *reach[early.index]}
-    return found
+    return orders
 
 
 def _steadied(place: Place, trails: Sequence[Trail]) -> set[int]:

@@ -74,7 +74,7 @@ def forks(trails: Sequence[Trail], run: Again, numbers: Numbers) -> frozenset[Ex
 def beyond(trails: Sequence[Trail], known: Collection[FlowError], run: Again, numbers: Numbers) -> list[Lint]:
     """Return what else goes wrong where a number on which calls hang is one of FURTHER; no run may ever have it."""
     told = {error.report() for error in known}
-    found: list[Lint] = []
+    lints: list[Lint] = []
     for exit in sorted(numbers.forks, key=lambda exit: (exit.at.file, exit.at.line, exit.text)):
         trail = next(trail for trail in trails if exit in trail.path.exits)
         for number in FURTHER:
@@ -83,8 +83,8 @@ def beyond(trails: Sequence[Trail], known: Collection[FlowError], run: Again, nu
                 if error.report() not in told:
                     told.add(error.report())
                     what = f"where '{exit.text}' is {number}: {error.what}"
-                    found.append(Lint("number", what, error.at or exit.at))
-    return found
+                    lints.append(Lint("number", what, error.at or exit.at))
+    return lints
 
 
 def flipped(path: Path, exits: Collection[Exit]) -> tuple[bool, ...]:
@@ -120,18 +120,18 @@ def remarks(trails: Sequence[Trail], numbers: Numbers) -> list[Lint]:
     for trail in trails:
         for exit, more in trail.path.exits.items():
             ways.setdefault(exit, {}).update(more)
-    found: list[Lint] = []
+    lints: list[Lint] = []
     for exit, several in ways.items():
         uses = [way for way in several if way not in _SHOWN]
         if exit in numbers.forks:
             tried = " and of ".join(map(str, numbers.of(exit)[:2]))
             what = f"the graph shows what comes of {tried}; other numbers are met in the run"
-            found.append(Lint("number", f"'{exit.text}' is {(uses or [TEXT])[0]} here: {what}.", exit.at))
+            lints.append(Lint("number", f"'{exit.text}' is {(uses or [TEXT])[0]} here: {what}.", exit.at))
         elif uses:
             advice = _COMPARE if uses[0] == KEY else _COMPUTE
             what = "and what hangs on it is not in the graph"
-            found.append(Lint("number", f"'{exit.text}' is {uses[0]} here, {what}. {advice}", exit.at))
-    return found
+            lints.append(Lint("number", f"'{exit.text}' is {uses[0]} here, {what}. {advice}", exit.at))
+    return lints
 
 
 _COMPUTE = "Arithmetic, comparisons, min, max, round and math on it are; so is what an op makes of it."

@@ -58,8 +58,8 @@ PLACE = "Where a worker runs is said by a plan, --plan FILE: leave it out."
 def meant_argument(name: str, known: Iterable[str]) -> str | None:
     """The argument among ``known`` that another library calls ``name``; None where there is none."""
     names = list(known)
-    found = [k for k, foreign in _ARGUMENTS.items() if name in foreign and k in names]
-    return found[0] if found else None
+    meant = [k for k, foreign in _ARGUMENTS.items() if name in foreign and k in names]
+    return meant[0] if meant else None
 
 
 def is_place(name: str) -> bool:

@@ -45,14 +45,14 @@ def logged(metrics: Sequence[Any], values: Mapping[str, Any], at: At) -> list[Lo
     Names depend on this line alone: one update keeps the names of its metrics, those of several are told apart by their
     workers.
     """
-    found: list[Logged] = []
+    entries: list[Logged] = []
     for entry in metrics:
         if not isinstance(entry, (MetricsValue, Mapping)):
             what = f"flow.log takes metrics and named numbers, and was given {described(entry)}."
             raise ProgramError(what, at=at, fix="Give it a name: flow.log(step, name=...).")
         of = str(getattr(getattr(cast("Any", entry), "ref", None), "title", ""))
-        name = "" if len(metrics) == 1 else _prefix(_owner(of), found, at)
-        found.append(Logged(name, entry, of, at))
+        name = "" if len(metrics) == 1 else _prefix(_owner(of), entries, at)
+        entries.append(Logged(name, entry, of, at))
     for name, value in values.items():
         if isinstance(value, BatchValue):
             fix = f"Log a number of it: {name}=batch.rewards.mean()."
@@ -64,8 +64,8 @@ def logged(metrics: Sequence[Any], values: Mapping[str, Any], at: At) -> list[Lo
                 fix=f"Log a number of it, such as its mean: {name}=....mean().",
             )
         of = str(getattr(value.ref, "title", "")) if isinstance(value, MetricsValue) else ""
-        found.append(Logged(name, value, of, at))
-    return found
+        entries.append(Logged(name, value, of, at))
+    return entries
 
 
 def _prefix(owner: str, before: Sequence[Logged], at: At) -> str:

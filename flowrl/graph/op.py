@@ -181,10 +181,10 @@ class Op:
 
 def _named(module: str, name: str) -> Any:
     """Return what a module has under a dotted name, of a mapping the entry; None where there is nothing."""
-    found: Any = import_module(module)
+    thing: Any = import_module(module)
     for part in name.split("."):
-        found = cast("Any", found).get(part) if isinstance(found, Mapping) else getattr(found, part, None)
-    return found
+        thing = cast("Any", thing).get(part) if isinstance(thing, Mapping) else getattr(thing, part, None)
+    return thing
 
 
 def _types(adds: str | Mapping[str, str] | None) -> dict[str, FieldType]:

@@ -35,8 +35,8 @@ class Decision:
     @property
     def label(self) -> str:
         """The condition in words of the program."""
-        said = self.condition if self.outcome else f"not ({self.condition})"
-        return said + " again" * (self.time - 1)
+        text = self.condition if self.outcome else f"not ({self.condition})"
+        return text + " again" * (self.time - 1)
 
 
 @dataclass

@@ -33,13 +33,13 @@ class Parameters:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by parameter, defaults filled in, without ``self``. Raises TypeError like Python."""
         if self._plain and len(args) <= len(self._positional):
-            found = self._defaults.copy()
-            found.update(zip(self._positional, args, strict=False))
-            found.update(kwargs)
-            known = len(found) == len(self._defaults)
+            arguments = self._defaults.copy()
+            arguments.update(zip(self._positional, args, strict=False))
+            arguments.update(kwargs)
+            known = len(arguments) == len(self._defaults)
             once = not kwargs or kwargs.keys().isdisjoint(self._positional[: len(args)])
-            if known and once and all(found[name] is not _REQUIRED for name in self._required):
-                return found
+            if known and once and all(arguments[name] is not _REQUIRED for name in self._required):
+                return arguments
         bound = self.signature.bind(*((None,) if self.is_method else ()), *args, **kwargs)
         bound.apply_defaults()
         return {name: value for name, value in bound.arguments.items() if not self.is_method or name != "self"}

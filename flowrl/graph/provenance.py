@@ -71,8 +71,8 @@ class Provenance:
         own = self._known(self._reader(worker, arguments))
         if "tokenizer" in arguments:  # an op that reads text that another worker wrote
             own = self._known(arguments["tokenizer"] or FIRST)
-        for field, found in (item for fields in reads.values() for item in fields.items()):
-            for maker in sorted(values(found, "tokenizer") - {own}) if own else ():
+        for field, known in (item for fields in reads.values() for item in fields.items()):
+            for maker in sorted(values(known, "tokenizer") - {own}) if own else ():
                 self._other(title, field, maker, own, at)
         losses = [value for value in arguments.values() if isinstance(value, Spec)]
         trains = op.cost == "train" and any(getattr(loss, "on", "") == "logprobs" for loss in losses)

@@ -44,17 +44,17 @@ class Reads:
                 reader = f"{title} with loss {by}" if by else title
                 if name not in batch.fields:
                     if (name, batch.rows) not in self._missed:  # who reads it next has the same to say
-                        fixes, made = self.fixes(name, batch.fields), self._made_apart(name)
+                        fixes, fix = self.fixes(name, batch.fields), self._made_apart(name)
                         if specs and batch.rows[:1] == ("draw",) and name in _OF_DATA:
-                            made = made or _OF_DATA[name]
+                            fix = fix or _OF_DATA[name]
                             self._missed.update((n, batch.rows) for n in _OF_DATA)
-                        self.tracer.wrong(missing_field(reader, name, batch.fields, at, fixes, made))
+                        self.tracer.wrong(missing_field(reader, name, batch.fields, at, fixes, fix))
                     self._missed.add((name, batch.rows))
                     continue
-                found = batch.fields[name]
-                if type_ is not None and not type_.accepts(found.type):
-                    self.tracer.wrong(self._wrong_type(reader, name, type_, found, at))
-                uses += self.use(found, name)
+                field = batch.fields[name]
+                if type_ is not None and not type_.accepts(field.type):
+                    self.tracer.wrong(self._wrong_type(reader, name, type_, field, at))
+                uses += self.use(field, name)
             if batch.rows_call is not None and all(use.call != batch.rows_call for use in uses):
                 uses.append(Use(batch.rows_call, "keys"))
         return uses

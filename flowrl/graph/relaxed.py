@@ -34,7 +34,7 @@ class Trained:
 
 def trained_on(traced: Traced) -> list[Trained]:
     """Every pair of an update and a call that samples rows for it from the same worker, on every path."""
-    found: list[Trained] = []
+    pairs: list[Trained] = []
     for trail in traced.trails:
         rows: dict[int, frozenset[int]] = {}  # the samplers whose rows are in the result of a call
         for call in trail.calls:
@@ -43,11 +43,11 @@ def trained_on(traced: Traced) -> list[Trained]:
                 for sampler in (trail.calls[i] for i in sorted(mine)):
                     if call.worker == sampler.worker or call.worker in sampler.serves:
                         carried = (sampler.loop, sampler.iteration) != (call.loop, call.iteration)
-                        found.append(Trained(call, sampler, carried))
+                        pairs.append(Trained(call, sampler, carried))
             if samples(call.op, call.serves):
                 mine |= {call.index}
             rows[call.index] = mine if _gives_rows(call) else frozenset()
-    return found
+    return pairs
 
 
 def relaxed_calls(traced: Traced) -> frozenset[Site]:

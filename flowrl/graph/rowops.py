@@ -84,12 +84,12 @@ class RowOps:
         keys = [a.ref.key if isinstance(a, ScalarValue) else repr(a) for a in args]
         text, key = self._text(op, args), f"{op.name}({', '.join(keys[::-1] if self._reflected(op) else keys)})"
         whole = op.name != "truediv" and all(_is_whole(a) for a in args)
-        found = together(numbers, text, key, whole or op.name in COMPARISONS)
+        number = together(numbers, text, key, whole or op.name in COMPARISONS)
         if all(isinstance(a, Symbol) or not isinstance(a, Value) for a in args):
-            return self.tracer.symbol(replace(found, step=_later(op.name, args)))
+            return self.tracer.symbol(replace(number, step=_later(op.name, args)))
         uses = [u for a in args if isinstance(a, Value) for u in self.tracer.reads.uses(a)]
         call = self.tracer.record(op, "batch", at, Signature({}, {}), uses, text=text)
-        return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, key, whole=found.whole))
+        return ScalarValue(self.tracer, TNumber(frozenset({call.index}), text, key, whole=number.whole))
 
     @staticmethod
     def _reflected(op: Op) -> bool:

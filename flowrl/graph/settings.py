@@ -21,13 +21,13 @@ def settings_of(calls: Sequence[TCall]) -> dict[str, str]:
 
     A loss, a batch and the handle of a worker are none: the graph shows them otherwise.
     """
-    found: dict[str, dict[str, None]] = {}
+    settings: dict[str, dict[str, None]] = {}
     for call in calls:
         if call.op.owner != "batch":
             given = {n: v for n, v in call.arguments.items() if n not in ("into", call.op.children)}
             for name, text in _changed(given, call.op.parameters.named).items():
-                found.setdefault(name, {})[text] = None
-    return {name: " or ".join(texts) for name, texts in found.items()}
+                settings.setdefault(name, {})[text] = None
+    return {name: " or ".join(texts) for name, texts in settings.items()}
 
 
 def settings_of_worker(cls: type, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def settings_of_worker(cls: type, arguments: Mapping[str, Any]) -> dict[str, str
 def _changed(
     arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], *, handles: bool = False
 ) -> dict[str, str]:
-    found: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for name, value in arguments.items():
         if isinstance(value, Spec) or (isinstance(value, Value) and not isinstance(value, Symbol)):
             continue  # what is not read yet comes along an edge
@@ -46,8 +46,8 @@ def _changed(
             continue
         default = parameters[name].default
         if isinstance(value, Value) or is_handle(value) or not _equal(value, default):
-            found[name] = _written(value)
-    return found
+            changed[name] = _written(value)
+    return changed
 
 
 def _equal(value: Any, default: Any) -> bool:

@@ -93,13 +93,13 @@ def shims(program: Callable[..., Any]) -> Generator[None]:
 
 def _of_math(home: dict[str, Any]) -> dict[str, Any]:
     """Return what a module has of ``math``: itself, and its functions under names of their own."""
-    found: dict[str, Any] = {}
+    shims_of: dict[str, Any] = {}
     for name, value in home.items():
         if value is math:
-            found[name] = _MATH
+            shims_of[name] = _MATH
         elif isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
-            found[name] = symbols_of(value)
-    return found
+            shims_of[name] = symbols_of(value)
+    return shims_of
 
 
 def _homes(program: Callable[..., Any]) -> list[dict[str, Any]]:

@@ -134,15 +134,15 @@ def call_path(upto: object) -> tuple[tuple[str, int, int], ...]:
 
 def own_stack(upto: object) -> list[FrameType]:
     """The frames that are not flowrl's own, from here out to the program's, whose code is ``upto``."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     frame = user_frame()
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_HOME):
-            found.append(frame)
+            frames.append(frame)
         if frame.f_code is upto:
             break
         frame = frame.f_back
-    return found
+    return frames
 
 
 def is_users(thing: Any) -> bool:

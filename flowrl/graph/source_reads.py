@@ -33,7 +33,7 @@ def fields_read(fn: Callable[..., Any], parameter: str, *, inside: tuple[str, ..
         for left in [n.left]
         if isinstance(left, ast.Constant)
     }
-    found: dict[str, At] = {}
+    read: dict[str, At] = {}
     for node in nodes:
         if not (isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)):
             continue
@@ -43,5 +43,5 @@ def fields_read(fn: Callable[..., Any], parameter: str, *, inside: tuple[str, ..
         if isinstance(name, str) and name not in asked and isinstance(of, ast.Name) and of.id == parameter:
             line = first + node.lineno - 1
             file = fn.__code__.co_filename
-            found.setdefault(name, At(file, line, linecache.getline(file, line).strip()))
-    return found
+            read.setdefault(name, At(file, line, linecache.getline(file, line).strip()))
+    return read

@@ -83,5 +83,5 @@ def _calls(file: str) -> tuple[ast.Call, ...]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ()
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return tuple(sorted(found, key=lambda call: (call.lineno, call.col_offset)))
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return tuple(sorted(calls, key=lambda call: (call.lineno, call.col_offset)))

@@ -72,8 +72,8 @@ class Symbol(ScalarValue):
 
     def __eq__(self, other: Any) -> Any:
         if self.session.looks_up():  # in a dict or a set, which compares what has the same hash
-            found = other.session.read(other, Number) if isinstance(other, ScalarValue) else other
-            return self.plain("") == (found.plain("") if type(found) is Symbol else found)
+            number = other.session.read(other, Number) if isinstance(other, ScalarValue) else other
+            return self.plain("") == (number.plain("") if type(number) is Symbol else number)
         return self._call("eq", other)
 
     def __format__(self, spec: str) -> str:

@@ -139,9 +139,9 @@ def _refused(error: Exception, tracer: Tracer) -> frozenset[str]:
     """The symbols that a library would not take, as they are written: those that its functions hold, else the last."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     held = [list(frame.f_locals.values()) for frame in frames if not is_users_code(frame.f_code)]
-    found = frozenset(str(value.ref.text) for value in find(held) if isinstance(value, Symbol))
+    texts = frozenset(str(value.ref.text) for value in find(held) if isinstance(value, Symbol))
     last = next((text for text in reversed(tracer.symbols) if text not in tracer.trail.path.numbers.plain), None)
-    return found or (frozenset() if last is None else frozenset((last,)))
+    return texts or (frozenset() if last is None else frozenset((last,)))
 
 
 def _not_followed(failure: FlowError, path: Path) -> Lint:

@@ -158,8 +158,8 @@ class Tracer:
             fix = did_you_mean(name, ref.fields, adding(name, self.reads.fixes(name, ref.fields)))
             self.wrong(FieldError(what, at=caller(), have=ref.fields, fix=fix))
             return FieldValue(self, TField(FieldType("any"), None, name, ref.rows))
-        found = ref.fields[name]
-        return FieldValue(self, replace(found, name=name, rows=ref.rows))
+        known = ref.fields[name]
+        return FieldValue(self, replace(known, name=name, rows=ref.rows))
 
     def read(self, value: Value, kind: type) -> Any:
         at = users_line()

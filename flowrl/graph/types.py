@@ -68,14 +68,14 @@ def parse_fields(text: str) -> dict[str, FieldType | None]:
 
 @functools.lru_cache(maxsize=4096)  # declarations are read again at every call of an op
 def _parsed(text: str) -> tuple[tuple[str, FieldType | None], ...]:
-    found: dict[str, FieldType | None] = {}
+    types: dict[str, FieldType | None] = {}
     for part in _split(text):
         match = _FIELD.match(part)
         if match is None:
             raise TypeTextError(f"'{part}' is no field", "Write it like rewards: f32[].")
         name, type_ = match["name"], match["type"]
-        found[name] = FieldType.parse(type_) if type_ else STANDARD.get(name)
-    return tuple(found.items())
+        types[name] = FieldType.parse(type_) if type_ else STANDARD.get(name)
+    return tuple(types.items())
 
 
 def _split(text: str) -> list[str]:

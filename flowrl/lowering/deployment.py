@@ -51,14 +51,14 @@ Deployments = Mapping[tuple[str, bool], Deployment]  # by worker, and whether it
 
 def deploy_here(handles: Sequence[HandleLike], plan: Plan, *, apart: Collection[str]) -> Deployments:
     """Return where workers are in this process. ``apart``: those that generate with a copy of their own."""
-    found: dict[tuple[str, bool], Deployment] = {}
+    deployments: dict[tuple[str, bool], Deployment] = {}
     for name in (handle.name for handle in handles):
         for serving in (False, True) if name in apart else (False,):
             use = "generate" if serving else "train"
             stated = plan.place.get(name, {}).get(use, plan.place_of(name))  # else its one engine does both
             spec = WorkerSpec(name, serving, stated.backend, plan.device(name, use))
-            found[name, serving] = Deployment(plan.pool(name, use), spec)
-    return found
+            deployments[name, serving] = Deployment(plan.pool(name, use), spec)
+    return deployments
 
 
 def deploy_on_ranks(
@@ -69,30 +69,30 @@ def deploy_on_ranks(
     ``trained`` and ``sampled``: workers whose weights change, and those that generate. A copy of its own generates
     where pool, mesh or backend differ, where steps overlap, and where the backend cannot generate.
     """
-    found: dict[tuple[str, bool], Deployment] = {}
+    deployments: dict[tuple[str, bool], Deployment] = {}
     for handle in handles:
         name, model = handle.name, has_model(handle)
         place = plan.place_of(name, "train")
-        found[name, False] = _deployment(name, plan, place, model=model)
+        deployments[name, False] = _deployment(name, plan, place, model=model)
         if name not in sampled or not model:
             continue
         serving = plan.place_of(name, "generate")
         apart = serving.pool != place.pool or serving.backend != place.backend or serving.mesh != place.mesh
         if apart or (plan.pipeline.staleness and name in trained):
-            found[name, True] = _deployment(name, plan, serving, model=True, serving=True)
-    return found
+            deployments[name, True] = _deployment(name, plan, serving, model=True, serving=True)
+    return deployments
 
 
 def number_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
     """Return the numbers of the ranks of each pool, counted over pools in the order of the plan."""
-    found: dict[str, tuple[int, ...]] = {}
+    ranks: dict[str, tuple[int, ...]] = {}
     count = 0
     for name, pool in plan.pools.items():
         if used is not None and name not in used:
             continue
-        found[name] = tuple(range(count, count + pool.size))
+        ranks[name] = tuple(range(count, count + pool.size))
         count += pool.size
-    return found
+    return ranks
 
 
 def has_model(handle: HandleLike) -> bool:
@@ -116,13 +116,13 @@ def _deployment(name: str, plan: Plan, place: Place, *, model: bool, serving: bo
 
 def _shares(mesh: Mesh) -> tuple[int, ...]:
     """For each rank of a mesh the part of the rows that it has."""
-    found: list[int] = []
+    shares: list[int] = []
     for rank in range(mesh.size):
         at, share = mesh.coordinates(rank), 0
         for axis in DATA_AXES:
             share = share * mesh[axis] + at.get(axis, 0)
-        found.append(share)
-    return tuple(found)
+        shares.append(share)
+    return tuple(shares)
 
 
 def _device(plan: Plan, pool: Pool) -> str:

@@ -31,9 +31,9 @@ def refusals(place: Place, role: Role, device: str, *, use: str, trained: bool |
 
     ``device``: the kind of its devices. ``trained``: the program updates it; if left out, as the role says.
     """
-    found = list(refusals_of_use(place, use=use, trained=role.trains if trained is None else trained))
-    yield from found
-    if not found:
+    refused = list(refusals_of_use(place, use=use, trained=role.trains if trained is None else trained))
+    yield from refused
+    if not refused:
         yield from _of_worker(backend(place.backend), place, role)
         if device == "cpu":
             yield from _without_cuda(backend(place.backend), place, role)

@@ -20,11 +20,11 @@ def trained_workers(traced: Traced) -> frozenset[str]:
 
 def sampled_workers(traced: Traced) -> frozenset[str]:
     """Workers that the program samples from, by an op of their own or through a handle."""
-    found: set[str] = set()
+    workers: set[str] = set()
     for call in (c for t in traced.trails for c in t.calls):
         if samples(call.op, call.serves):
-            found.update(call.serves or (call.worker,))
-    return frozenset(found)
+            workers.update(call.serves or (call.worker,))
+    return frozenset(workers)
 
 
 def scheme_of(
@@ -67,7 +67,7 @@ def scheme_of(
         train,
         generate,
         relaxed_calls(traced),
-        {pool: frozenset(said.sizes) for pool, said in (memory or {}).items()},
+        {pool: frozenset(held.sizes) for pool, held in (memory or {}).items()},
         setup,
         nodes,
         main,

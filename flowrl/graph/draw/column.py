@@ -150,13 +150,13 @@ def _height(box: Box, rows: Sequence[tuple[Words, str]]) -> float:
 def _tracks(picture: Picture) -> list[Track]:
     """The lines by call and kind, each track in the nearest lane that is free beside it."""
     place = {box.id: number for number, box in enumerate(picture.boxes)}
-    found: dict[tuple[str, str, bool], list[Line]] = {}
+    bundles: dict[tuple[str, str, bool], list[Line]] = {}
     for line in picture.lines:
         src = _start(line, picture)
         if src in place and line.edge.dst in place:
             up = place[src] >= place[line.edge.dst]
-            found.setdefault((src, line.edge.kind, up), []).append(line)
-    tracks = [Track(src, kind, tuple(lines), up) for (src, kind, up), lines in found.items()]
+            bundles.setdefault((src, line.edge.kind, up), []).append(line)
+    tracks = [Track(src, kind, tuple(lines), up) for (src, kind, up), lines in bundles.items()]
     tracks.sort(key=lambda track: _span(track, place)[1] - _span(track, place)[0])
     taken: dict[bool, list[list[tuple[int, int]]]] = {False: [], True: []}
     placed: list[Track] = []

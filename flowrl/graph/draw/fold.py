@@ -52,11 +52,11 @@ def _widened(node: Node, graph: Graph, into: Mapping[str, str]) -> Node:
 
 def _merged(edges: Iterable[Edge]) -> tuple[Edge, ...]:
     """One edge where several parts of an expression read the same call."""
-    found: dict[tuple[object, ...], Edge] = {}
+    merged: dict[tuple[object, ...], Edge] = {}
     for edge in edges:
         key = (edge.src, edge.dst, edge.kind, edge.branch)
-        found[key] = _both(found[key], edge) if key in found else edge
-    return tuple(found.values())
+        merged[key] = _both(merged[key], edge) if key in merged else edge
+    return tuple(merged.values())
 
 
 def _both(one: Edge, other: Edge) -> Edge:

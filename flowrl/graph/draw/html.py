@@ -129,7 +129,7 @@ def _node_card(node: Node, picture: Picture, kinds: Mapping[str, str]) -> dict[s
         "marks": [
             *box.notes,
             *([node.loss] if node.loss else []),
-            *(f"{name}={said}" for name, said in node.settings.items()),
+            *(f"{name}={value}" for name, value in node.settings.items()),
             *([f"cost {node.cost}"] if node.cost not in ("none", "external") else []),
         ],
         "reads": [[name, node.types.get(name, "")] for name in node.reads],
@@ -145,5 +145,5 @@ def _plain_card(tip: str) -> dict[str, object]:
 
 def _embedded(record: object) -> str:
     """JSON that may stand inside a script element: nothing in it can end the element or start another."""
-    found = json.dumps(record, ensure_ascii=True)
-    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    plain = json.dumps(record, ensure_ascii=True)
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

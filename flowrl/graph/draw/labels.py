@@ -31,13 +31,13 @@ class _Lines:
     def entering(self, rect: Rect) -> int:
         """The number of lines that have a point inside a rectangle."""
         left, top, right, low = edges_of(rect)
-        found: set[str] = set()
+        inside: set[str] = set()
         for column in range(int(left // _CELL), int(right // _CELL) + 1):
             for row in range(int(top // _CELL), int(low // _CELL) + 1):
                 for id, points in self._cells.get((column, row), {}).items():
-                    if id not in found and any(left < x < right and top < y < low for x, y in points):
-                        found.add(id)
-        return len(found)
+                    if id not in inside and any(left < x < right and top < y < low for x, y in points):
+                        inside.add(id)
+        return len(inside)
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def _beside(points: list[Point], room: Size) -> Iterator[Point]:
 
 def _dense(points: list[Point]) -> list[Point]:
     """The same line with a point every few points."""
-    found = points[:1]
+    dense = points[:1]
     for p, q in pairwise(points):
         steps = max(1, round(math.dist(p, q) / _SPACE))
-        found += [(p[0] + (q[0] - p[0]) * n / steps, p[1] + (q[1] - p[1]) * n / steps) for n in range(1, steps + 1)]
-    return found
+        dense += [(p[0] + (q[0] - p[0]) * n / steps, p[1] + (q[1] - p[1]) * n / steps) for n in range(1, steps + 1)]
+    return dense

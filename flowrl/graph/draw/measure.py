@@ -48,13 +48,13 @@ def line_words(line: Line) -> tuple[Words, ...]:
 
 def sizes(picture: Picture) -> Mapping[str, Size]:
     """Room in points for every box, label and title of a group, by id."""
-    found = {box.id: _box(box) for box in picture.boxes}
-    found |= {line.id: _label(line) for line in picture.lines if line_words(line)}
+    rooms = {box.id: _box(box) for box in picture.boxes}
+    rooms |= {line.id: _label(line) for line in picture.lines if line_words(line)}
     for group in picture.groups:
         wide = width(group.name, HEAD, "bold") + 6 + width(group.kind, NOTE)
         wide += METER + 8 if group.busy is not None else 0
-        found[f"title of {group.name}"] = (wide + 6, HEAD * 1.4)
-    return found
+        rooms[f"title of {group.name}"] = (wide + 6, HEAD * 1.4)
+    return rooms
 
 
 def _box(box: Box) -> Size:

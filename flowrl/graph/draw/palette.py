@@ -52,8 +52,8 @@ _NIGHT = (
 def _dark() -> dict[str, str]:
     """Every colour of a drawing with the one that stands for it on a dark screen."""
     pairs = zip((*HUES, POOL, NEUTRAL), _NIGHT, strict=True)
-    found = {a: b for day, night in pairs for a, b in zip(astuple(day), astuple(night), strict=True)}
-    return found | {CARRIED: "#ee82dc", INK: "#e6edf3", FAINT: "#a5afba", PAPER: "#1c2128", FRAME: "#3a424c"}
+    colours = {a: b for day, night in pairs for a, b in zip(astuple(day), astuple(night), strict=True)}
+    return colours | {CARRIED: "#ee82dc", INK: "#e6edf3", FAINT: "#a5afba", PAPER: "#1c2128", FRAME: "#3a424c"}
 
 
 def _style() -> str:

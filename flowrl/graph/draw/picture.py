@@ -126,8 +126,8 @@ class Picture:
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of lines that occur, in the order of a legend."""
-        found = {line.edge.kind for line in self.lines}
-        return tuple(kind for kind in ("data", "weights", "carried", "control", "order", "serves") if kind in found)
+        there = {line.edge.kind for line in self.lines}
+        return tuple(kind for kind in ("data", "weights", "carried", "control", "order", "serves") if kind in there)
 
 
 def draw(graph: Graph) -> Picture:
@@ -275,15 +275,15 @@ def _nothing(pool: PoolInfo) -> Box:
 
 
 def _pools(pools: Sequence[PoolInfo], boxes: Iterable[Box]) -> tuple[Group, ...]:
-    found: list[Group] = []
+    groups: list[Group] = []
     for number, pool in enumerate(pools):
         name = _pool_id(pool.name)
         words = [word for word in (placed.pool_text(pool), placed.busy_text(pool)) if word]
         time = f"{placed.seconds_text(pool.seconds)} of work in a step" if pool.seconds is not None else ""
         members = tuple(box.id for box in boxes if box.group == name)
         tip = _rows_of_text([name, *words, time])
-        found.append(Group(name, " · ".join(words), members, number, tip, True, pool.busy))
-    return tuple(found)
+        groups.append(Group(name, " · ".join(words), members, number, tip, True, pool.busy))
+    return tuple(groups)
 
 
 def _pool_id(name: str) -> str:

@@ -113,7 +113,7 @@ def _call(node: Node, graph: Graph, edges: tuple[Edge, ...]) -> str:
 
 def _arguments(node: Node, graph: Graph, incoming: list[Edge]) -> list[str]:
     """Fields in the order in which the op reads them, then what else travels to the call."""
-    found: dict[str, list[str]] = {}
+    words_of: dict[str, list[str]] = {}
     nameless: list[str] = []
     for edge in incoming:
         condition = _condition(edge, node.branch)
@@ -122,11 +122,11 @@ def _arguments(node: Node, graph: Graph, incoming: list[Edge]) -> list[str]:
             named = [name for name in edge.fields if name != NAMELESS or NAMELESS in written]
             nameless += [f"@{edge.src}{condition}"] if len(named) < len(edge.fields) or not named else []
             for name, words in zip(named, written, strict=True):
-                found.setdefault(name, []).append(f"{words}{_origin(name, edge.src, node, graph)}{condition}")
-    known = {NAMELESS, *found, *(name for edge in incoming if edge.kind == "carried" for name in edge.fields)}
-    order = [*node.reads, *(name for name in found if name not in node.reads)]
+                words_of.setdefault(name, []).append(f"{words}{_origin(name, edge.src, node, graph)}{condition}")
+    known = {NAMELESS, *words_of, *(name for edge in incoming if edge.kind == "carried" for name in edge.fields)}
+    order = [*node.reads, *(name for name in words_of if name not in node.reads)]
     missing = [f"?{name}" for name in node.reads if name not in known]
-    return [word for name in order for word in found.get(name, ())] + nameless + missing
+    return [word for name in order for word in words_of.get(name, ())] + nameless + missing
 
 
 def _origin(name: str, src: str, node: Node, graph: Graph) -> str:
