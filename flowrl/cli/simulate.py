@@ -27,7 +27,6 @@ def add_options(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
 def simulate_command(flow: Flow, words: Sequence[str]) -> int:
     """Print or write what a simulated run did. Returns the exit status."""
     asks = "steps" in flow.find_program(chosen(flow, words)[0]).parameters  # then it is the program's own
-
     given = parse(flow, "simulate", words, partial(add_options, steps=not asks))
     name, options = given.programs[0], given.options
     if len(given.programs) > 1:
@@ -38,8 +37,6 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
         raise CheckError(report.errors)
     study = study_of(flow, name, parameters, options, load_plan(flow, options))
     edges = edge_records(placed_graph(study, flow.graph(name, **parameters)))
-    put(
-        render(replace(study.simulate(None if asks else options.steps), edges=tuple(edges)), options.format),
-        options.out,
-    )
+    flown = replace(study.simulate(None if asks else options.steps), edges=tuple(edges))
+    put(render(flown, options.format), options.out)
     return 0

@@ -77,9 +77,9 @@ def _tokens(program: str, options: argparse.Namespace, *, calibrated: bool) -> T
     return Tokens(options.prompt_tokens)
 
 
-def steps_flown(flow: Flow, program: str, asked: int = STEPS) -> int | None:
-    """Steps that a program is simulated for: ``asked`` of each loop, unless it has a parameter of its own for them."""
-    return None if "steps" in flow.find_program(program).parameters else asked
+def steps_flown(flow: Flow, program: str) -> int | None:
+    """Return how many steps of each loop are simulated; None for a program that has a parameter of its own for them."""
+    return None if "steps" in flow.find_program(program).parameters else STEPS
 
 
 def _elsewhere(name: str, flow: Flow) -> bool:

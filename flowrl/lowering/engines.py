@@ -26,12 +26,9 @@ class Refusal:
         return PlanError(f"{title}: {self.what}", at=at, have=self.have, fix=self.fix)
 
 
-def refusals(place: Place, role: Role, device: str, *, use: str, trained: bool | None = None) -> Iterator[Refusal]:
-    """Yield what the backend of a place does not do with that worker there, for a model of known size.
-
-    ``device``: the kind of its devices. ``trained``: the program updates it; if left out, as the role says.
-    """
-    refused = list(refusals_of_use(place, use=use, trained=role.trains if trained is None else trained))
+def refusals(place: Place, role: Role, device: str, *, use: str) -> Iterator[Refusal]:
+    """Yield what the backend of a place, on that kind of ``device``, does not do with a worker of known size."""
+    refused = list(refusals_of_use(place, use=use, trained=role.trains))
     yield from refused
     if not refused:
         yield from _of_worker(backend(place.backend), place, role)

@@ -185,12 +185,10 @@ def _span(track: Track, place: Mapping[str, int]) -> tuple[int, int]:
 def _ports(id: str, tracks: Sequence[Track]) -> dict[bool, list[tuple[Track, bool]]]:
     """Return what comes in at a box and goes out of it, by side: tracks that come in first."""
     ports: dict[bool, list[tuple[Track, bool]]] = {False: [], True: []}
-    for track in tracks:
-        if any(line.edge.dst == id for line in track.lines):
-            ports[track.up].append((track, True))
-    for track in tracks:
-        if track.src == id:
-            ports[track.up].append((track, False))
+    for enters in (True, False):
+        for track in tracks:
+            if any(line.edge.dst == id for line in track.lines) if enters else track.src == id:
+                ports[track.up].append((track, enters))
     return ports
 
 

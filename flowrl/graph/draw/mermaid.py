@@ -14,15 +14,7 @@ _DASHES = {
     "order": ",stroke-dasharray:1 4",
     "control": ",stroke-dasharray:2 3",
 }
-_SHAPES = {
-    "op": ("[", "]"),
-    "update": ("[", "]"),
-    "library": ("([", "])"),
-    "source": ("[/", "/]"),
-    "worker": ("[[", "]]"),
-    "move": ("{{", "}}"),
-    "none": ("[", "]"),
-}
+_SHAPES = {"library": ("([", "])"), "source": ("[/", "/]"), "worker": ("[[", "]]"), "move": ("{{", "}}")}
 
 
 def render(graph: Graph) -> str:
@@ -44,7 +36,7 @@ def _rows(picture: Picture) -> Iterator[str]:
 
 
 def _box(box: Box, ids: dict[str, str]) -> str:
-    before, after = _SHAPES[box.role]
+    before, after = _SHAPES.get(box.role, ("[", "]"))
     words = "<br/>".join(_words(text) for text in (box.title, *box.rows, *box.conditions))
     return f'{ids[box.id]}{before}"{words}"{after}'
 
