@@ -73,7 +73,7 @@ class Batch:
 
     @classmethod
     def _make(cls, keys: tuple[Key, ...], columns: dict[str, Column], call: CallInfo | None) -> Batch:
-        """Of parts known to fit."""
+        """Return a batch of parts that are known to fit, without looking at them."""
         batch = cls.__new__(cls)
         batch._set(keys, columns, call)
         return batch

@@ -16,7 +16,7 @@ _OPENED: Counter[str] = Counter()
 
 
 def _told_apart(name: str) -> str:
-    """Who a worker made by hand is to the rows that it samples: ``actor``, then ``actor (2)``."""
+    """Return the name under which a worker made by hand samples rows: ``actor``, then ``actor (2)``."""
     _OPENED[name] += 1
     return name if _OPENED[name] == 1 else f"{name} ({_OPENED[name]})"
 

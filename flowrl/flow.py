@@ -381,7 +381,7 @@ class Flow:
 
 
 def _plan(plan: str | Path | Plan | None) -> Plan:
-    """A plan, that of a file, or one process where there is none."""
+    """Return a plan, that of a file, or one process where there is none."""
     return plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
 
 

@@ -63,5 +63,5 @@ def _on_ranks(
 
 
 def _deployments(executions: Sequence[Execution]) -> dict[tuple[str, bool], Deployment]:
-    """Where workers are in any of the programs: equal copies of theirs are one."""
+    """Return where workers are in any of the programs: equal copies of theirs are one."""
     return {key: deployment for execution in executions for key, deployment in execution.deployments.items()}

@@ -80,7 +80,7 @@ def saved_vocabulary(name: str) -> str:
 
 @lru_cache(maxsize=32)
 def _read_vocabulary(path: Path, changed: int) -> str:
-    """The same of a file, read once as long as it is not ``changed``."""
+    """Return the digest of a file, read once as long as it is not ``changed``."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         table = record["model"]["vocab"]

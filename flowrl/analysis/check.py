@@ -174,7 +174,7 @@ def _pipeline(study: Study) -> Iterator[FlowError | Lint]:
 
 
 def _window(study: Study) -> Iterator[FlowError | Lint]:
-    """A window exchanges prompt groups: each prompt of a step has to be sampled for exactly once."""
+    """Yield an error unless each prompt of a step is sampled for exactly once: a window exchanges prompt groups."""
     samplers = {m.call.at.line: m.call for m in study.calls.values() if samples(m.call.op, m.call.serves)}
     inside = [call for _, call in sorted(samplers.items()) if call.loop]
     if len(inside) != 1:

@@ -170,7 +170,7 @@ def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node])
 
 
 def _older(lag: int, study: Study) -> str:
-    """Which version a relaxed read of step k sees: with fifo and drain at S=1 precisely that of the step before."""
+    """Return which version a relaxed read of step k sees: with fifo and drain at S=1 that of the step before."""
     steps = study.plan.pipeline
     settled = lag == 1 and (steps.order, steps.publish) == ("fifo", "drain")
     return "v(k-1)" if settled else f"v(k-{lag}) or newer"

@@ -153,7 +153,7 @@ def _recorded(words: Sequence[str]) -> list[str]:
 
 
 def _summary(outcome: Outcome, flow: Flow, said: Words) -> None:
-    """Where things are, and what changed between two runs of the same program."""
+    """Print where things are, and what changed between two runs of the same program."""
     out, last, digest = outcome.out, outcome.last, outcome.weights_digest
     if (out / "reward.png").exists():
         print(f"reward curve: {out / 'reward.png'}")

@@ -62,7 +62,7 @@ def unary(name: str) -> Callable[[Column], Column]:
 
 
 def _like(column: Column, other: Any) -> Column:
-    """This column. FieldError where the two are log-probabilities of different kinds."""
+    """Return this column. Raises FieldError where the two are log-probabilities of different kinds."""
     if column.marks and isinstance(other, type(column)):
         error = unlike("a subtraction", {"the left": column.marks, "the right": other.marks})
         if error is not None:

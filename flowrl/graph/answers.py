@@ -46,7 +46,7 @@ def handed_to(answers: Answers) -> Generator[None]:
 
 
 def answers_of_call() -> Answers | None:
-    """Who takes the answers of this call; asked in the thread of the call. None outside of a run."""
+    """Return what takes the answers of this call, asked in the thread of the call; None outside of a run."""
     return _ANSWERS.get()
 
 
@@ -79,7 +79,7 @@ def gathered(title: str, rows: Batch, given: Iterable[Any], names: Collection[st
 
 
 def _parts(title: str, pair: Any) -> tuple[int, Mapping[str, Any]]:
-    """A row and its fields. Raises WorkerError for what is no such pair."""
+    """Return a row and its fields. Raises WorkerError for what is no such pair."""
     match pair:
         case (int() as row, Mapping()) if isinstance(pair, tuple):
             return row, cast("Mapping[str, Any]", pair[1])

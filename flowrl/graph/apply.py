@@ -68,7 +68,7 @@ def _end_child(process: int) -> None:
 
 
 def _in_this_process(given: Iterator[Any]) -> Iterator[Any]:
-    """The same, as long as no child goes on with it."""
+    """Yield what is given; a forked child that goes on with it ends."""
     process = os.getpid()
     for one in given:
         _end_child(process)

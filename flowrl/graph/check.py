@@ -119,7 +119,7 @@ def _is_heeded(trail: Trail, marking: int, name: str) -> bool:
 def unused(
     workers: Sequence[WorkerInfo], used: Iterable[str], at: Mapping[str, At], named: Callable[[str], bool]
 ) -> tuple[list[FlowError], list[Lint]]:
-    """A worker that no program of the flow calls: an error, or a remark where the code of one has ``named`` it."""
+    """Return the workers that no program of a flow calls: errors, or remarks where the code of one has ``named`` it."""
     known = set(used)
     lost = [w for w in workers if w.name not in known]
     errors: list[FlowError] = [

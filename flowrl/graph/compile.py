@@ -26,14 +26,14 @@ def node_ids(traced: Traced) -> dict[Place, str]:
 
 
 def ids_by_site(traced: Traced) -> dict[Site, str]:
-    """The same by title, file and line, as a running program knows its calls; of several in a line, the first."""
+    """Return the ids by title, file and line, as a running program knows its calls; of several in a line, the first."""
     order, sample = _in_order(traced.trails)
     ids = _names(order, sample)
     return {site(sample[place]): ids[place] for place in reversed(order)}
 
 
 def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness: int = 0) -> Graph:
-    """One steady iteration: the second of each loop, and what lies outside of loops."""
+    """Return the graph of a steady iteration: the second of each loop, and what lies outside of loops."""
     trails = traced.trails
     order, sample = _in_order(trails)
     sources = _sources(trails)

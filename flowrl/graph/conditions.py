@@ -123,7 +123,7 @@ def _asked(paths: Sequence[int], trails: Sequence[Trail]) -> _Asked:
 
 
 def _needed(paths: Sequence[int], values: Mapping[int, Hashable], asked: _Asked) -> list[_Question]:
-    """As few questions as tell paths of different values apart; those of this step rather than of the one before."""
+    """Return as few questions as tell paths of different values apart; those of this step before those of the last."""
     apart = {asked.differ(a, b) for a, b in combinations(paths, 2) if values[a] != values[b]} - {0}
     kept = sum(asked.questions.values())
     order = sorted(asked.questions.items(), key=lambda q: (q[0].iteration, -q[1]))

@@ -98,7 +98,7 @@ def _spoiled(done: Run) -> bool:
 
 
 def _given_away(done: Run) -> list[Exit]:
-    """Where other code was given a number. What it makes of it may be a number that no run has."""
+    """Return where other code was given a number: what it makes of that may be a number that no run has."""
     return [exit for exit, ways in done.tracer.trail.path.exits.items() if OTHER in ways]
 
 

@@ -66,7 +66,7 @@ class Op:
 
     @property
     def parameters(self) -> Parameters:
-        """Those of its function."""
+        """The parameters of its function."""
         return parameters_of(self.fn)
 
     @property

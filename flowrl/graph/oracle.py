@@ -57,11 +57,11 @@ class Numbers:
         return self.choices.get(exit, NUMBERS)
 
     def with_second(self, exits: Iterable[Exit], number: int) -> Numbers:
-        """The same with another second number at these places; it gives up none of its own."""
+        """Return the numbers with another second one at these places, where none of them is given up."""
         return replace(self, choices={**self.choices, **{exit: (self.of(exit)[0], number) for exit in exits}})
 
     def give_up(self, path: Path, *, first: bool = True) -> bool:
-        """A path has failed: take another number at the last place that chose one. Returns whether there is one.
+        """Take another number at the last place of a failed path that chose one. Returns whether there is one.
 
         Without ``first`` only a second number is given up.
         """

@@ -40,7 +40,7 @@ def carried(made: TCall | Draw, loop: int, iteration: int) -> bool:
 
 
 def written_out(value: Any) -> Any:
-    """A value of the program as what it is written as, and nothing else, in place of itself."""
+    """Return what stands for a value of the program where only its expression counts."""
     return as_written(getattr(value.ref, "text", "") or "...")
 
 

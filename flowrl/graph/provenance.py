@@ -92,7 +92,7 @@ class Provenance:
             self.tracer.trail.readings.append(Reading(title, field, self.said[own], self.said[maker], own, maker, at))
 
     def _reader(self, worker: Any, arguments: Mapping[str, Any]) -> Any:
-        """Whose tokenizer reads the ids of a call: the worker's own, or that of the policy that it is handed."""
+        """Return whose tokenizer reads the ids of a call: the worker, or the policy that it is handed."""
         if worker is None or _has_model(worker) or _declared(worker) is not None:
             return worker
         return next((v for v in arguments.values() if is_handle(v) and _has_model(v)), worker)

@@ -115,7 +115,7 @@ class _Walk:
             self._follow(loose, scope, {})
 
     def _name(self, module: str, name: str) -> None:
-        """A name at module level that holds no function and no class."""
+        """Look at a name at module level that holds no function and no class."""
         scope = vars(sys.modules[module])
         file = getattr(sys.modules[module], "__file__", None)
         if file is None:

@@ -95,7 +95,7 @@ class Reads:
         return []
 
     def _made_apart(self, name: str) -> str | None:
-        """Where a missing field was added in this step, but to another batch."""
+        """Return the fix where a missing field was added in this step, but to another batch; else None."""
         for call in reversed(self.tracer.trail.calls):
             in_this_step = call.iteration == self.tracer.iteration
             if in_this_step and name in call.signature.adds and not call.arguments.get("into"):

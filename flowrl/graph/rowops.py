@@ -72,7 +72,7 @@ class RowOps:
         return BatchValue(self.tracer, TBatch(fields, batch.rows, batch.rows_call))
 
     def _text(self, op: Op, args: Sequence[Any]) -> str:
-        """How a call is written: ``(rewards - costs).mean()``."""
+        """Return how a call is written: ``(rewards - costs).mean()``."""
         parts = [_operand(arg) for arg in args]
         if op.name in REDUCTIONS or op.name in BY_ROW:
             return method(parts[0], op.name)
@@ -295,7 +295,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _later(name: str, args: Sequence[Any]) -> tuple[int, int] | None:
-    """Which step it is: ``step - 1`` is one step before ``step``."""
+    """Return which step a result is: ``step - 1`` is one step before ``step``; None where it is no step."""
     shifts = [a for a in args if type(a) is int]
     steps: list[tuple[int, int]] = [a.ref.step for a in args if isinstance(a, Symbol) and a.ref.step is not None]
     if len(steps) != 1 or len(shifts) != 1 or name not in ("add", "sub") or (name == "sub" and args[0] is shifts[0]):
@@ -305,7 +305,7 @@ def _later(name: str, args: Sequence[Any]) -> tuple[int, int] | None:
 
 
 def _rows_of(batch: TBatch) -> list[Use]:
-    """Where the rows of a batch come from, without any of their fields."""
+    """Return where the rows of a batch come from, without any of their fields."""
     if batch.rows_call is not None:
         return [Use(batch.rows_call, "keys")]
     return [Use(None, "keys", draw=int(batch.rows[1]))] if batch.rows[0] == "draw" and batch.rows[1] else []

@@ -90,7 +90,7 @@ class Surroundings:
         return [name for name, changed in self._taken if changed()]
 
     def leaks(self) -> list[ProgramError]:
-        """The same, as findings of a check."""
+        """Return errors of what was changed and cannot be put back, as findings of a check."""
         return [
             ProgramError(
                 f"'{name}' is outside of the program, and the program takes from it or changes it: check, which runs "
@@ -131,7 +131,7 @@ class Surroundings:
         return self._kinds[kind]
 
     def _iterator(self, name: str, value: Any) -> None:
-        """One that cannot be put back: where it is now, or else whether the program names it."""
+        """Note an iterator, which cannot be put back: where it is now, or else whether the program names it."""
         if type(value).__name__ == "count" or hasattr(value, "__length_hint__") or hasattr(value, "gi_frame"):
             was = _progress(value)
             self._taken.append((name, lambda: _progress(value) != was))
@@ -256,7 +256,7 @@ class Surroundings:
             self._hold(name, was.values())
 
     def _numbers(self, name: str, value: Any) -> None:
-        """A tensor or an array: copied where it is small."""
+        """Note a tensor or an array: a copy of a small one, the state of a large one."""
         if type(value).__name__ in ("Generator", "RandomState"):
             self._random(name, value)
         elif hasattr(value, "copy_"):  # a tensor counts its changes

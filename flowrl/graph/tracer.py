@@ -84,7 +84,7 @@ class Tracer:
                 self.trail.endless[endless] = self.trail.endless.get(endless, False) or left
 
     def draw(self, source: SourceLike, count: Any = None, *, form: str = "take") -> Any:
-        """A batch of the source's next rows, which the program asks for with ``flow.<form>``."""
+        """Return a batch of the source's next rows, which the program asks for with ``flow.<form>``."""
         self._draws += 1
         if form != "more":  # which draws from the source of the step, whatever it is called
             self._named[id(source)] = named(source, form, self.code)
@@ -112,7 +112,7 @@ class Tracer:
         return BatchValue(self, TBatch(fields, rows))
 
     def _count(self, count: Any) -> TNumber | None:
-        """How many rows the program asks for, where it computes that."""
+        """Return how many rows the program asks for, where it computes that; else None."""
         if not isinstance(count, ScalarValue):
             return None
         self.trail.logged.update(self.reads.uses(count))

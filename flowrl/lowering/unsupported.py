@@ -52,7 +52,7 @@ def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
 
 
 def _devices(plan: Plan) -> Iterator[PlanError]:
-    """A process has one device for each pool."""
+    """Yield places with more than the one device that a process has for each pool."""
     fix = "Run it with --runtime ray, or give the pool one device."
     told: set[str] = set()
     for worker, use, place in plan.roles():
@@ -73,7 +73,7 @@ def _devices(plan: Plan) -> Iterator[PlanError]:
 
 
 def _engines(plan: Plan) -> Iterator[PlanError]:
-    """A process has one engine for the two uses of a worker in one pool."""
+    """Yield workers with two engines in one pool, where a process has one for both uses."""
     for worker, places in plan.place.items():
         stated = [places[use] for use in ("train", "generate") if use in places]
         if len({p.backend for p in stated}) > len({p.pool for p in stated}):

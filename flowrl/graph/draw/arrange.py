@@ -33,7 +33,7 @@ def arrange(picture: Picture, sizes: Mapping[str, Size]) -> Layout:
 
 
 def _arrangements(groups: tuple[Group, ...], count: int) -> Iterator[tuple[tuple[Group, ...], Order, int]]:
-    """As many as are asked for, spread evenly over the orders of the groups."""
+    """Yield as many arrangements as are asked for, spread evenly over the orders of the groups."""
     share = max(1, count // (len(_ORDERS) * len(_WEIGHTS)))
     every = list(islice(permutations(groups), 5040))
     step = max(1, len(every) // share)

@@ -49,7 +49,7 @@ class _Ground:
     boxes: tuple[Rect, ...]
 
     def cost(self, id: str, word: Rect, others: Collection[Rect], enough: float = math.inf) -> float:
-        """How ill the words of a line stand there, other words given; 0 is fine. A cost above ``enough`` is a bound."""
+        """Return how ill the words of a line stand there; 0 is fine. A cost above ``enough`` is a lower bound."""
         left, top, right, low = edges_of(word)
         outside = left < 0 or top < 0 or right > self.layout.width or low > self.layout.height
         cost = 30.0 * outside + 6.0 * self.lines.entering(word)

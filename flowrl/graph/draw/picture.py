@@ -225,7 +225,7 @@ def _source(source: SourceInfo) -> Box:
 
 
 def _idle(worker: WorkerInfo, graph: Graph, hue: int | None) -> Box:
-    """A worker that serves stands where its weights are brought to, unless the plan says where."""
+    """Return the box of a worker that serves, where its weights are brought to unless the plan says where."""
     moved = (n.pool for n in graph.nodes if n.worker == worker.name and n.kind != "op")
     pool, rows = worker.pool or next(moved, None), placed.place_rows(worker)
     tip, group = _worker_tip(worker), _pool_id(pool) if pool else None

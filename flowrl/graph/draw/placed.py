@@ -77,7 +77,7 @@ def time_text(node: Node) -> str:
 
 
 def place_lines(node: Node) -> tuple[str, ...]:
-    """All of it in full, for a tooltip or a card."""
+    """Return the place and the time of a call in full, for a tooltip or a card."""
     where = [f"pool {node.pool}" if node.pool else "", f"mesh {spaced(node.mesh)}" if node.mesh else ""]
     time = "" if node.seconds is None else f"{seconds_text(node.seconds)} per call"
     part = "" if node.share is None else f"{part_text(node.share)} of the time of its pool"

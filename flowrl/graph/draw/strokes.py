@@ -119,7 +119,7 @@ def polygon(corners: Iterable[Point]) -> str:
 
 
 def number(value: float) -> str:
-    """A tenth of a point is enough."""
+    """Return a number as SVG has it; a tenth of a point is enough."""
     short = f"{value:.1f}".removesuffix(".0")
     return "0" if short == "-0" else short
 

@@ -130,7 +130,7 @@ def _ground(at: Point, picture: Picture, layout: Layout) -> str:
 
 
 def _halo(color: str) -> str:
-    """A rim around letters in the colour of the ground, so that a line below does not strike them through."""
+    """Return the look of a rim around letters in the colour of the ground, so that no line strikes them through."""
     return f'stroke="{color}" stroke-width="3" stroke-linejoin="round" stroke-opacity="0.9" paint-order="stroke"'
 
 
