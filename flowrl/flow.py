@@ -327,7 +327,7 @@ class Flow:
         return Runner(executions, executor, settings).run()
 
     def _checked(self, name: str, plan: Plan, parameters: Mapping[str, Any], *, planned: bool, runtime: str) -> Study:
-        """A program of a run under its plan. Raises CheckError with all that is wrong with it, or with the plan."""
+        """Return a program of a run under its plan. Raises CheckError with all that is wrong with it or the plan."""
         from .analysis.check import refuse
 
         if errors := self.check(name, **parameters).errors:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cached_file(name: str, file: str, *, current: bool = False) -> Path | None:
-    """A file of a model as the hub library keeps it, of the snapshot that ``refs/main`` names; None where none is.
+    """Return a file of a cached model of the hub, of the snapshot that ``refs/main`` names; None where there is none.
 
     Without such a snapshot it is that of another one, unless it has to be the ``current`` one. ``name`` may differ in
     the case of its letters.

@@ -55,7 +55,7 @@ def recorded_graph(study: Study, graph: Graph, *, planned: bool) -> Graph:
 
 
 def overlaid(graph: Graph, simulation: Simulation) -> Graph:
-    """The same with what a simulation found: seconds of a call, its part of the pool's time, how busy pools were."""
+    """Return a graph with what a simulation found: seconds of calls, their part of the time of pools, busy pools."""
     totals_of = {total.node: total for total in reversed(totals(simulation))}  # of the first pool that a call takes
     whole, steps = simulation.makespan, max(simulation.steps, 1)
     busy = {p.name: p.busy for p in simulation.pools}
