@@ -44,10 +44,13 @@ def _grouped(how: str) -> Callable[..., Any]:
     return call
 
 
+def _concat(batch: Batch, *others: Batch) -> Batch:
+    return batch.concat(*others)
+
+
 _ON_BATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "join": lambda batch, other: batch | other,
     "filter": lambda batch, mask: batch.filter(mask),
-    "concat": lambda batch, *others: batch.concat(*others),
     "select": lambda batch, names: batch.select(*names),
     "drop": lambda batch, names: batch.drop(*names),
     "rename": lambda batch, names: batch.rename(**names),
@@ -59,6 +62,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "group_mean": _grouped("mean"),
     "group_std": _grouped("std"),
     "count": len,
+    "concat": _concat,
     **_ON_BATCHES,
 }
 

@@ -208,10 +208,10 @@ class Graph:
     @staticmethod
     def from_networkx(graph: networkx.MultiDiGraph[Any]) -> Graph:
         """Read what :meth:`to_networkx` gave, changed or not."""
-        about: dict[str, Any] = {name: graph.graph[name] for name in _about() if name in graph.graph}
+        about: dict[str, Any] = {"program": "", **{name: graph.graph[name] for name in _about() if name in graph.graph}}
         nodes = tuple(d["node"] for _, d in graph.nodes(data=True) if "node" in d)
         edges = sorted((d for *_, d in graph.edges(data=True)), key=lambda d: d.get("place", graph.number_of_edges()))
-        return Graph(**{"program": "", **about}, nodes=nodes, edges=tuple(d["edge"] for d in edges))
+        return Graph(**about, nodes=nodes, edges=tuple(d["edge"] for d in edges))
 
 
 def _about() -> tuple[str, ...]:
