@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ProgramError
-from ..graph import session as sessions
 from ..graph.allowed import number, whole
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .validate import ANCHORS, one_of, refuse_lone_rows, warn_of_lone_rows
+from .validate import ANCHORS, one_of, refusal, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,16 +49,14 @@ def _factored_reads(call: CallShape) -> str:
     center = one_of(title, "center", said.get("center"), CENTERS)
     one_of(title, "scale", said.get("scale"), SCALES)
     if said.get("leave_one_out") and center not in ("group", "batch"):
-        raise ProgramError(
+        raise refusal(
             f"{title}: leave_one_out=True is of a plain mean, and center={center!r} takes none.",
-            at=sessions.caller(),
-            fix='Write center="group", or leave out leave_one_out.',
+            'Write center="group", or leave out leave_one_out.',
         )
     if of != "returns" and said.get("gamma") != 1:
-        raise ProgramError(
+        raise refusal(
             f"{title}: gamma={said.get('gamma')!r} discounts returns, and these advantages are of the {of}.",
-            at=sessions.caller(),
-            fix='Write of="returns", or leave out gamma.',
+            'Write of="returns", or leave out gamma.',
         )
     if _compares(center, said.get("scale")):
         refuse_lone_rows(title, call, _ALL_0, instead=', or compare over the batch: center="batch", scale="batch"')
@@ -182,10 +178,9 @@ def group_advantages(
 def _gae_reads(call: CallShape) -> str:
     lam, alpha = call.call.get("lam"), call.call.get("alpha")
     if alpha is not None and lam != LAM:
-        raise ProgramError(
+        raise refusal(
             f"rl.gae: lam={lam} and alpha={alpha} both say how far the advantages look.",
-            at=sessions.caller(),
-            fix="Leave out one of them; lam_returns= is of the returns.",
+            "Leave out one of them; lam_returns= is of the returns.",
         )
     return "rewards, values, response_mask" + _paid_by_token(call)
 
@@ -255,16 +250,14 @@ def _gdpo_reads(call: CallShape) -> str:
     if names is Parameter.empty:  # asked what it would read before there is a call
         names = ("correctness", "format")
     if isinstance(names, str) or not names:
-        raise ProgramError(
+        raise refusal(
             f"rl.gdpo: rewards={names!r} does not name the fields of several rewards.",
-            at=sessions.caller(),
-            fix=f'Write rewards=("{names or "correctness"}", "format").',
+            f'Write rewards=("{names or "correctness"}", "format").',
         )
     if weights is not None and len(weights) != len(names):
-        raise ProgramError(
+        raise refusal(
             f"rl.gdpo: {len(weights)} weights for {len(names)} rewards.",
-            at=sessions.caller(),
-            fix=f"Give one weight for each of {', '.join(names)}.",
+            f"Give one weight for each of {', '.join(names)}.",
         )
     refuse_lone_rows("rl.gdpo", call, _ALL_0)
     return ", ".join([*(f"{name}: f32[]" for name in names), "response_mask"])
@@ -306,10 +299,9 @@ def _best_of_reads(call: CallShape) -> str:
     k = call.call.get("k")
     one_of("rl.pass_at_k", "scale", call.call.get("scale"), ("std", "none"))
     if isinstance(k, int) and call.rows_each is not None and call.rows_each <= k:
-        raise ProgramError(
+        raise refusal(
             f"rl.pass_at_k: k={k}, and each prompt has {call.rows_each} rows at most: {_ALL_0}.",
-            at=sessions.caller(),
-            fix=f"Write n={2 * k} in {call.sampled_by}, or a smaller k.",
+            f"Write n={2 * k} in {call.sampled_by}, or a smaller k.",
         )
     return "rewards, response_mask"
 

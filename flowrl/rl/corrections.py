@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
-from ..errors import ProgramError
 from ..graph import allowed
-from ..graph import session as sessions
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .validate import one_of
+from .validate import one_of, refusal
 
 if TYPE_CHECKING:
     from ..batch import Batch, Column
@@ -116,31 +114,27 @@ def correct(
     """
     for name, bound, open_ in (("low", low, 0.0), ("high", high, float("inf"))):
         if bound not in (None, open_) and name not in _BOUNDS.get(how, (name,)):
-            raise ProgramError(
+            raise refusal(
                 f"rl.correct: how='{how}' has no use for {name}={bound}.",
-                at=sessions.caller(),
-                fix=f'Leave {name}= out, or write how="clip", "mask" or "reject", which have two bounds.',
+                f'Leave {name}= out, or write how="clip", "mask" or "reject", which have two bounds.',
             )
     if how == "veto" and level != "token":
-        raise ProgramError(
+        raise refusal(
             f"rl.correct: how='veto' looks at the ratio of each token, and has no use for level='{level}'.",
-            at=sessions.caller(),
-            fix=f'Leave level= out, or write how="reject", which holds the ratio at level="{level}" against low= and '
+            f'Leave level= out, or write how="reject", which holds the ratio at level="{level}" against low= and '
             "high=.",
         )
     if how == "veto" and not low:
-        raise ProgramError(
+        raise refusal(
             "rl.correct: how='veto' leaves out rows with a ratio below low=, and none is below 0.",
-            at=sessions.caller(),
-            fix="Give low= the smallest ratio of a token that may be, such as 1e-4.",
+            "Give low= the smallest ratio of a token that may be, such as 1e-4.",
         )
     low = 0.0 if low is None else low
     high = max(2.0, low) if high is None and how == "veto" else 2.0 if high is None else high
     if not 0 <= low <= high:
-        raise ProgramError(
+        raise refusal(
             f"rl.correct: low={low}, high={high} are no bounds of a ratio.",
-            at=sessions.caller(),
-            fix="Give 0 <= low <= high; 1 is where both policies agree.",
+            "Give 0 <= low <= high; 1 is where both policies agree.",
         )
     return Correction(level, how, float(low), float(high))
 

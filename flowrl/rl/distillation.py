@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ProgramError
-from ..graph import session as sessions
 from ..graph.declare import op
 from ..graph.signature import CallShape
 from .spec import Loss
-from .validate import ANCHORS, one_of
+from .validate import ANCHORS, one_of, refusal
 
 if TYPE_CHECKING:
     from ..batch import Batch, Column
@@ -23,10 +21,9 @@ DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
 def _check(title: str, kind: Any, beta: Any) -> None:
     one_of(title, "kind", kind, DIVERGENCES)
     if isinstance(beta, (int, float)) and not 0 < beta < 1:
-        raise ProgramError(
+        raise refusal(
             f"{title}: beta={beta} is not between 0 and 1.",
-            at=sessions.caller(),
-            fix='Write kind="forward_kl" for the limit at 0, kind="reverse_kl" for that at 1.',
+            'Write kind="forward_kl" for the limit at 0, kind="reverse_kl" for that at 1.',
         )
 
 

@@ -5,11 +5,10 @@ Each gives a loss per token. ``sg`` has no gradient.
 
 from __future__ import annotations
 
-from ..errors import ProgramError
-from ..graph import session as sessions
 from ..graph.allowed import number, one_of
 from ..graph.arguments import takes
 from .policy import Gate
+from .validate import refusal
 
 __all__ = [
     "cispo",
@@ -100,10 +99,9 @@ def vespo(positive: tuple[float, float] = (2.0, 3.0), negative: tuple[float, flo
     """
     for name, pair in (("positive", positive), ("negative", negative)):
         if len(pair) != 2 or not min(pair) > 0:
-            raise ProgramError(
+            raise refusal(
                 f"rl.gates.vespo: {name}={pair!r} is no power and rate of decay.",
-                at=sessions.caller(),
-                fix=f"Give two numbers above 0, such as {name}=(2.0, 3.0).",
+                f"Give two numbers above 0, such as {name}=(2.0, 3.0).",
             )
     return Gate("vespo", {"positive": tuple(positive), "negative": tuple(negative)}, clips=False)
 

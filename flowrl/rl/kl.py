@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ProgramError
-from ..graph import session as sessions
-from .validate import KL_KINDS, one_of
+from .validate import KL_KINDS, one_of, refusal
 
 #: What verl calls its estimators, in the words of a policy loss.
 _VERL = {
@@ -25,31 +23,26 @@ def check_kl(title: str, kind: str, bound: Any, gradient: str | None, *, weighte
     """Raise ProgramError at the driver's line for a KL that there is not, or that is not what it is taken for."""
     if kind in _VERL:
         known = ", ".join((*KL_KINDS, "full"))
-        raise ProgramError(
-            f"{title}: kl_kind={kind!r} is none of {known}.", at=sessions.caller(), fix=f"Write {_VERL[kind]}."
-        )
+        raise refusal(f"{title}: kl_kind={kind!r} is none of {known}.", f"Write {_VERL[kind]}.")
     one_of(title, "kl_kind", kind, (*KL_KINDS, "full"))
     if gradient is not None:
         one_of(title, "kl_gradient", gradient, KL_KINDS)
     if gradient is not None and kind == "full":
-        raise ProgramError(
+        raise refusal(
             f"{title}: kl_kind='full' is no estimate, and its gradient is that of the KL at each token; "
             f"kl_gradient='{gradient}' would put an estimate in its place.",
-            at=sessions.caller(),
-            fix="Leave out kl_gradient=.",
+            "Leave out kl_gradient=.",
         )
     if isinstance(bound, (int, float)) and not bound > 0:
-        raise ProgramError(
+        raise refusal(
             f"{title}: kl_bound={bound} leaves nothing of the KL.",
-            at=sessions.caller(),
-            fix="Give the largest KL of a token in nats, such as 10.0, or leave it out.",
+            "Give the largest KL of a token in nats, such as 10.0, or leave it out.",
         )
     if weighted and kind == "k2" and gradient is None:
-        raise ProgramError(
+        raise refusal(
             f"{title}: kl_weighted=True does not remove the bias of kl_kind='k2': the ratio times k2 is an estimate of "
             "E[(log p - log ref)^2] / 2 under the policy, which is not the KL, and neither is its gradient.",
-            at=sessions.caller(),
-            fix='Write kl_kind="k3"; or kl_kind="k3", kl_gradient="k2", which weighs the gradient of k2 alone.',
+            'Write kl_kind="k3"; or kl_kind="k3", kl_gradient="k2", which weighs the gradient of k2 alone.',
         )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import ProgramError
-from ..graph import session as sessions
 from ..graph.allowed import whole
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .validate import refuse_lone_rows, warn_of_lone_rows
+from .validate import refusal, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,10 +129,9 @@ def mismatched(batch: Batch) -> Batch:
     for row in order.tolist():
         first.setdefault(int(group[row]), row)
     if len(first) == 1:
-        raise ProgramError(
+        raise refusal(
             "rl.mismatched: all rows are of one prompt, so there is no other one.",
-            at=sessions.caller(),
-            fix="Give it the rows of two prompts or more.",
+            "Give it the rows of two prompts or more.",
         )
     prompts = list(first)
     after = dict(zip(prompts, [*prompts[1:], *prompts[:1]], strict=True))

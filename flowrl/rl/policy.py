@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ProgramError
-from ..graph import session as sessions
 from ..graph.allowed import number
 from .corrections import Part, fields_read, parts_of
 from .kl import check_kl, kl_remarks
 from .spec import Loss
-from .validate import is_zero, one_of
+from .validate import is_zero, one_of, refusal
 
 REFERENCE = "ref_distribution: f32[*response, vocab]"
 ANCHORS = ("rollout", "old", "loglinear")
@@ -165,16 +163,14 @@ def _check_ratio(title: str, gate: Gate, ratio: str, anchor: str, corrections: S
     one_of(title, "ratio", ratio, RATIOS)
     one_of(title, "anchor", anchor, ANCHORS)
     if gate.by_token and ratio != "token":
-        raise ProgramError(
+        raise refusal(
             f"{title}: the gate '{gate.name}' takes the ratio of each token, and was given ratio={ratio!r}.",
-            at=sessions.caller(),
-            fix="Leave out ratio=.",
+            "Leave out ratio=.",
         )
     if _weighs(corrections) and gate.follows and anchor == "rollout":
-        raise ProgramError(
+        raise refusal(
             f"{title}: the ratio is to the policy that sampled, and the correction would count it twice.",
-            at=sessions.caller(),
-            fix='Write anchor="old" (with actor.logprobs before), a correction that only rejects, or leave it out.',
+            'Write anchor="old" (with actor.logprobs before), a correction that only rejects, or leave it out.',
         )
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ProgramError
-from ..graph import session as sessions
 from ..graph.allowed import Allowed, number, one_of
 from ..graph.arguments import takes
 from .spec import Loss
-from .validate import is_zero
+from .validate import is_zero, refusal
 
 _PREFERRED = "preferred: bool[], response_mask"
 #: Kinds of a loss of pairs: of the difference of the two rows, or of how far each lies from the reference.
@@ -108,16 +106,14 @@ def preference_loss(
         ("reference_free", reference_free, OF_DIFFERENCE),
     ):
         if kind not in kinds and not is_zero(said):
-            raise ProgramError(
+            raise refusal(
                 f"{title}: {name}={said} is no part of kind={kind!r}.",
-                at=sessions.caller(),
-                fix=f"Leave out {name}, or take one of {', '.join(kinds)}.",
+                f"Leave out {name}, or take one of {', '.join(kinds)}.",
             )
     if kind == "exo" and is_zero(label_smoothing):
-        raise ProgramError(
+        raise refusal(
             f"{title}: kind='exo' has no loss at label_smoothing=0, where the worse row may have no share at all.",
-            at=sessions.caller(),
-            fix="Write label_smoothing=0.001.",
+            "Write label_smoothing=0.001.",
         )
     parameters: dict[str, Any] = {
         "kind": kind,

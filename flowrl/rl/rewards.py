@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import ProgramError
-from ..graph import session as sessions
 from ..graph.allowed import number
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.signature import CallShape
-from .validate import ANCHORS, KL_KINDS, one_of, refuse_lone_rows, warn_of_lone_rows
+from .validate import ANCHORS, KL_KINDS, one_of, refusal, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,10 +55,9 @@ def kl_penalty(batch: Batch, *, coef: float, kind: str = "k1", anchor: str = "ro
 def _overlong_reads(call: CallShape) -> str:
     longest, buffer = call.call.get("longest"), call.call.get("buffer")
     if isinstance(longest, int) and isinstance(buffer, int) and not 0 < buffer <= longest:
-        raise ProgramError(
+        raise refusal(
             f"rl.overlong_penalty: buffer={buffer} is no part of the longest={longest} tokens.",
-            at=sessions.caller(),
-            fix=f"Give buffer= a number from 1 to {max(longest, 1)}.",
+            f"Give buffer= a number from 1 to {max(longest, 1)}.",
         )
     return "response_mask"
 
@@ -129,11 +126,7 @@ def _of(call: CallShape) -> str:
 def _clipped_reads(call: CallShape) -> str:
     low, high = call.call.get("low"), call.call.get("high")
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
-        raise ProgramError(
-            f"rl.clipped_rewards: low={low} lies above high={high}.",
-            at=sessions.caller(),
-            fix=f"Write low={high}, high={low}.",
-        )
+        raise refusal(f"rl.clipped_rewards: low={low} lies above high={high}.", f"Write low={high}, high={low}.")
     return _of(call)
 
 

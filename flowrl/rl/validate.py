@@ -20,6 +20,11 @@ KL_KINDS = ("k1", "k2", "k3")
 ANCHORS = ("rollout", "old")
 
 
+def refusal(what: str, fix: str) -> ProgramError:
+    """Return the error of an argument that an op or a loss does not take, at the driver's line."""
+    return ProgramError(what, at=sessions.caller(), fix=fix)
+
+
 def is_zero(number: Any) -> bool:
     """Whether a weight is 0 for good: one that the program computes is not."""
     return isinstance(number, (int, float)) and number == 0
@@ -37,10 +42,9 @@ def refuse_lone_rows(title: str, call: CallShape, outcome: str, *, instead: str 
     ``outcome`` is what it would come to: ``every advantage would be 0``. Raises ProgramError.
     """
     if call.rows_each == 1:
-        raise ProgramError(
+        raise refusal(
             f"{title} compares the rows of a prompt, and each has one here: {outcome}.",
-            at=sessions.caller(),
-            fix=f"Write n=8 in {call.sampled_by}{instead}.",
+            f"Write n=8 in {call.sampled_by}{instead}.",
         )
 
 

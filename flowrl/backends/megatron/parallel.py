@@ -74,9 +74,7 @@ class Parallel:
     def active(self) -> Iterator[None]:
         """Inside, megatron-core works on this mesh, on the CPU where there is no CUDA, and without its warnings."""
         with on_cpu(), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", module=r"megatron\.|torch\.distributed\.|flowrl\.backends\.megatron\.shim"
-            )
+            warnings.filterwarnings("ignore", module=_WARNERS)
             found = _swap(self.globals)
             try:
                 yield
