@@ -18,6 +18,7 @@ from ...errors import ResumeError, UsageError, shown
 from .disk import remove, write_file, writing
 
 NAME = "run.lock"
+PATIENCE = 5.0  # seconds that others may look at a lock; one that is stopped while it does keeps nobody out
 _HELD: set[Path] = set()  # by this process; one that has replaced itself by another program holds nothing any more
 _TAKING = threading.Lock()  # one thread of this process: what another one has just taken is in _HELD
 
@@ -225,10 +226,16 @@ def _alone(file: Path) -> Iterator[None]:
     except ImportError:  # not on Unix
         yield
         return
-    handle = os.open(file.parent, os.O_RDONLY)
+    handle, until = os.open(file.parent, os.O_RDONLY), time.monotonic() + PATIENCE
     try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                break
         yield
     finally:
         os.close(handle)

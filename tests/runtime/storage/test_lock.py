@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -51,6 +52,24 @@ def wait_for(file, seconds=60.0):
     while not file.exists():
         assert time.monotonic() < end, f"{file} is not there"
         time.sleep(0.05)
+
+
+def test_a_process_that_is_stopped_while_it_looks_at_the_lock_keeps_nobody_out(tmp_path, monkeypatch):
+    """It has the folder to itself for that moment, as has another user who can open it."""
+    monkeypatch.setattr(lock, "PATIENCE", 0.2)
+    stopped, done = os.open(tmp_path, os.O_RDONLY), threading.Event()
+    fcntl.flock(stopped, fcntl.LOCK_EX)
+
+    def take():
+        Lock(tmp_path).release()
+        done.set()
+
+    try:
+        threading.Thread(target=take, daemon=True).start()
+        assert done.wait(20)
+    finally:
+        os.close(stopped)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
