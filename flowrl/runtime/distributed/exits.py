@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,19 +64,24 @@ def counter_of(pid: int, proc: Path = PROC, cgroups: Path = CGROUPS) -> Counter:
 
 
 class Watched:
-    """A process of this host: ``Watched(pid).ended()`` says how it ended, ``it ended with status 3``."""
+    """A process of this host: ``Watched(pid).ended()`` says how it ended, ``it ended with status 3``.
+
+    Several threads may ask, and one may let go of it meanwhile: what it was called by may be another file's by then.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._counter = counter_of(pid)
         self._before = self._counter.read()
+        self._lock = threading.Lock()
         self._handle = -1
         with suppress(OSError, AttributeError):  # it is gone, or the system has no pidfds
             self._handle = os.pidfd_open(pid)
 
     def ended(self) -> str:
         """How it ended, as far as the system says; empty where it does not."""
-        status = self._status()
+        with self._lock:
+            status = self._status()
         if status in (None, -signal.SIGKILL) and self._counter.read() > self._before:
             limit = self._counter.bytes()
             return _RAN_OUT + (f" (its control group may have {limit / (1 << 30):.1f} GiB)" if limit else "")
@@ -106,6 +112,7 @@ class Watched:
 
     def close(self) -> None:
         """Let go of the process."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        with self._lock:
+            if self._handle >= 0:
+                os.close(self._handle)
+                self._handle = -1

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -100,6 +101,26 @@ def test_the_real_end_of_a_process_is_told(ends, code, said):
     watched = ends(code)
     assert watched.ended().startswith(said)
     watched.close()
+    assert watched.ended() == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="pidfds are Linux's")
+def test_one_thread_may_let_go_of_a_process_while_another_asks_how_it_ended(tmp_path, monkeypatch):
+    """As where several wait for a rank, and the first of them has it started again."""
+    watched, said = Watched(os.getpid()), []
+    (tmp_path / str(os.getpid())).mkdir()
+    os.mkfifo(stat := tmp_path / str(os.getpid()) / "stat")
+    monkeypatch.setattr(exits, "PROC", tmp_path)
+    asks = threading.Thread(target=lambda: said.append(watched.ended()), daemon=True)
+    asks.start()
+    with stat.open("w") as file:  # it reads
+        leaves = threading.Thread(target=watched.close, daemon=True)
+        leaves.start()
+        leaves.join(0.2)
+        file.write("7 (python) S 0")
+    asks.join(30)
+    leaves.join(30)
+    assert said == [""] and not leaves.is_alive()
     assert watched.ended() == ""
 
 

@@ -302,7 +302,8 @@ class RayRanks:
 
     def _ends(self, ranks: Iterable[int]) -> list[str]:
         """How these ended, as far as this host knows: those that ran out of memory first."""
-        found = [self._watched[rank].ended() for rank in sorted(ranks) if rank in self._watched]
+        watched = [self._watched.get(rank) for rank in sorted(ranks)]  # another thread may start them again meanwhile
+        found = [one.ended() for one in watched if one is not None]
         return sorted(filter(None, found), key=lambda end: "ran out of memory" not in end)
 
     def _watch(self, ranks: Iterable[int]) -> None:
