@@ -50,8 +50,8 @@ class Held:
 
 
 def shared_memory() -> set[str]:
-    """The names of files of shared memory that there are."""
-    return set(os.listdir(SHARED)) if SHARED.is_dir() else set()
+    """The names of files of shared memory, but for hidden ones: those are of other programs, as of browsers."""
+    return {name for name in os.listdir(SHARED) if not name.startswith(".")} if SHARED.is_dir() else set()
 
 
 def left_behind(mark: str, there: set[str], seconds: float = 15.0) -> str:

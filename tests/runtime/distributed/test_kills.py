@@ -11,12 +11,25 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import kills
+import leftovers
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc, of Linux")
 
 #: Twelve processes in two strokes, twelve in pairs, six one by one.
 THIRTY = ["all"] * 2 + ["judges"] * 5 + ["pair"] + ["publish"] * 3 + ["checkpoint", "update", "call"]
+
+
+def test_shared_memory_that_is_left_is_told_and_that_of_a_browser_is_not():
+    there, made = leftovers.shared_memory(), [leftovers.SHARED / f"{dot}flowrl-test-{os.getpid()}" for dot in ("", ".")]
+    try:
+        for file in made:
+            file.touch()
+        said = leftovers.left_behind("no process", there, seconds=0.0)
+    finally:
+        for file in made:
+            file.unlink()
+    assert f"shared memory {made[0].name}" in said.split(", ") and made[1].name not in said
 
 
 @pytest.mark.slow
