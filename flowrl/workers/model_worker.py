@@ -13,7 +13,7 @@ from ..graph.declare import op
 from ..graph.metrics import Metrics
 from ..marks import vocabulary
 from .base import Opening, ShardedState, State, Stored, Worker, whole_shards
-from .engine import Engine, Generates, HasWeights, Trains, generates, has_weights
+from .engine import Engine, Generates, HasWeights, Trains, ends, generates, has_weights
 from .engine import trains as can_train
 from .records import Build, Model
 
@@ -118,6 +118,8 @@ class ModelWorker(Worker):
         self.mark_changed()
 
     def close(self) -> None:
+        if self._engine is not None and ends(self._engine):
+            self._engine.close()
         self._engine = None
 
     @op(updates="weights", cost="local")

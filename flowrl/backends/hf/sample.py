@@ -45,9 +45,9 @@ def draw(
     """
     rows = max(1, DRAW_BYTES // (8 * head.weight.shape[0]))
     if len(hidden) <= rows:
-        return _draw(head.logits(hidden), uniform, sampling, seen)
+        return draw_from(head.logits(hidden), uniform, sampling, seen)
     parts = [
-        _draw(head.logits(hidden[part]), _rows(uniform, part), sampling, _rows(seen, part))
+        draw_from(head.logits(hidden[part]), _rows(uniform, part), sampling, _rows(seen, part))
         for part in (slice(a, a + rows) for a in range(0, len(hidden), rows))
     ]
     tokens, plain, sampled = zip(*parts, strict=True)
@@ -58,9 +58,10 @@ def _rows(tensor: Tensor | None, part: slice) -> Tensor | None:
     return None if tensor is None else tensor[part]
 
 
-def _draw(
+def draw_from(
     logits: Tensor, uniform: Tensor | None, sampling: Sampling, seen: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`draw` from logits [rows, vocab]."""
     temperature = sampling.row_temperature
     logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
     if seen is not None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...errors import At, PlanError, did_you_mean, near
-from ..backends import REFERENCE
+from ..backends import BACKENDS, REFERENCE
 from ..cluster.cluster import Cluster, Nodes
 from ..cluster.mesh import AXES, Mesh
 from .plan import Pipeline, Place, Plan, Pool
-from .rules import USES, check_backend, check_inside, check_offload, check_pool_name, no_cluster
+from .rules import USES, check_backend, check_inside, check_offload, check_option, check_pool_name, no_cluster
 
 _TOP = ("cluster", "pools", "place", "pipeline")
 _NODES = ("device", "nodes", "devices_per_node", "network")
@@ -155,7 +155,8 @@ class _Reader:
             raise self._error(entries[other], what, f"Write {other} below {uses[0]}.")
         found: dict[str, Place] = {}
         for use in uses:
-            inner = self._mapping(entries[use], _ENGINE if use == "generate" else _PLACE, f"{worker}.{use}")
+            known_keys = self._engine_keys(entries[use]) if use == "generate" else _PLACE
+            inner = self._mapping(entries[use], known_keys, f"{worker}.{use}")
             title = f"{worker}.{use}" if len(uses) > 1 else worker
             found[use] = self._place(title, use, inner, entries[use], known)
         return found
@@ -173,7 +174,22 @@ class _Reader:
             raise self._error(entries["offload"], what, "Write offload: true.")
         offload = said == "true"
         check_offload(title, backend, offload, self._at(entries.get("offload", node)))
-        return Place(pool, mesh, backend, self._at(node), offload)
+        options: dict[str, Any] = {}
+        for name in (n for n in entries if n not in (*_PLACE, "engine")):
+            options[name] = self._option(entries[name])
+            check_option(title, backend, name, options[name], self._at(entries[name]))
+        return Place(pool, mesh, backend, self._at(node), offload, options)
+
+    def _engine_keys(self, node: Any) -> tuple[str, ...]:
+        """What may be said of a place to generate: more where it names an engine that has options."""
+        pairs = node.value if _kind(node) == "MappingNode" else []
+        named = (str(value.value) for key, value in pairs if str(key.value) == "engine")
+        engine = BACKENDS.get(next(named, REFERENCE))
+        return (*_ENGINE, *(option.name for option in engine.options)) if engine is not None else _ENGINE
+
+    def _option(self, node: Any) -> Any:
+        """A number, true or false where the file says one, else the word."""
+        return {"true": True, "false": False}.get(str(node.value), self._value(node))
 
     def _mesh(self, title: str, node: Any, pool: str, known: Plan) -> Mesh:
         entries = self._mapping(node, AXES, f"{title}: a mesh")

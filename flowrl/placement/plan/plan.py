@@ -17,6 +17,7 @@ from .rules import (
     check_devices,
     check_disjoint,
     check_offload,
+    check_option,
     check_pipeline,
     check_pool_name,
     check_source,
@@ -70,7 +71,7 @@ class Place:
 
     In a plan, a place without a mesh has one of replicas (``dp``) over all devices of its pool. ``backend`` is the one
     that trains, or the engine that generates. ``offload``: weights, gradients and optimizer live in host memory and
-    come to the device layer by layer.
+    come to the device layer by layer. ``options``: those of the engine that are said, by name.
 
     >>> place = fl.Place("train", mesh=fl.Mesh.of("fsdp=4,tp=2"))
     >>> place.pool, place.mesh.size, place.offload
@@ -82,12 +83,13 @@ class Place:
     backend: str = REFERENCE
     at: At | None = field(default=None, compare=False, repr=False)
     offload: bool = False
+    options: Mapping[str, float | bool] = field(default_factory=dict[str, "float | bool"], hash=False)
 
     def to_json(self, use: str = "train") -> dict[str, Any]:
         """``{"pool": "train", "mesh": {"fsdp": 8}, "backend": ...}``; without a mesh where it is a single rank."""
         mesh = {"mesh": dict(self.mesh.axes)} if self.mesh.size > 1 else {}
         said = {"pool": self.pool, **mesh, "engine" if use == "generate" else "backend": self.backend}
-        return {**said, "offload": True} if self.offload else said
+        return {**said, **({"offload": True} if self.offload else {}), **self.options}
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,8 @@ class Plan:
         check_pool_name(title, place.pool, self.pools, place.at)
         check_backend(title, use, place.backend, place.at)
         check_offload(title, place.backend, place.offload, place.at)
+        for name, value in place.options.items():
+            check_option(title, place.backend, name, value, place.at)
         devices = self.pools[place.pool].devices
         if place.mesh.size == 1 and devices:
             return replace(place, mesh=Mesh({"dp": len(devices)}))
@@ -251,7 +255,7 @@ class Plan:
                 yield worker, use, place
 
     def check_workers(self, names: Iterable[str], backends: Iterable[str] | None = None) -> None:
-        """Raise PlanError for a place of a worker that the flow does not have, or a backend that is not there.
+        """Raise PlanError for a place of a worker that the flow does not have, or a backend or axis that is not there.
 
         Without ``backends`` none is asked for, as for a plan that is looked at on another machine.
         """
@@ -263,6 +267,14 @@ class Plan:
                     at=place.at,
                     have=engines,
                     fix=did_you_mean(place.backend, engines),
+                )
+            if engines is not None and (lacking := backend(place.backend).lacking_axes(place.mesh.axes)):
+                sizes = " and ".join(f"{axis}={place.mesh[axis]}" for axis in lacking)
+                raise PlanError(
+                    f"'{name}' is placed with {place.backend} and {sizes}, which no run has yet.",
+                    at=place.at,
+                    have=backend(place.backend).run_axes,
+                    fix=f"Write dp in place of {lacking[0]}.",
                 )
             if name not in known:
                 raise PlanError(

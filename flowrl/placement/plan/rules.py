@@ -117,6 +117,21 @@ def check_offload(worker: str, name: str, offload: bool, at: At | None) -> None:
         raise PlanError(f"'{worker}': {name} does not offload.", at=at, fix=fix)
 
 
+def check_option(worker: str, name: str, option: str, value: object, at: At | None) -> None:
+    """Raise PlanError for what an engine does not take beside it, or not with this value."""
+    known = {o.name: o for o in backend(name).options}
+    if option not in known:
+        fix = did_you_mean(option, known, "Take it out.")
+        raise PlanError(f"'{worker}': {name} has no option '{option}'.", at=at, have=known or None, fix=fix)
+    found = known[option]
+    if not found.takes(value):
+        said = str(value).lower() if isinstance(value, bool) else value
+        plain = "false" if isinstance(found.default, bool) else f"{max(found.default or 0, found.least):g}"
+        raise PlanError(
+            f"'{worker}': {option} is {found.form}, not {said}: {found.what}.", at=at, fix=f"Write {option}: {plain}."
+        )
+
+
 def refuse_mesh(
     title: str,
     axes: Mapping[str, int],

@@ -73,7 +73,9 @@ class Rank(Weights):
         def open_engine(build: Build) -> Engine:
             from dataclasses import replace
 
-            return self.config.open_engine(spec.backend, replace(build, axes=spec.axes, offload=spec.offload))
+            return self.config.open_engine(
+                spec.backend, replace(build, axes=spec.axes, offload=spec.offload, options=spec.options)
+            )
 
         worker.open(
             Opening(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -156,7 +156,7 @@ class LocalExecutor:
         worker.name = name
         worker.init_arguments = declared.arguments
         opening = Opening(
-            open_engine=lambda build: self.open_engine(spec.backend, build),
+            open_engine=lambda build: self.open_engine(spec.backend, replace(build, options=spec.options)),
             peer=lambda handle: self.open(handle.name) if is_handle(handle) else handle,
             tokenizer=self.tokenizer,
             warn=self.run.warn,

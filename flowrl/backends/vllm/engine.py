@@ -1,0 +1,217 @@
+"""vLLM as an engine that generates: the weights lie here, in memory that its own process reads, and it has its rows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...batch import Column
+from ...errors import ModelError, RunError
+from ...placement.backends import backend
+from ...workers.records import Build, Sampled, Sampling
+from ...workers.weights import Shard
+from ..hf import engine as reference
+from ..hf.finite import check_finite
+from ..hf.generate import check_lengths
+from .child import Child
+from .proof import check_proof, expected, probe_rows
+from .shared import SharedWeights
+from .versions import installed
+
+#: The kinds of models whose weights are known to arrive, by their name in a configuration.
+KINDS = ("llama", "qwen2", "qwen3")
+
+
+def open_engine(build: Build) -> VLLMEngine:
+    """Start a process with vLLM and the model of ``build``. Raises ModelError for what it does not do."""
+    version = installed()
+    if build.head != "lm":
+        raise ModelError("vLLM generates, and this model has a scalar head.", fix="Leave engine: vllm out for it.")
+    if build.lora is not None:
+        raise ModelError(
+            f"The model '{build.model.title}' has adapters of its own here, which vLLM is not given.",
+            fix="Add train: {backend: hf} to its place: what is trained there is published with its adapters merged.",
+        )
+    if reference.pick_device(build.device).type != "cpu":
+        raise ModelError(
+            "The engine 'vllm' has been run on the CPU alone, and this place has a GPU.",
+            fix="Write engine: hf, or give the pool processes or device: cpu.",
+        )
+    mirror = reference.open_engine(replace(build, device="cpu", optim=None, gradient_checkpointing=False))
+    kind = mirror.net.config.model_type
+    if kind not in KINDS:
+        raise ModelError(
+            f"The engine 'vllm' does not know models of the kind '{kind}'.", fix="Write engine: hf.", have=KINDS
+        )
+    return VLLMEngine(build, mirror, version)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publish was: ``Published(bytes=6_400_000, load=0.06, proof=0.02, gap=4e-6)``, times in seconds.
+
+    ``gap``: the largest difference of a log-probability of the probe.
+    """
+
+    bytes: int
+    load: float
+    proof: float
+    gap: float
+
+
+class VLLMEngine:
+    """A replica of vLLM: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), options={"kv_cache": 4.0}))``.
+
+    A copy of the model with the weights as they were last published is in this process, where they are moved, compared
+    and saved as those of the reference engine; vLLM reads them in place, and packs them as it needs them. A token
+    depends on its row's seed and its place alone: rows are those of the reference engine, save rounding.
+    """
+
+    def __init__(self, build: Build, mirror: Any, version: str) -> None:
+        self.build, self.mirror = build, mirror
+        self.options = {**{o.name: o.default for o in backend("vllm").options}, **build.options}
+        self.published: Published | None = None  # the last one
+        self.publishes = 0
+        self._memory = SharedWeights({s.name: s.tensor for s in mirror.shards()})
+        for name, weight in mirror.net.model.named_parameters():
+            weight.data = self._memory.views[name]
+        self._probe = probe_rows(mirror.net.config.vocab_size, self.positions)
+        with tempfile.TemporaryDirectory(prefix="flowrl-vllm-") as folder:
+            config = mirror.net.model.config
+            config.architectures = [type(mirror.net.model).__name__]
+            config.save_pretrained(folder)
+            self.child = Child(
+                {
+                    "folder": folder,
+                    "version": version,
+                    "dtype": self._dtype,
+                    "positions": self.positions,
+                    "options": self.options,
+                }
+            )
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer. ModelError where it has none."""
+        return self.mirror.tokenizer
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens a sequence may have: the model's, or fewer where the plan says ``context``."""
+        found = [p for p in (self.mirror.positions, self.options["context"]) if p]
+        return min(found) if found else None
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.mirror.net.compute).removeprefix("torch.")
+
+    def close(self) -> None:
+        """End its process."""
+        self.child.close()
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
+    ) -> Sampled:
+        """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
+        if not self.publishes:
+            self._publish()
+        most = check_lengths(self.positions, prompts.lengths)
+        limits = torch.full_like(prompts.lengths, sampling.max_tokens)
+        if most is not None:
+            limits = limits.minimum(most - prompts.lengths)
+        rows: list[Any] = [None] * len(seeds)
+        answers = self.child.ask(
+            "generate",
+            len(seeds),
+            prompts=[row.tolist() for row in prompts],
+            n=n,
+            seeds=seeds.tolist(),
+            starts=[0] * len(seeds) if starts is None else starts.tolist(),
+            limits=limits.repeat_interleave(n).tolist(),
+            sampling=asdict(sampling),
+            stops=sorted({*self.mirror.eos_ids, *sampling.stop}),
+        )
+        for row in answers:
+            rows[row["row"]] = row
+        return self._sampled(rows, sampling)
+
+    def _sampled(self, rows: list[Any], sampling: Sampling) -> Sampled:
+        def column(name: str, dtype: torch.dtype) -> Column:
+            values = torch.tensor([value for row in rows for value in row[name]], dtype=dtype)
+            return Column.packed(values, [len(row[name]) for row in rows], "response")
+
+        ids, plain = column("ids", torch.int32), column("plain", torch.float32)
+        own = sampling == Sampling(sampling.max_tokens, sampling.temperature, stop=sampling.stop)
+        stopped = torch.tensor([row["stopped"] for row in rows], dtype=torch.bool)
+        found = Sampled(
+            ids, plain, plain if own else column("sampled", torch.float32), stopped, sampling.row_temperature
+        )
+        check_finite("log-probabilities of sampled tokens", plain.values, self.mirror.parameters)
+        return found
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Have vLLM take the weights as they are here. Raises RunError where it does not compute with them after."""
+        self.publishes += 1
+        what = f"publish {self.publishes} of {self.build.model.title}"
+        wanted = expected(self.mirror, self._probe)
+        try:
+            (said,) = self.child.ask("publish", 1, weights=self._memory.told, probe=self._probe)
+        except RunError as error:
+            raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
+        gap = check_proof(what, said, digest=self.mirror.digest(), wanted=wanted, dtype=self._dtype)
+        self.published = Published(self._memory.size, **said["seconds"], gap=gap)
+
+    def plain_weights(self) -> Mapping[str, Tensor]:
+        """The weights by name; they are views."""
+        return self.mirror.plain_weights()
+
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take whole weights by name, and publish them. Raises ModelError when one is missing or has another shape."""
+        self.mirror.take_weights(weights)
+        self._publish()
+
+    def shards(self) -> list[Shard]:
+        """The weights as boxes: views on memory that vLLM's process reads when :meth:`weights_written` is called."""
+        return self.mirror.shards()
+
+    def weights_written(self) -> None:
+        """Publish what somebody has written into the views of :meth:`shards`."""
+        self.mirror.weights_written()
+        self._publish()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights as tensors by name, and JSON."""
+        return self.mirror.state()
+
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state` gave."""
+        self.mirror.load_state(tensors, meta)
+        self._publish()
+
+    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
+        """What a checkpoint saves, as boxes, and JSON."""
+        return self.mirror.state_shards()
+
+    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_shards` gave, on whichever ranks."""
+        self.mirror.load_state_shards(read, meta)
+        self._publish()
+
+    def digest(self) -> str:
+        """A digest of all weights; the same for every layout."""
+        return self.mirror.digest()
+
+    def save(self, folder: str) -> None:
+        """A Hugging Face folder."""
+        self.mirror.save(folder)

