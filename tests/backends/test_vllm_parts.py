@@ -1,0 +1,170 @@
+"""What of the engine vllm is there without vLLM: its options in a plan, its versions, shared weights and the proof."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+
+import pytest
+import torch
+
+from flowrl.backends import open_engine
+from flowrl.backends.hf.sample import draw, draw_from
+from flowrl.backends.vllm import versions
+from flowrl.backends.vllm.proof import check_proof, expected, probe_rows, whole
+from flowrl.backends.vllm.shared import SharedWeights, open_weights
+from flowrl.errors import ModelError, PlanError, RunError
+from flowrl.lowering.deployment import deploy_on_ranks
+from flowrl.placement.backends import backend
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.file import read
+from flowrl.placement.plan.plan import Place, Plan, Pool
+from flowrl.workers.records import Build, Model, Sampling
+from flowrl.workers.weights import digest, sums
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 20,
+}
+TEXT = """pools: {train: {device: cpu}, rollout: {device: cpu}}
+place:
+  actor:
+    train:    {pool: train}
+    generate: {pool: rollout, engine: vllm, SAID}
+"""
+
+
+def test_options_stand_beside_the_engine_and_read_back():
+    plan = read(TEXT.replace("SAID", "kv_cache: 2, rows: 8, compiled: true"))
+    options = {"kv_cache": 2, "rows": 8, "compiled": True}
+    assert plan.place_of("actor", "generate").options == options
+    assert read(plan.to_yaml()) == plan
+    assert plan != read(TEXT.replace("SAID", "rows: 8"))
+    made = Plan({"a": "cpu", "b": "cpu"}, {"actor": {"generate": Place("b", backend="vllm", options=options)}})
+    assert read(made.to_yaml()).place == made.place
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "fix"),
+    [
+        ("kv_cach: 2", "actor.generate has no 'kv_cach'", "Did you mean 'kv_cache'?"),
+        ("kv_cache: 0", "kv_cache is a number from 0.0625 up, not 0", "Write kv_cache: 1."),
+        ("rows: 2.5", "rows is a whole number from 1 up, not 2.5", "Write rows: 256."),
+        ("compiled: 1", "compiled is true or false, not 1", "Write compiled: false."),
+        ("context: true", "context is a whole number from 2 up, not true", "Write context: 2."),
+        ("kv_cache: nan", "kv_cache is a number from 0.0625 up, not nan", "Write kv_cache: 1."),
+    ],
+)
+def test_a_wrong_option_is_told_with_its_line(said, what, fix):
+    with pytest.raises(PlanError) as info:
+        read(TEXT.replace("SAID", said), "here.yaml")
+    assert what in info.value.what and info.value.fix == fix
+    assert (info.value.at.file, info.value.at.line) == ("here.yaml", 5)
+
+
+def test_an_option_of_another_engine_is_told():
+    with pytest.raises(PlanError, match="actor.generate has no 'rows'"):
+        read(TEXT.replace("engine: vllm, SAID", "engine: hf, rows: 8"))
+    with pytest.raises(PlanError, match="'actor': hf has no option 'rows'"):
+        Plan({"a": "cpu"}, {"actor": {"generate": Place("a", options={"rows": 8})}})
+
+
+def test_a_run_has_it_with_dp_alone():
+    row, plan = (
+        backend("vllm"),
+        Plan({"a": Pool("a", processes=2)}, {"actor": {"generate": Place("a", backend="vllm")}}),
+    )
+    assert row.lacking_axes(("dp",)) == [] and row.lacking_axes(("dp", "tp")) == ["tp"]
+    plan.check_workers(["actor"], ["hf", "vllm"])
+    text = "cluster: {device: cpu, devices_per_node: 2}\npools: {a: {devices: all}}\nplace:\n  actor:\n"
+    split = read(text + "    generate: {pool: a, mesh: {tp: 2}, engine: vllm}\n", "here.yaml")
+    split.check_workers(["actor"])  # it can be looked at
+    with pytest.raises(PlanError, match="'actor' is placed with vllm and tp=2, which no run has yet") as info:
+        split.check_workers(["actor"], ["vllm"])
+    assert info.value.at.line == 5
+
+
+def test_replicas_answer_each_for_itself_and_split_models_together(monkeypatch):
+    import flowrl as fl
+
+    flow = fl.Flow("one")
+    actor = flow.worker(fl.Actor, model=Model(config=CONFIG), name="actor")
+    for axes, together in (({"dp": 2}, False), ({"tp": 2}, True)):
+        cluster = fl.Cluster.of("cpu:1x3")
+        places = {"actor": {"train": Place("t"), "generate": Place("r", Mesh(axes), "vllm", options={"rows": 4})}}
+        plan = Plan({"t": Pool("t", devices=(0,)), "r": Pool("r", devices=(1, 2))}, places, cluster)
+        found = deploy_on_ranks([actor], plan, trained=["actor"], sampled=["actor"])["actor", True]
+        assert (found.spec.collective, found.spec.options) == (together, {"rows": 4})
+        assert found.shares == ((0, 0) if together else (0, 1))
+
+
+def test_a_version_that_is_not_supported_is_told(monkeypatch):
+    versions.check_version("0.32.7")
+    with pytest.raises(ModelError, match="vLLM 0.33.0 is installed; flowrl supports 0.32"):
+        versions.adapter("0.33.0")
+
+    def nothing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", nothing)
+    with pytest.raises(ModelError, match="needs vLLM, which is not installed") as info:
+        open_engine("vllm", Build(Model(config=CONFIG)))
+    assert "make vllm" in info.value.fix
+    monkeypatch.setattr(metadata, "version", {"vllm": "0.32.1"}.__getitem__)
+    assert versions.installed() == "0.32.1"
+
+
+def test_weights_are_shared_as_they_are():
+    weights = {
+        "a": torch.randn(3, 5),
+        "b": torch.randn(7).bfloat16(),
+        "c": torch.tensor(2.0),
+        "none": torch.zeros(0, 4),
+    }
+    shared = SharedWeights(weights)
+    there = open_weights(json.loads(json.dumps(shared.told)))
+    assert list(there) == list(weights) and all(torch.equal(there[n], w) for n, w in weights.items())
+    shared.views["a"][1, 2] = 9.0
+    assert there["a"][1, 2] == 9.0, "they are in one memory"
+    assert shared.size == sum(w.nbytes for w in weights.values())
+    assert digest([sums(whole(there))]) == digest([sums(whole(shared.views))])
+
+
+def test_the_proof_names_what_does_not_agree():
+    engine = open_engine("hf", Build(Model(config=CONFIG), device="cpu"))
+    rows = probe_rows(40, engine.positions)
+    assert rows == probe_rows(40, 20) and {len(row) for row in rows} == {19} and len(probe_rows(40, None)[0]) == 24
+    wanted = expected(engine, rows)
+    logits = engine.net.model(input_ids=torch.tensor(rows)).logits.log_softmax(-1)
+    for row, ids, each in zip(wanted, rows, logits, strict=True):
+        assert row == pytest.approx([float(each[t, ids[t + 1]]) for t in range(18)], abs=1e-5)
+    said = {"lacking": [], "digest": "abc", "probe": [[v + 1e-5 for v in row] for row in wanted]}
+    how = {"digest": "abc", "wanted": wanted, "dtype": "float32"}
+    assert check_proof("publish 1", said, **how) == pytest.approx(1e-5, abs=1e-6)
+    said["probe"][2][4] += 0.25
+    with pytest.raises(
+        RunError, match="publish 1: the weights came whole.* token 5 in row 2 of the probe .* 0.25 apart"
+    ):
+        check_proof("publish 1", said, **how)
+    said["probe"][2][4] = float("nan")
+    with pytest.raises(RunError, match="token 5 in row 2"):
+        check_proof("publish 1", said, **how)
+    with pytest.raises(RunError, match="with other numbers: digest abd, not abc"):
+        check_proof("publish 1", {**said, "digest": "abd"}, **how)
+    with pytest.raises(RunError, match="such as model.norm.weight"):
+        check_proof("publish 1", {**said, "lacking": ["model.norm.weight"]}, **how)
+
+
+def test_tokens_are_drawn_from_logits_as_from_hidden_states():
+    engine = open_engine("hf", Build(Model(config=CONFIG), device="cpu"))
+    hidden, uniform = torch.randn(5, 32), torch.rand(5, dtype=torch.float64)
+    head, how = engine.net.head.cast(), Sampling(4, temperature=0.7, top_k=5)
+    for one, other in zip(
+        draw(hidden, head, uniform, how), draw_from(head.logits(hidden), uniform, how, None), strict=True
+    ):
+        assert torch.equal(one, other)
