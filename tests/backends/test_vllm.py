@@ -128,7 +128,12 @@ def whole(engine, prompt, tokens):
     """Greedy tokens by transformers' own generate, its end included."""
     with torch.no_grad():
         ids = engine.net.model.generate(
-            torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, eos_token_id=EOS, pad_token_id=0
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=EOS,
+            pad_token_id=0,
         )
     return ids[0, len(prompt) :].tolist()
 

@@ -108,14 +108,18 @@ def test_a_version_that_is_not_supported_is_told(monkeypatch):
     with pytest.raises(ModelError, match="vLLM 0.33.0 is installed; flowrl supports 0.32"):
         versions.adapter("0.33.0")
 
-    def nothing(name):
-        raise metadata.PackageNotFoundError(name)
+    there, found = metadata.version, {}
 
-    monkeypatch.setattr(metadata, "version", nothing)
+    def version(name):
+        if name in versions.PACKAGES and name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found.get(name) or there(name)
+
+    monkeypatch.setattr(metadata, "version", version)
     with pytest.raises(ModelError, match="needs vLLM, which is not installed") as info:
         open_engine("vllm", Build(Model(config=CONFIG)))
     assert "make vllm" in info.value.fix
-    monkeypatch.setattr(metadata, "version", {"vllm": "0.32.1"}.__getitem__)
+    found["vllm"] = "0.32.1"
     assert versions.installed() == "0.32.1"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isnan
 from typing import Any
 
 import torch
@@ -55,9 +56,9 @@ def check_proof(
             fix="This is a fault of the transport; report it with the plan.",
         )
     allowed = TOLERANCE[dtype]
-    gaps = [[abs(a - b) for a, b in zip(*pair, strict=True)] for pair in zip(said["probe"], wanted, strict=True)]
+    gaps = [[_gap(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(said["probe"], wanted, strict=True)]
     worst, row, token = max((gap, r, t) for r, mine in enumerate(gaps) for t, gap in enumerate(mine))
-    if not worst <= allowed:
+    if worst > allowed:
         there, here = said["probe"][row][token], wanted[row][token]
         raise RunError(
             f"{what}: the weights came whole, and vLLM computes with others: token {token + 1} in row {row} of the "
@@ -66,3 +67,9 @@ def check_proof(
             fix="A copy of weights inside vLLM was not replaced; report it with the model's configuration.",
         )
     return worst
+
+
+def _gap(there: float, here: float) -> float:
+    """How far two numbers are apart: without end where one is none."""
+    gap = abs(there - here)
+    return inf if isnan(gap) else gap
