@@ -86,7 +86,7 @@ def forget_prefixes(engine: Any) -> bool:
 
 def add_row(engine: Any, name: str, prompt: list[int], tokens: int, stops: list[int], drawn: Mapping[str, Any]) -> None:
     """Begin a row of at most ``tokens`` tokens; ``drawn`` is what :class:`~flowrl.backends.vllm.draw.Draw` is told."""
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     params = SamplingParams(
         temperature=0.0,
@@ -101,7 +101,7 @@ def add_row(engine: Any, name: str, prompt: list[int], tokens: int, stops: list[
 
 def add_probe(engine: Any, name: str, tokens: list[int]) -> None:
     """Begin a row of which the log-probabilities of its own tokens are wanted."""
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
     engine.add_request(name, {"prompt_token_ids": tokens}, params)

@@ -182,7 +182,7 @@ class _Reader:
 
     def _engine_keys(self, node: Any) -> tuple[str, ...]:
         """What may be said of a place to generate: more where it names an engine that has options."""
-        pairs = node.value if _kind(node) == "MappingNode" else []
+        pairs: list[tuple[Any, Any]] = node.value if _kind(node) == "MappingNode" else []
         named = (str(value.value) for key, value in pairs if str(key.value) == "engine")
         engine = BACKENDS.get(next(named, REFERENCE))
         return (*_ENGINE, *(option.name for option in engine.options)) if engine is not None else _ENGINE
