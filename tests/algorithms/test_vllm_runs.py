@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM is not installed: make vllm")
 from flowrl.cli import load_script
 from flowrl.errors import PlanError
 from flowrl.placement.plan.plan import Plan
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
+]
 
 LOCAL = """
 pools: {train: {device: cpu}, rollout: {device: cpu}}

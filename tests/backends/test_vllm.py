@@ -8,18 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vLLM is not installed: make vllm")
 from flowrl.backends import open_engine
 from flowrl.batch import Batch, Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
 from flowrl.workers.records import Build, Lora, Model, Sampling
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
+]
 torch.set_num_threads(1)
 
 VOCAB, EOS = 80, 13
