@@ -16,8 +16,7 @@ DEMO_OUT ?= runs/demo
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install
-# A place of its own, as vLLM pins other versions of torch, transformers and numpy. Where there is CUDA, `pip install
-# '.[vllm]'` is enough.
+# A place of its own, as vLLM pins other versions of torch, transformers and numpy.
 VLLM := .venv-vllm
 # The pins without torch's: what TORCH has installed is kept.
 PINS := $(VENV)/constraints.txt

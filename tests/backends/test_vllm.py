@@ -214,7 +214,7 @@ def test_no_rows_and_wrong_prompts(opened):
         ("an old part", "llama", "the weights came whole, and vLLM computes with others"),
         ("wrong dtype", "llama", "the weights came whole, and vLLM computes with others"),
         ("a weight is missing", "llama", "such as model.layers.0.mlp.down_proj.weight"),
-        ("half written", "qwen2", "came to vLLM with other numbers"),
+        ("half written", "llama", "came to vLLM with other numbers"),
         ("cache kept", "qwen2", "the prefix cache could not be emptied"),
     ],
 )

