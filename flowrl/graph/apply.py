@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: What ends a child that the code of an op has forked off, and that comes back from it; None leaves it alone.
 IN_A_CHILD: ContextVar[Callable[[], None] | None] = ContextVar("flowrl_in_a_child", default=None)
+_forks: list[None] = []  # one for each process between the first one and this one
+os.register_at_fork(after_in_child=lambda: _forks.append(None))
 
 
 def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str], call: CallInfo | None) -> Any:
@@ -45,7 +47,7 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
     if op.reads is not None:
         _check_marks(op, worker, called, arguments)
     args, kwargs = op.parameters.passed(called)
-    process = os.getpid()
+    forks = len(_forks)
     with _watch_state(worker, op):
         try:
             result = op.fn(worker, *args, **kwargs) if op.parameters.is_method else op.fn(*args, **kwargs)
@@ -53,7 +55,7 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
                 own = _in_this_process(cast("Any", result))
                 result = gathered(title, called[op.batch_parameter], own, signature.adds)
         finally:
-            _end_child(process)
+            _end_child(forks)
     if op.updates and hasattr(worker, "mark_changed"):
         worker.mark_changed()
     if adds_to is None:
@@ -61,17 +63,17 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
     return merge(op, title, adds_to, result, signature, into)
 
 
-def _end_child(process: int) -> None:
-    """End this process where it is a child of the one that the op was called in."""
-    if os.getpid() != process and (end := IN_A_CHILD.get()) is not None:
+def _end_child(forks: int) -> None:
+    """End this process where it is a child of the one that the op was called in, which was after so many forks."""
+    if len(_forks) != forks and (end := IN_A_CHILD.get()) is not None:
         end()
 
 
 def _in_this_process(given: Iterator[Any]) -> Iterator[Any]:
     """Yield what is given; a forked child that goes on with it ends."""
-    process = os.getpid()
+    forks = len(_forks)
     for one in given:
-        _end_child(process)
+        _end_child(forks)
         yield one
 
 
