@@ -314,9 +314,3 @@ def test_it_ends_with_the_process_that_began_it(how):
     assert done.returncode == (-9 if how == "killed" else 0), done.stderr
     assert gone(int(done.stdout.split()[-1]))
     assert set(os.listdir("/dev/shm")) <= shared
-
-
-def test_a_model_that_vllm_does_not_take_is_said_in_its_words():
-    config = {**CONFIGS["llama"], "num_attention_heads": 4, "num_key_value_heads": 4}  # heads of 16
-    with pytest.raises(ModelError, match="(?s)vLLM does not start.*[Hh]ead.?size"):
-        open_engine("vllm", Build(Model(config=config), dtype="fp32", device="cpu"))
