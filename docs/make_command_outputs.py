@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flowrl.cli import main
-from flowrl.placement.cluster.devices import KINDS
+from flowrl.placement.cluster.device_specs import KINDS
 from flowrl.placement.cost.roofline import Efficiency
 
 DOCS = Path(__file__).parent

@@ -18,9 +18,9 @@ from flowrl import rl
 from flowrl.data.source import Options
 from flowrl.errors import FlowError
 from flowrl.graph.arguments import rule_of
+from flowrl.graph.field_types import STANDARD
 from flowrl.graph.op import Op
 from flowrl.graph.parameters import parameters_of
-from flowrl.graph.types import STANDARD
 from flowrl.workers.base import Worker
 
 HERE = Path(__file__).parent / "reference"

@@ -27,7 +27,7 @@ from .graph.site import cell, defined_at, user_frame
 from .graph.terms import Traced
 from .graph.trace import trace
 from .handle import Handle, first_model, misnamed
-from .lowering.execution import used_workers
+from .lowering.lower import used_workers
 from .offers import offers
 from .placement.plan.plan import Plan
 from .program import Program

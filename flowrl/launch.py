@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .backends import open_engine, open_tokenizer
 from .errors import UsageError
 from .lowering.deployment import Deployment, has_gpus, number_ranks
-from .lowering.execution import Execution
+from .lowering.lower import Execution
 from .runtime.local.executor import LocalExecutor
 
 if TYPE_CHECKING:

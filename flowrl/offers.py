@@ -8,10 +8,10 @@ from typing import Any
 
 from . import rl
 from .errors import FlowError
+from .graph.field_types import parse_fields
 from .graph.op import Op
 from .graph.signature import CallShape
 from .graph.terms import Adder
-from .graph.types import parse_fields
 from .handle import Handle
 from .workers.actor import Actor
 from .workers.critic import Critic, RewardModel

@@ -15,7 +15,7 @@ from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
 from ..placement.plan.plan import Place
-from .pace import prompts_of
+from .call_seconds import prompts_of
 from .study import Study
 
 

@@ -12,7 +12,7 @@ from ..errors import PlanError
 from ..graph.compile import node_ids
 from ..graph.terms import HandleLike, Traced
 from ..lowering.bases import bases_of
-from ..lowering.execution import Execution, choose_runtime, lower
+from ..lowering.lower import Execution, choose_runtime, lower
 from ..lowering.roles import roles_of
 from ..lowering.scheme import scheme_of
 from ..lowering.unsupported import unsupported
@@ -27,8 +27,8 @@ from ..schedule.flight import Flight, Made
 from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
 from ..schedule.simulation import Simulation, bars_of, pool_times, steady
-from ..schedule.virtual import VirtualClock
-from .pace import NoTime, Pace
+from ..schedule.virtual_clock import VirtualClock
+from .call_seconds import NoTime, Pace
 from .row_lengths import RowLengths, Tokens
 
 

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import Mesh
 from ..placement.model.shape import shape_named
-from ..placement.reshard.groupings import GROUPINGS
+from ..placement.reshard.hosting import GROUPINGS
 from ..placement.reshard.planner import Reshard, plan_reshard
 from .arguments import check_format, read_words
 

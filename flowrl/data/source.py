@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ..batch import Batch
 from ..errors import DataError, FlowError, ProgramError, near
 from ..graph.allowed import Allowed, check_values, flag, one_of, text, whole
+from ..graph.field_types import STANDARD, FieldType
 from ..graph.site import caller
-from ..graph.types import STANDARD, FieldType
 from .prompts import Prompts
 from .stores import Generated
 

@@ -14,10 +14,10 @@ from ..marks import other_ids, values
 from .answers import gathered
 from .arguments import wrong_values
 from .call_errors import misread, missing_field, quoted, written_twice
+from .field_types import FieldType
 from .metrics import Metrics
 from .signature import Signature
 from .site import defined_at
-from .types import FieldType
 
 if TYPE_CHECKING:
     from ..batch import CallInfo

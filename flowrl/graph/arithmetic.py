@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..batch import Batch
+from .field_types import FieldType
 from .op import Op
-from .types import FieldType
 from .values import PYTHON, BatchValue, FieldValue
 
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "invert"})

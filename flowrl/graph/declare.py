@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from ..errors import At, WorkerError, near
 from ..marks import Marks
 from .arguments import unchecked
+from .field_types import TypeTextError, parse_fields
 from .op import Op
 from .signature import CallShape, Declared, Pieces
 from .site import caller
-from .types import TypeTextError, parse_fields
 
 if TYPE_CHECKING:
     from .calls import Declare

@@ -12,10 +12,10 @@ from ..errors import FlowError, WorkerError
 from ..marks import Marks
 from . import session as sessions
 from .apply import run
+from .field_types import FieldType, parse_fields
 from .parameters import Parameters, parameters_of
 from .signature import CallShape, Declared, Pieces, Signature
 from .spec import Spec
-from .types import FieldType, parse_fields
 from .values import find
 
 if TYPE_CHECKING:

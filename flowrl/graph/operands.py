@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from ..errors import FieldError, FlowError, ProgramError
 from .arguments import described
+from .field_types import FieldType
 from .scalars import ScalarValue
-from .types import FieldType
 from .values import BatchValue, FieldValue, MetricsValue
 
 _LOGIC = ("and", "or", "invert")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import At, FieldError
 from .call_errors import missing_field
+from .field_types import FieldType
 from .signature import Signature
 from .spec import Spec
 from .terms import Rows, TBatch, TField, TMetrics, TNumber, Use
-from .types import FieldType
 from .values import BatchValue, Value
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from ..errors import At, FieldError, FlowError, ProgramError, RowsError
 from ..marks import unlike
 from .arguments import described
 from .arithmetic import BY_ROW, COMPARISONS, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, result_type
+from .field_types import FieldType
 from .op import Op
 from .operands import wrong_names, wrong_operand
 from .scalars import ScalarValue
@@ -18,7 +19,6 @@ from .signature import Signature
 from .site import caller
 from .symbols import Symbol
 from .terms import Rows, TBatch, TCall, TField, TNumber, Use, together
-from .types import FieldType
 from .values import BatchValue, FieldValue, MetricsValue, Value
 from .written import SYMBOLS, method, written
 

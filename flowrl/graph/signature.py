@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..marks import Marks
-from .types import Fields, FieldType
+from .field_types import Fields, FieldType
 
 
 @dataclass(frozen=True)

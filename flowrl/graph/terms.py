@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 from ..errors import At, FlowError
 from ..marks import UNMARKED, Marks
+from .field_types import FieldType
 from .op import Op
 from .oracle import Path
 from .signature import Signature
-from .types import FieldType
 
 Rows = tuple[Any, ...]  # a term that is equal for two batches exactly when their rows have the same keys
 

@@ -11,6 +11,7 @@ from ..errors import At, FieldError, FlowError, ProgramError, did_you_mean
 from ..marks import IDS, UNMARKED
 from .arguments import bad_call, described, wrong_arguments
 from .call_errors import adding
+from .field_types import FieldType
 from .logged import Logged, Names
 from .op import Op
 from .oracle import Path
@@ -27,7 +28,6 @@ from .sources import Key, named
 from .sources import described as described_source
 from .symbols import INDEX, KEY, OTHER, STORED, Symbol
 from .terms import Adder, Draw, Lint, Rows, SourceLike, TBatch, TCall, TField, TMetrics, TNumber, Trail, Use, together
-from .types import FieldType
 from .values import BatchValue, FieldValue, Value, find, is_handle
 
 

@@ -10,7 +10,7 @@ from ..placement.backends import REFERENCE, Backend, backend
 from ..placement.plan.plan import Pipeline, Place, Plan
 from .deployment import has_model
 from .engines import refusals_of_use
-from .execution import used_workers
+from .lower import used_workers
 from .scheme import sampled_workers, trained_workers
 
 

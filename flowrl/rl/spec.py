@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 from ..errors import FieldError, ProgramError, near
 from ..graph.allowed import number, problem
 from ..graph.arguments import rule_of
+from ..graph.field_types import TypeTextError, parse_fields
 from ..graph.site import defined_at
 from ..graph.source_reads import fields_read
 from ..graph.spec import Spec
-from ..graph.types import TypeTextError, parse_fields
 from ..graph.values import Value
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ..graph.terms import Rows, SourceLike, TCall, TField, TNumber, Use
 from ..graph.tracer import Tracer
 from ..graph.values import BatchValue, Value, find
 from .scheme import Scheme
-from .virtual import VirtualClock
+from .virtual_clock import VirtualClock
 
 ENDLESS = 100  # steps of a program that goes on until its data end, unless it is told how many
 

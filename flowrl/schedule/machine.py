@@ -33,8 +33,8 @@ from .events import (
     Start,
     Take,
 )
+from .group_window import Window
 from .memory import Residency
-from .window import Window
 
 OUTSIDE = -1  # the step of what is outside of steps
 

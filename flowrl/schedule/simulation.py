@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .virtual import Span
+from .virtual_clock import Span
 
 _LEAST = 1e-9  # seconds; below, a gap is rounding
 

@@ -16,9 +16,9 @@ from ..graph.allowed import number, problem, whole, worker
 from ..graph.answers import Answers, answers_of_call
 from ..graph.arguments import takes
 from ..graph.declare import op
+from ..graph.field_types import STANDARD
 from ..graph.signature import CallShape
 from ..graph.site import defined_at
-from ..graph.types import STANDARD
 from ..marks import Marks, other_ids, values, vocabulary
 from .base import Opening, Worker
 from .episodes import PLAYED, Episode, Played, columns_of

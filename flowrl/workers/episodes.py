@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..batch import Batch, Column, Key
-from ..graph.types import FieldType, parse_fields
+from ..graph.field_types import FieldType, parse_fields
 from ..marks import Marks, spelled, vocabulary
 from .sampling import GENERATED, sampled_marks
 from .tokens import marked

@@ -13,10 +13,10 @@ from ..graph.allowed import number, whole
 from ..graph.answers import answers_of_call
 from ..graph.arguments import described, takes
 from ..graph.declare import op
+from ..graph.field_types import STANDARD
 from ..graph.habits import meant_column
 from ..graph.provenance import FIRST
 from ..graph.signature import CallShape
-from ..graph.types import STANDARD
 from ..marks import other_ids, values, vocabulary
 from .base import Opening, Worker
 from .failures import Died, Failures, Policy, ask_again, first_failure, said, settle

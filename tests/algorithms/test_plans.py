@@ -22,7 +22,7 @@ from flowrl.placement.cost.model import GivenCosts
 from flowrl.placement.model.zoo import SHIPPED
 from flowrl.placement.plan.file import read
 from flowrl.placement.plan.plan import Pipeline, Plan
-from flowrl.placement.search.meshes import splits
+from flowrl.placement.search.candidate_meshes import splits
 
 ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "algorithms" / "plans"

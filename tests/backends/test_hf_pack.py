@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flowrl.backends.hf.pack import Rows, micro_batches
+from flowrl.backends.hf.micro_batches import Rows, micro_batches
 from flowrl.batch import Batch, Column
 from flowrl.errors import DataError
 

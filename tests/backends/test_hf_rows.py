@@ -9,7 +9,7 @@ import torch
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.backends.hf.data import Data, parts_of
+from flowrl.backends.hf.update_passes import Data, parts_of
 from flowrl.backends.team import Team
 from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flowrl import rl
-from flowrl.backends.hf.data import Data
 from flowrl.backends.hf.train import learning_rate
+from flowrl.backends.hf.update_passes import Data
 from flowrl.backends.team import Team
 from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column

@@ -11,8 +11,8 @@ import torch
 
 from flowrl.errors import RunError
 from flowrl.runtime.transfer.execute import execute
-from flowrl.runtime.transfer.meeting import new_meeting
 from flowrl.runtime.transfer.plan import Held, plan_moves
+from flowrl.runtime.transfer.rendezvous import new_meeting
 from flowrl.runtime.transfer.wire import Wire
 from flowrl.workers.weights import Shard
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from flowrl.graph.field_types import STANDARD
 from flowrl.graph.record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
-from flowrl.graph.types import STANDARD
 
 TYPES = {name: str(type_) for name, type_ in STANDARD.items()} | {"answer": "any", "prompt": "any"}
 GENERATED = "response_ids tokens response_mask rollout_logprobs sampling_logprobs versions"

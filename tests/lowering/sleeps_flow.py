@@ -7,7 +7,7 @@ import time
 import torch
 
 import flowrl as fl
-from flowrl.graph.types import FieldType
+from flowrl.graph.field_types import FieldType
 from flowrl.workers.model_worker import ModelWorker
 from flowrl.workers.weights import Shard, digest, sums
 

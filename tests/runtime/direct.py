@@ -10,7 +10,7 @@ import cloudpickle
 
 from flowrl.errors import RankLost
 from flowrl.lowering.deployment import number_ranks
-from flowrl.lowering.execution import lower
+from flowrl.lowering.lower import lower
 from flowrl.placement.plan.plan import Plan
 from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.protocol import Failed

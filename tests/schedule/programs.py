@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from flowrl.schedule.events import Call, Follower, Setup
 from flowrl.schedule.machine import Machine
-from flowrl.schedule.virtual import Rows, VirtualClock
+from flowrl.schedule.virtual_clock import Rows, VirtualClock
 
 SPLIT = {"actor": Follower("train", "rollout")}
 COLOCATED = {"actor": Follower("gpu", "gpu")}

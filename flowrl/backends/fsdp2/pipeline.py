@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ...batch import Batch, Column
 from ...errors import ProgramError
-from ..hf.data import Data, parts_of
-from ..hf.pack import Micro, Rows, micro_batches
+from ..hf.micro_batches import Micro, Rows, micro_batches
 from ..hf.ragged import padded
 from ..hf.read import Reader
 from ..hf.train import Passed, Report, Trainer, _forward
+from ..hf.update_passes import Data, parts_of
 from .stage import Pass, StageNet
 
 

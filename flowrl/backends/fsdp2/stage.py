@@ -12,8 +12,8 @@ from torch import Tensor
 from ...errors import ModelError, PlanError
 from ...placement.cluster.mesh import Mesh
 from ...placement.model.layout import layers_of_stage
+from ..hf.micro_batches import Micro
 from ..hf.net import Net
-from ..hf.pack import Micro
 from ..messages import broadcast_json, dtype_name, empty_like
 from ..team import once, rank_on
 from .net import ShardedNet, distance

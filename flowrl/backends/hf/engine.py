@@ -312,13 +312,13 @@ class HFEngine:
 
     def base_alone(self, build: Build) -> HFEngine | str:
         """An engine that reads this one without its adapters, or why there is none; see ``shared.base_of``."""
-        from .shared import base_of
+        from .shared_base import base_of
 
         return base_of(self, build)
 
     def other_adapters(self, build: Build) -> HFEngine | str:
         """An engine of the same weights with adapters of its own, or why there is none; see ``shared.beside``."""
-        from .shared import beside
+        from .shared_base import beside
 
         return beside(self, build)
 

@@ -237,7 +237,7 @@ class Net:
     def probe(self, *, generates: bool = True) -> None:
         """Try what the configuration promises on a few tokens; what gives other numbers is switched off."""
         from .decode import try_plain, try_slotted
-        from .pack import try_shared
+        from .micro_batches import try_shared
 
         if generates:
             self.own_cache = self.reach != 0 and _agrees(try_slotted, self)

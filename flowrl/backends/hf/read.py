@@ -12,11 +12,11 @@ from torch import Tensor
 from ...batch import Batch, Column
 from ...errors import ProgramError
 from ..team import Team
-from .data import parts_of
 from .logits import distributions, token_logprobs
+from .micro_batches import Micro, Rows, micro_batches
 from .net import Net
-from .pack import Micro, Rows, micro_batches
 from .ragged import padded
+from .update_passes import parts_of
 
 
 class Reader:

@@ -18,11 +18,11 @@ from ...rl.supervised import sft
 from ...workers.records import Optim
 from ...workers.weights import Shard
 from ..team import Team
-from .data import Data
 from .finite import not_finite
+from .micro_batches import Micro
 from .net import Net
-from .pack import Micro
 from .parameters import Parameters, required
+from .update_passes import Data
 
 
 @dataclass(frozen=True)

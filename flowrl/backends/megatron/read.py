@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ...batch import Batch, Column
 from ...errors import ProgramError
-from ..hf.data import parts_of
-from ..hf.pack import Micro, Rows, micro_batches
+from ..hf.micro_batches import Micro, Rows, micro_batches
 from ..hf.ragged import padded
 from ..hf.read import Reader
+from ..hf.update_passes import parts_of
 from ..team import Team
 from .net import StageNet
 

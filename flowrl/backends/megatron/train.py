@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ...workers.records import Optim
 from ...workers.weights import Shard
-from ..hf.data import Data
-from ..hf.pack import Micro
+from ..hf.micro_batches import Micro
 from ..hf.ragged import padded
 from ..hf.train import Report, Trainer, _forward, learning_rate
+from ..hf.update_passes import Data
 from ..team import Team
 from .net import StageNet
 from .optimizer import Optimizer

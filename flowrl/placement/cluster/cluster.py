@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from ...errors import PlanError
-from .devices import KINDS, DeviceKind, kind_named, kind_of_card
+from .device_specs import KINDS, DeviceKind, kind_named, kind_of_card
 
 _PART = re.compile(r"^\s*([^:\s]+)\s*:\s*(\d+)\s*x\s*(\d+)\s*$", re.ASCII)
 _HOW = "Write kind:NODESxDEVICES, such as h100-80:4x8; several with +; or auto."

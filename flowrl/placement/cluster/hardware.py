@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from .cluster import Cluster
-from .devices import DeviceKind, kind_named
+from .device_specs import DeviceKind, kind_named
 from .mesh import Mesh
 
 

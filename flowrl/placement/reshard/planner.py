@@ -1,6 +1,6 @@
 """How weights get from one layout to another: which device hosts which part, and how many bytes that moves.
 
-Layouts become boxes, and boxes are planned as those of a run are (:mod:`flowrl.placement.reshard.moves`): what is
+Layouts become boxes, and boxes are planned as those of a run are (:mod:`flowrl.placement.reshard.senders`): what is
 counted here is what a run moves between devices that hold and host the same. What is counted, for each device of the
 destination:
 
@@ -27,8 +27,8 @@ from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from ..model.layout import Box, Layout
 from ..model.shape import ModelShape
-from .groupings import check_grouping, hybridflow_places, overlap_places
-from .moves import Alike, Move, MovePlan
+from .hosting import check_grouping, hybridflow_places, overlap_places
+from .senders import Alike, Move, MovePlan
 
 
 @dataclass(frozen=True)

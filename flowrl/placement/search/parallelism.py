@@ -18,7 +18,7 @@ from ..cluster.mesh import Mesh
 from ..cost.memory import Usage, generating, reading, room, training
 from ..cost.model import Costs
 from ..cost.work import Work
-from .meshes import meshes
+from .candidate_meshes import meshes
 from .problem import Member, Problem
 
 #: KV caches are sized in steps of this many bytes of what others keep, rounded up, so that few sizes are costed.

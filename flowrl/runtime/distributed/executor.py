@@ -17,12 +17,12 @@ from ..executor import PendingCall, RunServices, open_copies
 from ..storage import checkpoint
 from ..values.call import Call
 from ..values.remote_batch import RemoteBatch, RemoteValue
-from .calls import start_call
 from .client import RankClient
+from .fetch_rows import bring_rows, capture_rows
 from .open_groups import OpenGroups, Ranks, blueprint_of
+from .pending_calls import start_call
 from .protocol import Named, RankConfig
 from .recovery import Recovery
-from .rows import bring_rows, capture_rows
 from .worker_group import Staged, WorkerGroup
 
 

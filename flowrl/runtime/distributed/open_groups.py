@@ -12,7 +12,7 @@ from ...graph.terms import HandleLike
 from ...graph.trees import rebuild
 from ...graph.values import is_handle
 from ...lowering.deployment import Deployment
-from ..transfer.meeting import forget_meetings
+from ..transfer.rendezvous import forget_meetings
 from .client import Link, RankClient
 from .protocol import Blueprint, Named, RankConfig
 from .worker_group import WorkerGroup

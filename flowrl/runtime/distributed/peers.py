@@ -10,7 +10,7 @@ from ...column import concat
 from ...workers.base import Worker
 from ...workers.records import Build, Sampled
 from ...workers.sampling import SamplingArguments
-from .balance import balanced
+from .balance_rows import balanced
 from .protocol import Named, Serving
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class Weights:
 
     def meeting_point(self) -> str:
         """A place in the folder of the run where ranks can meet."""
-        from ..transfer.meeting import new_meeting
+        from ..transfer.rendezvous import new_meeting
 
         return new_meeting(self.folder)
 
@@ -79,8 +79,8 @@ class Weights:
         """Join the process group of the ranks of this pool, in which its models compute together."""
         import torch
 
-        from ..transfer.known import know_groups
-        from ..transfer.meeting import meet
+        from ..transfer.rendezvous import meet
+        from ..transfer.verified_groups import know_groups
 
         know_groups()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

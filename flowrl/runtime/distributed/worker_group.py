@@ -19,7 +19,7 @@ from ...workers.weights import digest
 from ..storage.snapshot import Captured
 from ..transfer.plan import Held, Moves, plan_moves
 from ..values.remote_batch import RemoteBatch
-from .balance import balanced
+from .balance_rows import balanced
 from .protocol import Blueprint
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import DiskError, ModelError, RankLost
 from ...graph import session as sessions
 from ...graph.surroundings import Surroundings
-from ...lowering.execution import Execution
+from ...lowering.lower import Execution
 from ...marks import other_ids, vocabulary
 from ...workers.notes import Notes
 from ..executor import Executor, RunServices

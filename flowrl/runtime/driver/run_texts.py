@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...lowering.execution import Execution
+from ...lowering.lower import Execution
 from ..values.spelled import spelled
 from .settings import Settings
 

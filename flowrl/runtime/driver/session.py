@@ -19,7 +19,7 @@ from ...graph.session import nested_steps
 from ...graph.site import caller
 from ...graph.terms import SourceLike
 from ...graph.values import BatchValue, FieldValue, MetricsValue, Value, replace_values
-from ...lowering.execution import Execution
+from ...lowering.lower import Execution
 from ...schedule.events import Closed, Ended, Opened, Resumed
 from ...schedule.machine import Machine
 from ..executor import Executor

@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import ResumeError, shown
 from .checkpoint import MANIFEST, numbered
 from .disk import Checksum, checksum
-from .lines import unreadable
+from .jsonl import unreadable
 from .run_record import without_checksum
 
 THREADS = 8

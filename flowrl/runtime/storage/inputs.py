@@ -14,7 +14,7 @@ from ...errors import At
 from ...graph.lengths import lengths
 from ...graph.reached import digest, plain_text, reached
 from ...graph.terms import HandleLike, Traced
-from ...lowering.execution import Execution
+from ...lowering.lower import Execution
 from ..values.spelled import spelled
 from .recorder import versions
 

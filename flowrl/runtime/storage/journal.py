@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ...batch import Batch, CallInfo, Key
-from .lines import Lines, read_lines, sealed
+from .jsonl import Lines, read_lines, sealed
 
 
 class Journal:
-    """An append-only file of JSON lines, ``journal.jsonl``, with a checksum each (:mod:`flowrl.runtime.storage.lines`).
+    """An append-only file of JSON lines, ``journal.jsonl``, with a checksum each (:mod:`flowrl.runtime.storage.jsonl`).
 
     A last line that was cut off by a crash is dropped when the next one is written. A damaged line is left as it is and
     counts for nothing. ``damage`` has a text for each of both: what it is, and what that means.

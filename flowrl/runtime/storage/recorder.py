@@ -20,7 +20,7 @@ from ...placement.backends import packages
 from ..values.call import outcome
 from ..values.records import Step
 from .disk import hexadecimal, writing
-from .lines import Lines, prefix_checksum
+from .jsonl import Lines, prefix_checksum
 from .run_record import records_within, write_record
 from .traffic import spread
 

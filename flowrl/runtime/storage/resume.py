@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import At, ResumeError, shown
-from ...lowering.execution import Execution
+from ...lowering.lower import Execution
 from ..values.spelled import ADDRESS, spelled
 from .choose import Chosen, made_longer, newest_whole
 from .inputs import Inputs

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import ResumeError, shown
 from .disk import hexadecimal, replace_file
-from .lines import unreadable
+from .jsonl import unreadable
 
 NAME = "run.json"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...placement.reshard.boxes import Box, split, volume
-from ...placement.reshard.moves import Move
+from ...placement.reshard.senders import Move
 from .plan import Moves
 
 #: Bytes from which a piece is a message of its own: it can then leave and arrive without being copied on the way.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import PlanError
 from ...placement.reshard.boxes import Box
-from ...placement.reshard.moves import Move, Node, plan_boxes
+from ...placement.reshard.senders import Move, Node, plan_boxes
 
 if TYPE_CHECKING:
     from ...workers.weights import Shard

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import RunError
-from .known import known_gloo
-from .meeting import arrived, meet
+from .rendezvous import arrived, meet
 from .slots import NOTE, Slots
 from .staging import Staging
+from .verified_groups import known_gloo
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.cluster import MOST, Cluster, Nodes
-from flowrl.placement.cluster.devices import KINDS, kind_named, kind_of_card
+from flowrl.placement.cluster.device_specs import KINDS, kind_named, kind_of_card
 
 FIGURES = ("flops", "memory", "bandwidth", "link", "link_latency", "network", "network_latency", "host")
 

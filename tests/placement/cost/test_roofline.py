@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.placement.cluster import devices
+from flowrl.placement.cluster import device_specs as devices
 from flowrl.placement.cluster.cluster import Cluster, Nodes
-from flowrl.placement.cluster.devices import DeviceKind
+from flowrl.placement.cluster.device_specs import DeviceKind
 from flowrl.placement.cluster.hardware import Channel, Hardware
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost import communication as traffic

@@ -11,7 +11,7 @@ from flowrl.errors import PlanError
 from flowrl.names import name_problem
 from flowrl.placement.backends import names_of
 from flowrl.placement.cluster.cluster import Cluster, Nodes
-from flowrl.placement.cluster.devices import KINDS
+from flowrl.placement.cluster.device_specs import KINDS
 from flowrl.placement.cluster.mesh import AXES, Mesh
 from flowrl.placement.cost.memory import resident
 from flowrl.placement.cost.work import Role, Workload

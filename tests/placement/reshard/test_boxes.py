@@ -12,10 +12,10 @@ from shapes import shapes
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.model.shape import ModelShape, shape_named
-from flowrl.placement.reshard import moves as planned
+from flowrl.placement.reshard import senders as planned
 from flowrl.placement.reshard.boxes import shared, split, volume, without
-from flowrl.placement.reshard.moves import Move
 from flowrl.placement.reshard.planner import plan_reshard
+from flowrl.placement.reshard.senders import Move
 
 DENSE, EXPERTS = shapes(6)
 

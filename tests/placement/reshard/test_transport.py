@@ -3,7 +3,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.placement.reshard.assignment import transport
+from flowrl.placement.reshard.transportation import transport
 
 
 @st.composite

@@ -13,12 +13,12 @@ from flowrl.errors import FlowError, PlanError, RunError
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.model.layout import Layout
 from flowrl.placement.model.shape import ModelShape
-from flowrl.placement.reshard.moves import Move
 from flowrl.placement.reshard.planner import plan_reshard
+from flowrl.placement.reshard.senders import Move
 from flowrl.runtime.transfer.execute import execute
-from flowrl.runtime.transfer.meeting import new_meeting
 from flowrl.runtime.transfer.messages import ALONE, messages_of
 from flowrl.runtime.transfer.plan import Held, Moves, holdings, plan_moves
+from flowrl.runtime.transfer.rendezvous import new_meeting
 from flowrl.runtime.transfer.wire import Wire
 from flowrl.workers.weights import Shard, digest, sums
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from flowrl.errors import RunError
-from flowrl.placement.reshard.moves import Move
+from flowrl.placement.reshard.senders import Move
 from flowrl.runtime.transfer.execute import execute
-from flowrl.runtime.transfer.meeting import new_meeting
 from flowrl.runtime.transfer.plan import Moves
+from flowrl.runtime.transfer.rendezvous import new_meeting
 from flowrl.runtime.transfer.slots import HostMemory, Slots
 from flowrl.runtime.transfer.wire import Wire
 from flowrl.workers.weights import Shard

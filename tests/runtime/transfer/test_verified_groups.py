@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from flowrl.runtime.transfer import known
-from flowrl.runtime.transfer.meeting import forget_meetings, meet, new_meeting
+from flowrl.runtime.transfer import verified_groups as known
+from flowrl.runtime.transfer.rendezvous import forget_meetings, meet, new_meeting
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks for sockets in /proc")
 

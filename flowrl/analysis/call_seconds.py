@@ -9,7 +9,7 @@ from ..placement.cluster.mesh import Mesh
 from ..placement.cost.work import Work, Workload
 from ..schedule.events import Call
 from ..schedule.flight import Made
-from ..schedule.virtual import Rows
+from ..schedule.virtual_clock import Rows
 
 if TYPE_CHECKING:
     from .study import Study

@@ -13,8 +13,8 @@ from ...errors import PlanError, did_you_mean
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from ..model.layout import Layout
-from .assignment import transport
 from .overlap import overlaps
+from .transportation import transport
 
 #: ``overlap``: as much as can be is already there. ``hybridflow``: generation groups take every (t/t_g)-th rank.
 #: ``vanilla``: ranks in a row, and everything is gathered within a training replica. ``gather``: everything everywhere.

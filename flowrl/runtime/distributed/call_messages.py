@@ -16,8 +16,8 @@ from ..values.call import Call
 from ..values.fetch import Fetch, fetch
 from ..values.remote_batch import RemoteBatch, RemoteValue, bytes_of
 from .client import RankClient
+from .fetch_rows import home_of
 from .protocol import Named, RankCall, Serving
-from .rows import home_of
 from .worker_group import WorkerGroup
 
 

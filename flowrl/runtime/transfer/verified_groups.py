@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .meeting import arrived
+from .rendezvous import arrived
 
 _dist: Any = dist
 _Gloo: Any = dist.ProcessGroupGloo

@@ -10,8 +10,8 @@ from ...rl.spec import Loss, LossInputs
 from ..team import Team
 from ..update_rows import Table
 from .logits import distributions, token_logprobs
+from .micro_batches import Micro, Rows, micro_batches
 from .net import Net
-from .pack import Micro, Rows, micro_batches
 from .ragged import padded, ragged_index, starts_of
 
 
