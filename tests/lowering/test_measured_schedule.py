@@ -108,17 +108,9 @@ def test_a_run_takes_as_long_as_was_simulated(module, tmp_path, kind, staleness,
     held_together(module, plan_of(kind, staleness, chunks), tmp_path, "local")
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """One Ray for all tests of this file."""
-    ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.parametrize(("kind", "staleness", "chunks"), taken(QUICK_ON_RANKS))
-def test_ranks_take_as_long_as_was_simulated(cluster, module, monkeypatch, tmp_path, kind, staleness, chunks):
+def test_ranks_take_as_long_as_was_simulated(module, monkeypatch, tmp_path, kind, staleness, chunks):
     """Ops are twice as long: the driver's own work between two calls of a rank is some milliseconds."""
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
     monkeypatch.setattr(module, "SECONDS", {title: 2 * seconds for title, seconds in module.SECONDS.items()})
     held_together(module, plan_of(kind, staleness, chunks), tmp_path, "ray")
