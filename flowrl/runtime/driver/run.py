@@ -106,9 +106,15 @@ class Runner:
         settings = self.settings
         point = None
         if settings.resume:
-            folder, record = settings.out, self.recorder.record
-            where = (folder, self.executions, settings.inputs, record, self.journal, self._behind)
-            point = find_continuation(*where, allow_changed=settings.allow_changed)
+            point = find_continuation(
+                settings.out,
+                self.executions,
+                settings.inputs,
+                self.recorder.record,
+                self.journal,
+                self._behind,
+                allow_changed=settings.allow_changed,
+            )
         self._record_start(point)
         first, resume = 0, None
         status, digest = "done", None

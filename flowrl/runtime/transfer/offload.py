@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...errors import RunError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -35,7 +37,10 @@ class Offloaded:
         return found
 
     def take(self, tensors: Iterable[Tensor]) -> int:
-        """Empty the storages behind these tensors. Returns the bytes that this frees."""
+        """Empty the storages behind these tensors. Returns the bytes that this frees.
+
+        Raises RunError, with all as it was, for memory that another process reads, as vLLM's does.
+        """
         import torch
 
         seen: set[int] = set()
@@ -44,6 +49,12 @@ class Offloaded:
             size = storage.nbytes()
             if not size or storage.data_ptr() in seen:
                 continue
+            if not storage.resizable():
+                self.kept.clear()
+                raise RunError(
+                    "weights that another process reads cannot leave their memory for another worker of the pool.",
+                    fix="Place the worker whose engine that is in a pool of its own, or write engine: hf.",
+                )
             seen.add(storage.data_ptr())
             here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
             self.kept.append((storage, _copy_elsewhere(here)))
