@@ -12,7 +12,7 @@ from flowrl.backends import open_engine
 from flowrl.backends.hf.sample import draw, draw_from
 from flowrl.backends.vllm import versions
 from flowrl.backends.vllm.proof import check_proof, expected, probe_rows, whole
-from flowrl.backends.vllm.shared import SharedWeights, open_weights
+from flowrl.backends.vllm.weight_memory import WeightMemory, open_weights
 from flowrl.errors import ModelError, PlanError, RunError
 from flowrl.lowering.deployment import deploy_on_ranks
 from flowrl.placement.backends import backend
@@ -130,7 +130,7 @@ def test_weights_are_shared_as_they_are():
         "c": torch.tensor(2.0),
         "none": torch.zeros(0, 4),
     }
-    shared = SharedWeights(weights)
+    shared = WeightMemory(weights)
     there = open_weights(json.loads(json.dumps(shared.told)))
     assert list(there) == list(weights) and all(torch.equal(there[n], w) for n, w in weights.items())
     shared.views["a"][1, 2] = 9.0

@@ -20,8 +20,8 @@ from ..hf.finite import check_finite
 from ..hf.generate import check_lengths
 from .child import Child
 from .proof import check_proof, expected, probe_rows
-from .shared import SharedWeights
 from .versions import installed
+from .weight_memory import WeightMemory
 
 #: The kinds of models whose weights are known to arrive, by their name in a configuration.
 KINDS = ("llama", "qwen2", "qwen3")
@@ -77,7 +77,7 @@ class VLLMEngine:
         self.options = {**{o.name: o.default for o in backend("vllm").options}, **build.options}
         self.published: Published | None = None  # the last one
         self.publishes = 0
-        self._memory = SharedWeights({s.name: s.tensor for s in mirror.shards()})
+        self._memory = WeightMemory({s.name: s.tensor for s in mirror.shards()})
         for name, weight in mirror.net.model.named_parameters():
             weight.data = self._memory.views[name]
         self._probe = probe_rows(mirror.net.config.vocab_size, self.positions)

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...workers.records import Sampling
-from .shared import open_weights
 from .versions import adapter
+from .weight_memory import open_weights
 
 LOOK = 1.0  # seconds between two looks at whether the other process is there
 

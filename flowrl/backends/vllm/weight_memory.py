@@ -13,8 +13,8 @@ from ...runtime.transfer.slots import HostMemory
 _ALIGNED = 64  # bytes from which a weight begins
 
 
-class SharedWeights:
-    """``SharedWeights(weights)``: copies of tensors by name, as ``views``; ``told`` is what :func:`open_weights` needs.
+class WeightMemory:
+    """``WeightMemory(weights)``: copies of tensors by name, as ``views``; ``told`` is what :func:`open_weights` needs.
 
     The memory is gone with the processes that have it open, however they end.
     """
