@@ -53,7 +53,7 @@ class Offloaded:
                 self.kept.clear()
                 raise RunError(
                     "weights that another process reads cannot leave their memory for another worker of the pool.",
-                    fix="Place the worker whose engine that is in a pool of its own, or write engine: hf.",
+                    fix="Place the worker whose engine that is in a pool of its own.",
                 )
             seen.add(storage.data_ptr())
             here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
