@@ -188,6 +188,17 @@ PAGES = (
         },
     ),
     Page(
+        "testing",
+        "Test without a model",
+        "An engine that samples from a table, in tests of agents and of what is built on "
+        "[the contract of engines](../engines.md#the-contract).",
+        {
+            "The engine": ("fl.testing.FakeEngine", "fl.testing.Sampling", "fl.testing.SampledRow"),
+            "Rows one by one": ("fl.testing.Stream", "fl.testing.StreamedCall"),
+            "Time": ("fl.testing.VirtualClock", "fl.testing.RealClock"),
+        },
+    ),
+    Page(
         "errors",
         "Handle errors",
         "All errors that are meant for users are `fl.FlowError`. [Mistakes](../mistakes.md) and "
@@ -212,7 +223,7 @@ response token ([vocabulary](../vocabulary.md#fields)). Examples run as they sta
 
 #: Public modules: their entries are those of ``__all__``.
 MODULES = {"fl": fl, "fl.allowed": fl.allowed, "fl.data": fl.data, "fl.errors": fl.errors}
-MODULES |= {"rl": rl, "rl.gates": rl.gates}
+MODULES |= {"fl.testing": fl.testing, "rl": rl, "rl.gates": rl.gates}
 #: Methods that users call, of classes that have others for the runtime.
 METHODS = {
     "fl.Flow": ("worker", "program", "steps", "more", "take", "log", "check", "graph", "study", "use_model",
@@ -220,6 +231,8 @@ METHODS = {
     "fl.Worker": ("open", "program_starts", "close", "check_declaration", "save_model"),
     "fl.Env": ("reset", "step", "anchor", "rollout"),
     "fl.Loss": ("compute",),
+    "fl.testing.FakeEngine": ("tokenizer", "generate", "submit", "step", "running", "abort", "pause", "resume",
+                              "stream"),
     "fl.data.Source": ("schema", "cursor", "to_batch"),
     "fl.data.Mixture": ("schema", "cursor", "to_batch"),
     "fl.allowed.Allowed": ("accepts",),
@@ -279,7 +292,7 @@ def _entry(name: str, entry: Any) -> Iterator[str]:
     if entry is Options:
         yield from _indented(_options())
     for method in [] if issubclass(entry, BaseException) and entry is not FlowError else methods(name, entry):
-        value = vars(entry)[method]
+        value = inspect.getattr_static(entry, method)  # also of a base
         yield ""
         yield f"   .. auto{'property' if isinstance(value, property) else 'method'}:: {target}.{method}"
         if isinstance(value, Op):

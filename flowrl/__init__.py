@@ -1,8 +1,8 @@
 """flowrl: RL algorithms as plain Python programs over typed worker groups, compiled to a dataflow graph.
 
 ``import flowrl as fl`` is light: torch, transformers and the rest are imported where a worker opens. The public API is
-what ``__all__`` lists here and in ``fl.data``, ``fl.allowed``, ``fl.errors``, ``rl`` and ``rl.gates``; docs/reference
-has every entry.
+what ``__all__`` lists here and in ``fl.data``, ``fl.allowed``, ``fl.errors``, ``fl.testing``, ``rl`` and ``rl.gates``;
+docs/reference has every entry.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import data, errors, rl
+from . import data, errors, rl, testing
 from .batch import Batch, Column
 from .by_hand import open_worker as open
 from .errors import FlowError
@@ -68,6 +68,7 @@ __all__ = [
     "render",
     "rl",
     "takes",
+    "testing",
 ]
 
 #: What few scripts use is imported when it is first asked for.

@@ -184,6 +184,11 @@ class Sampling:
     (arXiv:2407.01082). ``repetition_penalty`` divides the logits of tokens that the row already has, its prompt
     included, where they are above 0, and multiplies them below (CTRL, arXiv:1909.05858). ``stop`` are token ids that
     end a response, besides the tokenizer's end-of-sequence. ``row_temperature`` is that of the rows: 1 for greedy ones.
+
+    >>> fl.testing.Sampling(max_tokens=64, temperature=0.7).is_policy
+    True
+    >>> fl.testing.Sampling(top_p=0.9).is_policy
+    False
     """
 
     max_tokens: int = 256
@@ -201,6 +206,11 @@ class Sampling:
     @property
     def row_temperature(self) -> float:
         return 1.0 if self.greedy else float(self.temperature)
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether tokens are drawn from the policy itself, at the temperature."""
+        return self == Sampling(self.max_tokens, self.temperature, stop=self.stop)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
+from flowrl.backends.draw import uniforms
 from flowrl.backends.hf import generate as generation
-from flowrl.backends.hf.sample import uniforms
 from flowrl.batch import Column
 from flowrl.errors import DataError
 from flowrl.workers.records import Sampling

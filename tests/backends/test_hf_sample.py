@@ -13,8 +13,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from flowrl.backends.draw import uniforms
 from flowrl.backends.hf.logits import Head
-from flowrl.backends.hf.sample import draw, uniforms
+from flowrl.backends.hf.sample import draw
 from flowrl.workers.records import Sampling
 
 torch.set_num_threads(1)

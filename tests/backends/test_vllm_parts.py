@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from flowrl.backends import open_engine
-from flowrl.backends.hf.sample import draw, draw_from
+from flowrl.backends.draw import draw_from
+from flowrl.backends.hf.sample import draw
 from flowrl.backends.vllm import versions
 from flowrl.backends.vllm.proof import check_proof, expected, probe_rows, whole
 from flowrl.backends.vllm.weight_memory import WeightMemory, open_weights

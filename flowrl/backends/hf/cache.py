@@ -59,7 +59,7 @@ class _Layer(CacheLayerMixin):
 
         def room(like: Tensor) -> Tensor:
             shape = (slots.rows, like.shape[1], slots.width, like.shape[3])
-            return torch.empty(shape, dtype=slots.dtype, device=like.device)
+            return torch.zeros(shape, dtype=slots.dtype, device=like.device)  # what is masked must be finite
 
         self.keys, self.values = room(key_states), room(value_states)
         self.is_initialized = True

@@ -18,6 +18,7 @@ from ...workers.records import Build, Sampled, Sampling
 from ...workers.weights import Shard
 from ..team import Team, rank_on
 from . import adapters
+from .continuous import Streaming
 from .finite import check_finite
 from .follow import blend, copy
 from .freeze import freeze
@@ -75,7 +76,7 @@ def prepared(model: Any, build: Build, tokenizer: Any) -> Any:
     return model
 
 
-class HFEngine:
+class HFEngine(Streaming):
     """A transformers model: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), optim=Optim(lr=1e-5)))``.
 
     Dropout is never on. Results are columns on the CPU; they do not depend on the order of rows, nor on how rows are
@@ -136,12 +137,7 @@ class HFEngine:
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
     ) -> Sampled:
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
-        self._needs("lm", "generate")
-        if not self.net.generates:
-            raise ProgramError(
-                f"The model '{self.build.model.title}' is split over ranks here, where it does not generate.",
-                fix="Generate with an engine of its own, such as hf.",
-            )
+        self.check_generates()
         made = generate(self.net, prompts, n, seeds, sampling, (*self.eos_ids, *sampling.stop), starts)
         check_finite("log-probabilities of sampled tokens", made.rollout_logprobs.values, self.parameters)
         return made
@@ -385,6 +381,15 @@ class HFEngine:
             adapters.save(Path(folder) / "adapter", model, self.build, trained)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def check_generates(self) -> None:
+        """Raise ProgramError where this engine does not sample."""
+        self._needs("lm", "generate")
+        if not self.net.generates:
+            raise ProgramError(
+                f"The model '{self.build.model.title}' is split over ranks here, where it does not generate.",
+                fix="Generate with an engine of its own, such as hf.",
+            )
 
     def _needs(self, head: str, what: str) -> None:
         if self.build.head != head:

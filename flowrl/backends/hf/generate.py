@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ...batch import Column
-from ...errors import DataError
 from ...workers.records import Sampled, Sampling
+from ..continuous import check_lengths
+from ..draw import uniforms
 from .decode import Decoder, Plain, Slotted, prefill_tokens
 from .ragged import ragged_index, starts_of
-from .sample import draw, uniforms
+from .sample import draw
 
 if TYPE_CHECKING:
     from .net import Net
@@ -90,7 +91,7 @@ class _Run:
         self.stops = torch.tensor(sorted(set(stops)), dtype=torch.int64, device=device)
         self.head = net.head.cast()
         #: Whether the distribution that is sampled from is the policy's own, at the temperature.
-        self.own = sampling == Sampling(sampling.max_tokens, sampling.temperature, stop=sampling.stop)
+        self.own = sampling.is_policy
 
     def buckets(self, cache_bytes: int) -> Iterator[Tensor]:
         """Rows by falling prompt length, as many at a time as the memory for keys and values allows."""
@@ -223,17 +224,3 @@ def _cut(
     ended = torch.where(stopped, stop.int().argmax(1) + 1, limits)
     inside = at < ended[:, None]
     return ended, stopped, ids[inside], plain[inside], sampled[inside]
-
-
-def check_lengths(most: int | None, lengths: Tensor) -> int | None:
-    """Return how many positions the model has, once every prompt is known to leave room for one more token."""
-    if len(lengths) and int(lengths.min()) < 1:
-        row = int(lengths.argmin())
-        raise DataError(f"The prompt of row {row} is empty.", fix="Give every prompt at least one token.")
-    if most is not None and len(lengths) and int(lengths.max()) >= most:
-        row = int(lengths.argmax())
-        raise DataError(
-            f"The prompt of row {row} has {int(lengths[row])} tokens; the model has {most} positions in all.",
-            fix="Shorten or filter the prompts, or use a model with more positions.",
-        )
-    return most

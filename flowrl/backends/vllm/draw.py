@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from ...workers.records import Sampling
-from ..hf.sample import draw_from, uniforms
+from ..draw import draw_from, uniforms
 
 #: By row: of each token its log-probability under the policy, and under the distribution that was sampled from.
 LOGPROBS: dict[str, dict[int, tuple[float, float]]] = {}

@@ -15,9 +15,9 @@ from ...errors import ModelError, RunError
 from ...placement.backends import backend
 from ...workers.records import Build, Sampled, Sampling
 from ...workers.weights import Shard
+from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite
-from ..hf.generate import check_lengths
 from .child import Child
 from .proof import check_proof, expected, probe_rows
 from .versions import installed

@@ -1,0 +1,203 @@
+"""A continuous batch: rows of several calls that join and leave between two tokens, whatever computes their logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError, FlowError, RunError
+from ..workers.records import Sampling
+from ..workers.streaming import FailedCall, Reason, SampledRow
+from .draw import uniforms
+
+if TYPE_CHECKING:
+    from ..batch import Column
+
+#: Draws for some of the rows of a step, by their places in it: ``draw(places, uniform, sampling, seen)`` gives what
+#: :func:`flowrl.backends.draw.draw_from` does.
+Draw = Callable[[Tensor, Tensor | None, Sampling, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass(slots=True, eq=False)
+class RunningRow:
+    """A row that has not left: ``RunningRow(call=1, row=0, prompt=(5, 6), seed=7, start=0, limit=64, ...)``.
+
+    ``tokens`` are its prompt and what it has so far, ``seen`` the same as bool[vocab] where they are penalised.
+    """
+
+    call: int
+    row: int
+    prompt: tuple[int, ...]
+    seed: int
+    start: int
+    limit: int
+    sampling: Sampling
+    stops: frozenset[int]
+    ids: list[int] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+    sampled: list[float] = field(default_factory=list)
+    spans: list[list[int]] = field(default_factory=list)
+    seen: Tensor | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.ids)
+
+    def add(self, token: int, plain: float, sampled: float, version: int) -> None:
+        """Take a token that the weights of ``version`` gave."""
+        self.ids.append(token)
+        self.plain.append(plain)
+        self.sampled.append(sampled)
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1][1] += 1
+        else:
+            self.spans.append([version, 1])
+        if self.seen is not None and token < len(self.seen):
+            self.seen[token] = True
+
+    def ended(self, reason: Reason) -> SampledRow:
+        """The row as it is returned."""
+        spans = tuple((version, tokens) for version, tokens in self.spans)
+        plain, sampled = tuple(self.plain), tuple(self.sampled)
+        return SampledRow(self.call, self.row, tuple(self.ids), plain, sampled, spans, reason)
+
+
+class ContinuousBatch:
+    """What rows, calls, versions and aborts come to; a subclass says how the next tokens are computed.
+
+    ``positions``: tokens of a row at most, or None. ``ends``: ids that end every row.
+    """
+
+    publish_modes = ("drain", "interrupt", "continue")
+
+    def __init__(self, positions: int | None, ends: Iterable[int]) -> None:
+        self.positions, self._ends = positions, frozenset(ends)
+        self._rows: dict[tuple[int, int], RunningRow] = {}
+        self._calls = 0
+        self._version = 0
+        self._paused = False
+
+    # -- of the subclass ----------------------------------------------------------------------------------------------
+
+    def vocab(self) -> int:
+        """How many tokens are predicted."""
+        raise NotImplementedError
+
+    def next_tokens(self, rows: list[RunningRow]) -> tuple[list[RunningRow], Draw]:
+        """Of the rows that have not left, those that get a token now, and what draws it."""
+        raise NotImplementedError
+
+    def let_go(self, rows: list[RunningRow]) -> None:
+        """Free what is kept of rows that have left."""
+
+    def forget_cache(self) -> None:
+        """Compute what is kept of the running rows again."""
+
+    def end_of(self, row: RunningRow) -> Reason | None:
+        """Whether a row ends with the token that it got last."""
+        return "stop" if row.ids[-1] in row.stops else "length" if len(row.ids) >= row.limit else None
+
+    def not_finite(self, what: str) -> FlowError:
+        """The error of log-probabilities that are not finite."""
+        return RunError(f"{what}.")
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+        """Begin a call; see :meth:`flowrl.workers.streaming.Streams.submit`."""
+        most = check_lengths(self.positions, prompts.lengths)
+        self._calls += 1
+        call, stops = self._calls, self._ends.union(sampling.stop)
+        firsts = [0] * len(seeds) if starts is None else starts.tolist()
+        texts = [tuple(prompt.tolist()) for prompt in prompts]
+        for row, (seed, start) in enumerate(zip(seeds.tolist(), firsts, strict=True)):
+            prompt = texts[row // n]
+            limit = sampling.max_tokens if most is None else min(sampling.max_tokens, most - len(prompt))
+            self._rows[call, row] = RunningRow(call, row, prompt, seed, start, limit, sampling, stops)
+        return call
+
+    def running(self) -> list[tuple[int, int]]:
+        """Return ``(call, row)`` of the rows that have not left."""
+        return list(self._rows)
+
+    def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
+        """End rows of a call, or all; see :meth:`flowrl.workers.streaming.Streams.abort`."""
+        wanted = [row for c, row in self._rows if c == call] if rows is None else list(dict.fromkeys(rows))
+        found = [self._rows.pop((call, row)) for row in wanted if (call, row) in self._rows]
+        self.let_go(found)
+        return [row.ended("aborted") for row in found]
+
+    def pause(self) -> None:
+        """Make no tokens until :meth:`resume`."""
+        self._paused = True
+
+    def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
+        """Go on; see :meth:`flowrl.workers.streaming.Streams.resume`."""
+        self._paused = False
+        if version is not None:
+            self._version = version
+            if not keep_cache:
+                self.forget_cache()
+
+    def step(self) -> list[SampledRow | FailedCall]:
+        """Draw a token of each row that has a place; return what has ended."""
+        if self._paused or not self._rows:
+            return []
+        rows, draw = self.next_tokens(list(self._rows.values()))
+        together: dict[Sampling, list[int]] = {}
+        for place, row in enumerate(rows):
+            together.setdefault(row.sampling, []).append(place)
+        failed: dict[int, FailedCall] = {}
+        for sampling, places in together.items():
+            group = [rows[place] for place in places]
+            drawn = draw(torch.tensor(places), self._uniforms(group, sampling), sampling, self._seen(group, sampling))
+            columns = (values.tolist() for values in drawn)
+            finite = torch.isfinite(drawn[1]).tolist()
+            for row, token, plain, sampled, right in zip(group, *columns, finite, strict=True):
+                row.add(token, plain, sampled, self._version)
+                if not right and row.call not in failed:
+                    what = f"Log-probabilities of row {row.row} of call {row.call}"
+                    error = self.not_finite(f"{what}, token {len(row.ids) - 1}, are not finite")
+                    failed[row.call] = FailedCall(row.call, error)
+        for call in failed:
+            self.abort(call)
+            self.forget_cache()  # of which others may get the places
+        ended = [(row, end) for row in rows if row.call not in failed and (end := self.end_of(row))]
+        for row, _ in ended:
+            del self._rows[row.call, row.row]
+        self.let_go([row for row, _ in ended])
+        return [*failed.values(), *(row.ended(reason) for row, reason in ended)]
+
+    def _uniforms(self, rows: list[RunningRow], sampling: Sampling) -> Tensor | None:
+        if sampling.greedy:
+            return None
+        seeds, at = zip(*((row.seed, row.start + len(row.ids)) for row in rows), strict=True)
+        return uniforms(torch.tensor(seeds), torch.tensor(at))
+
+    def _seen(self, rows: list[RunningRow], sampling: Sampling) -> Tensor | None:
+        if sampling.repetition_penalty == 1.0:
+            return None
+        vocab = self.vocab()
+        for row in rows:
+            if row.seen is None:
+                ids = torch.tensor(row.tokens)
+                row.seen = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids[ids < vocab], True)
+        return torch.stack([row.seen for row in rows if row.seen is not None])
+
+
+def check_lengths(most: int | None, lengths: Tensor) -> int | None:
+    """Return how many positions the model has, once every prompt is known to leave room for one more token."""
+    if len(lengths) and int(lengths.min()) < 1:
+        row = int(lengths.argmin())
+        raise DataError(f"The prompt of row {row} is empty.", fix="Give every prompt at least one token.")
+    if most is not None and len(lengths) and int(lengths.max()) >= most:
+        row = int(lengths.argmax())
+        raise DataError(
+            f"The prompt of row {row} has {int(lengths[row])} tokens; the model has {most} positions in all.",
+            fix="Shorten or filter the prompts, or use a model with more positions.",
+        )
+    return most

@@ -1,0 +1,224 @@
+"""Drives an engine whose rows leave one by one, for threads and for asyncio: whoever waits for a row makes the steps.
+
+No thread is started: of those that wait, one at a time steps the engine, in the order in which they came, and hands the
+others their rows. asyncio has one step at a time made in a thread, while its other tasks go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FlowError, RunError
+from ..workers.records import Sampled, Sampling
+from ..workers.streaming import FailedCall, SampledRow, Streams, gathered
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..batch import Column
+
+
+class Stream:
+    """All calls of an engine, in one batch.
+
+    >>> import torch
+    >>> stream = fl.testing.FakeEngine(vocab=8).stream
+    >>> prompts = fl.Column.of([[3], [5]], dim="prompt", dtype="i32")
+    >>> long = stream.submit(prompts, 2, torch.arange(4), fl.testing.Sampling(max_tokens=30))
+    >>> short = stream.submit(prompts, 1, torch.arange(2), fl.testing.Sampling(max_tokens=3))
+    >>> [len(row.ids) <= 3 for row in short]
+    [True, True]
+    >>> len(list(long))
+    4
+    """
+
+    def __init__(self, engine: Streams) -> None:
+        self.engine = engine
+        self._calls: dict[int, StreamedCall] = {}
+        self._changed = threading.Condition()
+        self._line: deque[object] = deque()  # those that wait for their turn with the engine; the first has it
+        self._broken: BaseException | None = None
+        self._under_way: asyncio.Future[None] | None = None
+
+    def submit(
+        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
+    ) -> StreamedCall:
+        """Begin a call, with the arguments of ``generate``. Its rows come as they end."""
+        with self._turn():
+            number = self.engine.submit(prompts, n, seeds, sampling, starts)
+            call = self._calls[number] = StreamedCall(self, number, len(prompts) * n, sampling)
+        return call
+
+    def publish(self, install: Callable[[], Any], version: int, how: str = "drain") -> None:
+        """Have ``install`` write the weights of ``version``; calls that come meanwhile wait.
+
+        Rows that run are ended first (``drain``), or go on under the new weights with keys and values computed again
+        (``interrupt``) or kept (``continue``). Raises RunError for what the engine does not do.
+        """
+        if how not in self.engine.publish_modes:
+            raise RunError(
+                f"{type(self.engine).__name__} does not publish with '{how}' while rows run.",
+                have=self.engine.publish_modes,
+                fix="Publish with one of these.",
+            )
+        with self._turn():
+            while how == "drain" and self.engine.running():
+                self._step()
+            self.engine.pause()
+            install()
+            self.engine.resume(version, keep_cache=how == "continue")
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self, enough: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+        """Wait for a turn with the engine, or until ``enough``; say whether it is one."""
+        me = object()
+        with self._changed:
+            self._line.append(me)
+            self._changed.wait_for(lambda: self._line[0] is me or enough())
+            mine = self._line[0] is me
+            if not mine:
+                self._line.remove(me)
+        try:
+            if mine and self._broken is not None:
+                raise RunError("The engine of this call has failed.") from self._broken
+            yield mine
+        finally:
+            with self._changed:
+                if mine:
+                    self._line.popleft()
+                self._changed.notify_all()
+
+    def _step(self) -> None:
+        """Make a step, and hand out what has ended."""
+        try:
+            ended = self.engine.step()
+        except BaseException as error:
+            self._broken = error
+            raise
+        with self._changed:
+            for each in ended:
+                if each.call in self._calls:
+                    self._calls[each.call]._take(each)
+            self._changed.notify_all()
+
+    def _advance(self, call: StreamedCall) -> None:
+        """Take a turn for a call, unless it has a row meanwhile."""
+        with self._turn(call._is_settled) as mine:
+            if mine and not call._is_settled():
+                self._step()
+
+    async def _advance_async(self, call: StreamedCall) -> None:
+        """Wait for the step that another task has made begin, or have one made."""
+        step = self._under_way
+        if step is None or step.done() or step.get_loop() is not asyncio.get_running_loop():
+            step = self._under_way = asyncio.ensure_future(asyncio.to_thread(self._advance, call))
+        await asyncio.shield(step)
+
+    def _forget(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+
+class StreamedCall:
+    """A call whose rows come as they end: ``for row in call``, or ``async for row in call``.
+
+    Raises the error of the call where it cannot go on; rows that ended before come first.
+
+    >>> import torch
+    >>> prompts = fl.Column.of([[3]], dim="prompt", dtype="i32")
+    >>> stream = fl.testing.FakeEngine(vocab=8, stop=()).stream
+    >>> call = stream.submit(prompts, 3, torch.arange(3), fl.testing.Sampling(max_tokens=5))
+    >>> [row.reason for row in call.abort([0])]
+    ['aborted']
+    >>> call.sampled().ids.lengths
+    tensor([0, 5, 5])
+    """
+
+    def __init__(self, stream: Stream, number: int, rows: int, sampling: Sampling) -> None:
+        self.number, self.sampling = number, sampling
+        self.rows: list[SampledRow] = []  # all that have left, in the order in which they did
+        self._stream = stream
+        self._left = set(range(rows))
+        self._ready: deque[SampledRow] = deque()
+        self._error: FlowError | None = None
+
+    def __iter__(self) -> Iterator[SampledRow]:
+        while self._more():
+            while not self._is_settled():
+                self._stream._advance(self)
+            yield from self._next()
+
+    async def __aiter__(self) -> AsyncIterator[SampledRow]:
+        while self._more():
+            while not self._is_settled():
+                await self._stream._advance_async(self)
+            for row in self._next():
+                yield row
+
+    def abort(self, rows: Iterable[int] | None = None) -> list[SampledRow]:
+        """End some rows, or all; return them with the tokens that they have. The iteration does not give them."""
+        with self._stream._turn():
+            ended = self._stream.engine.abort(self.number, rows)
+            with self._stream._changed:
+                for row in ended:
+                    self._left.discard(row.row)
+                    self.rows.append(row)
+        return ended
+
+    def sampled(self) -> Sampled:
+        """Wait for all rows; return them as ``generate`` does, those that were aborted too."""
+        for _ in self:
+            pass
+        return gathered(self.rows, self.sampling)
+
+    def _more(self) -> bool:
+        """Whether the iteration goes on; a call that is over is forgotten."""
+        if self._ready or self._left or self._error:
+            return True
+        self._stream._forget(self.number)
+        return False
+
+    def _is_settled(self) -> bool:
+        """Whether there is something to give, or nothing more comes."""
+        return bool(self._ready or self._error or not self._left)
+
+    def _next(self) -> list[SampledRow]:
+        if self._ready:
+            return [self._ready.popleft()]
+        if self._error is not None:
+            self._stream._forget(self.number)
+            raise self._error
+        return []
+
+    def _take(self, ended: SampledRow | FailedCall) -> None:
+        if isinstance(ended, FailedCall):
+            self._error = ended.error
+            return
+        self._left.discard(ended.row)
+        self._ready.append(ended)
+        self.rows.append(ended)
+
+
+_LOCK = threading.Lock()
+
+
+def stream_of(engine: Streams) -> Stream:
+    """Return the stream of an engine, which keeps it: there is one, as a row is handed out once."""
+    with _LOCK:
+        found: Stream | None = vars(engine).get("_stream")
+        if found is None:
+            found = vars(engine)["_stream"] = Stream(engine)
+        return found
+
+
+def generate_streamed(
+    engine: Streams, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
+) -> Sampled:
+    """Return whole calls of an engine whose rows leave one by one: what its ``generate`` may be."""
+    return stream_of(engine).submit(prompts, n, seeds, sampling, starts).sampled()

@@ -1,0 +1,159 @@
+"""What an engine may offer beyond whole calls: rows that leave one by one, of several calls in one batch.
+
+A call is submitted, and each step of the engine returns the rows that have ended in it::
+
+    call = engine.submit(prompts, 2, seeds, Sampling(max_tokens=64))
+    while engine.running():
+        for row in engine.step():
+            ...
+
+``flowrl/backends/stream.py`` drives any such engine, for threads and for asyncio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
+
+from ..errors import FlowError, RunError
+from .engine import Engine, Generates
+from .records import Sampled, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..batch import Column
+
+#: How a row has ended: a stop token, its most tokens or the model's last position, or somebody who had enough.
+Reason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """A row that has left the batch.
+
+    ``call`` is what :meth:`Streams.submit` returned, ``row`` the row's number in it. ``rollout_logprobs`` and
+    ``sampling_logprobs`` are those of :class:`~flowrl.workers.records.Sampled`, one for each of ``ids``. ``versions``
+    are spans ``(version, tokens)`` in the order of the tokens: ``((3, 17), (4, 5))`` is 17 tokens of version 3, then 5
+    of version 4. An aborted row has the tokens that it had by then, which may be none.
+
+    >>> logprobs = (-0.5, -1.2, -0.1)
+    >>> row = fl.testing.SampledRow(1, 0, (5, 7, 2), logprobs, logprobs, ((3, 2), (4, 1)), "stop")
+    >>> row.token_versions
+    (3, 3, 4)
+    """
+
+    call: int
+    row: int
+    ids: tuple[int, ...]
+    rollout_logprobs: tuple[float, ...]
+    sampling_logprobs: tuple[float, ...]
+    versions: tuple[tuple[int, int], ...]
+    reason: Reason
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """The version of the weights behind each token."""
+        return tuple(version for version, tokens in self.versions for _ in range(tokens))
+
+
+@dataclass(frozen=True)
+class FailedCall:
+    """A call that cannot go on: ``FailedCall(1, RunError("row 2 of call 1: ..."))``. Its rows have left the batch.
+
+    The error names the row. Other calls go on.
+    """
+
+    call: int
+    error: FlowError
+
+
+class Streams(Generates, Protocol):
+    """Samples rows of several calls in one batch, which rows join and leave between two tokens.
+
+    A token depends on the row's seed, its place and the weights alone, as with ``generate``: not on the calls beside
+    it, nor on when it was submitted. One thread at a time makes these calls.
+    """
+
+    #: What a publish may do while rows run, of ``drain``, ``interrupt`` and ``continue`` (see :meth:`resume`).
+    publish_modes: Sequence[str]
+
+    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+        """Return the number of a new call, whose rows wait for the next steps. The arguments are ``generate``'s.
+
+        Rows are numbered parent-major: row ``i`` is of prompt ``i // n``. A row that was aborted goes on where its
+        tokens are put behind its prompt, and ``starts`` counts them. Raises DataError that names the row of a prompt
+        that cannot be answered; then nothing was submitted.
+        """
+        ...
+
+    def step(self) -> list[SampledRow | FailedCall]:
+        """Go on by a token of each running row; return what has ended, which may be nothing, in any order.
+
+        An engine that samples in a process of its own waits a moment at most (0.05 s) for what that has ended. Nothing
+        goes on where nothing runs or :meth:`pause` was called. An error that is raised is the engine's: it is of no
+        more use.
+        """
+        ...
+
+    def running(self) -> list[tuple[int, int]]:
+        """Return ``(call, row)`` of each row that has not left, in the order of calls and rows; those that wait too."""
+        ...
+
+    def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
+        """End rows of a call, or all of them; return them with the tokens that they have.
+
+        Rows that have ended are passed over: each row is returned once, here or by :meth:`step`.
+        """
+        ...
+
+    def pause(self) -> None:
+        """Stop between two tokens. Then the weights may be written, until :meth:`resume`."""
+        ...
+
+    def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
+        """Go on. ``version`` names the weights that are in place now, and with them the tokens from here on.
+
+        None: they are as they were. Else keys and values of running rows are those of other weights. They are computed
+        again (``interrupt``), or stay with ``keep_cache`` (``continue``), where ``publish_modes`` has it. What was kept
+        of prompts is forgotten in any case. The first version is 0.
+        """
+        ...
+
+
+def streams(engine: Engine) -> TypeGuard[Streams]:
+    """Return whether rows of an engine leave one by one."""
+    return hasattr(engine, "submit")
+
+
+def gathered(rows: Iterable[SampledRow], sampling: Sampling) -> Sampled:
+    """Return the rows of one call, in the order of their numbers, as ``generate`` returns them.
+
+    ``finished`` says whether a stop token ended a row. Where the distribution that was sampled from is the policy's,
+    both log-probabilities are one column.
+    """
+    import torch
+
+    from ..batch import Column
+
+    ordered = sorted(rows, key=lambda row: row.row)
+    lengths = [len(row.ids) for row in ordered]
+
+    def column(values: Iterable[Any], dtype: torch.dtype) -> Column:
+        return Column.packed(torch.tensor([v for part in values for v in part], dtype=dtype), lengths, "response")
+
+    plain = column((row.rollout_logprobs for row in ordered), torch.float32)
+    own = sampling.is_policy
+    return Sampled(
+        column((row.ids for row in ordered), torch.int32),
+        plain,
+        plain if own else column((row.sampling_logprobs for row in ordered), torch.float32),
+        torch.tensor([row.reason == "stop" for row in ordered], dtype=torch.bool),
+        sampling.row_temperature,
+    )
+
+
+def lost(call: int, row: int, what: str) -> FailedCall:
+    """Return the failure of a call by one of its rows: ``lost(3, 0, "its process is gone")``."""
+    return FailedCall(call, RunError(f"Row {row} of call {call}: {what}"))

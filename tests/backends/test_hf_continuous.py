@@ -1,0 +1,184 @@
+"""Rows of a transformers model that join and leave between two tokens; test_streaming.py has what all engines do."""
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flowrl.backends.hf.continuous import NetBatch
+from flowrl.backends.stream import stream_of
+from flowrl.batch import Column
+from flowrl.errors import ProgramError, RunError
+from flowrl.workers.records import Sampling
+
+T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
+CLOSE = 1e-4
+#: With the engine's own cache; with windows, for which short rows have it and long ones do not; with the model's own
+#: cache; with none.
+KINDS = ["qwen2", "gemma2", "mixtral", "gpt2", "gemma2-window", "mistral-window", "bloom", "mamba"]
+
+
+def finish(batch):
+    found = []
+    while batch.running():
+        found += batch.step()
+    return {(row.call, row.row): row for row in found}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_gives_the_rows_of_whole_calls_and_goes_on_under_new_weights(kind):
+    opened, other = T.engine(kind), T.engine(kind)
+    column, batch = T.prompts(n=2)
+    seeds, sampling = batch.row_seeds(), Sampling(max_tokens=9, temperature=0.8)
+    whole, late = (opened.generate(column, 2, s, sampling).ids.to_list() for s in (seeds, seeds + 1))
+    first = opened.submit(column, 2, seeds, sampling)
+    opened.step(), opened.step()
+    second = opened.submit(column, 2, seeds + 1, sampling)
+    rows = finish(opened)
+    assert [list(rows[second, i].ids) for i in range(8)] == late
+    assert all(list(rows[first, i].ids) == whole[i] for i in range(8) if (first, i) in rows)
+
+    third = opened.submit(column, 2, seeds, sampling)
+    opened.step(), opened.step(), opened.step()
+    opened.pause()
+    with torch.no_grad():
+        for engine in (opened, other):
+            for weight in engine.net.model.parameters():
+                weight.mul_(1.1)
+    opened.resume(1)
+    crossed = [row for row in finish(opened).values() if len(row.versions) == 2]
+    assert crossed and all(row.versions[0] == (0, 3) and row.call == third for row in crossed)
+    for row in crossed:
+        prompt = T.PROMPTS[row.row // 2]
+        logits = T.whole_logits(other, prompt + list(row.ids))[len(prompt) + 2 : -1] / 0.8
+        wanted = logits.log_softmax(-1).gather(-1, torch.tensor(row.ids[3:])[:, None]).squeeze(-1).tolist()
+        assert row.rollout_logprobs[3:] == pytest.approx(wanted, abs=CLOSE)
+
+
+@pytest.fixture(scope="module")
+def opened():
+    return T.engine("qwen2")
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "bloom"])
+def test_rows_that_find_no_memory_wait_and_are_the_same(kind):
+    opened = T.engine(kind)
+    column, batch = T.prompts(n=3)
+    seeds, sampling, shapes = batch.row_seeds(), Sampling(max_tokens=8), []
+    whole = opened.generate(column, 3, seeds, sampling)
+    memory = opened.net.cache_bytes_per_token() * 40
+    small = NetBatch(opened.net, opened.parameters, (T.EOS,), cache_bytes=memory)
+    call = small.submit(column, 3, seeds, sampling)
+    hook = opened.net.body.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    rows = finish(small)
+    hook.remove()
+    assert max(rows for rows, _ in shapes) * (5 + 8) <= 40 + 13, "at most 40 tokens have keys and values"
+    assert [list(rows[call, i].ids) for i in range(12)] == whole.ids.to_list()
+    one = NetBatch(opened.net, opened.parameters, (T.EOS,), cache_bytes=1)  # a row goes on in any case
+    call = one.submit(column, 1, seeds[::3], sampling)
+    assert [list(row.ids) for _, row in sorted(finish(one).items())] == whole.ids.to_list()[::3]
+
+
+def test_a_prompt_is_computed_once_and_rows_that_have_left_are_not_computed(opened):
+    shapes = []
+    hook = opened.net.body.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    column, batch = T.prompts(n=8)
+    opened.submit(column, 8, batch.row_seeds(), Sampling(max_tokens=30, stop=(3, 7, 21, 30)))
+    running = []
+    while opened.running():
+        opened.step()
+        running.append(len(opened.running()))
+    hook.remove()
+    assert shapes[0] == (4, 9) and all(width == 1 for _, width in shapes[1:])
+    assert [rows for rows, _ in shapes[1:]] == running[:-1] and len(set(running)) > 5
+
+
+def test_rows_that_come_one_by_one_share_the_passes(opened):
+    """As agents do it: each row is a call of its own, of another length."""
+    prompts = [list(range(2, 3 + i)) for i in range(12)]
+    seeds, sampling = torch.arange(12) * 31, Sampling(max_tokens=12)
+    wanted = [
+        opened.generate(Column.of([p], dim="prompt", dtype="i32"), 1, seeds[i : i + 1], sampling).ids.to_list()[0]
+        for i, p in enumerate(prompts)
+    ]
+    passes = []
+    hook = opened.net.body.register_forward_pre_hook(
+        lambda _, __, given: passes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    found, calls = [], []
+    for i, prompt in enumerate(prompts):
+        calls.append(opened.submit(Column.of([prompt], dim="prompt", dtype="i32"), 1, seeds[i : i + 1], sampling))
+        found += opened.step()
+    found += finish(opened).values()
+    hook.remove()
+    rows = {row.call: list(row.ids) for row in found}
+    assert [rows[call] for call in calls] == wanted
+    assert max(rows for rows, _ in passes) > 4 and len(passes) < 12 + 12 + 12
+
+
+def test_weights_that_are_written_while_rows_run_are_noticed():
+    opened = T.engine("qwen2")
+    column, batch = T.prompts()
+    opened.submit(column, 1, batch.row_seeds(), Sampling(max_tokens=9))
+    opened.step()
+    weights = {name: weight.clone() for name, weight in opened.plain_weights().items()}
+    opened.take_weights(weights)
+    with pytest.raises(RunError, match="The weights were written while 4 rows were being sampled"):
+        opened.step()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_keys_and_values_are_computed_again_or_kept(keep):
+    opened, other = T.engine("qwen2"), T.engine("qwen2")
+    column, batch = T.prompts()
+    opened.submit(column, 1, batch.row_seeds(), Sampling(max_tokens=9))
+    assert not opened.step()
+    opened.pause()
+    with torch.no_grad():
+        for engine in (opened, other):
+            for weight in engine.net.model.parameters():
+                weight.mul_(1.2)
+    opened.resume(1, keep_cache=keep)
+    shapes = []
+    hook = opened.net.body.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    rows = finish(opened).values()
+    hook.remove()
+    assert [width for _, width in shapes] == ([1] * 8 if keep else [10] + [1] * 7)
+    gaps = []
+    for row in rows:
+        prompt = T.PROMPTS[row.row]
+        logprobs = T.whole_logits(other, prompt + list(row.ids))[len(prompt) : -1].log_softmax(-1)
+        fresh = logprobs.gather(-1, torch.tensor(row.ids[1:])[:, None]).squeeze(-1)
+        gaps.append(float((fresh - torch.tensor(row.rollout_logprobs[1:])).abs().max()))
+        assert row.versions == ((0, 1), (1, len(row.ids) - 1))
+    assert (min(gaps) > 1e-2) if keep else (max(gaps) < CLOSE)
+
+
+def test_a_model_that_does_not_generate_is_refused():
+    scalar = T.engine("qwen2", head="scalar")
+    column, batch = T.prompts()
+    with pytest.raises(ProgramError, match="has the head 'scalar'; generate needs 'lm'"):
+        scalar.submit(column, 1, batch.row_seeds(), Sampling())
+
+
+def test_memory_that_nobody_has_written_is_never_read(opened, monkeypatch):
+    """Prompts of a call may be computed in several passes of different widths; what lies between must be finite."""
+    monkeypatch.setattr("flowrl.backends.hf.decode.prefill_tokens", lambda device: 9)
+    column, batch = T.prompts(n=2)
+    seeds, sampling = batch.row_seeds(), Sampling(max_tokens=6)
+    wanted = opened.generate(column, 2, seeds, sampling).ids.to_list()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with nan
+    try:
+        assert opened.generate(column, 2, seeds, sampling).ids.to_list() == wanted
+        rows = stream_of(opened).submit(column, 2, seeds, sampling).sampled().ids.to_list()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert rows == wanted

@@ -1,0 +1,313 @@
+"""What each engine does whose rows leave one by one: the same tests for all of them.
+
+An engine joins with a function that opens it and one that gives it other weights. vLLM needs `make vllm-test`.
+"""
+
+import asyncio
+import math
+import runpy
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flowrl.backends.stream import generate_streamed, stream_of
+from flowrl.batch import Column
+from flowrl.errors import DataError, NotFinite, RunError
+from flowrl.testing import FakeEngine
+from flowrl.workers.records import Sampling
+from flowrl.workers.streaming import FailedCall, streams
+
+T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
+PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20]]
+CLOSE = 1e-4
+OTHER = Sampling(max_tokens=14, temperature=1.3, top_k=9, top_p=0.9, repetition_penalty=1.2, min_p=0.01, stop=(3, 21))
+
+
+class OfNet:
+    """The reference engine, and how a test looks into it."""
+
+    def __init__(self, kind="llama"):
+        self.engine = T.engine(kind)
+        self.alone = T.engine(kind)
+
+    def other_weights(self, seed):
+        """The weights of another version, which :meth:`write` writes."""
+        generator = torch.Generator().manual_seed(seed)
+        weights = {n: w.clone() for n, w in self.alone.plain_weights().items()}
+        return {n: w + 0.05 * torch.randn(w.shape, generator=generator) for n, w in weights.items()}
+
+    def write(self, weights):
+        self.engine.take_weights(weights)
+
+    def logprobs(self, prompt, ids, weights=None, temperature=1.0):
+        """Of each token of a response, by whole sequences under the weights."""
+        if weights is not None:
+            self.alone.take_weights(weights)
+        logits = T.whole_logits(self.alone, prompt + list(ids))[len(prompt) - 1 : -1] / temperature
+        return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None]).squeeze(-1).tolist()
+
+    def spoil(self, token):
+        with torch.no_grad():
+            self.engine.net.model.get_input_embeddings().weight[token] = torch.nan
+
+    def close(self):
+        pass
+
+
+class OfTable:
+    """The fake engine; its log-probabilities are computed from the table in plain Python."""
+
+    def __init__(self):
+        self.engine = FakeEngine(vocab=T.VOCAB, stop=(T.EOS,), positions=64)
+
+    def other_weights(self, seed):
+        return {"table": torch.randn(T.VOCAB, T.VOCAB, generator=torch.Generator().manual_seed(seed)).double()}
+
+    def write(self, weights):
+        self.engine.table.copy_(weights["table"])
+
+    def logprobs(self, prompt, ids, weights=None, temperature=1.0):
+        def logit(v, u):
+            return (2 * math.sin(1 + 3 * v + 5 * u) if weights is None else float(weights["table"][v, u])) / temperature
+
+        tokens = [prompt[-1], *ids]
+        sums = [math.log(sum(math.exp(logit(v, u)) for u in range(T.VOCAB))) for v in tokens]
+        return [logit(v, u) - sums[t] for t, (v, u) in enumerate(zip(tokens, ids, strict=False))]
+
+    def spoil(self, token):
+        self.engine.table[token] = torch.nan
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(params=["hf", "fake"])
+def it(request):
+    return {"hf": OfNet, "fake": OfTable}[request.param]()
+
+
+def prompts(rows=PROMPTS):
+    return Column.of(rows, dim="prompt", dtype="i32")
+
+
+def seeds(count, first=0):
+    return torch.arange(first, first + count) * 7919 - 3
+
+
+def finish(engine):
+    """All that comes until nothing runs."""
+    found = []
+    while engine.running():
+        found += engine.step()
+    return found
+
+
+def by_call(rows):
+    return {(row.call, row.row): row for row in rows}
+
+
+def test_it_streams(it):
+    assert streams(it.engine) and set(it.engine.publish_modes) <= {"drain", "interrupt", "continue"}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(12), Sampling(12, temperature=0.6), OTHER, Sampling(9, greedy=True)])
+def test_rows_are_those_of_a_whole_call(it, sampling):
+    whole = it.engine.generate(prompts(), 3, seeds(12), sampling, torch.arange(12) % 3)
+    found = generate_streamed(it.engine, prompts(), 3, seeds(12), sampling, torch.arange(12) % 3)
+    assert found.ids.equal(whole.ids) and torch.equal(found.finished, whole.finished)
+    for name in ("rollout_logprobs", "sampling_logprobs"):
+        assert torch.allclose(getattr(found, name).values, getattr(whole, name).values, atol=CLOSE)
+    assert found.temperature == whole.temperature and found.ids.type == "i32[*response]"
+    same = whole.sampling_logprobs is whole.rollout_logprobs
+    assert (found.sampling_logprobs is found.rollout_logprobs) == same
+
+
+def test_rows_come_when_they_end_and_say_how(it):
+    sampling = Sampling(max_tokens=14, stop=(3, 21, 30))
+    call, left, when = it.engine.submit(prompts(), 4, seeds(16), sampling), [], []
+    assert it.engine.running() == [(call, row) for row in range(16)]
+    for step in range(100):
+        ended = it.engine.step()
+        left += ended
+        when += [step] * len(ended)
+        if not it.engine.running():
+            break
+    assert sorted(row.row for row in left) == list(range(16)) and {row.call for row in left} == {call}
+    lengths = [len(row.ids) for row in left]
+    assert lengths == sorted(lengths) and len(set(when)) > 2, "short rows come first"
+    for row in left:
+        assert (row.reason == "stop") == (row.ids[-1] in (T.EOS, 3, 21, 30)) and row.reason in ("stop", "length")
+        assert row.reason == "stop" or len(row.ids) == 14
+        assert len(row.rollout_logprobs) == len(row.sampling_logprobs) == len(row.ids) == len(row.token_versions)
+        assert row.versions == ((0, len(row.ids)),)
+        wanted = it.logprobs(PROMPTS[row.row // 4], row.ids)
+        assert row.rollout_logprobs == pytest.approx(wanted, abs=CLOSE)
+    assert it.engine.step() == []
+
+
+def test_calls_share_a_batch_and_do_not_change_each_others_rows(it):
+    calls = [(Sampling(20), 0), (OTHER, 100), (Sampling(6, greedy=True), 200), (Sampling(20, temperature=0.5), 300)]
+    alone = [it.engine.generate(prompts(), 2, seeds(8, first), how).ids.to_list() for how, first in calls]
+    numbers, found = [], []
+    for how, first in calls:  # each joins while those before it run
+        numbers.append(it.engine.submit(prompts(), 2, seeds(8, first), how))
+        found += it.engine.step() + it.engine.step()
+    assert len(set(numbers)) == len({call for call, _ in it.engine.running()} | {row.call for row in found}) == 4
+    rows = by_call(found + finish(it.engine))
+    assert [[list(rows[call, i].ids) for i in range(8)] for call in numbers] == alone
+
+
+def test_what_is_aborted_keeps_its_tokens_and_goes_on_from_them(it):
+    sampling = Sampling(max_tokens=12)
+    whole = it.engine.generate(prompts(), 2, seeds(8), sampling).ids.to_list()
+    call = it.engine.submit(prompts(), 2, seeds(8), sampling)
+    early = [row for _ in range(5) for row in it.engine.step()]
+    parts = it.engine.abort(call)
+    assert {row.reason for row in parts} == {"aborted"} and not it.engine.running()
+    assert sorted(row.row for row in early + parts) == list(range(8))
+    for row in parts:
+        assert 0 < len(row.ids) <= 5 and list(row.ids) == whole[row.row][: len(row.ids)]
+        assert row.rollout_logprobs == pytest.approx(it.logprobs(PROMPTS[row.row // 2], row.ids), abs=CLOSE)
+        assert row.versions == ((0, len(row.ids)),)
+    for row in parts:
+        longer, rest = prompts([PROMPTS[row.row // 2] + list(row.ids)]), Sampling(max_tokens=12 - len(row.ids))
+        more = it.engine.generate(longer, 1, seeds(8)[row.row :][:1], rest, torch.tensor([len(row.ids)]))
+        assert list(row.ids) + more.ids.to_list()[0] == whole[row.row]
+    assert it.engine.abort(call) == []
+
+
+def test_some_rows_are_aborted_and_the_others_go_on(it):
+    sampling = Sampling(max_tokens=12)
+    whole = it.engine.generate(prompts(), 2, seeds(8), sampling).ids.to_list()
+    waiting = it.engine.submit(prompts(), 2, seeds(8), sampling)
+    (first,) = it.engine.abort(waiting, [1])  # before it has a token
+    assert (first.row, first.ids, first.versions) == (1, (), ())
+    it.engine.step()
+    going = [row for _, row in it.engine.running()]
+    ended = it.engine.abort(waiting, going[::2])
+    assert [row.row for row in ended] == going[::2]
+    rest = {row.row: list(row.ids) for row in finish(it.engine)}
+    assert set(rest) == set(going[1::2]) and all(ids == whole[row] for row, ids in rest.items())
+
+
+def test_a_pause_stops_between_two_tokens(it):
+    whole = it.engine.generate(prompts(), 1, seeds(4), Sampling(10)).ids.to_list()
+    it.engine.submit(prompts(), 1, seeds(4), Sampling(10))
+    found = it.engine.step()
+    it.engine.pause()
+    assert it.engine.step() == it.engine.step() == []
+    it.engine.resume()
+    found += finish(it.engine)
+    assert [list(row.ids) for row in sorted(found, key=lambda row: row.row)] == whole
+
+
+def test_new_weights_in_the_middle_of_rows(it):
+    """Interrupt: later tokens are those of a fresh pass under the new weights, earlier ones are as they were."""
+    sampling, new = Sampling(max_tokens=16, temperature=0.9), it.other_weights(5)
+    before = it.engine.generate(prompts(), 2, seeds(8), sampling).ids.to_list()
+    it.engine.submit(prompts(), 2, seeds(8), sampling)
+    early = [row for _ in range(4) for row in it.engine.step()]
+    it.engine.pause()
+    it.write(new)
+    it.engine.resume(7)
+    late = finish(it.engine)
+    assert late and all(row.versions == ((0, len(row.ids)),) for row in early)
+    crossed = 0
+    for row in late:
+        assert row.versions[0] == (0, 4) and [v for v, _ in row.versions] == [0, 7][: len(row.versions)]
+        assert list(row.ids[:4]) == before[row.row][:4]
+        prompt = PROMPTS[row.row // 2]
+        now = it.logprobs(prompt, row.ids, new, 0.9)
+        crossed += len(now) - 4
+        assert row.rollout_logprobs[4:] == pytest.approx(now[4:], abs=CLOSE)
+        assert row.token_versions == (0,) * 4 + (7,) * (len(row.ids) - 4)
+    fresh = type(it)()
+    for row in late:
+        old = fresh.logprobs(PROMPTS[row.row // 2], row.ids, None, 0.9)
+        assert row.rollout_logprobs[:4] == pytest.approx(old[:4], abs=CLOSE)
+    assert crossed > 20
+    after = it.engine.generate(prompts(), 2, seeds(8), sampling).ids.to_list()
+    assert after != before, "the new weights give other rows"
+    again = {row.row: row for row in stream_of(it.engine).submit(prompts(), 2, seeds(8), sampling)}
+    assert [list(again[row].ids) for row in range(8)] == after
+    assert {version for row in again.values() for version, _ in row.versions} == {7}
+
+
+def test_publishes_by_the_stream(it):
+    stream, sampling = stream_of(it.engine), Sampling(max_tokens=16)
+    call = stream.submit(prompts(), 2, seeds(8), sampling)
+    rows = iter(call)
+    next(rows)
+    stream.publish(lambda: it.write(it.other_weights(1)), 1, "drain")
+    assert not it.engine.running(), "rows are ended under the weights that they began with"
+    assert {version for row in [*rows, *call.rows] for version, _ in row.versions} == {0}
+    call = stream.submit(prompts(), 2, seeds(8, 50), sampling)
+    rows = iter(call)
+    next(rows)
+    stream.publish(lambda: it.write(it.other_weights(2)), 2, "interrupt")
+    assert {row.versions[-1][0] for row in rows} == {2} and {row.versions[0][0] for row in call.rows} == {1}
+    if "continue" in it.engine.publish_modes:
+        call = stream.submit(prompts(), 2, seeds(8, 90), sampling)
+        rows = iter(call)
+        next(rows)
+        stream.publish(lambda: it.write(it.other_weights(3)), 3, "continue")
+        assert {row.versions[-1][0] for row in rows} == {3}
+    with pytest.raises(RunError, match="does not publish with 'sometimes'"):
+        stream.publish(lambda: None, 4, "sometimes")
+
+
+def test_a_prompt_that_cannot_be_answered_is_named_and_nothing_is_submitted(it):
+    for rows, said in (([[3], []], "The prompt of row 1 is empty"), ([[3] * 64], "row 0 has 64 tokens")):
+        with pytest.raises(DataError, match=said):
+            it.engine.submit(prompts(rows), 1, seeds(len(rows)), Sampling(4))
+    assert it.engine.running() == []
+
+
+def test_a_row_that_fails_is_named_and_other_calls_go_on(it):
+    good = it.engine.generate(prompts([[20]]), 1, seeds(1), Sampling(3)).ids.to_list()
+    wrong = next(token for token in range(2, 20) if token not in good[0])
+    it.spoil(wrong)
+    bad = it.engine.submit(prompts([[20], [wrong]]), 1, seeds(2), Sampling(4))
+    other = it.engine.submit(prompts([[20]]), 1, seeds(1), Sampling(3))
+    found = it.engine.step()
+    (failure,) = [each for each in found if isinstance(each, FailedCall)]
+    assert failure.call == bad and f"row 1 of call {bad}, token 0" in str(failure.error)
+    assert isinstance(failure.error, NotFinite) and all(call == other for call, _ in it.engine.running())
+    rows = [each for each in found if not isinstance(each, FailedCall)] + finish(it.engine)
+    assert [(row.call, list(row.ids)) for row in rows] == [(other, good[0])]
+    call = stream_of(it.engine).submit(prompts([[wrong]]), 1, seeds(1), Sampling(4))
+    with pytest.raises(NotFinite, match="row 0 of call"):
+        call.sampled()
+
+
+def test_no_prompts_give_no_rows(it):
+    made = generate_streamed(it.engine, prompts([]), 2, seeds(0), Sampling(4))
+    assert len(made.ids) == len(made.finished) == 0 and not it.engine.running()
+
+
+def test_threads_and_tasks_each_get_the_rows_of_their_calls(it):
+    stream, sampling = stream_of(it.engine), Sampling(max_tokens=10)
+    wanted = [it.engine.generate(prompts(), 1, seeds(4, 10 * i), sampling).ids.to_list() for i in range(6)]
+    found = {}
+
+    def one(i):
+        found[i] = stream.submit(prompts(), 1, seeds(4, 10 * i), sampling).sampled().ids.to_list()
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+
+    async def task(i):
+        rows = [row async for row in stream.submit(prompts(), 1, seeds(4, 10 * i), sampling)]
+        found[i] = [list(row.ids) for row in sorted(rows, key=lambda row: row.row)]
+
+    async def tasks():
+        await asyncio.gather(*(task(i) for i in range(3, 6)))
+
+    asyncio.run(tasks())
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [found[i] for i in range(6)] == wanted
