@@ -51,7 +51,9 @@ def test_the_pages_use_public_names_alone():
     known = {*ENTRIES, *MADE["MODULES"]}
     for page in PAGES:
         text = page.read_text()
-        used = set(re.findall(r"(?<![\w./-])((?:fl|rl)(?:\.(?:data|allowed|gates|errors))?\.[A-Za-z]\w*)", text))
+        used = set(
+            re.findall(r"(?<![\w./-])((?:fl|rl)(?:\.(?:data|allowed|gates|errors|testing))?\.[A-Za-z]\w*)", text)
+        )
         assert sorted(used - known) == [], page.name
         imported = re.findall(r"^(?:>>> )?(?:from|import) (flowrl\b.*)$", text, re.M)
         for words in imported:
