@@ -10,7 +10,6 @@ from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
 from ..graph.terms import Lint, each_once
 from ..lowering.engines import refusals, refusals_of_use
-from ..lowering.unsupported import title_of
 from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
@@ -63,7 +62,7 @@ def _places(study: Study) -> Iterator[tuple[str, str, Place, Role]]:
 def _models(study: Study) -> Iterator[FlowError | Lint]:
     for worker, use, place, role in _places(study):
         assert role.model is not None, "places of workers with a model"
-        title = title_of(study.plan, worker, use)
+        title = study.plan.title_of(worker, use)
         if place.mesh["ep"] > 1 and not role.model.experts:
             yield PlanError(
                 f"{title}: {role.model.name} has no experts for ep={place.mesh['ep']}.",
@@ -79,7 +78,7 @@ def _models(study: Study) -> Iterator[FlowError | Lint]:
 
 def _backends(study: Study) -> Iterator[FlowError | Lint]:
     for worker, use, place, role in _places(study):
-        title = title_of(study.plan, worker, use)
+        title = study.plan.title_of(worker, use)
         if any(refusals_of_use(place, use=use, trained=role.trains)):
             continue  # as unsupported
         for refusal in refusals(place, role, _device(study, place), use=use):
@@ -100,7 +99,7 @@ def _nodes(study: Study) -> Iterator[FlowError | Lint]:
         if cluster is None or len(devices) < place.mesh.size or place.mesh["tp"] == 1:
             continue
         if any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups("tp")):
-            groups = f"{title_of(study.plan, worker, use)}: groups of tp={place.mesh['tp']}"
+            groups = f"{study.plan.title_of(worker, use)}: groups of tp={place.mesh['tp']}"
             yield Lint("network", f"{groups} cross nodes, and talk at every layer.", place.at or _file(study))
 
 

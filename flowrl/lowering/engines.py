@@ -101,8 +101,8 @@ def _of_worker(row: Backend, place: Place, role: Role) -> Iterator[Refusal]:
 
 def _without_cuda(row: Backend, place: Place, role: Role) -> Iterator[Refusal]:
     mesh = place.mesh
-    for axis in row.lacking_axes(mesh.axes):
-        yield Refusal(f"{row.name} has {axis}={mesh[axis]} in no run yet.", f"Write dp in place of {axis}.")
+    for what, fix in row.unrun_axes(mesh.axes):
+        yield Refusal(what, fix)
     for axis in (a for a in row.cuda_axes if mesh[a] > 1):
         yield Refusal(f"{row.name} has {axis}={mesh[axis]} on CUDA alone.", f"Write dp in place of {axis}.")
     for axis in (a for a in row.cuda_expert_axes if mesh[a] > 1):

@@ -60,7 +60,7 @@ def _devices(plan: Plan) -> Iterator[PlanError]:
         if place.mesh.size > 1:
             told.add(pool.name)
             yield PlanError(
-                f"{title_of(plan, worker, use)} has a mesh of {place.mesh.size} devices ({place.mesh}); "
+                f"{plan.title_of(worker, use)} has a mesh of {place.mesh.size} devices ({place.mesh}); "
                 "this process runs a pool on one device.",
                 at=place.at or pool.at,
                 fix=fix,
@@ -101,9 +101,4 @@ def _backends(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> Iter
 def _refused(name: str, plan: Plan, place: Place, use: str, *, trained: bool) -> Iterator[PlanError]:
     pool = plan.pools[place.pool]
     for refusal in refusals_of_use(place, use=use, trained=trained, size=pool.size):
-        yield refusal.error(title_of(plan, name, use), place.at or pool.at)
-
-
-def title_of(plan: Plan, worker: str, use: str) -> str:
-    """Return what a place of a worker is called in a message: by its use too, where the worker has two."""
-    return worker if len(plan.place.get(worker, {})) < 2 else f"{worker}.{use}"
+        yield refusal.error(plan.title_of(name, use), place.at or pool.at)

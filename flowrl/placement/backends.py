@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -100,9 +100,11 @@ class Backend:
         """Whether a run can have it."""
         return bool(self.module)
 
-    def lacking_axes(self, axes: Iterable[str]) -> list[str]:
-        """Return those axes of a mesh that a run does not have."""
-        return [] if self.run_axes is None else [axis for axis in axes if axis not in self.run_axes]
+    def unrun_axes(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Yield, for each axis of a mesh that runs do not have, what is wrong with it and what to write instead."""
+        for axis, size in sizes.items():
+            if self.run_axes is not None and axis not in self.run_axes:
+                yield f"{self.name} has {axis}={size} in no run yet.", f"Write dp in place of {axis}."
 
     def does(self, use: str) -> bool:
         """Return whether it does what a place is for: ``train`` or ``generate``."""

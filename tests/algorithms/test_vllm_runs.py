@@ -77,6 +77,6 @@ def test_grpo_makes_the_rows_of_the_reference_engine(flow, tmp_path, text, runti
 
 def test_what_no_run_has_yet_is_refused(flow, tmp_path):
     text = RANKS.replace("engine: ENGINE", "mesh: {tp: 2}, engine: vllm")
-    with pytest.raises(PlanError, match="'actor' is placed with vllm and tp=2, which no run has yet") as info:
+    with pytest.raises(PlanError, match="actor.generate: vllm has tp=2 in no run yet") as info:
         ran(flow, tmp_path / "vllm", text, "ray")
     assert info.value.at.line == 7

@@ -76,18 +76,17 @@ def test_an_option_of_another_engine_is_told():
 
 
 def test_a_run_has_it_with_dp_alone():
-    row, plan = (
-        backend("vllm"),
-        Plan({"a": Pool("a", processes=2)}, {"actor": {"generate": Place("a", backend="vllm")}}),
-    )
-    assert row.lacking_axes(("dp",)) == [] and row.lacking_axes(("dp", "tp")) == ["tp"]
+    row = backend("vllm")
+    plan = Plan({"a": Pool("a", processes=2)}, {"actor": {"generate": Place("a", backend="vllm")}})
+    wrong = ("vllm has tp=2 in no run yet.", "Write dp in place of tp.")
+    assert list(row.unrun_axes({"dp": 2})) == [] and list(row.unrun_axes({"dp": 2, "tp": 2})) == [wrong]
     plan.check_workers(["actor"], ["hf", "vllm"])
     text = "cluster: {device: cpu, devices_per_node: 2}\npools: {a: {devices: all}}\nplace:\n  actor:\n"
     split = read(text + "    generate: {pool: a, mesh: {tp: 2}, engine: vllm}\n", "here.yaml")
     split.check_workers(["actor"])  # it can be looked at
-    with pytest.raises(PlanError, match="'actor' is placed with vllm and tp=2, which no run has yet") as info:
+    with pytest.raises(PlanError, match="actor: vllm has tp=2 in no run yet") as info:
         split.check_workers(["actor"], ["vllm"])
-    assert info.value.at.line == 5
+    assert info.value.at.line == 5 and info.value.fix == wrong[1]
 
 
 def test_replicas_answer_each_for_itself_and_split_models_together(monkeypatch):

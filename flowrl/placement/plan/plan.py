@@ -248,6 +248,10 @@ class Plan:
         """Return the backend that trains a worker, or its engine."""
         return self.place_of(worker, use).backend
 
+    def title_of(self, worker: str, use: str) -> str:
+        """Return what a place of a worker is called in a message: by its use too, where the worker has two."""
+        return worker if len(self.place.get(worker, {})) < 2 else f"{worker}.{use}"
+
     def roles(self) -> Iterator[tuple[str, str, Place]]:
         """Yield every (worker, use, place) that the plan states; a worker with one place has it under one use."""
         for worker, by_use in self.place.items():
@@ -260,7 +264,7 @@ class Plan:
         Without ``backends`` none is asked for, as for a plan that is looked at on another machine.
         """
         known, engines = list(names), None if backends is None else list(backends)
-        for name, _, place in self.roles():
+        for name, use, place in self.roles():
             if engines is not None and place.backend not in engines:
                 raise PlanError(
                     f"'{name}' is placed with backend '{place.backend}', which is not there.",
@@ -268,14 +272,8 @@ class Plan:
                     have=engines,
                     fix=did_you_mean(place.backend, engines),
                 )
-            if engines is not None and (lacking := backend(place.backend).lacking_axes(place.mesh.axes)):
-                sizes = " and ".join(f"{axis}={place.mesh[axis]}" for axis in lacking)
-                raise PlanError(
-                    f"'{name}' is placed with {place.backend} and {sizes}, which no run has yet.",
-                    at=place.at,
-                    have=backend(place.backend).run_axes,
-                    fix=f"Write dp in place of {lacking[0]}.",
-                )
+            for what, fix in backend(place.backend).unrun_axes(place.mesh.axes) if engines is not None else ():
+                raise PlanError(f"{self.title_of(name, use)}: {what}", at=place.at, fix=fix)
             if name not in known:
                 raise PlanError(
                     f"the plan places '{name}', which is no worker of this flow.",
