@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from .errors import ModelError
 from .placement.backends import REFERENCE
 from .workers.base import Worker
+from .workers.engine import Engine
 
 W = TypeVar("W", bound=Worker)
 
@@ -21,11 +22,14 @@ def _told_apart(name: str) -> str:
     return name if _OPENED[name] == 1 else f"{name} ({_OPENED[name]})"
 
 
-def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str = REFERENCE) -> W:
+def open_worker(
+    worker: W, *, name: str = "", device: str = "auto", backend: str = REFERENCE, engine: Engine | None = None
+) -> W:
     """Open a worker made by hand, to call its ops on plain batches: ``actor = fl.open(fl.Actor("folder"))``.
 
     A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.
     Workers of one ``name`` are the same one to the rows that they sample; without a name each is another one.
+    ``engine``: an engine that is there, such as ``fl.testing.FakeEngine``, in place of one with the worker's model.
 
     >>> class Double(fl.Worker):
     ...     @fl.op(reads="rewards", adds="doubled: f32[]")
@@ -52,7 +56,7 @@ def open_worker(worker: W, *, name: str = "", device: str = "auto", backend: str
 
     worker.open(
         Opening(
-            open_engine=lambda build: open_engine(backend, build),
+            open_engine=lambda build: open_engine(backend, build) if engine is None else engine,
             peer=lambda other: other,
             tokenizer=tokenizer,
             warn=lambda text: warnings.warn(text, stacklevel=2),

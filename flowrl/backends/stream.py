@@ -69,9 +69,10 @@ class Stream:
         with self._turn():
             while how == "drain" and self.engine.running():
                 self._step()
-            self.engine.pause()
-            install()
-            self.engine.resume(version, keep_cache=how == "continue")
+            with self._of_engine():
+                self.engine.pause()
+                install()
+                self.engine.resume(version, keep_cache=how == "continue")
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -95,18 +96,32 @@ class Stream:
                     self._line.popleft()
                 self._changed.notify_all()
 
-    def _step(self) -> None:
-        """Make a step, and hand out what has ended."""
+    @contextmanager
+    def _of_engine(self) -> Iterator[None]:
+        """What fails in here leaves an engine that is of no more use."""
         try:
-            ended = self.engine.step()
+            yield
         except BaseException as error:
             self._broken = error
             raise
+
+    def _step(self) -> None:
+        """Make a step, and hand out what has ended."""
+        with self._of_engine():
+            ended = self.engine.step()
+            if not ended and not self.engine.running():
+                self._miss()
         with self._changed:
             for each in ended:
                 if each.call in self._calls:
                     self._calls[each.call]._take(each)
             self._changed.notify_all()
+
+    def _miss(self) -> None:
+        """Raise RunError where rows are waited for that the engine does not have."""
+        lost = [f"{number}.{row}" for number, call in self._calls.items() for row in sorted(call._left)]
+        if lost:
+            raise RunError(f"{type(self.engine).__name__} has lost rows (call.row): {', '.join(lost[:20])}.")
 
     def _advance(self, call: StreamedCall) -> None:
         """Take a turn for a call, unless it has a row meanwhile."""
@@ -169,6 +184,8 @@ class StreamedCall:
                 for row in ended:
                     self._left.discard(row.row)
                     self.rows.append(row)
+                if not self._left:
+                    self._stream._forget(self.number)
         return ended
 
     def sampled(self) -> Sampled:

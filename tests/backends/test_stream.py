@@ -1,0 +1,175 @@
+"""Who waits for a row makes the steps: threads, tasks, publishes and failures, on an engine without a model."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from flowrl.backends.stream import Stream, stream_of
+from flowrl.batch import Column
+from flowrl.errors import RunError
+from flowrl.testing import FakeEngine
+from flowrl.workers.records import Sampling
+
+WAIT = 60  # seconds, far more than any of this takes
+
+
+def prompts(rows=((3,), (5, 1))):
+    return Column.of([list(row) for row in rows], dim="prompt", dtype="i32")
+
+
+def submitted(engine, rows=((3,), (5, 1)), n=1, seed=0, tokens=8):
+    column = prompts(rows)
+    return stream_of(engine).submit(column, n, torch.arange(seed, seed + len(rows) * n), Sampling(max_tokens=tokens))
+
+
+def test_an_engine_has_one_stream():
+    engine, other = FakeEngine(), FakeEngine()
+    assert stream_of(engine) is stream_of(engine) is engine.stream is not stream_of(other)
+    assert isinstance(engine.stream, Stream)
+
+
+def test_only_what_is_asked_for_is_computed_and_others_rows_are_kept():
+    engine = FakeEngine(stop=())
+    long, short = submitted(engine, tokens=30), submitted(engine, tokens=4)
+    assert engine.steps == 0
+    assert len(list(short)) == 2 and engine.steps == 4
+    third = submitted(engine, tokens=2)
+    assert len(list(long)) == 2 and engine.steps == 30
+    assert [row.call for row in third] == [third.number] * 2 and engine.steps == 30
+    assert list(long) == list(third) == [] and engine.stream._calls == {}
+
+
+def test_a_call_that_joins_waits_for_no_row():
+    engine = FakeEngine(stop=(), rows=2, token_seconds=1.0)
+    first, second = submitted(engine, tokens=5), submitted(engine, tokens=3)
+    assert len(list(second)) == 2 and engine.clock.now() == 8.0, "two rows have places, and others take turns"
+    assert len(list(first)) == 2 and engine.clock.now() == 8.0
+
+
+def test_some_rows_are_aborted_while_others_are_waited_for():
+    engine = FakeEngine(stop=(), token_seconds=1.0)
+    call = submitted(engine, n=4, tokens=9)
+    short = submitted(engine, tokens=3)
+    list(short)
+    ended = call.abort([0, 5])
+    assert [(row.row, len(row.ids), row.reason) for row in ended] == [(0, 3, "aborted"), (5, 3, "aborted")]
+    assert sorted(row.row for row in call) == [1, 2, 3, 4, 6, 7]
+    made = call.sampled()
+    assert made.ids.lengths.tolist() == [3, 9, 9, 9, 9, 3, 9, 9] and call.abort() == []
+    assert not any(made.finished.tolist())
+    gone = submitted(engine, tokens=9)
+    assert len(gone.abort()) == 2 and list(gone) == [] and engine.stream._calls == {}
+
+
+def test_what_the_engine_raises_reaches_all_that_wait():
+    class Breaks(FakeEngine):
+        def step(self):
+            raise RunError("the process is gone")
+
+    engine = Breaks()
+    calls = [submitted(engine), submitted(engine)]
+    with pytest.raises(RunError, match="the process is gone"):
+        calls[0].sampled()
+    with pytest.raises(RunError, match="The engine of this call has failed") as info:
+        calls[1].sampled()
+    assert str(info.value.__cause__) == "the process is gone"
+    with pytest.raises(RunError, match="has failed"):
+        submitted(engine)
+
+
+def test_rows_that_an_engine_loses_are_named():
+    class Loses(FakeEngine):
+        def step(self):
+            super().step()
+            return []
+
+    call = submitted(Loses(stop=()), tokens=2)
+    with pytest.raises(RunError, match=r"Loses has lost rows \(call.row\): 1.0, 1.1"):
+        call.sampled()
+
+
+def test_a_publish_that_fails_leaves_an_engine_of_no_use():
+    engine = FakeEngine(stop=())
+    call = submitted(engine, tokens=5)
+
+    def install():
+        raise RunError("half of it is written")
+
+    with pytest.raises(RunError, match="half of it is written"):
+        engine.stream.publish(install, 1, "interrupt")
+    with pytest.raises(RunError, match="has failed"):
+        call.sampled()
+
+
+def test_a_publish_comes_between_the_steps_of_others_and_calls_wait_for_it():
+    engine = FakeEngine(stop=(), vocab=8)
+    began, go = threading.Event(), threading.Event()
+    found = {}
+
+    def install():
+        began.set()
+        assert go.wait(WAIT)
+
+    running = submitted(engine, tokens=6)
+    publisher = threading.Thread(target=lambda: engine.stream.publish(install, 4, "drain"))
+    publisher.start()
+    assert began.wait(WAIT)
+    assert not engine.running(), "running rows were ended first"
+    late = threading.Thread(target=lambda: found.update(late=submitted(engine, tokens=6).sampled()))
+    late.start()
+    assert [row.versions for row in running] == [((0, 6),)] * 2, "rows that have ended are handed out meanwhile"
+    assert not engine.running() and "late" not in found
+    go.set()
+    publisher.join(WAIT)
+    late.join(WAIT)
+    assert found["late"].ids.lengths.tolist() == [6, 6]
+    assert [row.versions for row in submitted(engine, tokens=3)] == [((4, 3),)] * 2
+
+
+def test_many_threads_share_the_steps():
+    engine = FakeEngine(stop=(), token_seconds=1.0)
+    alone = {seed: submitted(FakeEngine(stop=()), seed=seed, tokens=5).sampled().ids.to_list() for seed in range(12)}
+    calls = {seed: submitted(engine, seed=seed, tokens=5) for seed in range(12)}
+    found = {}
+    threads = [threading.Thread(target=lambda s=s: found.update({s: calls[s].sampled().ids.to_list()})) for s in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert found == alone and engine.steps == 5
+
+
+def test_tasks_share_the_steps_and_each_goes_on_when_its_row_has_ended():
+    engine, order = FakeEngine(stop=(), token_seconds=1.0), []
+
+    async def agent(turns):
+        tokens = [3]
+        for _ in range(turns):
+            async for row in submitted(engine, [tokens], tokens=2):
+                tokens += row.ids
+        order.append(turns)
+        return tokens
+
+    async def all_of_them():
+        return await asyncio.gather(*map(agent, (7, 2, 40, 1)))
+
+    found = asyncio.run(all_of_them())
+    assert [len(tokens) for tokens in found] == [15, 5, 81, 3] and order == [1, 2, 7, 40]
+    assert engine.steps == 80, "agents wait for the longest of them, not for each other"
+
+
+def test_a_task_that_is_cancelled_loses_no_row_of_others():
+    engine = FakeEngine(stop=())
+
+    async def both():
+        first, second = submitted(engine, tokens=50), submitted(engine, tokens=60)
+        waits = asyncio.ensure_future(anext(aiter(first)))
+        await asyncio.sleep(0)
+        waits.cancel()
+        rows = [row async for row in second]
+        return rows, [row async for row in first]
+
+    second, first = asyncio.run(both())
+    assert [len(row.ids) for row in second] == [60] * 2 and [len(row.ids) for row in first] == [50] * 2
