@@ -21,6 +21,7 @@ from .ragged_cache import RaggedCache
 from .sample import draw
 
 if TYPE_CHECKING:
+    from .logits import Head
     from .net import Net
     from .parameters import Parameters
 
@@ -30,10 +31,14 @@ class Streaming:
 
     net: Net
     parameters: Parameters
-    eos_ids: tuple[int, ...]
 
     #: What a publish may do while rows run.
     publish_modes = ContinuousBatch.publish_modes
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a sequence."""
+        raise NotImplementedError
 
     def check_generates(self) -> None:
         """Raise ProgramError where this engine does not sample."""
@@ -85,6 +90,7 @@ class NetBatch(ContinuousBatch):
         self._cohorts: list[Cohort] = []
         self._inside: set[RunningRow] = set()  # rows whose tokens, all but the last, are in a cache
         self._weights: list[Tensor] = []
+        self._head: Head | None = None
         self._written: int | None = None  # how often they were, when what is in the caches was computed
 
     def vocab(self) -> int:
@@ -115,6 +121,8 @@ class NetBatch(ContinuousBatch):
         for cohort in self._cohorts:
             cohort.leave(left)
         self._cohorts = [cohort for cohort in self._cohorts if not cohort.is_over]
+        if not self._inside:
+            self._head = None  # a copy of the weights, where they are wider than the computation
 
     def next_tokens(self, rows: list[RunningRow]) -> tuple[list[RunningRow], Draw]:
         """Hidden states of the rows that have a place: those that were in, and those that join."""
@@ -130,19 +138,22 @@ class NetBatch(ContinuousBatch):
         going = [row for rows, _ in states for row in rows]
         hidden = torch.cat([hidden for _, hidden in states if len(hidden)])
 
+        head = self._head
+        assert head is not None, "the weights were looked at"
+
         def drawn(
             places: Tensor, uniform: Tensor | None, sampling: Sampling, seen: Tensor | None
         ) -> tuple[Tensor, Tensor, Tensor]:
             at = places.to(hidden.device)
             uniform, seen = (None if given is None else given.to(hidden.device) for given in (uniform, seen))
             with torch.no_grad():
-                return draw(hidden[at], self._head, uniform, sampling, seen)
+                return draw(hidden[at], head, uniform, sampling, seen)
 
         return going, drawn
 
     def _check_weights(self) -> None:
         """Hold the weights to those of the caches. RunError where somebody wrote them while rows were running."""
-        if not self._inside or self._written is None:
+        if not self._inside or self._written is None or self._head is None:
             self._weights = list(self.net.model.parameters())
             self._written = sum(weight._version for weight in self._weights)
             self._head = self.net.head.cast()
