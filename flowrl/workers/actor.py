@@ -17,6 +17,7 @@ from ..graph.values import is_handle
 from ..marks import OWN, Marks, marks, spelled
 from .ask import asked_columns, written
 from .base import Opening
+from .gap import compared_fields, with_expected
 from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
 from .sampling import GENERATED, SamplingArguments, Stop, sampled_fields, sampled_marks, sampling_marks
 from .temperature import adds_scaled, at_temperature, logprobs_of, tempered
@@ -35,8 +36,9 @@ def _asked(shape: CallShape) -> Mapping[str, Marks]:
 
 
 def _update_reads(shape: CallShape) -> str | Mapping[str, str]:
-    reads = tempered("tokens, response_mask")(shape)
-    return trains("logprobs", f"{reads}, finished" if "finished" in shape.have else reads, what="actor")(shape)
+    more = [*(["finished"] if "finished" in shape.have else []), *compared_fields(shape)]
+    reads = ", ".join([tempered("tokens, response_mask")(shape), *more])
+    return trains("logprobs", reads, what="actor")(shape)
 
 
 class Actor(TrainedModel):
@@ -270,11 +272,16 @@ class Actor(TrainedModel):
                 sampled at another temperature.
 
         Returns: ``loss``, ``grad_norm``, ``lr``, ``tokens``, and what the loss reports, each a mean over the
-        response tokens of the call; ``truncated``, the share of rows that are not ``finished``.
+        response tokens of the call; ``truncated``, the share of rows that are not ``finished``; and how far the
+        log-probabilities of the engine that sampled lie from those that the update computes, of the tokens of its first
+        optimizer step that were sampled with the weights as they are: ``gap_mean`` and ``gap_max`` of the difference,
+        ``gap_k3`` (KL), ``gap_beyond`` (the share of tokens beyond ``gap_bound``) and ``gap_tokens`` (how many).
         """
         del allow_stale, foreign  # read by the check
+        call, version = locals(), self.version_now
+        rows = with_expected(batch, worker=self.identity(), version=version, temperature=temperature)
         more = {"pretraining": pretraining, "pretraining_weight": pretraining_weight}
-        return self.train(batch, loss, locals(), temperature=temperature, version=self.version_now, **more)
+        return self.train(rows, loss, call, temperature=temperature, version=version, **more)
 
     @op(reads="", cost="local")
     def save(self, folder: str) -> None:

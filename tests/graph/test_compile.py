@@ -36,7 +36,7 @@ reward = flow.worker(fl.FunctionReward, exact)
 centre = flow.worker(Centre)
 game = flow.worker(Game)
 
-SAMPLED = "tokens, response_mask, temperature, finished, rollout_logprobs"
+SAMPLED = "tokens, response_mask, temperature, finished, rollout_logprobs, versions"
 
 
 def graph_of(program, **parameters):
@@ -230,7 +230,7 @@ def test_rows_of_the_step_before_are_carried():
             flow.log(step, actor.update(rl.group_advantages(both), loss=rl.ppo_clip()))
 
     assert edges(graph_of(replay), "carried") == {
-        "actor.generate -> batch.concat: response_mask, tokens, temperature, finished, rollout_logprobs [carried]",
+        "actor.generate -> batch.concat: response_mask, tokens, temperature, finished, rollout_logprobs, versions [carried]",
         "reward.score -> batch.concat: rewards [carried]",
     }
 
@@ -316,7 +316,7 @@ def test_a_refill_loop_ends_and_is_drawn_twice_at_most():
     once, twice = "len(batch) < 16", "len(batch) < 16 again"
     assert branches(graph)["actor.generate#2"] == once and branches(graph)["actor.generate#3"] == twice
     assert "actor.generate#4" not in {n.id for n in graph.nodes}
-    fields = "rewards, response_mask, tokens, temperature, finished, rollout_logprobs"
+    fields = "rewards, response_mask, tokens, temperature, finished, rollout_logprobs, versions"
     assert {
         f"batch.filter -> batch.concat: {fields} if {once}",
         f"batch.filter#2 -> batch.concat: {fields} if {once}",

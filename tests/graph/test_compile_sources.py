@@ -300,7 +300,7 @@ def test_a_loop_over_a_list_that_grows_says_that_it_repeats():
     assert {n.id: n.repeats for n in graph.nodes if n.op == "concat"} == {"batch.concat": True}
     assert not graph.node("actor.update").repeats
     assert incoming(graph, "batch.concat", "carried") == {
-        "actor.generate: response_mask, tokens, temperature, finished, rollout_logprobs [carried repeats]",
+        "actor.generate: response_mask, tokens, temperature, finished, rollout_logprobs, versions [carried repeats]",
         "reward.score: rewards [carried repeats]",
     }
 
@@ -332,6 +332,6 @@ def test_a_renamed_field_keeps_the_name_it_was_made_under():
     graph = graph_of(judged)
     found = {(e.src, e.dst): (e.fields, e.made) for e in graph.edges_of("data")}
     assert found["reward.score", "batch.sub"] == (("scores",), ("rewards",))
-    read = ("tokens", "response_mask", "temperature", "finished", "rollout_logprobs")
+    read = ("tokens", "response_mask", "temperature", "finished", "rollout_logprobs", "versions")
     assert found["actor.generate", "actor.update"] == (read, ())
     assert found["reward.score", "batch.mean"] == (("scores",), ("rewards",))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...batch import Batch, Column
 from ...errors import ProgramError
+from ..gap import add_sums
 from ..hf.micro_batches import Micro, Rows, micro_batches
 from ..hf.ragged import padded
 from ..hf.read import Reader
@@ -67,8 +68,7 @@ def _summed(
         mine = [k for k, who in zip(kept, owner, strict=False) if who == number]  # idle passes have no owner
         sums: dict[str, float] = {}
         for _, told, _ in mine:
-            for name, value in told.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+            add_sums(sums, {name: float(value) for name, value in told.items()})
         loss = sum(float(value.double()) for value, *_ in mine)
         found.append((loss, sums, sorted({name for *_, by_row in mine for name in by_row})))
     return found

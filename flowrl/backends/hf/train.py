@@ -17,6 +17,7 @@ from ...rl.spec import Loss
 from ...rl.supervised import sft
 from ...workers.records import Optim
 from ...workers.weights import Shard
+from ..gap import EXPECTED, add_sums, bound_of, gap_of, is_measure
 from ..team import Team
 from .finite import not_finite
 from .micro_batches import Micro
@@ -27,7 +28,8 @@ from .update_passes import Data
 
 @dataclass(frozen=True)
 class Report:
-    """What one optimizer step was. ``sums`` are those of what the loss reports, over trained tokens or over rows.
+    """What one optimizer step was. ``sums`` are those of what the loss reports, over trained tokens or over rows, and
+    of the gap (:mod:`flowrl.backends.gap`).
 
     They are of this rank's rows; the rest is of the rows of all ranks.
     """
@@ -95,7 +97,9 @@ class Trainer:
             for number, chosen in enumerate(steps):
                 extra = [] if more is None else [(more, more.table.share(number, len(steps)), pretraining_weight)]
                 reports.append(self.step([(data, chosen, 1.0), *extra], micro_tokens, lr))
-        found = summary(reports, loss.reports, self.team)
+                data.expected = None  # what follows is computed with other weights
+        bound = bound_of(self.net.compute) if EXPECTED in batch else None
+        found = summary(reports, loss.reports, self.team, bound)
         return found if data.table.truncated is None else {**found, "truncated": data.table.truncated}
 
     def restart(self) -> None:
@@ -158,8 +162,7 @@ class Trainer:
                 value, told, of_rows = self._pass(partial(_forward, data, item, weights), last=not left)
                 total += value.detach()
                 by_row |= of_rows
-                for name, part in told.items():
-                    sums[name] = sums[name] + part if name in sums else part
+                add_sums(sums, told)
             trained = data.table.trained(chosen)
             tokens = int(data.table.counts[trained].sum())
             reports.append(Report(self.team.sum(total), sums, by_row, tokens, len(trained)))
@@ -220,7 +223,8 @@ def _forward(data: Data, item: Micro | Tensor | None, weights: Tensor) -> Passed
     rows = len(inputs.lengths)
     by_row = {n for n, column in reports.items() if data.loss.per == "row" and len(column) == rows}
     told = {n: c.detach() if n in by_row else c.detach() * inputs.mask for n, c in reports.items()}
-    return value, {n: c.sum(dtype=torch.float64) for n, c in told.items()}, frozenset(by_row)
+    sums = {n: c.sum(dtype=torch.float64) for n, c in told.items()}
+    return value, sums | data.gap(inputs.predicted, item), frozenset(by_row)
 
 
 def learning_rate(optim: Optim, step: int) -> float:
@@ -234,10 +238,13 @@ def learning_rate(optim: Optim, step: int) -> float:
     return optim.lr * (optim.min_lr + (1 - optim.min_lr) * left)
 
 
-def summary(reports: list[Report], names: Sequence[str] = (), team: Team | None = None) -> dict[str, float]:
+def summary(
+    reports: list[Report], names: Sequence[str] = (), team: Team | None = None, bound: float | None = None
+) -> dict[str, float]:
     """The metrics of a call: what losses report per token or per row, the others per step; the same on every rank.
 
-    ``names`` are there in any case: as no number, where no row was computed.
+    ``names`` are there in any case: as no number, where no row was computed. ``bound`` is that of the gap, where the
+    rows of this rank say what is expected of their tokens.
     """
     tokens, rows, steps = sum(r.tokens for r in reports), sum(r.rows for r in reports), len(reports)
     found = {
@@ -248,15 +255,18 @@ def summary(reports: list[Report], names: Sequence[str] = (), team: Team | None 
     with_more = [float(r.pretraining) for r in reports if r.pretraining is not None]
     if with_more:
         found["pretraining_loss"] = sum(with_more) / steps
-    told = {name: 0.0 for r in reports for name in r.sums}
+    told = {name: 0.0 for r in reports for name in r.sums if not is_measure(name)}
     for report in reports:
-        for name, total in report.sums.items():
-            told[name] += float(total)
-    said = (team or Team()).gather([told, sorted({name for r in reports for name in r.by_row})])
-    by_row = {name for _, listed in said for name in listed}
-    for name in dict.fromkeys(name for totals, _ in said for name in totals):
-        total = sum(totals[name] for totals, _ in said if name in totals)
+        for name in told.keys() & report.sums:
+            told[name] += float(report.sums[name])
+    gap = {name: float(v) for r in reports for name, v in r.sums.items() if is_measure(name)}
+    said = (team or Team()).gather([told, sorted({name for r in reports for name in r.by_row}), gap, bound])
+    by_row = {name for _, listed, *_ in said for name in listed}
+    for name in dict.fromkeys(name for totals, *_ in said for name in totals):
+        total = sum(totals[name] for totals, *_ in said if name in totals)
         found[name] = total / max(1, rows if name in by_row else tokens)
+    if bounds := [bound for *_, bound in said if bound is not None]:
+        found |= gap_of([gap for *_, gap, _ in said], bounds[0])
     found = {**dict.fromkeys(names, math.nan), **found}
     counts = {"tokens": tokens, "rows": rows, "steps": steps}
     return found | {name: float(count) for name, count in counts.items()}

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...rl.spec import Loss, LossInputs
+from ..gap import EXPECTED, bound_of, gap_sums
 from ..team import Team
 from ..update_rows import Table
 from .logits import distributions, token_logprobs
@@ -36,6 +37,7 @@ class Data:
         self.by_row = frozenset(n for n in names if batch[n].lengths is None)
         names = [n for n in names if n in self.by_row or batch[n].dim == mask.dim]
         self.fields = {n: batch[n].values.to(net.device) for n in names}
+        self.expected = self.fields.pop(EXPECTED, None)  # held against what is predicted; None: nothing is
         self.targets = self.rows.targets.to(net.device) if self.rows is not None else None
         self.temperature = self.rows.temperature_at(net.device) if self.rows is not None else None
         self.mask_there = self.mask.to(net.device)
@@ -69,6 +71,13 @@ class Data:
         there = item.to(self.net.device)
         inputs, here = self._predicted(there, item.at)
         return inputs, here.to(self.net.device) if self.loss.per == "row" else there.at
+
+    def gap(self, predicted: Tensor, item: Micro | Tensor) -> dict[str, Tensor]:
+        """The sums of the gap to what is expected of the tokens of one pass; none where nothing is."""
+        if self.expected is None or isinstance(item, Tensor) or self.loss.on != "logprobs":
+            return {}
+        at = item.at.to(self.net.device)
+        return gap_sums(predicted, self.expected[at], bound_of(self.net.compute))
 
     def padded(self, part: Tensor) -> Tensor:
         """The ids of the rows ``part``, [rows, tokens], padded at their ends."""

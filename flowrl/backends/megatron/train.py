@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...workers.records import Optim
 from ...workers.weights import Shard
+from ..gap import add_sums
 from ..hf.micro_batches import Micro
 from ..hf.ragged import padded
 from ..hf.train import Report, Trainer, _forward, learning_rate
@@ -115,8 +116,7 @@ def _said(kept: list[Any], owner: list[int], parts: int) -> list[tuple[float, di
         mine = [k for k, who in zip(kept, owner, strict=False) if who == number]
         sums: dict[str, float] = {}
         for _, told, _ in mine:
-            for name, value in told.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+            add_sums(sums, {name: float(value) for name, value in told.items()})
         loss = sum(float(value.double()) for value, _, _ in mine)
         found.append((loss, sums, sorted({name for *_, by_row in mine for name in by_row})))
     return found

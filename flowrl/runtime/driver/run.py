@@ -34,6 +34,7 @@ from ..storage.resume import Continuation, find_continuation
 from ..storage.run_record import read_record
 from ..storage.writer import CheckpointWriter
 from ..values.records import Hooks, Interrupted, Point, ResumePoint, Step
+from .gap_alarm import GapAlarm
 from .progress import Progress
 from .run_texts import describe_continuation, labels, start_record, unused_words
 from .session import Running
@@ -78,6 +79,7 @@ class Runner:
         self.executor.attach(self._services)
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         show_again()
+        self._gap_alarm = GapAlarm()
         self._stop = Stop(self.progress.note)
         self._writer = CheckpointWriter(settings.out / "checkpoints", self._lock.check)
         self._overdue = False  # a checkpoint was lost with a rank that was writing it
@@ -271,6 +273,9 @@ class Runner:
         lately = [h for h in self.recorder.history[-STEPS - 1 :] if h["program"] == label]
         if (text := stalled(lately)) is not None:
             self._warn(f"{label}: {text}")
+        for text in self._gap_alarm.look(label, line["step"], step.gaps):
+            self.recorder.event("gap", text)
+            self.progress.note(text)
         self._fresh = True
         for settle in self._services.on_commit:
             settle(step.number)

@@ -14,6 +14,7 @@ from ..storage.traffic import bytes_made, bytes_read, row_tokens
 from ..values.call import Call
 from ..values.records import Step, StepLog, Timing
 from ..values.remote_batch import RemoteBatch
+from .gap_alarm import gap_in
 from .staleness import lags
 
 
@@ -51,6 +52,8 @@ class StepNotes:
             pool = pools[0] if pools else ""
             size = 0 if rows is None else len(rows)
             step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, chunk))
+            if call.op.updates == "weights" and (gap := gap_in(result)):
+                step.gaps[node] = gap
             if call.op.cost in ("generate", "external") and call.op.rows == "expand":
                 name = "" if site_of(call) in self.scheme.main else node
                 tokens, responses = step.sampled.get(name, (0, 0))

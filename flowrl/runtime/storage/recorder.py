@@ -67,6 +67,8 @@ class Recorder:
                 before = f"{name}/" if name else ""
                 line[f"{before}response_length"] = tokens / responses
                 line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
+            if line is lines[-1]:
+                _add_gaps(line, step.gaps)
             self.write("metrics", line)
             self.history.append(line)
         self.note(program, step)
@@ -226,6 +228,14 @@ def curves(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], l
 def first_groups(rows: Any, count: int) -> Any:
     """All rows of the first ``count`` prompts of a batch, in its order."""
     return rows.take(sorted(i for group in rows.groups()[:count] for i in group))
+
+
+def _add_gaps(line: dict[str, Any], gaps: Mapping[str, Mapping[str, float]]) -> None:
+    """Add the gaps of a step's updates to its line, under their calls, where the program has not logged them."""
+    logged = {value for name, value in line.items() if name.rpartition("/")[2] == "gap_mean"}
+    for node, gap in gaps.items():
+        if gap["gap_tokens"] and gap["gap_mean"] not in logged:
+            line |= {f"{node}/{name}": value for name, value in gap.items()}
 
 
 def _failed(marked: Batch, rows: Batch) -> Batch:

@@ -67,7 +67,7 @@ class Step:
     """What a step gathers until it commits.
 
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
-    name of those whose rows are trained on.
+    name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
     """
 
     number: int
@@ -78,6 +78,7 @@ class Step:
     last: int = -1  # the call that gave it
     marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
     sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
 

@@ -1,0 +1,48 @@
+"""Which sampled tokens an update is held against, and what the gap between engine and trainer is called in metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..graph.signature import CallShape
+from ..marks import values
+
+if TYPE_CHECKING:
+    from ..batch import Batch
+
+#: A field that an update hands to its engine, f32[*response]: the log-probability that the engine should find for each
+#: token with the weights as they are; NaN where it is not known.
+EXPECTED = "expected_logprobs"
+LARGEST, TOKENS = "gap_max", "gap_tokens"
+#: Over the tokens that are compared: mean and largest of |difference|, KL from the sampling policy to the trainer's
+#: (k3), the share of tokens whose difference is beyond ``gap_bound``, and how many tokens were compared.
+MEASURES = ("gap_mean", LARGEST, "gap_k3", "gap_beyond", TOKENS)
+_NEEDS = ("rollout_logprobs", "versions", "temperature")
+
+
+def compared_fields(shape: CallShape) -> tuple[str, ...]:
+    """Return the fields that an update reads to measure the gap; none where its rows cannot have one.
+
+    Log-probabilities at another temperature than that of the rows are of another kind. Losses that do not ask who
+    sampled, such as cross entropy, need nothing of the engine.
+    """
+    said = shape.call
+    other = said.get("temperature") is not None or said.get("foreign") not in (None, False)
+    other = other or getattr(said.get("loss"), "foreign", False)
+    return () if other or not shape.have.issuperset(_NEEDS) else _NEEDS[:2]
+
+
+def with_expected(batch: Batch, *, worker: str, version: int, temperature: float | None) -> Batch:
+    """Return the rows with :data:`EXPECTED`, where ``worker`` sampled them at the temperature that they are read at.
+
+    Tokens are compared that were sampled with ``version`` of the weights, which the update starts from.
+    """
+    import torch
+
+    if temperature is not None or not all(name in batch for name in _NEEDS):
+        return batch
+    if values(batch["tokens"].marks, "sampler") != {worker}:
+        return batch
+    logprobs, mask = batch["rollout_logprobs"], batch["response_mask"].values
+    same = mask & (batch["versions"].values == version)
+    return batch.with_columns({EXPECTED: logprobs.with_values(torch.where(same, logprobs.values, torch.nan))})
