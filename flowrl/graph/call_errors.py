@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FieldError, FlowError, did_you_mean
 from ..marks import OWN, UNMARKED, Marks, foreign_rows, other_temperature, unlike, values
+from .field_types import parse_fields
 from .signature import CallShape
 from .spec import Spec
 
@@ -52,7 +53,10 @@ def misread(
     shape = CallShape({}, arguments, frozenset(main), worker=worker, marks=main)
     own = op.marks(shape).get(OWN, UNMARKED) if op.marks is not None else UNMARKED
     reader = f"{title} with loss {loss.name}" if loss is not None else title
-    errors: list[FlowError | None] = [unlike(reader, {**main, OWN: own})]
+    # An update that measures the gap to the engine reads this, also where its loss does not compare with it.
+    apart = {"rollout_logprobs"} - set(parse_fields(loss.reads)) if loss is not None else set[str]()
+    compared = {name: of for name, of in main.items() if name not in apart}
+    errors: list[FlowError | None] = [unlike(reader, {**compared, OWN: own})]
     foreign = arguments.get("foreign")
     meant = getattr(loss, "foreign", False) or not (foreign is None or foreign is False)
     if op.cost == "train" and getattr(loss, "on", "") == "logprobs" and not meant:

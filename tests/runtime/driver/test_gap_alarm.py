@@ -22,9 +22,7 @@ MODEL = model_of(
     num_hidden_layers=1,
     initializer_range=0.3,
 )
-SPLIT = Plan(
-    {"train": "cpu", "rollout": "cpu"}, {"actor": {"train": Place("train"), "generate": Place("rollout")}}
-)
+SPLIT = Plan({"train": "cpu", "rollout": "cpu"}, {"actor": {"train": Place("train"), "generate": Place("rollout")}})
 PROMPTS = [{"prompt": "ab"}, {"prompt": "cde"}, {"prompt": "f"}]
 
 
