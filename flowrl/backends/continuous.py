@@ -166,11 +166,16 @@ class ContinuousBatch:
         for call in failed:
             self.abort(call)
             self.forget_cache()  # of which others may get the places
-        ended = [(row, end) for row in rows if row.call not in failed and (end := self.end_of(row))]
-        for row, _ in ended:
-            del self._rows[row.call, row.row]
-        self.let_go([row for row, _ in ended])
-        return [*failed.values(), *(row.ended(reason) for row, reason in ended)]
+        left: list[RunningRow] = []
+        found: list[SampledRow | FailedCall] = list(failed.values())
+        for row in rows:
+            reason = None if row.call in failed else self.end_of(row)
+            if reason is not None:
+                del self._rows[row.call, row.row]
+                left.append(row)
+                found.append(row.ended(reason))
+        self.let_go(left)
+        return found
 
     def _uniforms(self, rows: list[RunningRow], sampling: Sampling) -> Tensor | None:
         if sampling.greedy:

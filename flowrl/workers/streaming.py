@@ -76,8 +76,10 @@ class Streams(Generates, Protocol):
     it, nor on when it was submitted. One thread at a time makes these calls.
     """
 
-    #: What a publish may do while rows run, of ``drain``, ``interrupt`` and ``continue`` (see :meth:`resume`).
-    publish_modes: Sequence[str]
+    @property
+    def publish_modes(self) -> Sequence[str]:
+        """What a publish may do while rows run, of ``drain``, ``interrupt`` and ``continue`` (see :meth:`resume`)."""
+        ...
 
     def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
         """Return the number of a new call, whose rows wait for the next steps. The arguments are ``generate``'s.
