@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flowrl import rl
 from flowrl.backends.hf.continuous import NetBatch
 from flowrl.backends.stream import stream_of
 from flowrl.batch import Column
@@ -122,15 +123,40 @@ def test_rows_that_come_one_by_one_share_the_passes(opened):
     assert max(rows for rows, _ in passes) > 4 and len(passes) < 12 + 12 + 12
 
 
-def test_weights_that_are_written_while_rows_run_are_noticed():
-    opened = T.engine("qwen2")
-    column, batch = T.prompts()
-    opened.submit(column, 1, batch.row_seeds(), Sampling(max_tokens=9))
+@pytest.mark.parametrize("how", ["taken over", "trained"])
+def test_weights_that_are_written_while_rows_run_are_noticed(how):
+    opened = T.engine("qwen2", optim=T.OPTIM)
+    batch = T.rollouts(opened)
+    column, rows = T.prompts()
+    opened.submit(column, 1, rows.row_seeds(), Sampling(max_tokens=9))
     opened.step()
-    weights = {name: weight.clone() for name, weight in opened.plain_weights().items()}
-    opened.take_weights(weights)
+    if how == "trained":
+        opened.update(batch, rl.ppo_clip())
+    else:
+        opened.take_weights({name: weight.clone() for name, weight in opened.plain_weights().items()})
     with pytest.raises(RunError, match="The weights were written while 4 rows were being sampled"):
         opened.step()
+
+
+def test_weights_that_are_wider_than_the_computation():
+    opened = T.engine("qwen2", optim=T.OPTIM, dtype="bf16")
+    column, rows = T.prompts(n=4)
+    call = stream_of(opened).submit(column, 4, rows.row_seeds(), Sampling(max_tokens=8))
+    next(iter(call))
+    stream_of(opened).publish(lambda: opened.update(T.rollouts(opened), rl.ppo_clip()), 1, "interrupt")
+    second = stream_of(opened).submit(column, 4, rows.row_seeds(), Sampling(max_tokens=8))
+    list(call)
+    made = second.sampled()
+    read = batch_of(rows, made)
+    assert float(abs(opened.logprobs(read) - made.rollout_logprobs).mean()) < 0.05
+    assert opened.batch._head is None, "the copy of its weights is freed with the last row"
+
+
+def batch_of(rows, made):
+    pairs = zip(rows.prompt_ids.to_list(), made.ids.to_list(), strict=True)
+    tokens = Column.of([a + b for a, b in pairs], dim="token", dtype="i32")
+    mask = made.ids.with_values(torch.ones(len(made.ids.values), dtype=torch.bool))
+    return rows.with_columns({"tokens": tokens, "response_mask": mask})
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -91,7 +91,7 @@ class NetBatch(ContinuousBatch):
         self._inside: set[RunningRow] = set()  # rows whose tokens, all but the last, are in a cache
         self._weights: list[Tensor] = []
         self._head: Head | None = None
-        self._written: int | None = None  # how often they were, when what is in the caches was computed
+        self._written: tuple[int, str] | None = None  # of the weights that the caches are of
 
     def vocab(self) -> int:
         """How many tokens are predicted."""
@@ -155,13 +155,17 @@ class NetBatch(ContinuousBatch):
         """Hold the weights to those of the caches. RunError where somebody wrote them while rows were running."""
         if not self._inside or self._written is None or self._head is None:
             self._weights = list(self.net.model.parameters())
-            self._written = sum(weight._version for weight in self._weights)
+            self._written = self._count_writes()
             self._head = self.net.head.cast()
-        elif self._written != sum(weight._version for weight in self._weights):
+        elif self._written != self._count_writes():
             raise RunError(
                 f"The weights were written while {len(self._inside)} rows were being sampled with them.",
                 fix="Call pause() before they are written and resume(version) after.",
             )
+
+    def _count_writes(self) -> tuple[int, str]:
+        """How often the weights were written: as torch counts, which leaves out fused optimizers, and since when."""
+        return sum(weight._version for weight in self._weights), self.parameters.since
 
     def _joining(self, rows: list[RunningRow]) -> tuple[list[RunningRow], list[Cohort]]:
         """The rows that find room, in their order: those of the engine's own cache, and the others by length."""
