@@ -1,5 +1,6 @@
 """Rows of a transformers model that join and leave between two tokens; test_streaming.py has what all engines do."""
 
+import random
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,3 +209,45 @@ def test_memory_that_nobody_has_written_is_never_read(opened, monkeypatch):
     finally:
         torch.use_deterministic_algorithms(False)
     assert rows == wanted
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_calls_aborts_and_publishes_gives_each_token_the_log_probability_of_its_weights(seed):
+    chance, base = random.Random(seed), T.engine("llama")
+    memory = chance.choice([None, base.net.cache_bytes_per_token() * 120])
+    small = NetBatch(base.net, base.parameters, (T.EOS,), cache_bytes=memory)
+    first = {name: weight.clone() for name, weight in base.plain_weights().items()}
+    versions, asked, found = [first], {}, []
+    for _ in range(100):
+        do = chance.choice(["submit", "abort", "publish", *["step"] * 7])
+        if do == "submit":
+            prompt = [chance.randrange(2, 12) for _ in range(chance.randrange(1, 12))]
+            sampling = Sampling(chance.randrange(2, 16), temperature=chance.choice([0.7, 1.0]))
+            call = small.submit(
+                Column.of([prompt], dim="prompt", dtype="i32"), 3, torch.arange(3) + 7 * len(asked), sampling
+            )
+            asked[call] = prompt, sampling
+        elif do == "abort" and small.running():
+            call, row = chance.choice(small.running())
+            found += small.abort(call, [row])
+        elif do == "publish":
+            small.pause()
+            scale = 1 + 0.1 * len(versions)
+            versions.append({name: weight * scale for name, weight in first.items()})
+            base.take_weights(versions[-1])
+            small.resume(len(versions) - 1)
+        else:
+            found += small.step()
+    found += finish(small).values()
+    assert sorted((row.call, row.row) for row in found) == [(call, i) for call in asked for i in range(3)]
+    crossed = 0
+    for version, weights in enumerate(versions):
+        base.take_weights(weights)
+        for row in found:
+            (prompt, sampling), at = asked[row.call], [v == version for v in row.token_versions]
+            if any(at):
+                crossed += not all(at)
+                logits = T.whole_logits(base, prompt + list(row.ids))[len(prompt) - 1 : -1] / sampling.temperature
+                fresh = logits.log_softmax(-1).gather(-1, torch.tensor(row.ids)[:, None]).squeeze(-1)[at]
+                assert torch.allclose(torch.tensor(row.rollout_logprobs).double()[at], fresh, atol=CLOSE)
+    assert crossed

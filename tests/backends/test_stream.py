@@ -1,11 +1,13 @@
 """Who waits for a row makes the steps: threads, tasks, publishes and failures, on an engine without a model."""
 
 import asyncio
+import random
 import threading
 
 import pytest
 import torch
 
+from flowrl.backends.draw import uniforms
 from flowrl.backends.stream import Stream, stream_of
 from flowrl.batch import Column
 from flowrl.errors import RunError
@@ -173,3 +175,46 @@ def test_a_task_that_is_cancelled_loses_no_row_of_others():
 
     second, first = asyncio.run(both())
     assert [len(row.ids) for row in second] == [60] * 2 and [len(row.ids) for row in first] == [50] * 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order_of_calls_aborts_and_publishes_loses_nothing_and_says_what_made_each_token(seed):
+    chance, vocab = random.Random(seed), 9
+    engine = FakeEngine(vocab=vocab, rows=chance.choice([None, 3, 7]), stop=(0,))
+    tables, asked, found = [engine.table.clone()], {}, []
+    for _ in range(150):
+        do = chance.choice(["submit", "abort", "publish", *["step"] * 6])
+        if do == "submit":
+            rows, n, first = [[chance.randrange(1, vocab)]] * chance.randrange(1, 4), chance.randrange(1, 4), len(asked)
+            sampling = Sampling(chance.randrange(1, 15), temperature=chance.choice([0.5, 1.0]))
+            call = engine.submit(prompts(rows), n, torch.arange(100 * first, 100 * first + len(rows) * n), sampling)
+            asked[call] = rows[0][0], len(rows) * n, 100 * first, sampling
+        elif do == "abort" and engine.running():
+            call, row = chance.choice(engine.running())
+            found += engine.abort(call, [row]) if chance.random() < 0.8 else engine.abort(call)
+        elif do == "publish":
+            engine.pause()
+            tables.append(2 * torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(len(tables))).double())
+            engine.table.copy_(tables[-1])
+            engine.resume(len(tables) - 1, keep_cache=chance.random() < 0.5)
+        else:
+            found += engine.step()
+    while engine.running():
+        found += engine.step()
+    assert sorted((row.call, row.row) for row in found) == [(c, i) for c, said in asked.items() for i in range(said[1])]
+    crossed = 0
+    for row in found:
+        last, _, first, sampling = asked[row.call]
+        versions = row.token_versions
+        assert list(versions) == sorted(versions) and len(versions) == len(row.ids)
+        assert [v for v, _ in row.versions] == sorted(set(versions))
+        crossed += len(row.versions) > 1
+        for t, (token, version, logprob) in enumerate(zip(row.ids, versions, row.rollout_logprobs, strict=True)):
+            read = (tables[version][last] / sampling.temperature).log_softmax(-1)
+            goal = float(uniforms(torch.tensor([first + row.row]), torch.tensor([t])))
+            assert logprob == pytest.approx(float(read[token]), abs=1e-6)
+            assert token == next(u for u, total in enumerate(read.exp().cumsum(0).tolist()) if total > goal)
+            last = token
+        whole = row.ids[-1:] == (0,) or len(row.ids) == sampling.max_tokens
+        assert (row.reason == "stop") == (row.ids[-1:] == (0,)) and whole == (row.reason != "aborted")
+    assert crossed and {row.reason for row in found} >= {"stop", "aborted"}
