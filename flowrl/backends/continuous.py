@@ -109,6 +109,8 @@ class ContinuousBatch:
 
     def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
         """Begin a call; see :meth:`flowrl.workers.streaming.Streams.submit`."""
+        if len(seeds) != len(prompts) * n:
+            raise DataError(f"{len(seeds)} seeds for {len(prompts) * n} rows.", fix="Give each row a seed of its own.")
         most = check_lengths(self.positions, prompts.lengths)
         self._calls += 1
         call, stops = self._calls, self._ends.union(sampling.stop)

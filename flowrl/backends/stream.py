@@ -82,10 +82,14 @@ class Stream:
         me = object()
         with self._changed:
             self._line.append(me)
-            self._changed.wait_for(lambda: self._line[0] is me or enough())
-            mine = self._line[0] is me
-            if not mine:
-                self._line.remove(me)
+            mine = False
+            try:
+                self._changed.wait_for(lambda: self._line[0] is me or enough())
+                mine = self._line[0] is me
+            finally:
+                if not mine:  # also of somebody who was interrupted as they waited
+                    self._line.remove(me)
+                    self._changed.notify_all()
         try:
             if mine and self._broken is not None:
                 raise RunError("The engine of this call has failed.") from self._broken

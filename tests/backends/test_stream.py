@@ -130,6 +130,22 @@ def test_a_publish_comes_between_the_steps_of_others_and_calls_wait_for_it():
     assert [row.versions for row in submitted(engine, tokens=3)] == [((4, 3),)] * 2
 
 
+def test_somebody_who_is_interrupted_in_the_line_leaves_it():
+    engine = FakeEngine(stop=())
+    call = submitted(engine, tokens=3)
+    before_me = object()
+    engine.stream._line.append(before_me)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), engine.stream._turn(interrupt):
+        pass
+    assert list(engine.stream._line) == [before_me]
+    engine.stream._line.clear()
+    assert len(list(call)) == 2
+
+
 def test_many_threads_share_the_steps():
     engine = FakeEngine(stop=(), token_seconds=1.0)
     alone = {seed: submitted(FakeEngine(stop=()), seed=seed, tokens=5).sampled().ids.to_list() for seed in range(12)}
