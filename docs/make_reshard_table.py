@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.model.layout import Layout
 from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.weights import TP_DIM
 from flowrl.placement.reshard.planner import plan_layouts, plan_reshard
 
 PAGE = Path(__file__).parent / "reshard.md"
@@ -18,11 +20,19 @@ NESTED = [
     ("qwen3-30b-a3b", "tp=4,pp=2,dp=2", "tp=4"),
 ]
 OTHER = [("tp=4,dp=4", "tp=8"), ("tp=2,dp=8", "tp=4"), ("fsdp=8", "tp=2"), ("fsdp=16", "tp=4"), ("fsdp=64", "tp=8")]
+#: What generates with an engine: model, sizes of tp.
+ENGINES = [
+    ("qwen3-8b", (2, 4, 8)),
+    ("qwen3-0.6b", (2, 4)),
+    ("qwen3-32b", (4, 8)),
+    ("llama-70b", (8, 16)),
+    ("qwen3-30b-a3b", (4, 8)),
+]
 UNIFORM = ModelShape.uniform(layers=8, columns=128)
 
 
 def tables() -> str:
-    """Both tables, as Markdown."""
+    """All tables, as Markdown."""
     nested = [
         "| model | M, GB | from | to | gather | vanilla | HybridFlow | formula | ours | peak | redundant |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -43,6 +53,12 @@ def tables() -> str:
             "Received per device as a part of M, at most:",
             "",
             *other,
+            "",
+            "Received by each rank of an engine on other devices, in GB, at most:",
+            "",
+            "| model | tp | whole model | `nccl_m2n` | ours | ours / `nccl_m2n` | with its vocabulary split |",
+            "|---|---|---|---|---|---|---|",
+            *(_engine_row(shape_named(name), tp) for name, sizes in ENGINES for tp in sizes),
         ]
     )
 
@@ -78,6 +94,26 @@ def _ranks_in_a_row(model: ModelShape, src: Mesh, dst: Mesh) -> float:
     devices, ranks = range(src.size), [device % dst.size for device in range(src.size)]
     lacks = plan_layouts(Layout(model, src), devices, Layout(model, dst), devices, ranks).received
     return sum(lacks.values()) * model.dtype_bytes / src.size
+
+
+def _engine_row(model: ModelShape, tp: int) -> str:
+    trains, generates = Mesh({"fsdp": 16}), Mesh({"tp": tp})
+    rules = backend("vllm").layout
+    ours = max(plan_reshard(model, trains, generates, dst_devices=range(16, 16 + tp), rules=rules).received)
+    theirs, split = whole_weights(model, tp), whole_weights(model, tp, vocabulary=False)
+    bytes_ = " | ".join(f"{n / 1e9:.3f}" for n in (model.bytes, theirs, ours))
+    return f"| {model.name} | {tp} | {bytes_} | {ours / theirs:.3f} | {ours / split:.3f} |"
+
+
+def whole_weights(model: ModelShape, tp: int, *, vocabulary: bool = True) -> float:
+    """Bytes that a rank gets where fused weights, and those of the ``vocabulary``, are sent whole to every rank."""
+    found = 0.0
+    for stack in model.stacks:
+        weight = stack.weight
+        whole = weight.fused or weight.kind.startswith("expert") or (vocabulary and weight.kind == "vocab")
+        parts = 1 if whole or TP_DIM[weight.kind] is None else tp
+        found += stack.layers * weight.elements / parts * model.dtype_bytes
+    return found
 
 
 def _mesh(mesh: Mesh) -> str:

@@ -10,6 +10,7 @@ from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
 from ..graph.terms import Lint, each_once
 from ..lowering.engines import refusals, refusals_of_use
+from ..placement.backends import backend
 from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
@@ -71,7 +72,7 @@ def _models(study: Study) -> Iterator[FlowError | Lint]:
             )
             continue
         try:
-            check_layout(role.model, place.mesh)
+            check_layout(role.model, place.mesh, backend(place.backend).layout)
         except PlanError as error:
             yield PlanError(f"{title}: {error.what}", at=place.at, have=error.have, fix=error.fix)
 

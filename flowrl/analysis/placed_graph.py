@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import FlowError, ModelError
 from ..graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
 from ..graph.relaxed import relaxed_calls
+from ..placement.backends import backend
 from ..placement.cost.work import Workload
 from ..placement.plan.plan import Plan
 from ..placement.plan.rules import numbers
@@ -214,9 +215,11 @@ def _weights(study: Study, worker: str) -> float | None:
         return float(work.role.model.bytes) if study.plan.split(worker) or study.plan.pipeline.staleness else 0.0
     source, devices = work.source
     try:
-        return float(sum(plan_reshard(work.role.model, source, work.mesh, devices, work.devices).received))
+        rules = backend(work.backend).layout
+        move = plan_reshard(work.role.model, source, work.mesh, devices, work.devices, rules=rules)
     except FlowError:  # a mesh that does not divide the model: the check says so
         return None
+    return float(move.total)
 
 
 def _data(edge: Edge, nodes: Mapping[str, Node], study: Study) -> float | None:

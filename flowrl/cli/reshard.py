@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from ..errors import UsageError
+from ..placement.backends import backend
 from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import Mesh
+from ..placement.model.layout import PLAIN
+from ..placement.model.rank_parameters import Parameter, parameters_of
 from ..placement.model.shape import shape_named
+from ..placement.reshard.boxes import shown
 from ..placement.reshard.hosting import GROUPINGS
 from ..placement.reshard.planner import Reshard, plan_reshard
 from .arguments import check_format, read_words
@@ -32,8 +38,14 @@ def reshard_command(words: Sequence[str]) -> int:
         grouping=options.grouping,
         src_fused=options.src_fused,
         dst_fused=options.dst_fused,
+        rules=backend(options.engine).layout if options.engine else PLAIN,
     )
-    print(json.dumps(move.to_json()) if options.format == "json" else reshard_table(move))
+    as_json = options.format == "json"
+    if options.parameters is not None:
+        parameters = list(parameters_of(move.dst, _rank(options.parameters, move)))
+        print(json.dumps([asdict(p) for p in parameters]) if as_json else parameters_table(parameters))
+    else:
+        print(json.dumps(move.to_json()) if as_json else reshard_table(move))
     return 0
 
 
@@ -42,6 +54,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--src", metavar="MESH", help="the mesh that the weights are on: tp=8,pp=4,dp=4")
     parser.add_argument("--dst", metavar="MESH", help="the mesh that they go to; copies of it fill the devices")
     parser.add_argument("--model", metavar="NAME", help="a shipped model, a folder with config.json, a cached hub name")
+    parser.add_argument("--engine", metavar="NAME", help="the destination lays weights out as this engine does")
+    parser.add_argument("--parameters", metavar="RANK", help="print which box lies where on a rank of the destination")
     parser.add_argument("--src-devices", metavar="LIST", help="the device of each source rank: 0-63 (the first ones)")
     parser.add_argument("--dst-devices", metavar="LIST", help="the devices of the destination: 64-71 (the source's)")
     parser.add_argument("--cluster", metavar="NODES", help="h100-80:16x8: also count bytes inside and between nodes")
@@ -71,6 +85,35 @@ def read_devices(option: str, text: str | None) -> tuple[int, ...] | None:
             raise UsageError(f"{option} {text}: '{part}' is no device or range.", fix="Write devices as 0-7,16.")
         devices += range(int(first), int(last or first) + 1)
     return tuple(devices)
+
+
+def _rank(text: str, move: Reshard) -> int:
+    """Read a rank of the destination. Raises UsageError."""
+    size = move.dst.mesh.size
+    if not text.isdigit() or int(text) >= size:
+        what = f"--parameters {text}: the destination {move.dst.mesh} has no such rank."
+        raise UsageError(what, fix=f"Write a rank from 0 to {size - 1}.")
+    if move.dst.mesh["fsdp"] > 1:
+        raise UsageError(f"--parameters: the destination {move.dst.mesh} has parameters that fsdp splits as a whole.")
+    return int(text)
+
+
+def parameters_table(parameters: Iterable[Parameter]) -> str:
+    """The parts of parameters, those of equal layers in a row together."""
+    layers: dict[tuple[str, ...], list[str]] = {}
+    for parameter in parameters:
+        shape = " x ".join(map(str, parameter.shape))
+        for part in parameter.parts:
+            layer = re.search(r"\.layers\.(\d+)\.", part.name)
+            names = (re.sub(r"\.layers\.\d+\.", ".layers.{}.", name) for name in (parameter.name, part.name))
+            layers.setdefault((*names, shape, shown(part.at), shown(part.box)), []).append(layer[1] if layer else "")
+    rows = [("parameter", "shape", "rows and columns", "are those of", "weight")]
+    for (name, weight, shape, at, box), found in layers.items():
+        in_a_row = [int(layer) for layer in found if layer] == list(range(int(found[0] or 0), int(found[-1] or 0) + 1))
+        which = found[0] if len(found) == 1 else f"{found[0]}-{found[-1]}" if in_a_row else ",".join(found)
+        rows.append((name.format(which), shape, at, box, weight.format(which)))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def reshard_table(move: Reshard) -> str:

@@ -43,6 +43,36 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Fused:
+    """Weights that are one parameter: ``Fused("qkv_proj", ("q_proj", "k_proj", "v_proj"))``.
+
+    A rank's part of it is its part of each, one behind the other along ``dim``. Its name is that of a weight with
+    ``name`` in place of what ``of`` says.
+    """
+
+    name: str
+    of: tuple[str, ...]
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class LayoutRules:
+    """How weights lie on a mesh, where there is more than one way: ``LayoutRules(vocab_multiple=64, longer="inner")``.
+
+    ``vocab_multiple``: rows are added to the vocabulary up to a multiple of it before ``tp`` divides it. ``longer``:
+    the stages with one layer more where ``pp`` does not divide them: the ``first`` ones, the ``last`` ones, or
+    ``inner``, those before the last one. ``whole_experts``: ranks of ``ep`` and ``tp`` together have whole experts;
+    otherwise ``tp`` splits those that ``ep`` leaves. ``fused``: the parameters that are several weights, the first that
+    fits a name counts.
+    """
+
+    vocab_multiple: int = 1
+    longer: str = "first"
+    whole_experts: bool = False
+    fused: tuple[Fused, ...] = ()
+
+
+@dataclass(frozen=True)
 class Backend:
     """One row: ``Backend("fsdp2", "...", module="flowrl.backends.fsdp2.engine", trains=True, collective=True)``.
 
@@ -56,6 +86,8 @@ class Backend:
     runs do, too. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's) and ``processed`` (of what was
     sampled from). ``batch_invariant``: the numbers of a row can be had without those beside it, bit for bit.
     ``gradients``: the dtype in which those of bf16 training are added up.
+
+    ``layout``: how its weights lie on a mesh.
 
     What a plan may say beside it: ``offload``, ``options``. What it refuses: two axes that it ``excludes`` from one
     mesh; adapters and frozen weights on axes other than ``adapters`` and ``freezes``; without CUDA ``cuda_axes`` and,
@@ -81,6 +113,7 @@ class Backend:
     logprobs: tuple[str, ...] = ()
     batch_invariant: bool = False
     gradients: str = ""
+    layout: LayoutRules = LayoutRules()
     offload: bool = False
     options: tuple[Option, ...] = ()
     run_axes: tuple[str, ...] | None = None
@@ -113,6 +146,15 @@ class Backend:
 
 #: The backend of a place that names none: a whole model in one process, which the others are held against.
 REFERENCE = "hf"
+
+_QKV, _GATE_UP = Fused("qkv_proj", ("q_proj", "k_proj", "v_proj")), Fused("gate_up_proj", ("gate_proj", "up_proj"))
+
+
+def _fused(experts: str) -> tuple[Fused, ...]:
+    """The parameters of an engine that are several weights; ``experts`` is the module that has those of all experts."""
+    gate_up, down = ("experts.gate_proj.weight", "experts.up_proj.weight"), ("experts.down_proj.weight",)
+    return Fused(f"{experts}.w13_weight", gate_up, dim=1), Fused(f"{experts}.w2_weight", down), _QKV, _GATE_UP
+
 
 _ROWS = (
     Backend(
@@ -172,6 +214,7 @@ _ROWS = (
         orders=("fifo",),
         logprobs=("raw", "processed"),
         batch_invariant=True,
+        layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(
             Option("kv_cache", 1.0, "GiB for keys and values", least=0.0625),
             Option("context", None, "tokens of a row, its prompt included; the model's positions unless it is said", 2),
@@ -194,6 +237,7 @@ _ROWS = (
         orders=ORDERS,
         logprobs=("raw", "processed"),
         batch_invariant=True,
+        layout=LayoutRules(64, longer="last", fused=_fused("experts")),
     ),
 )
 #: The table, by name.
@@ -234,6 +278,8 @@ __all__ = [
     "PUBLISH",
     "REFERENCE",
     "Backend",
+    "Fused",
+    "LayoutRules",
     "Option",
     "backend",
     "listed",

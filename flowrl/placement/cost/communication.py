@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from ..backends import LayoutRules, backend
 from ..cluster.hardware import Channel, Hardware
 from ..cluster.mesh import Mesh
+from ..model.layout import PLAIN
 from ..model.shape import ModelShape
 from ..reshard.planner import plan_reshard
 from .sizes import kv_bytes, micro_tokens, parameters_on_device, parts_of
@@ -95,12 +97,14 @@ def gradients(work: Work, hardware: Hardware) -> float:
     return seconds + hardware.along(mesh, "dp", "cp").all_reduce(experts, copies)
 
 
-def publish_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...]) -> float:
+def publish_bytes(
+    role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...], rules: LayoutRules = PLAIN
+) -> float:
     """Return bytes that the device receives which receives most, when weights go from one mesh to another.
 
     A shard of the destination less the shard of the source that the device has already, if it has one: for nested
     meshes on the same devices that is (t p - t_g p_g) / (t_g p_g t p) M, HybridFlow's table 2 (arXiv:2409.19256).
-    Adapters are merged on the way, so that all weights move.
+    Adapters are merged on the way, so that all weights move. ``rules`` make no difference to it.
     """
     if role.model is None:
         return 0.0
@@ -110,15 +114,20 @@ def publish_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh
 
 
 @lru_cache(maxsize=1024)
-def planned_bytes(role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...]) -> float:
-    """Return the same weight by weight, as a run moves it: exact for any meshes, and slower."""
+def planned_bytes(
+    role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...], rules: LayoutRules = PLAIN
+) -> float:
+    """Return the same weight by weight, as a run moves it: exact for any meshes, and slower.
+
+    ``rules``: how the backend lays weights out that they go to.
+    """
     if role.model is None or not devices or not to:  # without devices there are no shards to compare
         return publish_bytes(role, source, devices, mesh, to)
-    return float(max(plan_reshard(role.model, source, mesh, devices, to).received))
+    return float(max(plan_reshard(role.model, source, mesh, devices, to, rules=rules).received))
 
 
 #: Bytes that the device receives which receives most, of a publish between these meshes and devices.
-Received = Callable[[Role, Mesh, tuple[int, ...], Mesh, tuple[int, ...]], float]
+Received = Callable[[Role, Mesh, tuple[int, ...], Mesh, tuple[int, ...], LayoutRules], float]
 
 
 def publish(work: Work, hardware: Hardware, received: Received = publish_bytes) -> float:
@@ -131,7 +140,7 @@ def publish(work: Work, hardware: Hardware, received: Received = publish_bytes) 
     source, devices = work.source
     if not devices and work.pool == work.source_pool:  # one process: the copies share their memory
         return 0.0
-    size = received(work.role, source, devices, work.mesh, work.devices)
+    size = received(work.role, source, devices, work.mesh, work.devices, backend(work.backend).layout)
     return _between(hardware, source, devices, work.devices).send(size)
 
 

@@ -12,9 +12,13 @@ as its first dim, so a box of a :class:`~flowrl.placement.model.weights.Stack` s
   up and the last ones smaller or empty. Experts, one tensor per layer, are split between experts.
 - ``dp`` and ``cp`` hold copies, and so does ``ep`` of what is no expert.
 
+Backends differ in how they round the vocabulary, in which stages have one layer more, and in who has which part of an
+expert: :class:`~flowrl.placement.backends.LayoutRules`.
+
 Engines lay q, k, v and gate, up into one tensor each. A rank's part of that is its part of each of them, one behind the
-other, so for ``tp`` it is the same set of numbers. Only ``fsdp`` of the tensor as a whole cuts elsewhere: ``fused``.
-The cut still leaves one range of each, so a box is enough there too.
+other, so for ``tp`` it is the same set of numbers; :mod:`flowrl.placement.model.rank_parameters` says where each lies.
+Only ``fsdp`` of the tensor as a whole cuts elsewhere: ``fused``. The cut still leaves one range of each, so a box is
+enough there too.
 """
 
 from __future__ import annotations
@@ -25,12 +29,15 @@ from functools import cached_property
 from math import prod
 
 from ...errors import PlanError
+from ..backends import LayoutRules
 from ..cluster.mesh import Mesh
 from .shape import ModelShape
 from .weights import TP_DIM, Stack, Weight
 
 #: A range along each dim, first and behind the last; ``()`` is nothing.
 Box = tuple[tuple[int, int], ...]
+#: Nothing added to the vocabulary, longer stages first, experts split by ``tp`` too.
+PLAIN = LayoutRules()
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,14 @@ class Layout:
     (((2, 4), (4, 6), (0, 1)),)
 
     Ranks that hold the same have the same entry of ``shards``, one box for each of ``model.stacks``. Raises PlanError
-    where a size does not divide. ``fused``: ``fsdp`` splits q, k, v and gate, up as one tensor.
+    where a size does not divide. ``fused``: ``fsdp`` splits q, k, v and gate, up as one tensor. ``rules``: those of the
+    backend that lays it out.
     """
 
     model: ModelShape
     mesh: Mesh
     fused: bool = False
+    rules: LayoutRules = PLAIN
 
     def __post_init__(self) -> None:
         check_layout(self.model, self.mesh)
@@ -88,7 +97,7 @@ class Layout:
     def _boxes(self, at: dict[str, int]) -> Iterator[Box]:
         """What is at these coordinates, stack by stack."""
         stacks = self.model.stacks
-        split = [_split(s.weight, self.mesh, at) for s in stacks]
+        split = [split_weight(s.weight, self.mesh, at, self.rules) for s in stacks]
         n, k = self.mesh["fsdp"], at.get("fsdp", 0)
         for i, stack in enumerate(stacks):
             together = [i]
@@ -99,7 +108,16 @@ class Layout:
             first, last = chunk(sum(_length(split[j]) for j in together), n, k)
             (low, high), *rest = split[i]
             row = (min(high, max(low, low + first - before)), min(high, max(low, low + last - before)))
-            yield solid((_layers(self.model, stack, self.mesh, at.get("pp", 0)), row, *rest))
+            yield solid((self.layers(stack, at.get("pp", 0)), row, *rest))
+
+    def layers(self, stack: Stack, stage: int) -> tuple[int, int]:
+        """Return the layers of a stack that a stage has, counted from the stack's first."""
+        stages = self.mesh["pp"]
+        if stack.weight.layer is None:
+            ends = {stages - 1} if stack.weight.last else {0, stages - 1} if self.model.tied else {0}
+            return (0, 1) if stage in ends else (0, 0)
+        low, high = layers_of_stage(self.model.layers, stages, stage, self.rules.longer)
+        return max(low - stack.first, 0), min(high - stack.first, stack.layers)
 
 
 def parts(stack: Stack, box: Box) -> Iterator[tuple[Weight, Box]]:
@@ -129,28 +147,41 @@ def solid(box: Box) -> Box:
     return box if all(a < b for a, b in box) else ()
 
 
-def layers_of_stage(layers: int, stages: int, stage: int) -> tuple[int, int]:
-    """Return the layers of a pipeline stage, first and behind the last: the first stages have one more where needed."""
+def layers_of_stage(layers: int, stages: int, stage: int, longer: str = "first") -> tuple[int, int]:
+    """Return the layers of a pipeline stage, first and behind the last. Where needed, some have one more.
+
+    >>> [layers_of_stage(6, 4, stage) for stage in range(4)]
+    [(0, 2), (2, 4), (4, 5), (5, 6)]
+    >>> [layers_of_stage(6, 4, stage, "inner") for stage in range(4)]
+    [(0, 1), (1, 3), (3, 5), (5, 6)]
+
+    ``longer``: see :class:`~flowrl.placement.backends.LayoutRules`.
+    """
     each, more = divmod(layers, stages)
-    first = stage * each + min(stage, more)
-    return first, first + each + (stage < more)
+    begin = {"first": 0, "inner": stages - 1 - more, "last": stages - more}[longer]
+    first = stage * each + min(max(stage - begin, 0), more)
+    return first, first + each + (begin <= stage < begin + more)
 
 
-def _layers(model: ModelShape, stack: Stack, mesh: Mesh, stage: int) -> tuple[int, int]:
-    """The layers of a stack that a stage has, counted from the stack's first."""
-    if stack.weight.layer is None:
-        ends = {mesh["pp"] - 1} if stack.weight.last else {0, mesh["pp"] - 1} if model.tied else {0}
-        return (0, 1) if stage in ends else (0, 0)
-    low, high = layers_of_stage(model.layers, mesh["pp"], stage)
-    return max(low - stack.first, 0), min(high - stack.first, stack.layers)
+def vocab_rows(weight: Weight, mesh: Mesh, rules: LayoutRules) -> int:
+    """Return how many rows of a vocabulary each rank along ``tp`` has, those included that are added."""
+    rows = -(-weight.shape[0] // rules.vocab_multiple) * rules.vocab_multiple
+    return -(-rows // mesh["tp"])
 
 
-def _split(weight: Weight, mesh: Mesh, at: dict[str, int]) -> list[tuple[int, int]]:
-    """What ``ep`` and ``tp`` leave of a weight, as a range along each dim."""
+def split_weight(weight: Weight, mesh: Mesh, at: dict[str, int], rules: LayoutRules = PLAIN) -> list[tuple[int, int]]:
+    """Return what ``ep`` and ``tp`` leave of a weight, as a range along each dim."""
     ranges = [(0, n) for n in weight.shape]
-    if weight.kind.startswith("expert"):
-        ranges[0] = chunk(weight.shape[0], mesh["ep"], at.get("ep", 0))
     dim, tp, rank = TP_DIM[weight.kind], mesh["tp"], at.get("tp", 0)
+    if weight.kind == "vocab":
+        rows = vocab_rows(weight, mesh, rules)
+        ranges[0] = (min(weight.shape[0], rank * rows), min(weight.shape[0], (rank + 1) * rows))
+        return ranges
+    if weight.kind.startswith("expert"):
+        if rules.whole_experts and mesh["ep"] > 1:
+            ranges[0] = layers_of_stage(weight.shape[0], mesh["ep"] * tp, at.get("ep", 0) * tp + rank)
+            return ranges
+        ranges[0] = chunk(weight.shape[0], mesh["ep"], at.get("ep", 0))
     if dim is not None:
         units = weight.shape[dim] // weight.unit
         if weight.kind == "kv" and units < tp:  # ranks next to each other share a head
@@ -165,10 +196,11 @@ def _length(ranges: list[tuple[int, int]]) -> int:
     return ranges[0][1] - ranges[0][0]
 
 
-def check_layout(model: ModelShape, mesh: Mesh) -> None:
+def check_layout(model: ModelShape, mesh: Mesh, rules: LayoutRules = PLAIN) -> None:
     """Raise PlanError where a model does not divide along the axes of a mesh.
 
-    Allowed: a vocabulary that does not divide by tp, layers that do not divide by pp, rows that do not by fsdp.
+    Allowed: layers that do not divide by pp, rows that do not by fsdp, and a vocabulary that does not by tp, unless
+    the ``rules`` add rows to it, which then have to.
     """
     tp, kv = mesh["tp"], model.kv_heads
     inner = "columns" if not model.heads else "intermediate columns"
@@ -190,6 +222,12 @@ def check_layout(model: ModelShape, mesh: Mesh) -> None:
         raise PlanError(
             f"{model.name} has {kv} heads of keys and values, which tp={tp} neither divides nor is divided by.",
             fix=f"Write a tp that divides {kv}, or a multiple of {kv}: ranks then share a head.",
+        )
+    rows = -(-model.vocab // rules.vocab_multiple) * rules.vocab_multiple
+    if rules.vocab_multiple > 1 and rows % tp:
+        raise PlanError(
+            f"the vocabulary of {model.name} is rounded up to {rows} rows, which tp={tp} does not divide.",
+            fix="Write a tp that is a power of 2.",
         )
     if mesh["pp"] > model.layers:
         raise PlanError(

@@ -23,9 +23,10 @@ from itertools import pairwise
 from typing import Any
 
 from ...errors import PlanError
+from ..backends import LayoutRules
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
-from ..model.layout import Box, Layout
+from ..model.layout import PLAIN, Box, Layout
 from ..model.shape import ModelShape
 from .hosting import check_grouping, hybridflow_places, overlap_places
 from .senders import Alike, Move, MovePlan
@@ -148,18 +149,20 @@ def plan_reshard(
     grouping: str = "overlap",
     src_fused: bool = False,
     dst_fused: bool = False,
+    rules: LayoutRules = PLAIN,
 ) -> Reshard:
     """Return the plan of a move of a model's weights from one mesh to another.
 
     ``src_devices``: the device of each rank of ``src``, the first ones if left out. ``dst_devices``: those of the
     destination, which is replicated to fill them; the source's if left out. With the grouping ``overlap`` the bytes
     received by all devices together are the fewest that any choice of hosts allows. ``inside_node`` keeps the ranks of
-    a replica in one node of ``cluster``. ``fused``: see :mod:`flowrl.placement.model.layout`.
+    a replica in one node of ``cluster``. ``fused``: see :mod:`flowrl.placement.model.layout`. ``rules``: those of the
+    backend of the destination, such as an engine's.
 
     Raises PlanError where a size does not divide, devices do not fit, or the grouping does not take these meshes.
     """
     check_grouping(grouping)
-    old, new = Layout(model, src, src_fused), Layout(model, dst, dst_fused)
+    old, new = Layout(model, src, src_fused), Layout(model, dst, dst_fused, rules)
     sources = tuple(range(src.size) if src_devices is None else src_devices)
     devices = sources if dst_devices is None else tuple(dst_devices)
     _check_devices(src, sources, "source", cluster)

@@ -311,7 +311,7 @@ def test_adapters_are_merged_on_their_way():
 
 def test_bytes_of_a_publish_may_come_from_elsewhere():
     source, to = (Mesh.of("tp=8"), tuple(range(8))), tuple(range(8, 16))
-    planned = Roofline(NODES, Efficiency.ideal(), received=lambda role, a, devices, b, to: 1e9 * len(devices))
+    planned = Roofline(NODES, Efficiency.ideal(), received=lambda role, a, devices, b, to, rules: 1e9 * len(devices))
     assert planned.seconds(work("publish", "tp=8", devices=to, source=source)) == pytest.approx(8e9 / 1e10)
 
 

@@ -8,10 +8,13 @@ import time
 
 import pytest
 import torch
+from fusing import MODELS, checkpoint, fuse
 
 from flowrl.errors import FlowError, PlanError, RunError
+from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.model.layout import Layout
+from flowrl.placement.model.rank_parameters import parameters_of
 from flowrl.placement.model.shape import ModelShape
 from flowrl.placement.reshard.planner import plan_reshard
 from flowrl.placement.reshard.senders import Move
@@ -49,6 +52,14 @@ CASES = {
     "tiny buckets": (MODEL, "fsdp=4", range(4), "tp=4", range(4), "float32", "float32", 100),
     "stages": (MODEL, "pp=3", range(3), "tp=2,dp=2", range(4), "float32", "float32", 1000),
     "nested": (UNIFORM, "tp=4", range(4), "dp=2,tp=2", range(4), "bfloat16", "bfloat16", 1 << 20),
+}
+#: Into the parameters of an engine's ranks. Name: (model, source, its processes, tp, its processes, engine).
+ENGINES = {
+    "on other processes": ("llama with biases", "fsdp=2", (0, 1), 2, (2, 3), "vllm"),
+    "a tied head": ("qwen3, tied", "pp=2", (0, 1), 2, (2, 3), "vllm"),
+    "where ranks train": ("qwen2, tied", "fsdp=2,tp=2", range(4), 4, range(4), "vllm"),
+    "experts": ("experts", "ep=2,tp=2", range(4), 4, range(4), "sglang"),
+    "a whole model": ("a shared expert", "fsdp=3", (1, 2, 3), 1, (0,), "vllm"),
 }
 
 
@@ -100,6 +111,44 @@ def run_case(case, me, wire):
         "before": sums(source, getattr(torch, after)),
         "after": sums(target),
     }
+
+
+def planned_into_engine(case):
+    """The planner's move of layouts: who hosts which rank of the engine, and what each receives."""
+    name, src, sources, tp, targets, engine = ENGINES[case]
+    mesh, rules = Mesh({"tp": tp}), backend(engine).layout
+    return plan_reshard(MODELS[name], Mesh.of(src), mesh, tuple(sources), tuple(targets), rules=rules)
+
+
+def received_shards(parameters):
+    """Zeros for each parameter of a rank, and its parts as views that a move writes into."""
+    tensors = {one.name: torch.zeros(one.shape) for one in parameters}
+    parts = ((one.name, part) for one in parameters for part in one.parts)
+    views = [
+        Shard(part.name, part.shape, tuple(a for a, _ in part.box), inside(tensors[name], part.at))
+        for name, part in parts
+    ]
+    return tensors, views
+
+
+def engine_case(case, me, wire):
+    """One process of a move into engines: whether its parameters are those of plain fusing, and what it moved."""
+    name, src, sources, tp, _, _ = ENGINES[case]
+    model, move = MODELS[name], planned_into_engine(case)
+    whole, ranks = checkpoint(model), dict(zip(move.devices, move.ranks, strict=True))
+    full = {n: torch.tensor(array, dtype=torch.float32) for n, array in whole.items()}
+    parameters = {p: list(parameters_of(move.dst, rank)) for p, rank in ranks.items()}
+    source = {p: shards_of(model, Mesh.of(src), r, "float32", full) for r, p in enumerate(sources)}
+    wanted = {p: holdings(received_shards(own)[1]) for p, own in parameters.items()}
+    moves = plan_moves({p: holdings(own) for p, own in source.items()}, wanted)
+    tensors, target = received_shards(parameters.get(me, []))
+    moved = execute(moves, me=me, source=source.get(me, []), target=target, wire=wire, bucket_bytes=1000)
+    plain = fuse(whole, model, tp=tp, rank=ranks[me]) if me in ranks else {}
+    found = {n.replace(".routed_experts.", "."): tensor for n, tensor in tensors.items()}
+    equal = found.keys() == plain.keys() and all(
+        torch.equal(found[n], torch.tensor(array, dtype=torch.float32)) for n, array in plain.items()
+    )
+    return {"equal": equal, "moved": moved, "parts": target}
 
 
 DTYPES = ("float32", "bfloat16", "int64", "uint8", "bool", "float64", "float8_e4m3fn")
@@ -187,6 +236,9 @@ def process(me, way, meetings, together, said):
         found = {"shares": [(a, b) for a in range(4) for b in range(4) if wire.shares(a, b)]}
         for case in CASES:
             found[case] = run_case(case, me, wire)
+        found["engines"] = {case: engine_case(case, me, wire) for case in ENGINES}
+        for one in found["engines"].values():
+            one["parts"] = sums(one["parts"])
         found["random"] = [random_case(seed, me, wire) for seed in range(12)]
         found["large"] = large_case(me, wire)
         found["ring"] = go_round(me, wire, ring())
@@ -288,6 +340,21 @@ def test_nested_layouts_receive_what_hybridflow_allows(found):
 def test_where_all_is_there_nothing_is_sent(found):
     for case in ("dp to tp", "nothing to move"):
         assert {one[case]["moved"].received for one in found} == {0}
+
+
+@pytest.mark.parametrize("case", ENGINES)
+def test_ranks_of_an_engine_get_their_parameters_in_the_bytes_of_the_plan(found, case):
+    name, _, _, tp, _, _ = ENGINES[case]
+    move = planned_into_engine(case)
+    forecast = dict(zip(move.devices, (n // MODELS[name].dtype_bytes * 4 for n in move.received), strict=True))
+    for p, one in enumerate(found):
+        assert one["engines"][case]["equal"]
+        assert one["engines"][case]["moved"].received == forecast.get(p, 0)
+    assert sum(forecast.values()) == sum(one["engines"][case]["moved"].sent for one in found) > 0
+    if tp == 1:
+        whole = {n: torch.tensor(array, dtype=torch.float32) for n, array in checkpoint(MODELS[name]).items()}
+        full = [Shard(n, tuple(t.shape), (0,) * t.dim(), t) for n, t in whole.items()]
+        assert digest([found[0]["engines"][case]["parts"]]) == digest([sums(full)])
 
 
 def test_staging_is_bounded(found, way):
