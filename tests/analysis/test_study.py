@@ -175,6 +175,25 @@ def test_the_placed_graph_has_pools_bytes_and_versions(grpo):
     assert ("actor.update", "actor.generate") not in edges
 
 
+def test_weights_go_into_the_layers_that_the_engine_gives_a_rank(grpo):
+    """On one mesh both have the same stages, but of 94 layers the engine gives the second and third the longer ones."""
+    grpo.use_model("actor", "qwen3-235b-a22b")
+    seconds, received = {}, {}
+    for engine in ("vllm", "sglang"):
+        mesh = Mesh.of("pp=4,tp=4")
+        actor = {"train": Place("all", mesh, "megatron"), "generate": Place("all", mesh, engine)}
+        plan = Plan(colocated().pools, {**colocated().place, "actor": actor}, CLUSTER, Pipeline())
+        study = grpo.study(plan, tokens=Tokens(512))
+        move = next(e for e in placed_graph(study, grpo.graph("grpo")).edges if e.kind == "weights" and e.bytes)
+        received[engine], seconds[engine] = move.bytes, study.cost_model.seconds(study.publish("actor"))
+    model = study.roles["actor"].model
+    layer = sum(stack.weight.elements * (4 if stack.weight.kind == "replicated" else 1) for stack in model.stacks[1:-2])
+    # The trainer has 24, 24, 23, 23 layers: the third stage gets one that the second passes on, and so does the second.
+    assert received["vllm"] == 2 * layer * 2
+    assert received["sglang"] == 4 * layer * 2  # its longer stages are the last two
+    assert 0 < seconds["vllm"] < seconds["sglang"]
+
+
 def test_after_a_simulation_the_graph_has_times_and_utilisation(grpo):
     study = grpo.study(disaggregated(), costs=COSTS)
     graph = placed_graph(study, grpo.graph("grpo"), study.simulate(4))

@@ -30,27 +30,29 @@ DTYPE = {2: "bfloat16", 4: "float32"}
 
 @st.composite
 def meshes(draw, use, model):
-    """A mesh that a backend which does this can be on: its axes, and copies of it."""
+    """A mesh that a backend which does this can be on, its axes and copies of it; how that backend lays weights out."""
     row = draw(st.sampled_from([row for row in BACKENDS.values() if row.does(use)]))
     axes = {"dp": draw(st.sampled_from([1, 1, 2, 3]))}
     for axis, sizes in {"pp": [1, 2, 3], "fsdp": [1, 2, 3, 4], "ep": [1, 2], "tp": [1, 2]}.items():
         if axis in row.axes and (axis != "ep" or model.experts):
             axes[axis] = draw(st.sampled_from(sizes))
-    return Mesh(axes)
+    return Mesh(axes), row.layout
 
 
 @st.composite
 def moves(draw):
     """A forecast of a move between meshes of two backends, on the same, other or partly other devices."""
     model = draw(st.sampled_from([DENSE, EXPERTS, ModelShape.uniform(3, 8, 2)]))
-    src, dst = draw(meshes("train", model)), draw(meshes("generate", model))
+    (src, _), (dst, rules) = draw(meshes("train", model)), draw(meshes("generate", model))
     room = max(src.size, dst.size) * 2
     sources = draw(st.permutations(range(room)))[: src.size]
     copies = draw(st.integers(1, room // dst.size))
     targets = draw(st.permutations(range(room)))[: dst.size * copies]
     nodes = Cluster((Nodes("h100-80", room, draw(st.sampled_from([1, 2, 3]))),))
     fused = {"src_fused": draw(st.booleans()), "dst_fused": draw(st.booleans())}
-    return plan_reshard(model, src, dst, sources, targets, cluster=draw(st.sampled_from([None, nodes])), **fused)
+    return plan_reshard(
+        model, src, dst, sources, targets, cluster=draw(st.sampled_from([None, nodes])), rules=rules, **fused
+    )
 
 
 def told(layout, rank):
@@ -110,7 +112,7 @@ def test_costs_and_transfers_are_of_that_plan(move):
     assert tuple(got[d] for d in move.devices) == move.received
     if not (move.src.fused or move.dst.fused):
         asked = Role("actor", move.src.model), move.src.mesh, move.src_devices, move.dst.mesh, move.devices
-        assert planned_bytes(*asked) == max(move.received)
+        assert planned_bytes(*asked, move.dst.rules) == max(move.received)
 
 
 def test_a_host_is_chosen_and_the_run_is_held_to_it():
