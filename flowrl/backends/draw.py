@@ -42,11 +42,7 @@ def draw_from(
     shaped = logprobs
     if seen is not None:
         shaped = torch.log_softmax(logits / temperature, -1)
-    if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
-        shaped = _truncated(shaped, sampling.top_k, sampling.top_p)
-    if sampling.min_p > 0:
-        least = shaped.amax(-1, keepdim=True) + math.log(sampling.min_p)
-        shaped = torch.log_softmax(shaped.masked_fill(shaped < least, -torch.inf), -1)
+    shaped = truncated(shaped, sampling)
     sums = shaped.double().exp_().cumsum_(-1) if shaped.dtype != torch.float64 else shaped.exp().cumsum_(-1)
     last = sums[:, -1]
     # Strictly below the whole sum, so that the token found is one with a probability above 0.
@@ -64,6 +60,16 @@ def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     tensor([[ 2., -2.,  4.]])
     """
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def truncated(logprobs: Tensor, sampling: Sampling) -> Tensor:
+    """Log-probabilities [rows, vocab] after top-k, top-p and min-p; the tensor itself where there are none of these."""
+    if 0 < sampling.top_k < logprobs.shape[-1] or sampling.top_p < 1:
+        logprobs = _truncated(logprobs, sampling.top_k, sampling.top_p)
+    if sampling.min_p > 0:
+        least = logprobs.amax(-1, keepdim=True) + math.log(sampling.min_p)
+        logprobs = torch.log_softmax(logprobs.masked_fill(logprobs < least, -torch.inf), -1)
+    return logprobs
 
 
 def _truncated(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:

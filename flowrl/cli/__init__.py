@@ -18,6 +18,7 @@ from .arguments import add_common
 from .calibrate import calibrate_command
 from .check import add_options as check_options
 from .check import check_command
+from .gap import gap_command
 from .graph import add_options as graph_options
 from .graph import graph_command, graph_of_run
 from .help import COMMANDS, new_parser, overview
@@ -44,6 +45,7 @@ WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "reshard": reshard_command,
     "calibrate": calibrate_command,
     "timeline": timeline_command,
+    "gap": gap_command,
 }
 
 

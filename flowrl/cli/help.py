@@ -69,6 +69,11 @@ GROUPS: dict[str, dict[str, About]] = {
             ),
         ),
         "calibrate": About("RUN", "fit costs to its timeline, with the error of their prediction"),
+        "gap": About(
+            "RUN",
+            "say what explains the gap between the engine that sampled and the trainer",
+            ("flowrl gap runs/grpo", "flowrl gap runs/grpo --step 50 --json"),
+        ),
     },
 }
 COMMANDS: dict[str, About] = {name: about for group in GROUPS.values() for name, about in group.items()}

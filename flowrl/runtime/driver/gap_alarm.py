@@ -35,6 +35,7 @@ class GapAlarm:
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], float] = {}  # the mean that was last told
+        self.rang = False  # whether there was a gap to tell of
 
     def look(self, program: str, step: Any, gaps: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         """Yield a line for each update whose gap is news. ``step`` is as the program logs it."""
@@ -46,6 +47,7 @@ class GapAlarm:
                     yield f"{where}: the gap to the engine that sampled is within its bounds again"
             elif key not in self._told or mean >= 2 * self._told[key]:
                 self._told[key] = mean if math.isfinite(mean) else math.inf
+                self.rang = True
                 yield f"{where}: {_describe(gap)}"
 
 

@@ -273,9 +273,13 @@ class Runner:
         lately = [h for h in self.recorder.history[-STEPS - 1 :] if h["program"] == label]
         if (text := stalled(lately)) is not None:
             self._warn(f"{label}: {text}")
+        rang = self._gap_alarm.rang
         for text in self._gap_alarm.look(label, line["step"], step.gaps):
             self.recorder.event("gap", text)
             self.progress.note(text)
+        if self._gap_alarm.rang and not rang:  # with the weights that the next rows are sampled with, for flowrl gap
+            self._overdue = True
+            self.progress.note(f"look for the cause when the next step is done: flowrl gap {self._out}")
         self._fresh = True
         for settle in self._services.on_commit:
             settle(step.number)
@@ -314,6 +318,8 @@ class Runner:
         def capture(after: int) -> checkpoint.Begun:
             return self.executor.capture(self.settings.out / "checkpoints", manifest, point.live, after=after)
 
+        if self._gap_alarm.rang and point.record is not None:
+            self.recorder.keep_rows(point.record["steps"])
         lacking = self._writer.begin(capture, self._note_written)
         self._overdue = False
         if lacking and not self._waits:

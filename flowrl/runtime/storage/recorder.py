@@ -41,6 +41,7 @@ class Recorder:
         self._damaged: set[str] = set()  # files with lines that are none, until they are mended
         self.history: list[dict[str, Any]] = []
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
+        self._kept: set[int] = set()  # steps whose rows are written down beside every so many
         self._last = time.perf_counter()
         age = time.time() - self.record["started"] if "started" in self.record else 0.0  # of a run that is continued
         self._zero = self._last - age
@@ -110,7 +111,11 @@ class Recorder:
 
     def sampled(self, step: int) -> int:
         """How many prompt groups of a step are written down as trajectories."""
-        return self.groups if step % self.every == 0 else 0
+        return self.groups if step % self.every == 0 or step in self._kept else 0
+
+    def keep_rows(self, step: int) -> None:
+        """Have rows of this step written down too."""
+        self._kept.add(step)
 
     def event(self, kind: str, text: str) -> None:
         """Something that a reader of the run should know of."""
