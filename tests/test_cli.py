@@ -14,6 +14,7 @@ import pytest
 
 import flowrl
 from flowrl.cli import OF_SCRIPTS, main
+from flowrl.cli.gap import read_options
 from flowrl.cli.help import COMMANDS, new_parser
 from flowrl.cli.timeline import read_run
 from flowrl.schedule.report import FORMATS
@@ -170,7 +171,7 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
     [
         (
             ["chek", "SCRIPT"],
-            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, run, timeline, calibrate.\n  fix  Did you mean flowrl check?",
+            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, run, timeline, calibrate, gap.\n  fix  Did you mean flowrl check?",
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),
@@ -229,6 +230,9 @@ def test_examples_of_the_help_are_commands(command, monkeypatch, tmp_path):
             continue  # a plan alone, without a script
         if command == "timeline":
             assert read_run(command, words, FORMATS, "table").run
+            continue
+        if command == "gap":
+            assert read_options(words).run
             continue
         parser = new_parser(command)
         add_common(parser)

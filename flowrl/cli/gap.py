@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,24 @@ if TYPE_CHECKING:
 
 def gap_command(words: Sequence[str]) -> int:
     """Print what explains the gap in rows of a run. Returns the exit status: 1 where a gap has no known cause."""
+    options = read_options(words)
+    if not (options.run / "run.json").exists():
+        raise UsageError(f"{options.run} holds no run.", fix="Name the folder of a run.")
+    record = read_record(options.run)[0]
+    flow = load_script(record["script"])
+    given = parse(flow, "run", [str(w) for w in record.get("arguments") or []], add_options)
+    traces = [flow.trace(name, **given.parameters.get(name, {})) for name in given.programs]
+
+    from ..analysis.gap import diagnose
+
+    asked = {"step": options.step, "name": options.worker, "rows": options.rows}
+    found = diagnose(options.run, flow.handles, **asked, traces=traces)
+    put(json.dumps(found.to_json(), indent=1) if options.json else text(found), options.out)
+    return 1 if found.gap > found.bound and found.found is None else 0
+
+
+def read_options(words: Sequence[str]) -> argparse.Namespace:
+    """The options of this command. Raises UsageError."""
     if not words:
         raise UsageError("flowrl gap needs the folder of a run.", fix="Write flowrl gap RUN.")
     parser = new_parser("gap", "RUN")
@@ -33,20 +52,7 @@ def gap_command(words: Sequence[str]) -> int:
     options, unknown = read_known(parser, words, fix)
     if unknown:
         raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
-    if not (options.run / "run.json").exists():
-        raise UsageError(f"{options.run} holds no run.", fix="Name the folder of a run.")
-    record = read_record(options.run)[0]
-    flow = load_script(record["script"])
-    given = parse(flow, "run", [str(w) for w in record.get("arguments") or []], add_options)
-    traces = [flow.trace(name, **given.parameters.get(name, {})) for name in given.programs]
-
-    from ..analysis.gap import diagnose
-
-    found = diagnose(
-        options.run, flow.handles, step=options.step, name=options.worker, rows=options.rows, traces=traces
-    )
-    put(json.dumps(found.to_json(), indent=1) if options.json else text(found), options.out)
-    return 1 if found.gap > found.bound and found.found is None else 0
+    return options
 
 
 def text(found: Diagnosis, most: int = 12) -> str:
