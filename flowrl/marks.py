@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from .hub import cached_file
 
 #: ``("tokenizer", digest)`` of token ids; ``("sampler", "actor")`` and ``("temperature", "0.6")`` of what was sampled;
 #: ``("scale", "row")`` of log-probabilities at the temperature of each row, ``("scale", "1")`` of those at one for all;
-#: ``("cut", "top_p=0.9")`` of those of a distribution that was cut. A value that begins with ``?`` is not known yet.
+#: ``("cut", "top_p=0.9")`` of those of a distribution that was cut; ``("by", "actor.generate")`` of who computed them,
+#: ``("dtype", "bf16")`` of what they were computed in. A value that begins with ``?`` is not known yet.
 Mark = tuple[str, str]
 Marks = frozenset[Mark]
 UNMARKED: Marks = frozenset()
+#: What says of which kind log-probabilities are.
+KIND = ("scale", "temperature", "cut", "by", "dtype")
 #: Fields of token ids that reading data adds.
 IDS = ("prompt_ids", "response_ids", "tokens")
 OWN = "log p"  # among what is compared: what the call itself computes
@@ -110,20 +114,46 @@ def other_ids(reader: str, field: str, maker: str = "", own: str = "") -> ModelE
 # -- log-probabilities ----------------------------------------------------------------------------------------------
 
 
+def logprob_kind(of: Marks) -> Marks:
+    """The marks that say of what kind log-probabilities are; none of other columns."""
+    return frozenset((kind, value) for kind, value in of if kind in KIND) if values(of, "scale") else UNMARKED
+
+
+def kind_said(of: Marks) -> str:
+    """The kind of log-probabilities in words; empty for other columns.
+
+    >>> kind_said(marks(scale="row", temperature="0.6", cut="top_p=0.9", by="actor.generate", dtype="f32"))
+    'by actor.generate, at temperature 0.6, cut by top_p=0.9, computed in f32'
+    """
+    if not values(of, "scale"):
+        return ""
+    by, dtype = (" and ".join(sorted(values(of, kind))) for kind in ("by", "dtype"))
+    return ", ".join(filter(None, [by and f"by {by}", _said(of), dtype and f"computed in {dtype}"]))
+
+
 def unlike(reader: str, columns: Mapping[str, Marks]) -> FieldError | None:
-    """The error of log-probabilities that are compared with each other, and are not of one kind."""
+    """The error of log-probabilities that are compared with each other, and are not of one kind.
+
+    Who computed them, and in which dtype, may differ: that is what importance weights and a KL are for.
+    """
     scaled = {name: m for name, m in columns.items() if values(m, "scale")}
-    first = next(iter(scaled), None)
-    for name in scaled:
-        if first is not None and _differ(scaled[first], scaled[name]):
-            a, b = (f"{'its own' if n == OWN else repr(n)} {_said(scaled[n])}" for n in (first, name))
+    for one, other in combinations(scaled, 2):
+        if _differ(scaled[one], scaled[other]):
+            a, b = (f"{'its own' if n == OWN else repr(n)} {_said(scaled[n])}" for n in (one, other))
             return FieldError(
                 f"{reader} compares log-probabilities of different kinds: {a}, {b}.",
-                fix="Leave out temperature=: every row is read at the temperature that it was sampled at."
-                if _numbers(scaled[first]) != _numbers(scaled[name])
-                else "Read rollout_logprobs: of the whole vocabulary, as those of the trainer are.",
+                fix=_alike(scaled[one], scaled[other]),
             )
     return None
+
+
+def _alike(a: Marks, b: Marks) -> str:
+    """How to get log-probabilities of one kind in place of these."""
+    if values(a, "cut") == values(b, "cut"):
+        if values(a, "scale") == values(b, "scale") == {"row"}:
+            return "Sample both at one temperature."
+        return "Leave out temperature=: every row is read at the temperature that it was sampled at."
+    return "Read rollout_logprobs: of the whole vocabulary, as those of the trainer are."
 
 
 def _numbers(of: Marks) -> frozenset[str]:
@@ -137,15 +167,15 @@ def _differ(a: Marks, b: Marks) -> bool:
     cuts = values(a, "cut"), values(b, "cut")
     if cuts[0] != cuts[1] and "?" not in cuts[0] | cuts[1]:
         return True
-    if values(a, "scale") == values(b, "scale"):
-        return False
     x, y = _numbers(a), _numbers(b)
     return x != y and bool(x and y) and not any(n.startswith("?") for n in x | y)
 
 
 def _said(of: Marks) -> str:
-    cut = ", ".join(sorted(values(of, "cut")))
-    return f"at temperature {' and '.join(sorted(_numbers(of)))}" + (f", cut by {cut}" if cut else "")
+    numbers, cut = _numbers(of), ", ".join(sorted(values(of, "cut")))
+    known = " and ".join(sorted(numbers)) if not any(n.startswith("?") for n in numbers) else ""
+    said = f"at temperature {known}" if known else "at the temperature of each row"
+    return said + (f", cut by {cut}" if cut else "")
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------

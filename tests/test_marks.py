@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import flowrl as fl
 from flowrl import rl
@@ -82,11 +84,23 @@ def test_rows_know_their_tokenizer_sampler_and_temperature(actor):
     who, which = actor.identity(), vocabulary(actor.tokenizer)
     assert made.prompt_ids.marks == marks(tokenizer=which)
     assert made.tokens.marks == made.response_ids.marks == marks(tokenizer=which, sampler=who, temperature="0.6")
-    assert made.rollout_logprobs.marks == marks(scale="row", temperature="0.6")
+    engine, trainer = ({"by": f"{who}.{op}", "dtype": "f32"} for op in ("generate", "logprobs"))
+    assert made.rollout_logprobs.marks == marks(scale="row", temperature="0.6", **engine)
     assert made.sampling_logprobs.marks == made.rollout_logprobs.marks
-    assert values(rows(actor, top_p=0.5).sampling_logprobs.marks, "cut")
-    assert actor.logprobs(made).old_logprobs.marks == marks(scale="row", temperature="0.6")
-    assert actor.logprobs(made, temperature=1.0).old_logprobs.marks == marks(scale="1")
+    assert values(rows(actor, top_p=0.5).sampling_logprobs.marks, "cut") == {"top_p=0.5"}
+    assert values(rows(actor, greedy=True, top_p=0.5).sampling_logprobs.marks, "cut") == {"greedy"}
+    assert actor.logprobs(made).old_logprobs.marks == marks(scale="row", temperature="0.6", **trainer)
+    assert actor.logprobs(made, temperature=1.0).old_logprobs.marks == marks(scale="1", **trainer)
+
+
+def test_a_column_says_of_which_kind_its_log_probabilities_are(actor):
+    made, who = rows(actor, temperature=0.6, top_k=3, top_p=0.9), actor.identity()
+    assert made.rollout_logprobs.kind == f"by {who}.generate, at temperature 0.6, computed in f32"
+    assert made.sampling_logprobs.kind == (
+        f"by {who}.generate, at temperature 0.6, cut by top_p=0.9, top_k=3, computed in f32"
+    )
+    assert actor.logprobs(made).old_logprobs.kind == f"by {who}.logprobs, at temperature 0.6, computed in f32"
+    assert made.response_ids.kind == made.versions.kind == ""
 
 
 def test_marks_stay_while_rows_are_taken_written_down_and_sent(actor):
@@ -163,6 +177,96 @@ def test_cut_distributions_are_not_compared_with_whole_ones(actor):
     made = rows(actor, top_p=0.5)
     with pytest.raises(FieldError, match="cut by"):
         made.sampling_logprobs - made.rollout_logprobs
+
+
+CUTS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.5, 1.0, 1.0000001, 2]),
+        "top_k": st.sampled_from([0, 2, 3]),
+        "top_p": st.sampled_from([0.5, 0.9, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.1]),
+        "repetition_penalty": st.sampled_from([1.0, 1.2]),
+    }
+)
+
+
+def told(how):
+    """The settings of a call, those apart that change nothing; a temperature counts to six digits."""
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    return f"{how['temperature']:.6g}", {name: how[name] for name, plain_ in off.items() if how[name] != plain_}
+
+
+def errors_of(compare):
+    """What check says of a program that compares columns of its rows."""
+    flow = fl.Flow("mine")
+    student = flow.worker(fl.Actor, model=model(), name="student")
+
+    @flow.program
+    def mine(steps: int = 1) -> None:
+        for step, batch in flow.steps(prompts, steps):
+            flow.log(step, gap=compare(student, batch).mean())
+
+    return whats(flow)
+
+
+def refused(call):
+    try:
+        call()
+    except FieldError as error:
+        return error.what
+    return ""
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(one=CUTS, other=CUTS)
+def test_log_probabilities_are_compared_exactly_where_their_kinds_are_equal(actor, one, other):
+    """Sampled for real and in the trace: of the distribution sampled from, and of the whole vocabulary."""
+    alike, tempered = told(one) == told(other), told(one)[0] == told(other)[0]
+    a, b = (rows(actor, n=1, max_tokens=1, **how) for how in (one, other))
+    assert bool(refused(lambda: a.sampling_logprobs - b.sampling_logprobs)) is not alike
+    assert bool(refused(lambda: a.rollout_logprobs - b.rollout_logprobs)) is not tempered
+    assert bool(refused(lambda: a.sampling_logprobs - a.rollout_logprobs)) is bool(told(one)[1])
+
+    for of, same in (("sampling_logprobs", alike), ("rollout_logprobs", tempered)):
+        errors = errors_of(lambda s, b, of=of: s.generate(b, n=1, **one)[of] - s.generate(b, n=1, **other)[of])
+        assert (errors == []) is same
+
+
+def test_sums_negatives_and_masks_keep_the_kind(actor):
+    """A ratio of whole responses is one of log-probabilities too, and so is a sum with a negative."""
+    made = rows(actor, top_p=0.5)
+    whole, cut, mask = made.rollout_logprobs, made.sampling_logprobs, made.response_mask
+    for one, other in ((whole, cut), (whole.row_sum(), cut.row_sum()), (whole * mask, cut), (mask * whole, mask * cut)):
+        assert one.kind == whole.kind and "cut by top_p=0.5" in other.kind
+        with pytest.raises(FieldError, match="a subtraction compares"):
+            one - other
+        with pytest.raises(FieldError, match="an addition compares"):
+            one + -other
+        assert len(one - one) == len(one) and (one - one).kind == ""
+    assert (whole * 2).kind == (whole - whole).kind == (made.versions * mask).kind == ""
+
+
+def test_check_keeps_the_kind_of_sums_negatives_and_masks():
+    def found(compare):
+        return errors_of(lambda student, batch: compare(student.generate(batch, n=2, top_p=0.5)))
+
+    [said] = found(lambda b: b.rollout_logprobs.row_sum() - b.sampling_logprobs.row_sum())
+    assert (
+        "'rollout_logprobs.row_sum()' at temperature 1, 'sampling_logprobs.row_sum()' at temperature 1, cut by" in said
+    )
+    assert len(found(lambda b: b.rollout_logprobs + -b.sampling_logprobs)) == 1
+    assert len(found(lambda b: b.response_mask * b.rollout_logprobs - b.sampling_logprobs)) == 1
+    assert found(lambda b: b.sampling_logprobs.row_sum() - b.sampling_logprobs.row_mean()) == []
+    assert found(lambda b: b.rollout_logprobs * 2.0 - b.sampling_logprobs) == []
+
+
+def test_all_columns_that_are_read_are_compared_with_each_other():
+    one, other, unknown = marks(scale="1"), marks(scale="0.5"), marks(scale="row", temperature="?step")
+    said = unlike("x", {"a": unknown, "b": one, "c": other})
+    assert said is not None and "'b' at temperature 1, 'c' at temperature 0.5" in said.what
+    assert unlike("x", {"a": unknown, "b": one, "c": one}) is None
+    cut = unlike("x", {"a": unknown | marks(cut="top_p=0.9"), "b": one})
+    assert cut is not None and "'a' at the temperature of each row, cut by top_p=0.9" in cut.what
 
 
 def test_what_is_not_known_is_not_refused():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FieldError, RowsError
-from ..marks import unlike
+from ..marks import logprob_kind, unlike
 from .tensors import dtype_names
 
 if TYPE_CHECKING:
@@ -44,8 +44,11 @@ def binary(name: str, *, reflected: bool = False) -> Callable[[Column, Any], Col
     counts = name in ("add", "sub", "mul", "floordiv", "mod", "pow")  # where Python takes True as 1
     if reflected:
         return lambda column, other: _combined(column, other, lambda a, b: fn(b, a), counts=counts)
-    if name == "sub":
-        return lambda column, other: _combined(_like(column, other), other, fn, counts=counts)
+    if name in ("add", "sub"):
+        what = "a subtraction" if name == "sub" else "an addition"
+        return lambda column, other: _combined(_like(column, other, what), other, fn, counts=counts)
+    if name == "mul":
+        return lambda column, other: _masked(_combined(column, other, fn, counts=counts), column, other)
     return lambda column, other: _combined(column, other, fn, counts=counts)
 
 
@@ -56,18 +59,26 @@ def unary(name: str) -> Callable[[Column], Column]:
     def method(column: Column) -> Column:
         if isinstance(column.values, list):
             return column.of([fn(x) for x in column.values])
-        return column.with_values(fn(_counted(column.values) if name != "invert" else column.values))
+        made = column.with_values(fn(_counted(column.values) if name != "invert" else column.values))
+        return made.marked(logprob_kind(column.marks)) if name == "neg" else made
 
     return method
 
 
-def _like(column: Column, other: Any) -> Column:
+def _like(column: Column, other: Any, what: str) -> Column:
     """Return this column. Raises FieldError where the two are log-probabilities of different kinds."""
     if column.marks and isinstance(other, type(column)):
-        error = unlike("a subtraction", {"the left": column.marks, "the right": other.marks})
+        error = unlike(what, {"the left": column.marks, "the right": other.marks})
         if error is not None:
             raise error
     return column
+
+
+def _masked(product: Column, column: Column, other: Any) -> Column:
+    """Return a product with its kind where it is log-probabilities times a mask."""
+    if not isinstance(other, type(column)) or "bool" not in (column.dtype, other.dtype):
+        return product
+    return product.marked(logprob_kind(other.marks if column.dtype == "bool" else column.marks))
 
 
 def _combined(column: Column, other: Any, fn: Callable[[Any, Any], Any], *, counts: bool) -> Column:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, FieldError, RowsError
-from ..marks import UNMARKED, Marks
+from ..marks import UNMARKED, Marks, kind_said, logprob_kind
 from .arithmetic import binary, same_lengths, unary
 from .tensors import (
     as_tensor,
@@ -101,6 +101,14 @@ class Column:
             return "any"
         dims = [] if self.dim is None else [f"*{self.dim}"]
         return f"{self.dtype}[{', '.join([*dims, *map(str, self.values.shape[1:])])}]"
+
+    @property
+    def kind(self) -> str:
+        """Of what kind log-probabilities are; empty for other columns.
+
+        Such as ``by actor.generate, at temperature 0.6, cut by top_p=0.9, computed in f32``.
+        """
+        return kind_said(self.marks)
 
     @property
     def offsets(self) -> Tensor:
@@ -303,7 +311,7 @@ class Column:
 
     def row_sum(self) -> Column:
         """Return the sum per row, f32[]; 0 for an empty row."""
-        return Column(row_sums(self._numbers(), self.lengths).float())
+        return Column(row_sums(self._numbers(), self.lengths).float(), marks=logprob_kind(self.marks))
 
     def row_mean(self) -> Column:
         """Return the mean per row, f32[]; 0 for an empty row."""
@@ -312,7 +320,7 @@ class Column:
         sums = row_sums(values, self.lengths)
         if self.lengths is not None:
             counts = self.lengths.clamp(min=1).to(sums.device) * counts
-        return Column((sums / counts).float())
+        return Column((sums / counts).float(), marks=logprob_kind(self.marks))
 
     def lengths_column(self) -> Column:
         """Return the length per row, i64[]."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..batch import already_there
 from ..errors import At, FieldError, FlowError, ProgramError, RowsError
-from ..marks import unlike
+from ..marks import UNMARKED, Marks, logprob_kind, unlike
 from .arguments import described
 from .arithmetic import BY_ROW, COMPARISONS, ELEMENTWISE, GROUPED, OPS, REDUCTIONS, STRUCTURAL, result_type
 from .field_types import FieldType
@@ -48,8 +48,12 @@ class RowOps:
         if not fields:
             return self._on_numbers(op, args, at)
         self._same_rows(op.name, fields, at)
-        if op.name == "sub" and (error := unlike("a subtraction", {f.name or "value": f.marks for f in fields})):
-            self._wrong(error, at)
+        if op.name in ("add", "sub"):
+            what = "a subtraction" if op.name == "sub" else "an addition"
+            names = [f.name or f.text for f in fields]
+            names = names if len({*names, ""}) > len(names) else ["the left", "the right"]
+            if error := unlike(what, {n: f.marks for n, f in zip(names, fields, strict=False)}):
+                self._wrong(error, at)
         uses = [u for a in args if isinstance(a, Value) for u in self.tracer.reads.uses(a)]
         signature = Signature({"batch": {f.name or "value": f.type for f in fields}}, {})
         name, text = op.name, self._text(op, args)
@@ -57,7 +61,8 @@ class RowOps:
         if name in REDUCTIONS:
             return self._number(call, f"{fields[0].name}.{name}" if fields[0].name else name)
         type_ = FieldType(BY_ROW[name]) if name in BY_ROW else result_type(name, [f.type for f in fields])
-        return FieldValue(self.tracer, TField(type_, call.index, "", fields[0].rows, text=text))
+        marks = _kept_marks(name, fields)
+        return FieldValue(self.tracer, TField(type_, call.index, "", fields[0].rows, text=text, marks=marks))
 
     def _wrong(self, error: FlowError, at: At) -> None:
         error.at = at
@@ -277,6 +282,15 @@ class RowOps:
         if kind == "filter":
             return f"what line {call.at.line} kept of {self._rows_text(rows[1])}"
         return f"the rows that {call.title} made at line {call.at.line}"
+
+
+def _kept_marks(name: str, fields: Sequence[TField]) -> Marks:
+    """Return of which kind log-probabilities are after an op: a sum over rows, a negative, a product with a mask."""
+    if name in ("neg", "row_sum", "row_mean"):
+        return logprob_kind(fields[0].marks)
+    if name == "mul" and any(f.type.dtype == "bool" for f in fields):
+        return UNMARKED.union(*(logprob_kind(f.marks) for f in fields))
+    return UNMARKED
 
 
 def _operand(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
@@ -19,8 +19,8 @@ from .ask import asked_columns, written
 from .base import Opening
 from .gap import compared_fields, with_expected
 from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
-from .sampling import GENERATED, SamplingArguments, Stop, sampled_fields, sampled_marks, sampling_marks
-from .temperature import adds_scaled, at_temperature, logprobs_of, tempered
+from .sampling import GENERATED, SamplingArguments, Stop, cut_of, sampled_fields, sampled_marks, sampling_marks
+from .temperature import adds_scaled, at_temperature, dtype_of, logprobs_of, tempered
 from .tokens import marked
 from .trained import TrainedModel, trains
 
@@ -163,16 +163,24 @@ class Actor(TrainedModel):
         repetition penalty, temperature, top-k, top-p, min-p; a greedy token knows of the penalty alone.
         A token depends on its row's seed and its place alone, never on other rows (docs/workers.md).
         """
-        said = SamplingArguments.of(locals())
+        how = self._how(SamplingArguments.of(locals()))
         children = batch.expand(n)
-        sampled = self._sample(batch["prompt_ids"], n, children.row_seeds(), said)
-        return marked(sampled_fields(children, sampled, self.read_version()), self.sampled_marks(sampled))
+        sampled = self.generating_engine().generate(batch["prompt_ids"], n, children.row_seeds(), how)
+        return marked(sampled_fields(children, sampled, self.read_version()), self._sampled_marks(how))
 
-    def sampled_marks(self, sampled: Sampled) -> dict[str, Marks]:
+    def _how(self, said: SamplingArguments) -> Sampling:
+        """How a call samples: what it says, and else what the worker was declared with."""
+        return said.over(self.sampling, self.stop, self.tokenizer)
+
+    def _sampled_marks(self, how: Sampling) -> dict[str, Marks]:
         """Where the fields of rows come from that this worker has sampled."""
-        cut = "" if sampled.sampling_logprobs is sampled.rollout_logprobs else "what was sampled from"
-        worker, tokenizer = self.identity(), self.tokenizer_digest()
-        return sampled_marks(spelled(sampled.temperature), cut, worker=worker, tokenizer=tokenizer)
+        return sampled_marks(
+            spelled(how.row_temperature),
+            cut_of(asdict(how)),
+            worker=self.identity(),
+            tokenizer=self.tokenizer_digest(),
+            dtype=dtype_of(self.generating_engine()),
+        )
 
     @op(reads=asked_columns, adds="prompt: any, prompt_ids: i32[*prompt]", rows="apart", cost="local", marks=_asked)
     def ask(
@@ -204,20 +212,14 @@ class Actor(TrainedModel):
         ``prompts`` ``i32[*prompt]``, ``seeds`` i64[rows], ``starts`` i64[rows]: how many tokens of the row's
         random sequence were used before.
         """
-        return self._sample(prompts, 1, seeds, said, starts)
-
-    def _sample(
-        self, prompts: Column, n: int, seeds: Tensor, said: SamplingArguments, starts: Tensor | None = None
-    ) -> Sampled:
-        how = said.over(self.sampling, self.stop, self.tokenizer)
-        return self.generating_engine().generate(prompts, n, seeds, how, starts)
+        return self.generating_engine().generate(prompts, 1, seeds, self._how(said), starts)
 
     @op(
         reads=tempered("tokens, response_mask"),
         adds="old_logprobs: f32[*response]",
         cost="forward",
         pieces=True,
-        marks=adds_scaled("old_logprobs"),
+        marks=adds_scaled("old_logprobs", by="logprobs"),
     )
     @takes(temperature=number(above=0))
     def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
@@ -225,7 +227,7 @@ class Actor(TrainedModel):
 
         ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
         """
-        return {"old_logprobs": logprobs_of(self.training_engine(), batch, temperature)}
+        return {"old_logprobs": logprobs_of(self, "logprobs", batch, temperature)}
 
     @op(reads=tempered("tokens, response_mask"), adds="entropies: f32[*response]", cost="forward", pieces=True)
     @takes(temperature=number(above=0))

@@ -101,7 +101,7 @@ class Reference(ModelWorker):
         adds="ref_logprobs: f32[*response]",
         cost="forward",
         pieces=True,
-        marks=adds_scaled("ref_logprobs"),
+        marks=adds_scaled("ref_logprobs", by="logprobs"),
     )
     @takes(temperature=number(above=0))
     def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
@@ -109,14 +109,14 @@ class Reference(ModelWorker):
 
         ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
         """
-        return {"ref_logprobs": logprobs_of(self.training_engine(), batch, temperature)}
+        return {"ref_logprobs": logprobs_of(self, "logprobs", batch, temperature)}
 
     @op(
         reads=tempered("tokens, response_mask"),
         adds="ref_distribution: f32[*response, vocab]",
         cost="forward",
         pieces=True,
-        marks=adds_scaled("ref_distribution"),
+        marks=adds_scaled("ref_distribution", by="distribution"),
     )
     @takes(temperature=number(above=0))
     def distribution(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
@@ -126,4 +126,4 @@ class Reference(ModelWorker):
         and losses with ``kl_kind="full"``.
         """
         found = self.training_engine().distribution(at_temperature(batch, temperature))
-        return {"ref_distribution": found.marked(scaled_rows(batch, temperature))}
+        return {"ref_distribution": found.marked(scaled_rows(self, "distribution", batch, temperature))}

@@ -26,7 +26,9 @@ GENERATED = (
 Stop = int | str | tuple[int | str, ...]
 
 #: What leaves tokens out, or changes how likely they are beside the temperature, and its value that does not.
-_CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+#: Names of dtypes in the words of columns, by those of ``dtype=``; that of ``auto`` is known once a model is open.
+DTYPES = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
 
 
 @dataclass(frozen=True)
@@ -97,20 +99,34 @@ def sampling_marks(shape: CallShape) -> Mapping[str, Marks]:
     greedy = shape.call.get("greedy")
     known = isinstance(greedy, bool)
     temperature = 1.0 if greedy is True else said.get("temperature")
-    cuts = [f"{n}={spelled(said[n])}" for n, off in _CUTS.items() if n in said and spelled(said[n]) != spelled(off)]
-    cut = "greedy" if greedy is True else ", ".join(cuts)
+    cut = cut_of(said)
     return sampled_marks(
         spelled(temperature) if known else "?",
         cut if known and "?" not in cut else "?",
         worker=shape.worker,
         tokenizer=shape.tokenizer,
+        dtype=DTYPES.get(shape.init.get("dtype", ""), ""),
     )
 
 
-def sampled_marks(temperature: str | list[str], cut: str, *, worker: str, tokenizer: str) -> dict[str, Marks]:
-    """The marks of the fields that sampling adds."""
+def cut_of(said: Mapping[str, Any]) -> str:
+    """What leaves tokens out or changes how likely they are, beside the temperature: ``top_p=0.9``; empty for nothing.
+
+    ``said`` are settings of :class:`Sampling` by name.
+    """
+    if said.get("greedy") is True:
+        return "greedy"
+    given = {name: spelled(said[name]) for name in _CUTS if name in said}
+    return ", ".join(f"{name}={value}" for name, value in given.items() if value != spelled(_CUTS[name]))
+
+
+def sampled_marks(
+    temperature: str | list[str], cut: str, *, worker: str, tokenizer: str, dtype: str = ""
+) -> dict[str, Marks]:
+    """The marks of the fields that sampling adds; ``dtype`` is that of the model's products."""
     rows = marks(tokenizer=tokenizer, sampler=worker, temperature=temperature)
-    logprobs = marks(scale="row", temperature=temperature)
+    by = f"{worker}.generate" if worker else ""
+    logprobs = marks(scale="row", temperature=temperature, by=by, dtype=dtype)
     return {
         "response_ids": rows,
         "tokens": rows,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..batch import Column
+from ..column.tensors import dtype_names
 from ..errors import ModelError
 from ..graph.signature import CallShape
 from ..marks import UNMARKED, Marks, marks, spelled
 from ..marks import values as mark_values
+from .sampling import DTYPES
 
 if TYPE_CHECKING:
     from ..batch import Batch
-    from .engine import Trains
+    from .model_worker import ModelWorker
 
 
 def tempered(reads: str) -> Callable[[CallShape], str]:
@@ -38,28 +40,37 @@ def at_temperature(batch: Batch, temperature: float | None) -> Batch:
     return rest.with_columns({"temperature": Column.of([float(temperature)] * len(batch), dtype="f32")})
 
 
-def adds_scaled(*names: str) -> Callable[[CallShape], Mapping[str, Marks]]:
-    """``marks=`` of an op that adds log-probabilities, or computes them for itself."""
-    return lambda shape: dict.fromkeys(names, _scaled(shape))
+def adds_scaled(*names: str, by: str = "") -> Callable[[CallShape], Mapping[str, Marks]]:
+    """``marks=`` of an op, called ``by``, that adds log-probabilities or computes them for itself."""
+    return lambda shape: dict.fromkeys(names, _scaled(shape, by, DTYPES.get(shape.init.get("dtype", ""), "")))
 
 
-def logprobs_of(engine: Trains, batch: Batch, temperature: float | None) -> Column:
-    """Log-probabilities of the response tokens of rows, f32[*response], marked with their temperature."""
-    return engine.logprobs(at_temperature(batch, temperature)).marked(scaled_rows(batch, temperature))
+def logprobs_of(worker: ModelWorker, by: str, batch: Batch, temperature: float | None) -> Column:
+    """Log-probabilities of the response tokens of rows, f32[*response], marked with their kind."""
+    found = worker.training_engine().logprobs(at_temperature(batch, temperature))
+    return found.marked(scaled_rows(worker, by, batch, temperature))
 
 
-def scaled_rows(batch: Batch, temperature: float | None) -> Marks:
+def scaled_rows(worker: ModelWorker, by: str, batch: Batch, temperature: float | None) -> Marks:
     """The marks of log-probabilities of real rows, at their own temperature or at that of the call."""
-    shape = CallShape({}, {"temperature": temperature}, frozenset(batch.fields))
     own = batch["temperature"].marks if "temperature" in batch else UNMARKED
-    return _scaled(replace(shape, marks={"temperature": own}))
+    shape = CallShape({}, {"temperature": temperature}, frozenset(batch.fields), worker=worker.identity())
+    return _scaled(replace(shape, marks={"temperature": own}), by, dtype_of(worker.training_engine()))
 
 
-def _scaled(shape: CallShape) -> Marks:
+def dtype_of(engine: Any) -> str:
+    """What the products of an engine's model are computed in: ``bf16``; empty where it does not say."""
+    compute = getattr(getattr(engine, "net", None), "compute", None)
+    return "" if compute is None else dtype_names().get(compute, "")
+
+
+def _scaled(shape: CallShape, by: str, dtype: str) -> Marks:
     """The same of rows in the trace."""
+    who = marks(by=f"{shape.worker}.{by}" if shape.worker and by else "", dtype=dtype)
     said = shape.call.get("temperature")
     if said is not None:
-        return marks(scale=spelled(said))
+        return who | marks(scale=spelled(said))
     if "temperature" not in shape.have:
-        return marks(scale="1")
-    return marks(scale="row", temperature=mark_values(shape.marks.get("temperature", UNMARKED), "temperature"))
+        return who | marks(scale="1")
+    own = shape.marks.get("temperature", UNMARKED)
+    return who | marks(scale="row", temperature=mark_values(own, "temperature"))
