@@ -153,7 +153,14 @@ def _alike(a: Marks, b: Marks) -> str:
         if values(a, "scale") == values(b, "scale") == {"row"}:
             return "Sample both at one temperature."
         return "Leave out temperature=: every row is read at the temperature that it was sampled at."
-    return "Read rollout_logprobs: of the whole vocabulary, as those of the trainer are."
+    cuts = values(a, "cut") | values(b, "cut")
+    if any("repetition_penalty" in cut or cut == "greedy" for cut in cuts):
+        return "Read rollout_logprobs: of the whole vocabulary, as those of the trainer are."
+    return (
+        "Read rollout_logprobs: of the whole vocabulary, as those of the trainer are. Or take both sides of the tokens "
+        'that could be drawn: generate(support=True), sampling_logprobs (a loss: anchor="sampling"), and support=True '
+        "in logprobs and update."
+    )
 
 
 def _numbers(of: Marks) -> frozenset[str]:

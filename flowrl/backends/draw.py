@@ -28,7 +28,11 @@ def uniforms(seeds: Tensor, counters: Tensor) -> Tensor:
 
 
 def draw_from(
-    logits: Tensor, uniform: Tensor | None, sampling: Sampling, seen: Tensor | None
+    logits: Tensor,
+    uniform: Tensor | None,
+    sampling: Sampling,
+    seen: Tensor | None,
+    kept: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`flowrl.backends.hf.sample.draw` from logits [rows, vocab]."""
     temperature = sampling.row_temperature
@@ -38,11 +42,15 @@ def draw_from(
     if sampling.greedy or uniform is None:
         tokens = logits.argmax(-1)
         plain = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+        if kept is not None:
+            kept.append(torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, tokens[:, None], True))
         return tokens, plain, torch.zeros_like(plain)
     shaped = logprobs
     if seen is not None:
         shaped = torch.log_softmax(logits / temperature, -1)
     shaped = truncated(shaped, sampling)
+    if kept is not None:
+        kept.append(shaped > -torch.inf)
     sums = shaped.double().exp_().cumsum_(-1) if shaped.dtype != torch.float64 else shaped.exp().cumsum_(-1)
     last = sums[:, -1]
     # Strictly below the whole sum, so that the token found is one with a probability above 0.

@@ -365,7 +365,7 @@ def optimal_token_baseline(
     Args:
         batch: reads ``rewards``, ``response_mask``, ``rollout_logprobs`` or ``old_logprobs``, and ``token_rewards``
             where it is there.
-        anchor: whose log-probabilities: ``rollout`` or ``old``.
+        anchor: whose log-probabilities: ``rollout``, ``sampling`` or ``old``.
         sum_squares: the name of a field ``f32[*response]`` with ``S``.
 
     >>> batch = fl.Batch.of(

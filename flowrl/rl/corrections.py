@@ -27,6 +27,8 @@ DIVERGENCES = ("k1", "k2", "k3", "tv")
 #: Of a divergence, which is a sum and not a product, the levels have other names.
 OVER = ("token", "sequence", "mean", "max")
 NORMALIZE = ("tokens", "rows", "none")
+#: Anchors that are the policy that sampled.
+SAMPLERS = ("rollout", "sampling")
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,8 @@ def fields_read(corrections: Sequence[Part], anchored: Sequence[str]) -> list[st
         if isinstance(part, Weights):
             fields.append(f"{part.field}: f32[*response]")
             continue
-        fields += [*([] if isinstance(part, Rejection) and part.of == "policy" else anchored), "rollout_logprobs"]
+        sampler = "sampling_logprobs" if "sampling_logprobs" in anchored else "rollout_logprobs"
+        fields += [*([] if isinstance(part, Rejection) and part.of == "policy" else anchored), sampler]
         if isinstance(part, Rejection) and part.negative:
             fields.append("advantages")
     return list(dict.fromkeys(fields))

@@ -99,7 +99,7 @@ def teacher_advantages(
             and student are far apart, as the student must happen to sample what the teacher wants. ``jsd``:
             ``A = (1 - beta) log(beta exp(d) + 1 - beta)``. They are those of :func:`divergence`.
         beta: of ``jsd``.
-        anchor: whose log-probabilities are the student's: ``rollout`` or ``old``.
+        anchor: whose log-probabilities are the student's: ``rollout``, ``sampling`` or ``old``.
 
     A log-ratio beyond 20 counts as 20.
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph.allowed import number
-from .corrections import Part, fields_read, parts_of
+from .corrections import SAMPLERS, Part, fields_read, parts_of
 from .kl import check_kl, kl_remarks
 from .spec import Loss
 from .validate import is_zero, one_of, refusal
 
 REFERENCE = "ref_distribution: f32[*response, vocab]"
-ANCHORS = ("rollout", "old", "loglinear")
+ANCHORS = ("rollout", "sampling", "old", "loglinear")
 RATIOS = ("token", "sequence", "geometric", "geometric-token")
 
 
@@ -77,9 +77,11 @@ def policy_loss(
         ratio: ``token``; ``sequence``, the product over a row's tokens; ``geometric``, their geometric mean (GSPO,
             arXiv:2507.18071); or ``geometric-token``, which has its value and the gradient of each token alone.
         anchor: whose policy the ratio is to. ``rollout``: the engine that sampled, so rows may be older than the
-            weights. ``old``: the trainer before the update (``old_logprobs``). ``loglinear``: a policy between the
-            two, without computing it: ``log p_rollout + a (log p - log p_rollout)``, ``a = (v - v_rollout) / (v + 1 -
-            v_rollout)`` for weights of version v (AReaL, whose code takes v - 1 for v).
+            weights. ``sampling``: the same, over the tokens that could be drawn after top-k, top-p and min-p
+            (``sampling_logprobs``), for an update with ``support=True``. ``old``: the trainer before the update
+            (``old_logprobs``). ``loglinear``: a policy between the two, without computing it:
+            ``log p_rollout + a (log p - log p_rollout)``, ``a = (v - v_rollout) / (v + 1 - v_rollout)`` for weights of
+            version v (AReaL, whose code takes v - 1 for v).
         correction: factors of w, one or several: what :func:`correct` and :func:`reject` give, or the name of a field
             of weights (:func:`importance_weights`). With the anchor ``rollout`` a gate that follows the ratio corrects
             already, and takes factors that reject only.
@@ -139,7 +141,7 @@ def policy_loss(
         norm=norm,
         needs_entropy=with_entropy,
         needs_distribution=kl_kind == "full" and with_kl,
-        corrects_stale=_weighs(corrections) or (anchor == "rollout" and gate.follows),
+        corrects_stale=_weighs(corrections) or (anchor in SAMPLERS and gate.follows),
         zero_advantage_is_zero=gate.silent and not with_kl and not with_entropy,
         reports=tuple(
             report
@@ -167,7 +169,7 @@ def _check_ratio(title: str, gate: Gate, ratio: str, anchor: str, corrections: S
             f"{title}: the gate '{gate.name}' takes the ratio of each token, and was given ratio={ratio!r}.",
             "Leave out ratio=.",
         )
-    if _weighs(corrections) and gate.follows and anchor == "rollout":
+    if _weighs(corrections) and gate.follows and anchor in SAMPLERS:
         raise refusal(
             f"{title}: the ratio is to the policy that sampled, and the correction would count it twice.",
             'Write anchor="old" (with actor.logprobs before), a correction that only rejects, or leave it out.',
@@ -183,6 +185,7 @@ def _reads(
 ) -> str:
     anchored = {
         "rollout": ["rollout_logprobs"],
+        "sampling": ["sampling_logprobs"],
         "old": ["old_logprobs"],
         "loglinear": ["rollout_logprobs", "versions"],
     }[anchor]

@@ -46,7 +46,8 @@ def ppo_clip(
     """``-min(w A, clamp(w, 1-clip, 1+clip_high) A) + kl KL - entropy H`` per token (PPO, arXiv:1707.06347, eq. 7).
 
     ``w`` is the ratio of the policy to the one named by ``anchor``: ``rollout``, the engine that sampled, so rows may
-    be older than the weights; or ``old``, the trainer before the update (``old_logprobs``).
+    be older than the weights; ``sampling``, the same after top-k, top-p and min-p (``sampling_logprobs``); or ``old``,
+    the trainer before the update (``old_logprobs``).
 
     Args:
         clip: how far the ratio may fall below 1, and rise above it where ``clip_high`` is None.

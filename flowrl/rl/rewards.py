@@ -34,7 +34,7 @@ def kl_penalty(batch: Batch, *, coef: float, kind: str = "k1", anchor: str = "ro
         batch: reads ``ref_logprobs``, ``response_mask``, and ``rollout_logprobs`` or ``old_logprobs``.
         coef: the weight of the penalty; may be a value of the program, such as a controlled coefficient.
         kind: the estimator.
-        anchor: whose log-probabilities are the policy's: ``rollout`` or ``old``.
+        anchor: whose log-probabilities are the policy's: ``rollout``, ``sampling`` or ``old``.
 
     >>> batch = fl.Batch.of(
     ...     1,

@@ -43,7 +43,7 @@ def select_by_covariance(
             Of equal covariances the first in the batch is taken.
         share: of all sampled tokens, how many are selected; at least one is, where the bounds leave one.
         low, high: bounds of the covariance.
-        anchor: whose log-probabilities: ``rollout`` or ``old``.
+        anchor: whose log-probabilities: ``rollout``, ``sampling`` or ``old``.
 
     >>> batch = fl.Batch.of(
     ...     2,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..batch import Batch
 
 KL_KINDS = ("k1", "k2", "k3")
-ANCHORS = ("rollout", "old")
+ANCHORS = ("rollout", "sampling", "old")
 
 
 def refusal(what: str, fix: str) -> ProgramError:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError
-from ..graph.allowed import number, whole, worker
+from ..errors import ModelError, ProgramError
+from ..graph.allowed import flag, number, whole, worker
 from ..graph.arguments import takes
 from ..graph.declare import op
 from ..graph.metrics import Metrics
@@ -19,7 +19,17 @@ from .ask import asked_columns, written
 from .base import Opening
 from .gap import compared_fields, with_expected
 from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
-from .sampling import GENERATED, SamplingArguments, Stop, cut_of, sampled_fields, sampled_marks, sampling_marks
+from .sampling import (
+    SamplingArguments,
+    Stop,
+    check_penalty,
+    cut_of,
+    generated,
+    prompted,
+    sampled_fields,
+    sampled_marks,
+    sampling_marks,
+)
 from .temperature import adds_scaled, at_temperature, dtype_of, logprobs_of, tempered
 from .tokens import marked
 from .trained import TrainedModel, trains
@@ -36,6 +46,13 @@ def _asked(shape: CallShape) -> Mapping[str, Marks]:
 
 
 def _update_reads(shape: CallShape) -> str | Mapping[str, str]:
+    loss = shape.call.get("loss")
+    if shape.call.get("support") is True and getattr(loss, "needs_distribution", False):
+        raise ProgramError(
+            f"loss {getattr(loss, 'name', loss)} compares distributions over the whole vocabulary, and support=True "
+            "leaves a part of it.",
+            fix="Leave out support=True.",
+        )
     more = [*(["finished"] if "finished" in shape.have else []), *compared_fields(shape)]
     reads = ", ".join([tempered("tokens, response_mask")(shape), *more])
     return trains("logprobs", reads, what="actor")(shape)
@@ -138,8 +155,8 @@ class Actor(TrainedModel):
                 return
         super().open(opening)
 
-    @op(reads="prompt_ids", adds=GENERATED, rows="expand", cost="generate", pieces=True, marks=sampling_marks)
-    @takes(n=whole(least=1, fix="Give n= 1 or more."), **SAMPLING)
+    @op(reads=prompted, adds=generated, rows="expand", cost="generate", pieces=True, marks=sampling_marks)
+    @takes(n=whole(least=1, fix="Give n= 1 or more."), support=flag(), **SAMPLING)
     def generate(
         self,
         batch: Batch,
@@ -153,6 +170,7 @@ class Actor(TrainedModel):
         min_p: float | None = None,
         repetition_penalty: float | None = None,
         stop: Stop | None = None,
+        support: bool = False,
     ) -> Mapping[str, Any]:
         """Sample ``n`` responses per row. Each row becomes ``n`` rows; their keys append 0 to n-1.
 
@@ -162,10 +180,21 @@ class Actor(TrainedModel):
         ``finish_reason`` (``stop`` or ``length``). The distribution sampled from is made in the order of Hugging Face:
         repetition penalty, temperature, top-k, top-p, min-p; a greedy token knows of the penalty alone.
         A token depends on its row's seed and its place alone, never on other rows (docs/workers.md).
+
+        ``support=True`` records which tokens could be drawn: ``support_ids``, and ``support_sizes``, how many of them
+        each response token has; 0 is the whole vocabulary. ``logprobs``, ``entropies`` and ``update`` take it, so a
+        ratio to ``sampling_logprobs`` is exact. Raises ModelError where the engine does not record it.
         """
-        how = self._how(SamplingArguments.of(locals()))
+        how = replace(self._how(SamplingArguments.of(locals())), support=support)
+        if support:
+            check_penalty(how.repetition_penalty)
         children = batch.expand(n)
         sampled = self.generating_engine().generate(batch["prompt_ids"], n, children.row_seeds(), how)
+        if support and sampled.support is None:
+            raise ModelError(
+                "support=True: this engine does not record which tokens could be drawn.",
+                fix="Generate with hf, or leave support=True out and read rollout_logprobs, of the whole vocabulary.",
+            )
         return marked(sampled_fields(children, sampled, self.read_version()), self._sampled_marks(how))
 
     def _how(self, said: SamplingArguments) -> Sampling:
@@ -221,25 +250,28 @@ class Actor(TrainedModel):
         pieces=True,
         marks=adds_scaled("old_logprobs", by="logprobs"),
     )
-    @takes(temperature=number(above=0))
-    def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
+    @takes(temperature=number(above=0), support=flag())
+    def logprobs(self, batch: Batch, *, temperature: float | None = None, support: bool = False) -> Mapping[str, Any]:
         """Adds ``old_logprobs``: of each response token under the weights as they are now.
 
-        ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
+        ``temperature``: None is that of each row, and 1 for rows that nobody sampled. ``support=True``: among the
+        tokens that could be drawn at its place (``generate(support=True)``), as ``sampling_logprobs`` are.
         """
+        del support  # it says what is read
         return {"old_logprobs": logprobs_of(self, "logprobs", batch, temperature)}
 
     @op(reads=tempered("tokens, response_mask"), adds="entropies: f32[*response]", cost="forward", pieces=True)
-    @takes(temperature=number(above=0))
-    def entropies(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
+    @takes(temperature=number(above=0), support=flag())
+    def entropies(self, batch: Batch, *, temperature: float | None = None, support: bool = False) -> Mapping[str, Any]:
         """Adds ``entropies``: of the distribution before each response token, in nats, under the weights of now.
 
-        ``temperature`` is as in :meth:`logprobs`.
+        ``temperature`` and ``support`` are as in :meth:`logprobs`.
         """
+        del support  # it says what is read
         return {"entropies": self.training_engine().logprobs(at_temperature(batch, temperature), entropy=True)[1]}
 
     @op(reads=_update_reads, updates="weights", cost="train", marks=adds_scaled(OWN))
-    @takes(pretraining_weight=number(least=0), temperature=number(above=0), **UPDATE)
+    @takes(pretraining_weight=number(least=0), temperature=number(above=0), support=flag(), **UPDATE)
     def update(
         self,
         batch: Batch,
@@ -251,6 +283,7 @@ class Actor(TrainedModel):
         micro_tokens: int | None = None,
         lr: float | None = None,
         temperature: float | None = None,
+        support: bool = False,
         pretraining: Batch | None = None,
         pretraining_weight: float = 1.0,
         allow_stale: bool = False,
@@ -267,6 +300,9 @@ class Actor(TrainedModel):
             lr: the learning rate of this call, in place of the schedule's.
             temperature: what logits are divided by, in the loss, its entropy and its gradient; None is the temperature
                 at which each row was sampled, and 1 for rows that nobody sampled.
+            support: train each token among those that could be drawn at its place, which ``generate(support=True)``
+                has recorded, in the loss, its entropy and its gradient (DeepSeek-V3.2, arXiv:2512.02556, section 3.1,
+                "keep sampling mask"): for a loss with ``anchor="sampling"``, whose ratio is then exact.
             pretraining, pretraining_weight: rows of a data source whose cross entropy is added to the loss, so that
                 the policy forgets less (PPO-ptx, arXiv:2203.02155, eq. 2); reported as ``pretraining_loss``.
             allow_stale: do not refuse a loss that does not correct for rows older than the weights.
@@ -279,7 +315,7 @@ class Actor(TrainedModel):
         optimizer step that were sampled with the weights as they are: ``gap_mean`` and ``gap_max`` of the difference,
         ``gap_k3`` (KL), ``gap_beyond`` (the share of tokens beyond ``gap_bound``) and ``gap_tokens`` (how many).
         """
-        del allow_stale, foreign  # read by the check
+        del allow_stale, foreign, support  # read by the check
         call, version = locals(), self.version_now
         rows = with_expected(batch, worker=self.identity(), version=version, temperature=temperature)
         more = {"pretraining": pretraining, "pretraining_weight": pretraining_weight}

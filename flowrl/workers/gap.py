@@ -17,19 +17,25 @@ LARGEST, TOKENS = "gap_max", "gap_tokens"
 #: Over the tokens that are compared: mean and largest of |difference|, KL from the sampling policy to the trainer's
 #: (k3), the share of tokens whose difference is beyond ``gap_bound``, and how many tokens were compared.
 MEASURES = ("gap_mean", LARGEST, "gap_k3", "gap_beyond", TOKENS)
-_NEEDS = ("rollout_logprobs", "versions", "temperature")
+_NEEDS = ("versions", "temperature")
 
 
 def compared_fields(shape: CallShape) -> tuple[str, ...]:
     """Return the fields that an update reads to measure the gap; none where its rows cannot have one.
 
     Log-probabilities at another temperature than that of the rows are of another kind. Losses that do not ask who
-    sampled, such as cross entropy, need nothing of the engine.
+    sampled, such as cross entropy, need nothing of the engine. An update among the tokens that could be drawn is
+    compared with what was sampled from.
     """
     said = shape.call
     other = said.get("temperature") is not None or said.get("foreign") not in (None, False)
     other = other or getattr(said.get("loss"), "foreign", False)
-    return () if other or not shape.have.issuperset(_NEEDS) else _NEEDS[:2]
+    sampled = _sampled(support=said.get("support") is True)
+    return () if other or not shape.have.issuperset((sampled, *_NEEDS)) else (sampled, "versions")
+
+
+def _sampled(*, support: bool) -> str:
+    return "sampling_logprobs" if support else "rollout_logprobs"
 
 
 def with_expected(batch: Batch, *, worker: str, version: int, temperature: float | None) -> Batch:
@@ -39,10 +45,11 @@ def with_expected(batch: Batch, *, worker: str, version: int, temperature: float
     """
     import torch
 
-    if temperature is not None or not all(name in batch for name in _NEEDS):
+    sampled = _sampled(support="support_ids" in batch)
+    if temperature is not None or not all(name in batch for name in (sampled, *_NEEDS)):
         return batch
     if values(batch["tokens"].marks, "sampler") != {worker}:
         return batch
-    logprobs, mask = batch["rollout_logprobs"], batch["response_mask"].values
+    logprobs, mask = batch[sampled], batch["response_mask"].values
     same = mask & (batch["versions"].values == version)
     return batch.with_columns({EXPECTED: logprobs.with_values(torch.where(same, logprobs.values, torch.nan))})

@@ -183,7 +183,8 @@ class Sampling:
     ``top_k=0`` takes all. ``min_p`` leaves out tokens less likely than that share of the likeliest one
     (arXiv:2407.01082). ``repetition_penalty`` divides the logits of tokens that the row already has, its prompt
     included, where they are above 0, and multiplies them below (CTRL, arXiv:1909.05858). ``stop`` are token ids that
-    end a response, besides the tokenizer's end-of-sequence. ``row_temperature`` is that of the rows: 1 for greedy ones.
+    end a response, besides the tokenizer's end-of-sequence. ``support``: record which tokens could be drawn at each
+    place. ``row_temperature`` is that of the rows: 1 for greedy ones.
 
     >>> fl.testing.Sampling(max_tokens=64, temperature=0.7).is_policy
     True
@@ -199,6 +200,7 @@ class Sampling:
     stop: tuple[int, ...] = ()
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    support: bool = False
 
     def __post_init__(self) -> None:
         check_record(self, SAMPLING)
@@ -210,7 +212,7 @@ class Sampling:
     @property
     def is_policy(self) -> bool:
         """Whether tokens are drawn from the policy itself, at the temperature."""
-        return self == Sampling(self.max_tokens, self.temperature, stop=self.stop)
+        return self == Sampling(self.max_tokens, self.temperature, stop=self.stop, support=self.support)
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ class Sampled:
 
     ``rollout_logprobs`` are the policy's at ``temperature``, over the whole vocabulary; ``sampling_logprobs`` are those
     of the distribution that was sampled from: after the repetition penalty, temperature, top-k, top-p and min-p.
-    ``finished`` bool[rows]: whether a stop token ended the row; the others are cut off.
+    ``finished`` bool[rows]: whether a stop token ended the row; the others are cut off. ``support``, where it was asked
+    for: the ids that could be drawn, i32[*support], and how many at each token, i32[*response]; 0 is all.
     """
 
     ids: Column
@@ -263,3 +266,4 @@ class Sampled:
     sampling_logprobs: Column
     finished: Tensor
     temperature: float = 1.0
+    support: tuple[Column, Column] | None = None

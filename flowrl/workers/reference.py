@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
-from ..graph.allowed import number, worker
+from ..graph.allowed import flag, number, worker
 from ..graph.arguments import takes
 from ..graph.declare import op
 from .base import Opening, Stored
@@ -103,12 +103,14 @@ class Reference(ModelWorker):
         pieces=True,
         marks=adds_scaled("ref_logprobs", by="logprobs"),
     )
-    @takes(temperature=number(above=0))
-    def logprobs(self, batch: Batch, *, temperature: float | None = None) -> Mapping[str, Any]:
+    @takes(temperature=number(above=0), support=flag())
+    def logprobs(self, batch: Batch, *, temperature: float | None = None, support: bool = False) -> Mapping[str, Any]:
         """Adds ``ref_logprobs``: of each response token under this model.
 
-        ``temperature``: None is that of each row, and 1 for rows that nobody sampled.
+        ``temperature``: None is that of each row, and 1 for rows that nobody sampled. ``support=True``: among the
+        tokens that could be drawn at its place, as an update with ``support=True`` has them.
         """
+        del support  # it says what is read
         return {"ref_logprobs": logprobs_of(self, "logprobs", batch, temperature)}
 
     @op(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Column
-from ..errors import ModelError
+from ..errors import ModelError, ProgramError
 from ..graph.signature import CallShape
 from ..marks import Marks, marks, spelled
 from .records import Sampled, Sampling
@@ -21,6 +21,8 @@ GENERATED = (
     "rollout_logprobs: f32[*response], sampling_logprobs: f32[*response], versions: i32[*response], "
     "temperature: f32[], finished: bool[], finish_reason: any"
 )
+#: What a call that records its support adds, and what one reads that looks at no other tokens.
+SUPPORT = "support_ids, support_sizes"
 
 #: One or several tokens that end a response: ids, or texts that are one token each.
 Stop = int | str | tuple[int | str, ...]
@@ -78,9 +80,34 @@ def _id(text: str, tokenizer: Any) -> int:
     return int(ids[0])
 
 
+def generated(shape: CallShape) -> str:
+    """``adds=`` of an op that samples."""
+    return f"{GENERATED}, {SUPPORT}" if shape.call.get("support") is True else GENERATED
+
+
+def prompted(shape: CallShape) -> str:
+    """``reads=`` of an op that samples. Raises ProgramError as :func:`check_penalty` does."""
+    said = {**shape.init, **{n: v for n, v in shape.call.items() if v is not None}}
+    if said.get("support") is True:
+        check_penalty(said.get("repetition_penalty", 1.0))
+    return "prompt_ids"
+
+
+def check_penalty(penalty: Any) -> None:
+    """Raise ProgramError where the support would not say what was sampled from."""
+    if isinstance(penalty, (int, float)) and penalty != 1:
+        raise ProgramError(
+            f"support=True with repetition_penalty={penalty}: the penalty changes how likely tokens are, and the "
+            "support says only which there are.",
+            fix="Leave out one of the two.",
+        )
+
+
 def sampled_fields(children: Batch, sampled: Sampled, version: int) -> dict[str, Any]:
     """The fields that sampling adds to rows, one response each; ``version`` is that of the weights."""
+    support = sampled.support or ()
     return {
+        **dict(zip(SUPPORT.split(", "), support, strict=False)),
         "response_ids": sampled.ids,
         "tokens": append(children["prompt_ids"], sampled.ids, dim="token"),
         "response_mask": constant(sampled.ids, True, "bool"),
@@ -133,4 +160,5 @@ def sampled_marks(
         "temperature": marks(temperature=temperature),
         "rollout_logprobs": logprobs,
         "sampling_logprobs": logprobs | marks(cut=cut),
+        "support_ids": marks(tokenizer=tokenizer, cut=cut),
     }

@@ -1,4 +1,8 @@
-"""At which temperature rows are read and trained: each at its own, unless the call says another one."""
+"""Of which distribution the tokens of rows are read and trained: at which temperature, of which part of the vocabulary.
+
+A row is read at its own temperature, unless the call says another one; of the tokens that could be drawn, where the
+call says so.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..batch import Column
 from ..column.tensors import dtype_names
-from ..errors import ModelError
+from ..errors import FieldError, ModelError
 from ..graph.signature import CallShape
 from ..marks import UNMARKED, Marks, marks, spelled
 from ..marks import values as mark_values
-from .sampling import DTYPES
+from .sampling import DTYPES, SUPPORT
 
 if TYPE_CHECKING:
     from ..batch import Batch
@@ -21,11 +25,23 @@ if TYPE_CHECKING:
 
 
 def tempered(reads: str) -> Callable[[CallShape], str]:
-    """``reads=`` of an op that looks at rows at their own temperature, unless the call says another one."""
+    """``reads=`` of an op that looks at rows at their own temperature, unless the call says another one.
+
+    With ``support=True`` it reads which tokens could be drawn; it raises FieldError where the rows do not say.
+    """
 
     def declared(shape: CallShape) -> str:
         own = shape.call.get("temperature") is None and "temperature" in shape.have
-        return f"{reads}, temperature" if own else reads
+        named = f"{reads}, temperature" if own else reads
+        if shape.call.get("support") is not True:
+            return named
+        if "support_ids" not in shape.have:
+            raise FieldError(
+                "support=True reads which tokens could be drawn, and no op before it adds 'support_ids'.",
+                have=shape.have,
+                fix="Write support=True in generate too, or leave it out here.",
+            )
+        return f"{named}, {SUPPORT}"
 
     return declared
 
@@ -53,9 +69,10 @@ def logprobs_of(worker: ModelWorker, by: str, batch: Batch, temperature: float |
 
 def scaled_rows(worker: ModelWorker, by: str, batch: Batch, temperature: float | None) -> Marks:
     """The marks of log-probabilities of real rows, at their own temperature or at that of the call."""
-    own = batch["temperature"].marks if "temperature" in batch else UNMARKED
-    shape = CallShape({}, {"temperature": temperature}, frozenset(batch.fields), worker=worker.identity())
-    return _scaled(replace(shape, marks={"temperature": own}), by, dtype_of(worker.training_engine()))
+    call = {"temperature": temperature, "support": "support_ids" in batch}
+    shape = CallShape({}, call, frozenset(batch.fields), worker=worker.identity())
+    known = {name: batch[name].marks for name in ("temperature", "support_ids") if name in batch}
+    return _scaled(replace(shape, marks=known), by, dtype_of(worker.training_engine()))
 
 
 def dtype_of(engine: Any) -> str:
@@ -67,6 +84,8 @@ def dtype_of(engine: Any) -> str:
 def _scaled(shape: CallShape, by: str, dtype: str) -> Marks:
     """The same of rows in the trace."""
     who = marks(by=f"{shape.worker}.{by}" if shape.worker and by else "", dtype=dtype)
+    if shape.call.get("support") is True:
+        who |= marks(cut=mark_values(shape.marks.get("support_ids", UNMARKED), "cut"))
     said = shape.call.get("temperature")
     if said is not None:
         return who | marks(scale=spelled(said))

@@ -16,6 +16,7 @@ from tiny import CONFIGS, PROMPTS, engine, prompts, rollouts
 from flowrl import rl
 from flowrl.backends import open_engine
 from flowrl.backends.gap import EXPECTED
+from flowrl.backends.hf.micro_batches import Rows
 from flowrl.batch import Column
 from flowrl.errors import FlowError
 from flowrl.workers.records import Build, Lora, Model, Optim, Sampling
@@ -96,6 +97,23 @@ def _entropy(pair: Pair) -> None:
 
 def _distribution(pair: Pair) -> None:
     pair.reads(lambda e, b: e.distribution(b))
+
+
+def _support(pair: Pair) -> None:
+    """Every third token of the vocabulary and the sampled one could be drawn, and all of it at every fourth place."""
+    ids = pair.rows.response_mask.with_values(Rows.of(pair.rows).targets)
+    at = [[[] if t % 4 == 3 else sorted({one, *range(t % 3, 40, 3)}) for t, one in enumerate(r)] for r in ids.to_list()]
+    told = {
+        "support_ids": Column.of([[v for place in row for v in place] for row in at], "support", "i32"),
+        "support_sizes": Column.of([[len(place) for place in row] for row in at], "response", "i32"),
+    }
+    rows, whole = pair.rows.with_columns(told), pair.one.logprobs(pair.rows)
+    rows = rows.with_columns({"sampling_logprobs": pair.one.logprobs(rows)})
+    assert bool((rows.sampling_logprobs.values > whole.values).any()), "nothing was left out"
+    pair.rows, pair.mine = rows, pair.part(rows)
+    pair.reads(lambda e, b: e.logprobs(b, micro_tokens=40))
+    pair.reads(lambda e, b: e.logprobs(b, entropy=True)[1])
+    pair.trains(rl.ppo_clip(anchor="sampling", entropy=0.01))
 
 
 def _generate(pair: Pair) -> None:
@@ -220,6 +238,7 @@ CAPABILITIES: dict[str, tuple[dict[str, Any], Callable[[Pair], None]]] = {
     "log-probabilities": ({}, _logprobs),
     "entropy": ({}, _entropy),
     "distributions over the vocabulary": ({}, _distribution),
+    "the tokens that could be drawn (`support=True`)": ({}, _support),
     "generation": ({}, _generate),
     "values": ({"head": "scalar"}, _values),
     "scores": ({"head": "scalar"}, _scores),

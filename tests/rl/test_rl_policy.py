@@ -1,6 +1,7 @@
 """Policy losses in parts against slow loops over tokens, loss and gradient in float64; presets; covariance selection."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -894,6 +895,30 @@ def test_decoupled_ppo_is_ppo_where_both_policies_agree():
         whole(loss, rows.inputs(entropy=False)) for loss in (rl.decoupled_ppo(), rl.ppo_clip(anchor="old"))
     )
     assert found[:2] == wanted[:2]
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_the_sampling_anchor_is_that_of_what_was_sampled_from(gate):
+    """The ratio, and what is held against the sampler, read sampling_logprobs where the rollout anchor reads others."""
+    reject = [rl.reject("k2", limit=0.5), rl.reject("k1", "mean", limit=0.3, negative=True, of="policy")]
+    made = {
+        anchor: rl.policy_loss(GATES[gate][0], anchor=anchor, correction=reject, kl=0.1, kl_weighted=True)
+        for anchor in ("rollout", "sampling")
+    }
+    reads = {anchor: set(loss.reads.split(", ")) for anchor, loss in made.items()}
+    assert reads["sampling"] == reads["rollout"] - {"rollout_logprobs"} | {"sampling_logprobs"}
+    assert made["sampling"].corrects_stale == made["rollout"].corrects_stale
+    rows = Rows(3)
+    plain, sampled = rows.inputs(entropy=False), rows.inputs(entropy=False)
+    fields = {("sampling_logprobs" if n == "rollout_logprobs" else n): v for n, v in sampled.fields.items()}
+    found, wanted = (
+        whole(made["sampling"], replace(sampled, fields=fields)),
+        whole(made["rollout"], plain),
+    )
+    assert found[:2] == wanted[:2]
+    if GATES[gate][0].follows:
+        with pytest.raises(ProgramError, match="the correction would count it twice"):
+            rl.policy_loss(GATES[gate][0], anchor="sampling", correction=rl.correct())
 
 
 def test_reports_are_the_numbers_they_are_named_for():

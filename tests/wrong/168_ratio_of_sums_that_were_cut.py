@@ -1,6 +1,6 @@
 """FieldError: a subtraction compares log-probabilities of different kinds: 'old_logprobs.row_sum()' at temperature 1, 'sampling_logprobs.row_sum()' at temperature 1, cut by top_k=20.
   at   tests/wrong/168_ratio_of_sums_that_were_cut.py:23   moved = batch.old_logprobs.row_sum() - batch.sampling_logprobs.row_sum()
-  fix  Read rollout_logprobs: of the whole vocabulary, as those of the trainer are.
+  fix  Read rollout_logprobs: of the whole vocabulary, as those of the trainer are. Or take both sides of the tokens that could be drawn: generate(support=True), sampling_logprobs (a loss: anchor="sampling"), and support=True in logprobs and update.
 
 grpo: 1 error, 0 lints
 """

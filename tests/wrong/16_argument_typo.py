@@ -1,6 +1,6 @@
 """ProgramError: actor.generate: got an unexpected keyword argument 'temprature'.
   at   tests/wrong/16_argument_typo.py:21   batch = actor.generate(batch, temprature=0.7)
-  have batch, greedy, max_tokens, min_p, n, repetition_penalty, stop, temperature, top_k, top_p
+  have batch, greedy, max_tokens, min_p, n, repetition_penalty, stop, support, temperature, top_k, top_p
   fix  Write temperature= for temprature=.
 
 sample: 1 error, 0 lints

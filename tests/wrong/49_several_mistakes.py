@@ -1,6 +1,6 @@
 """ProgramError: actor.generate: got an unexpected keyword argument 'num'.
   at   tests/wrong/49_several_mistakes.py:38   batch = actor.generate(batch, num=2)
-  have batch, greedy, max_tokens, min_p, n, repetition_penalty, stop, temperature, top_k, top_p
+  have batch, greedy, max_tokens, min_p, n, repetition_penalty, stop, support, temperature, top_k, top_p
   fix  Leave out num=.
 
 FieldError: rl.gae reads 'rewards', which no op before it adds.

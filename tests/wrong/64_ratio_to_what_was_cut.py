@@ -1,6 +1,6 @@
 """FieldError: actor.update with loss ratio compares log-probabilities of different kinds: 'sampling_logprobs' at temperature 1, cut by top_p=0.9, its own at temperature 1.
   at   tests/wrong/64_ratio_to_what_was_cut.py:28   flow.log(step, actor.update(batch, loss=ratio()))
-  fix  Read rollout_logprobs: of the whole vocabulary, as those of the trainer are.
+  fix  Read rollout_logprobs: of the whole vocabulary, as those of the trainer are. Or take both sides of the tokens that could be drawn: generate(support=True), sampling_logprobs (a loss: anchor="sampling"), and support=True in logprobs and update.
 
 grpo: 1 error, 0 lints
 """

@@ -1,6 +1,6 @@
 """ProgramError: actor.generate: got an unexpected keyword argument 'num_generations'.
   at   tests/wrong/92_num_generations.py:27   batch = reward.score(actor.generate(batch, num_generations=8))
-  have batch, greedy, max_tokens, min_p, n, repetition_penalty, stop, temperature, top_k, top_p
+  have batch, greedy, max_tokens, min_p, n, repetition_penalty, stop, support, temperature, top_k, top_p
   fix  Write n= for num_generations=.
 
 grpo: 1 error, 0 lints

@@ -15,6 +15,7 @@ from ..draw import uniforms
 from .decode import Decoder, Plain, Slotted, prefill_tokens
 from .ragged import ragged_index, starts_of
 from .sample import draw
+from .support import Recorder, columns
 
 if TYPE_CHECKING:
     from .net import Net
@@ -65,7 +66,8 @@ def default_cache_bytes(net: Net) -> int:
     return torch.cuda.get_device_properties(net.device).total_memory // 4
 
 
-Part = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+#: Rows, their lengths, whether a stop ended them; packed: ids, two log-probabilities; where recorded, the support.
+Part = tuple[Tensor, ...]
 
 
 class _Run:
@@ -144,6 +146,7 @@ class _Run:
         look = LOOK_EVERY.get(device.type, 1)
         uniform: Tensor | None = None
         seen = self.seen(rows)
+        support = Recorder(len(rows), limit, device) if self.sampling.support else None
         hidden = decoder.first()
         for t in range(limit):
             if not self.sampling.greedy:
@@ -152,8 +155,11 @@ class _Run:
                 column = uniform[:, t % AHEAD]  # type: ignore[index]
             else:
                 column = None
+            kept: list[Tensor] | None = None if support is None else []
             with self.net.exact():
-                token, plain_t, sampled_t = draw(hidden, self.head, column, self.sampling, seen)
+                token, plain_t, sampled_t = draw(hidden, self.head, column, self.sampling, seen, kept)
+            if support is not None and kept:
+                support.keep(at, t, torch.cat(kept))
             ids[at, t], plain[at, t] = token, plain_t
             if not self.own:
                 sampled[at, t] = sampled_t
@@ -175,7 +181,8 @@ class _Run:
                     uniform = None if uniform is None else uniform[live]
                     seen = None if seen is None else seen[live]
             hidden = decoder.next(token, t)
-        return rows, *_cut(ids, plain, sampled, limits, self.stops)
+        ended, *found = _cut(ids, plain, sampled, limits, self.stops)
+        return rows, ended, *found, *(() if support is None else support.packed(ended))
 
     def seen(self, rows: Tensor) -> Tensor | None:
         """Which tokens are in the prompts of these rows, bool[rows, vocab]; None where nothing is penalised."""
@@ -203,15 +210,17 @@ class _Run:
             none = Column.packed(torch.zeros(0), [0] * (len(self.lengths) * self.n), "response")
             finished = torch.zeros(len(none), dtype=torch.bool)
             nothing = none.with_values(torch.zeros(0, dtype=torch.int32))
-            return Sampled(nothing, none, none, finished, self.sampling.row_temperature)
-        rows, ended, stopped, ids, plain, sampled = (torch.cat(p).cpu() for p in zip(*parts, strict=True))
+            kept = (Column.packed(nothing.values, none.lengths, "support"), nothing) if self.sampling.support else None
+            return Sampled(nothing, none, none, finished, self.sampling.row_temperature, kept)
+        rows, ended, stopped, ids, plain, sampled, *support = (torch.cat(p).cpu() for p in zip(*parts, strict=True))
         order = torch.argsort(rows)
         lengths = ended[order]
         source = ragged_index(starts_of(ended)[order], lengths)
         made = Column.packed(ids[source].int(), lengths, "response")
         logprobs = made.with_values(plain[source].float())
         same = logprobs if self.own else made.with_values(sampled[source].float())
-        return Sampled(made, logprobs, same, stopped[order], self.sampling.row_temperature)
+        kept = columns(support[0], support[1], source, made) if support else None
+        return Sampled(made, logprobs, same, stopped[order], self.sampling.row_temperature, kept)
 
 
 def _cut(

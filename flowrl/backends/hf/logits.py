@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .support import Support
+
 #: How many bytes of float32 logits are held at a time.
 LOGITS_BYTES = 128 << 20
 
@@ -107,6 +109,7 @@ def token_logprobs(
     targets: Tensor,
     *,
     temperature: Tensor | None = None,
+    support: Support | None = None,
     entropy: bool = False,
     budget: int = LOGITS_BYTES,
 ) -> tuple[Tensor, Tensor | None]:
@@ -117,6 +120,7 @@ def token_logprobs(
         head: the output layer. Gradients reach its weight and bias where they ask for them.
         targets: i64[tokens].
         temperature: [tokens], above 0, without gradient; None is 1 for all.
+        support: of each token, the part of the vocabulary that the distribution is of; None is all of it.
         entropy: also give the entropy.
         budget: bytes of logits held at a time. They are computed again in the backward pass.
 
@@ -124,7 +128,8 @@ def token_logprobs(
     """
     rows = torch.tensor([head.weight.shape[0]], device=hidden.device)  # ranks of a vocabulary may differ by one
     chunk = max(1, budget // (head.wide.itemsize * int(head.together(rows, most=True))))
-    found = _Chunked.apply(hidden, head.weight, head.bias, targets, _wide(temperature, head), head, chunk, entropy)
+    wide, weights = _wide(temperature, head), (head.weight, head.bias)
+    found = _Chunked.apply(hidden, *weights, targets, wide, head, chunk, entropy, support)
     return found if entropy else (found, None)
 
 
@@ -166,6 +171,7 @@ class _Chunked(torch.autograd.Function):
         head: Head,
         chunk: int,
         entropy: bool,
+        support: Support | None,
     ) -> Any:
         low, table = hidden.to(head.compute), weight.to(head.compute)
         tokens = hidden.shape[0]
@@ -176,13 +182,15 @@ class _Chunked(torch.autograd.Function):
             logits = head.shape(product(low[a : a + chunk], table))
             if temperature is not None:
                 logits /= temperature[a : a + chunk]
-            total[a : a + chunk] = head.normalizer(logits)
+            inside = _inside(support, a, logits, head)
+            total[a : a + chunk] = head.normalizer(logits if inside is None else logits.where(inside, -torch.inf))
             logprobs[a : a + chunk] = head.pick(logits, targets[a : a + chunk]) - total[a : a + chunk]
             if spread is not None:
                 logits -= total[a : a + chunk, None]
-                spread[a : a + chunk] = head.together(-logits.exp().mul_(logits).sum(-1))
+                shares = logits.exp() if inside is None else logits.exp().masked_fill_(~inside, 0)
+                spread[a : a + chunk] = head.together(-shares.mul_(logits).sum(-1))
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, total, spread)
-        ctx.head, ctx.chunk = head, chunk
+        ctx.head, ctx.chunk, ctx.support = head, chunk, support
         return logprobs if spread is None else (logprobs, spread)
 
     @staticmethod
@@ -201,6 +209,8 @@ class _Chunked(torch.autograd.Function):
             if temperature is not None:
                 logits /= temperature[part]
             grad = (logits - total[part, None]).exp_()  # the probabilities, to begin with
+            inside = _inside(ctx.support, a, logits, head)
+            grad = grad if inside is None else grad.masked_fill_(~inside, 0)
             weighed = grads[0][part, None]
             if spread is not None:
                 weighed = weighed + grads[1][part, None] * (logits - total[part, None] + spread[part, None])
@@ -226,8 +236,15 @@ class _Chunked(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *[None] * 5,
+            *[None] * 6,
         )
+
+
+def _inside(support: Support | None, first: int, logits: Tensor, head: Head) -> Tensor | None:
+    """Which of these logits [tokens, vocab], the first of token ``first``, the distribution is of; None for all."""
+    if support is None:
+        return None
+    return support.inside(slice(first, first + len(logits)), logits.shape[1], head.first)
 
 
 class _Copied(torch.autograd.Function):

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...batch import Batch
 from ...errors import DataError
 from .ragged import ragged_index, starts_of
+from .support import Support
 
 if TYPE_CHECKING:
     from .net import Net
@@ -33,6 +34,7 @@ class Rows:
 
     ``starts``: where a row begins; ``prompts`` and ``responses``: how many tokens each has. Rows with the same
     ``group`` have the same prompt. ``temperature`` f32[rows]: what logits are divided by; None is 1 for all.
+    ``support``: of each response token, which part of the vocabulary its distribution is of; None is all of it.
     """
 
     ids: Tensor
@@ -41,12 +43,14 @@ class Rows:
     responses: Tensor
     group: Tensor
     temperature: Tensor | None = None
+    support: Support | None = None
 
     @staticmethod
     def of(batch: Batch) -> Rows:
-        """From ``tokens`` and ``response_mask``, and ``temperature`` where it is there.
+        """From ``tokens`` and ``response_mask``, and ``temperature`` and the support where they are there.
 
-        DataError where a row has no token before its response, or a temperature that is not above 0.
+        DataError where a row has no token before its response, a temperature that is not above 0, or a token that its
+        support lacks.
         """
         tokens, responses = batch.tokens, batch.response_mask.lengths
         prompts = tokens.lengths - responses
@@ -59,7 +63,8 @@ class Rows:
             )
         ids, starts = tokens.values.cpu().long(), tokens.offsets[:-1]
         group = _same_prompt(batch.group_index()[0], ids, starts, prompts)
-        return Rows(ids, starts, prompts, responses, group, _temperature(batch))
+        rows = Rows(ids, starts, prompts, responses, group, _temperature(batch))
+        return replace(rows, support=Support.of(batch, rows.targets))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -75,6 +80,12 @@ class Rows:
             return lambda at: None
         every = self.temperature.repeat_interleave(self.responses).to(device)
         return lambda at: every[at]
+
+    def support_at(self, device: torch.device) -> Callable[[Tensor], Support | None]:
+        """A function of numbers of response tokens that gives their support, on the device; None is all tokens."""
+        if self.support is None:
+            return lambda at: None
+        return self.support.to(device).at
 
 
 def _temperature(batch: Batch) -> Tensor | None:

@@ -32,13 +32,14 @@ class Reader:
         """As :meth:`flowrl.backends.hf.engine.HFEngine.logprobs`."""
         net, rows = self.net, Rows.of(batch)
         targets, temperature = rows.targets.to(net.device), rows.temperature_at(net.device)
+        support = rows.support_at(net.device)
         found = torch.zeros(len(targets), dtype=torch.float32, device=net.device)
         spread = torch.zeros_like(found)
 
         def compute(micro: Micro) -> tuple[Tensor, Tensor | None]:
-            at = micro.at
+            at, hidden = micro.at, micro.hidden(net)
             return token_logprobs(
-                micro.hidden(net), net.head, targets[at], temperature=temperature(at), entropy=entropy
+                hidden, net.head, targets[at], temperature=temperature(at), support=support(at), entropy=entropy
             )
 
         with net.reading():

@@ -14,11 +14,17 @@ DRAW_BYTES = 256 << 20
 
 
 def draw(
-    hidden: Tensor, head: Head, uniform: Tensor | None, sampling: Sampling, seen: Tensor | None = None
+    hidden: Tensor,
+    head: Head,
+    uniform: Tensor | None,
+    sampling: Sampling,
+    seen: Tensor | None = None,
+    kept: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A token for each row of ``hidden`` [rows, hidden], by ``uniform`` f64[rows] (None where sampling is greedy).
 
-    ``seen`` bool[rows, vocab] says which tokens a row has, for the repetition penalty; None where there is none.
+    ``seen`` bool[rows, vocab] says which tokens a row has, for the repetition penalty; None where there is none. To
+    ``kept``, where it is given, is added which tokens could be drawn, bool[rows, vocab], in parts.
 
     Gives tokens i64[rows], their log-probability under the policy at the temperature (1 for a greedy token), and under
     the distribution that was sampled from: after the repetition penalty and temperature, then top-k, then top-p among
@@ -27,9 +33,9 @@ def draw(
     """
     rows = max(1, DRAW_BYTES // (8 * head.weight.shape[0]))
     if len(hidden) <= rows:
-        return draw_from(head.logits(hidden), uniform, sampling, seen)
+        return draw_from(head.logits(hidden), uniform, sampling, seen, kept)
     parts = [
-        draw_from(head.logits(hidden[part]), _rows(uniform, part), sampling, _rows(seen, part))
+        draw_from(head.logits(hidden[part]), _rows(uniform, part), sampling, _rows(seen, part), kept)
         for part in (slice(a, a + rows) for a in range(0, len(hidden), rows))
     ]
     tokens, plain, sampled = zip(*parts, strict=True)

@@ -40,6 +40,7 @@ class Data:
         self.expected = self.fields.pop(EXPECTED, None)  # held against what is predicted; None: nothing is
         self.targets = self.rows.targets.to(net.device) if self.rows is not None else None
         self.temperature = self.rows.temperature_at(net.device) if self.rows is not None else None
+        self.support = self.rows.support_at(net.device) if self.rows is not None else None
         self.mask_there = self.mask.to(net.device)
 
     def weights(self, chosen: Tensor) -> Tensor:
@@ -99,11 +100,16 @@ class Data:
         """
         if self.loss.on != "logprobs":
             return self.net.values(hidden), None, None
-        assert self.targets is not None and self.temperature is not None, "log-probabilities are of tokens"
+        assert self.targets is not None and self.temperature and self.support, "log-probabilities are of tokens"
         head, targets, temperature = self.net.head, self.targets[at], self.temperature(at)
         distribution = distributions(hidden, head, temperature) if self.loss.needs_distribution else None
         predicted, entropy = token_logprobs(
-            hidden, head, targets, temperature=temperature, entropy=self.loss.needs_entropy
+            hidden,
+            head,
+            targets,
+            temperature=temperature,
+            support=self.support(at),
+            entropy=self.loss.needs_entropy,
         )
         return predicted, entropy, distribution
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..corrections import Correction, Part, Rejection, Weights
+from ..corrections import SAMPLERS, Correction, Part, Rejection, Weights
 from ..spec import LossInputs
 from .kl import estimate, guarded
 from .ratio import anchored, at_level
@@ -30,7 +30,7 @@ def correction_weights(x: LossInputs, corrections: Sequence[Part], anchor: str) 
 
 def bounded_ratio(x: LossInputs, part: Correction, anchor: str) -> Tensor:
     """``w`` of the anchor to the policy that sampled, inside its bounds [total]."""
-    moved = guarded(_nearer(x, anchor) - x["rollout_logprobs"])
+    moved = guarded(_nearer(x, anchor) - _sampled(x, anchor))
     if part.how == "veto":
         least = math.log(part.low) if part.low else -math.inf
         bad = x.row_sum((moved < least).to(moved.dtype)) > 0
@@ -49,7 +49,7 @@ def bounded_ratio(x: LossInputs, part: Correction, anchor: str) -> Tensor:
 
 def kept(x: LossInputs, part: Rejection, anchor: str) -> Tensor:
     """Whether each token's divergence, or its row's, is at most the limit: bool[total]."""
-    nearer, sampled = _nearer(x, "rollout" if part.of == "policy" else anchor), x["rollout_logprobs"]
+    nearer, sampled = _nearer(x, "rollout" if part.of == "policy" else anchor), _sampled(x, anchor)
     if part.divergence == "tv":
         found = (nearer.exp() - sampled.exp()).abs().nan_to_num(nan=0.0)
     else:
@@ -60,7 +60,12 @@ def kept(x: LossInputs, part: Rejection, anchor: str) -> Tensor:
 
 def _nearer(x: LossInputs, anchor: str) -> Tensor:
     """Log-probabilities that are held against the sampler's: the anchor's, or the policy's where that sampled."""
-    return x.predicted.detach() if anchor == "rollout" else anchored(x, anchor)
+    return x.predicted.detach() if anchor in SAMPLERS else anchored(x, anchor)
+
+
+def _sampled(x: LossInputs, anchor: str) -> Tensor:
+    """Log-probabilities of the policy that sampled, of the distribution that the anchor is of."""
+    return x["sampling_logprobs" if anchor == "sampling" else "rollout_logprobs"]
 
 
 def _over_rows(x: LossInputs, found: Tensor, level: str) -> Tensor:
