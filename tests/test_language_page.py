@@ -38,7 +38,17 @@ def test_the_driver_of_the_page_passes_the_check(driver, capsys):
         )
     ]
     programs = re.findall(r"@flow\.program\ndef (\w+)", DRIVER)
-    assert programs == ["train", "shaped", "judged", "refilled", "controlled", "warmup", "evaluate", "curious"]
+    assert programs == [
+        "train",
+        "shaped",
+        "judged",
+        "truncated",
+        "refilled",
+        "controlled",
+        "warmup",
+        "evaluate",
+        "curious",
+    ]
     assert all(f"{name}: " in said for name in programs)
 
 

@@ -10,7 +10,7 @@ from ..graph.check import stale
 from ..graph.relaxed import samples, trained_on
 from ..graph.terms import Lint, each_once
 from ..lowering.engines import refusals, refusals_of_use
-from ..placement.backends import backend
+from ..placement.backends import BACKENDS, backend
 from ..placement.cost.memory import RESERVE_BYTES
 from ..placement.cost.work import Role
 from ..placement.model.layout import check_layout
@@ -22,7 +22,7 @@ from .study import Study
 def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
     """Errors and remarks on a plan, for a program that has no errors of its own."""
     findings: list[FlowError | Lint] = [*stale(study.traced, study.plan.pipeline.staleness)]
-    checks: list[Callable[[Study], Iterable[FlowError | Lint]]] = [_pipeline, _unused, _processes, _rows]
+    checks: list[Callable[[Study], Iterable[FlowError | Lint]]] = [_pipeline, _unused, _processes, _rows, _support]
     sized = any(pool.devices for pool in study.plan.pools.values())
     if sized:
         try:
@@ -211,6 +211,23 @@ def _rows(study: Study) -> Iterator[FlowError | Lint]:
             if 0 < prompts < chunks:
                 what = f"chunks: {chunks} are more than the {prompts} prompts of {call.title}."
                 yield Lint("rows", what, study.plan.pipeline.at.get("chunks", _file(study)))
+
+
+def _support(study: Study) -> Iterator[FlowError]:
+    """Yield an error for each call that asks which tokens could be drawn of an engine that does not record it."""
+    for made in study.calls.values():
+        call = made.call
+        if call.arguments.get("support") is not True or call.op.cost != "generate":
+            continue
+        place = study.plan.place_of(call.worker, "generate")
+        if "support" not in backend(place.backend).logprobs:
+            recording = " or ".join(r.name for r in BACKENDS.values() if r.generates and "support" in r.logprobs)
+            yield PlanError(
+                f"{study.plan.title_of(call.worker, 'generate')}: {place.backend} does not record which tokens "
+                f"could be drawn, which {call.title} asks for with support=True.",
+                at=place.at,
+                fix=f"Write engine: {recording}, or leave support=True out of the program.",
+            )
 
 
 def _processes(study: Study) -> Iterator[FlowError | Lint]:

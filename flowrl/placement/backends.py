@@ -83,9 +83,9 @@ class Backend:
     ``collective``: its ranks hold parts of one model and compute together along ``axes``; otherwise each rank holds a
     whole model, and only one device trains. ``publishes``: the modes in which it takes new weights while it generates;
     none: it never does. ``orders``: those in which it hands over prompt groups. A row with a module names of both what
-    runs do, too. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's) and ``processed`` (of what was
-    sampled from). ``batch_invariant``: the numbers of a row can be had without those beside it, bit for bit.
-    ``gradients``: the dtype in which those of bf16 training are added up.
+    runs do, too. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's), ``processed`` (of what was
+    sampled from) and the ``support`` of the latter. ``batch_invariant``: the numbers of a row can be had without those
+    beside it, bit for bit. ``gradients``: the dtype in which those of bf16 training are added up.
 
     ``layout``: how its weights lie on a mesh.
 
@@ -164,7 +164,7 @@ _ROWS = (
         trains=True,
         generates=True,
         publishes=("drain",),
-        logprobs=("raw", "processed"),
+        logprobs=("raw", "processed", "support"),
         gradients="fp32",
         adapters=("dp",),
         freezes=("dp",),

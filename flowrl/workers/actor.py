@@ -193,7 +193,8 @@ class Actor(TrainedModel):
         if support and sampled.support is None:
             raise ModelError(
                 "support=True: this engine does not record which tokens could be drawn.",
-                fix="Generate with hf, or leave support=True out and read rollout_logprobs, of the whole vocabulary.",
+                fix="Take another engine in the plan, or leave support=True out and read rollout_logprobs: of the "
+                "whole vocabulary.",
             )
         return marked(sampled_fields(children, sampled, self.read_version()), self._sampled_marks(how))
 

@@ -37,3 +37,11 @@ def twice(steps: int = 3):
         batch = rl.group_advantages(reward.score(batch))
         metrics = actor.update(batch, loss=rl.ppo_clip(kl=0.1))
         flow.log(step, metrics, greedy=greedy.rewards.mean())
+
+
+@flow.program
+def truncated(steps: int = 3):
+    for step, batch in flow.steps(prompts, steps):
+        batch = ref.logprobs(actor.generate(batch, n=2, top_p=0.9, support=True), support=True)
+        batch = rl.group_advantages(reward.score(batch))
+        flow.log(step, actor.update(batch, loss=rl.ppo_clip(anchor="sampling", kl=0.1), support=True))
