@@ -25,7 +25,7 @@ from flowrl.backends.hf import support
 from flowrl.backends.hf.logits import Head, token_logprobs
 from flowrl.backends.hf.support import Support
 from flowrl.batch import Batch, CallInfo, Column
-from flowrl.errors import DataError, FieldError, ModelError, ProgramError
+from flowrl.errors import CheckError, DataError, FieldError, ModelError, ProgramError
 
 WORDS = ["<pad>", ";", *"abcdefghijklmnopqrst"]
 SETTINGS = [
@@ -357,3 +357,38 @@ def test_an_engine_that_does_not_record_is_told_of(actor, monkeypatch):
     monkeypatch.setattr(actor.engine, "generate", lambda *a, **k: replace(generate(*a, **k), support=None))
     with pytest.raises(ModelError, match="does not record which tokens could be drawn"):
         rows(actor, support=True, top_k=3)
+
+
+# -- in a run -------------------------------------------------------------------------------------------------------
+
+
+def short(response: str) -> float:
+    return float(len(response) < 4)
+
+
+def a_run(out, runtime, **told):
+    flow = fl.Flow("cut")
+    policy = flow.worker(fl.Actor, model=model(), max_tokens=6, lr=1e-2, name="policy")
+    ref = flow.worker(fl.Reference, of=policy, name="ref")
+    reward = flow.worker(fl.FunctionReward, short, name="reward")
+    prompts = fl.data.rows([{"prompt": "a b"}, {"prompt": "c"}], batch=2, repeat=True)
+
+    @flow.program
+    def cut(steps: int = 2) -> None:
+        for step, batch in flow.steps(prompts, steps):
+            batch = policy.generate(batch, n=4, temperature=1.3, top_k=6, top_p=0.9, support=True)
+            batch = rl.group_advantages(ref.logprobs(reward.score(batch), support=True))
+            loss = rl.ppo_clip(anchor="sampling", kl=0.1)
+            flow.log(step, policy.update(batch, loss=loss, minibatch=4, **told))
+
+    flow.run("cut", out=out, runtime=runtime, quiet=True, save_models=False)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in ("step", "loss", "ratio", "kl", "grad_norm")} for line in lines]
+
+
+def test_a_run_trains_what_was_sampled_from_on_every_runtime(tmp_path):
+    eager, local = (a_run(tmp_path / runtime, runtime, support=True) for runtime in ("eager", "local"))
+    assert eager == local and [line["step"] for line in eager] == [0, 1]
+    assert all(line["grad_norm"] > 0 for line in eager)
+    with pytest.raises(CheckError, match="different kinds"):
+        a_run(tmp_path / "refused", "local")
