@@ -131,6 +131,7 @@ def test_an_update_trains_the_ratio_among_the_tokens_that_could_be_drawn(actor, 
     batch = ref.logprobs(batch, support=True)
     same = actor.update(batch, loss=loss, support=True, lr=0.0)
     assert same["ratio"] == pytest.approx(1.0, abs=1e-5) and same["kl"] > 0
+    assert same["gap_tokens"] == same["tokens"] and same["gap_max"] < 1e-5  # engine and trainer, of one kind
     there = other.logprobs(batch, support=True).old_logprobs - batch.sampling_logprobs
     found = other.update(batch, loss=loss, support=True, lr=0.0)
     assert found["ratio"] == pytest.approx(float(there.values.double().exp().mean()), rel=1e-4)
