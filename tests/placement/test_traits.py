@@ -46,7 +46,7 @@ def test_a_row_is_built_where_there_is_a_folder():
 def test_a_row_agrees_with_itself(row):
     named = {*row.axes, *row.cuda_axes, *row.cuda_expert_axes, *row.adapters, *row.freezes, *sum(row.excludes, ())}
     assert named <= set(row.axes) <= set(AXES)
-    assert set(row.publishes) <= set(PUBLISH) and set(row.logprobs) <= {"raw", "processed"}
+    assert set(row.publishes) <= set(PUBLISH) and set(row.logprobs) <= {"raw", "processed", "support"}
     assert "fifo" in row.orders and set(row.orders) <= set(ORDERS)
     if row.built:  # what a plan asks of it is not refused: the driver must do it, and does no more than this
         assert set(row.publishes) <= {"drain"} and row.orders == ("fifo",)
