@@ -1,4 +1,4 @@
-"""ProgramError: rl.ppo_clip: anchor='rolout' is none of rollout, old, loglinear.
+"""ProgramError: rl.ppo_clip: anchor='rolout' is none of rollout, sampling, old, loglinear.
   at   tests/wrong/22_bad_anchor.py:24   flow.log(step, actor.update(batch, loss=rl.ppo_clip(anchor="rolout")))
   fix  Write anchor="rollout".
 
