@@ -1108,7 +1108,7 @@ def test_errors_of_the_selection():
     batch, _, _ = covariance_rows(0)
     with pytest.raises(FlowError, match="how='biggest' is none of largest, drawn"):
         rl.select_by_covariance(batch, how="biggest")
-    with pytest.raises(FlowError, match="anchor='loglinear' is none of rollout, old"):
+    with pytest.raises(FlowError, match="anchor='loglinear' is none of rollout, sampling, old"):
         rl.select_by_covariance(batch, anchor="loglinear")
 
 
