@@ -31,8 +31,8 @@ from flowrl import rl
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Place, Plan, Pool
-from flowrl.runtime.driver.run import Runner
-from flowrl.runtime.storage.writer import CheckpointWriter
+from flowrl.runtime.driver.runner import Runner
+from flowrl.runtime.storage.checkpoints.background_writer import CheckpointWriter
 from tasks import arithmetic
 
 WIDTH = 1024
@@ -53,7 +53,7 @@ def model(millions: int) -> fl.Model:
 
 def take_turns() -> None:
     """Have every other copy of a worker's state in this process be none, as if the host had no memory for it."""
-    from flowrl.runtime.storage.snapshot import Copies
+    from flowrl.runtime.storage.checkpoints.snapshot import Copies
 
     if hasattr(Copies, "turns"):
         return

@@ -36,7 +36,7 @@ POINTS = {
     "meet": ("flowrl.runtime.transfer.wire", "Wire", "_meet"),
     "slots": ("flowrl.runtime.transfer.wire", "Wire", "_who_reads"),
     "message": ("flowrl.runtime.transfer.wire", "Sending", "wait"),
-    "files": ("flowrl.runtime.storage.snapshot", "", "write_shards"),
+    "files": ("flowrl.runtime.storage.checkpoints.snapshot", "", "write_shards"),
     "team": ("flowrl.backends.team", "Ranks", "sum"),
 }
 WHILE = 0.01  # seconds after which a point has begun and mostly not ended

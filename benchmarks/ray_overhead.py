@@ -81,9 +81,9 @@ class Raw:
 def raw(calls: int, rounds: int, *, fields: int = 1, ranks: int = 1) -> tuple[list[float], list[float]]:
     from flowrl.batch import CallInfo
     from flowrl.runtime.distributed.protocol import RankCall
-    from flowrl.runtime.values.fetch import fetch
     from flowrl.runtime.values.remote_batch import Kind, RemoteBatch, Stored
     from flowrl.runtime.values.remote_batch import Source as Where
+    from flowrl.runtime.values.rows_to_fetch import fetch
 
     actors = [ray.remote(Raw).remote() for _ in range(ranks)]
     names = FIELDS[:fields]

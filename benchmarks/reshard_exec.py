@@ -30,7 +30,7 @@ MOVES = ("fsdp=2>tp=2", "tp=2>fsdp=2", "fsdp=2:tp=2", "fsdp=4:tp=4", "tp=4:fsdp=
 
 def model_of(hidden: int, layers: int) -> Any:
     """The shape of a Llama with half as many heads of keys and values as of queries."""
-    from flowrl.placement.model.shape import ModelShape
+    from flowrl.placement.model.model_shape import ModelShape
 
     config = {
         "model_type": "llama",
@@ -49,8 +49,8 @@ def shards_of(model: Any, mesh: Any, rank: int, dtype: Any, device: str = "cpu")
     """The shards of one rank."""
     import torch
 
-    from flowrl.placement.model.layout import Layout
-    from flowrl.workers.weights import Shard
+    from flowrl.placement.model.weight_layout import Layout
+    from flowrl.workers.weights.weight_boxes import Shard
 
     for weight, box in Layout(model, mesh).holds(rank):
         tensor = torch.zeros([b - a for a, b in box], dtype=dtype, device=device)
@@ -62,8 +62,8 @@ def work(me: int, meetings: list[str], move: str, options: argparse.Namespace, s
     import torch
     import torch.distributed as dist
 
-    from flowrl.runtime.transfer.execute import execute
-    from flowrl.runtime.transfer.plan import Moves, holdings, plan_moves
+    from flowrl.runtime.transfer.execute_moves import execute
+    from flowrl.runtime.transfer.plan_moves import Moves, holdings, plan_moves
     from flowrl.runtime.transfer.wire import Wire
 
     torch.set_num_threads(1)

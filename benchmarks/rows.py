@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import flowrl as fl
-from flowrl.graph.field_types import FieldType
+from flowrl.graph.ops.field_types import FieldType
 
 
 class Numbers:

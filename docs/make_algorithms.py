@@ -15,9 +15,9 @@ from typing import Any
 
 from flowrl.cli.script import load_script
 from flowrl.flow import Flow
+from flowrl.graph.may_see_older_weights import trained_on
 from flowrl.graph.record import Graph, Node
-from flowrl.graph.relaxed import trained_on
-from flowrl.graph.terms import Traced
+from flowrl.graph.tracing.trace_records import Traced
 from flowrl.handle import Handle
 
 DOCS = Path(__file__).parent

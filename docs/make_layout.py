@@ -16,6 +16,8 @@ ORDER = ("", "rl", "data", "column", "workers", "graph", "placement", "schedule"
 ORDER += ("backends", "testing", "cli")
 #: Folders in folders that have an order of their own; others follow by name.
 INNER = {
+    "graph": ("ops", "script", "stand_ins", "tracing", "draw"),
+    "workers": ("tokens", "user_code", "weights"),
     "placement": ("cluster", "model", "plan", "reshard", "cost", "search"),
     "runtime": ("driver", "local", "distributed", "transfer", "values", "storage"),
 }

@@ -17,10 +17,10 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.data.source import Options
 from flowrl.errors import FlowError
-from flowrl.graph.arguments import rule_of
-from flowrl.graph.field_types import STANDARD
-from flowrl.graph.op import Op
-from flowrl.graph.parameters import parameters_of
+from flowrl.graph.ops.check_arguments import rule_of
+from flowrl.graph.ops.field_types import STANDARD
+from flowrl.graph.ops.function_parameters import parameters_of
+from flowrl.graph.ops.op import Op
 from flowrl.workers.base import Worker
 
 HERE = Path(__file__).parent / "reference"

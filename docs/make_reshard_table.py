@@ -4,9 +4,9 @@ from pathlib import Path
 
 from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.layout import Layout
-from flowrl.placement.model.shape import ModelShape, shape_named
-from flowrl.placement.model.weights import TP_DIM
+from flowrl.placement.model.model_shape import ModelShape, shape_named
+from flowrl.placement.model.model_weights import TP_DIM
+from flowrl.placement.model.weight_layout import Layout
 from flowrl.placement.reshard.planner import plan_layouts, plan_reshard
 
 PAGE = Path(__file__).parent / "reshard.md"

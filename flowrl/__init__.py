@@ -15,10 +15,10 @@ from .batch import Batch, Column
 from .by_hand import open_worker as open
 from .errors import FlowError
 from .flow import Flow
-from .graph import allowed
-from .graph.arguments import takes
-from .graph.declare import op
-from .graph.metrics import Metrics
+from .graph.ops import allowed
+from .graph.ops.check_arguments import takes
+from .graph.ops.declare import op
+from .graph.ops.update_metrics import Metrics
 from .placement.cluster.cluster import Cluster
 from .placement.cluster.mesh import Mesh
 from .placement.plan.plan import Pipeline, Place, Plan, Pool
@@ -26,14 +26,14 @@ from .workers.actor import Actor
 from .workers.base import Worker
 from .workers.critic import Critic, RewardModel
 from .workers.env import Env
-from .workers.records import Lora, Model
+from .workers.model_options import Lora, Model
 from .workers.reference import Reference
 from .workers.reward import FunctionReward
 
 if TYPE_CHECKING:
     from .cli.script import load_script
     from .graph.draw import render
-    from .placement.cost.given import GivenCosts
+    from .placement.cost.given_costs import GivenCosts
 
 __version__ = "0.1.0"
 
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 #: What few scripts use is imported when it is first asked for.
-_LATER = {"GivenCosts": "placement.cost.given", "load_script": "cli.script", "render": "graph.draw"}
+_LATER = {"GivenCosts": "placement.cost.given_costs", "load_script": "cli.script", "render": "graph.draw"}
 
 if not TYPE_CHECKING:  # a type checker would take any name to be there
 

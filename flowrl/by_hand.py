@@ -41,7 +41,7 @@ def open_worker(
     from .backends import open_engine
     from .workers.base import Opening
     from .workers.model_worker import ModelWorker
-    from .workers.tokenizer import find_tokenizer
+    from .workers.tokens.tokenizer import find_tokenizer
 
     worker.name = name or worker.name or type(worker).__name__.lower()
     worker.opened_as = name or _told_apart(worker.name)

@@ -14,18 +14,18 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from .errors import CheckError, ProgramError, UsageError, WorkerError, did_you_mean
-from .graph import session as sessions
-from .graph.allowed import check_values, whole
-from .graph.arguments import described
-from .graph.check import Report, check, unused
-from .graph.compile import compile_graph
-from .graph.logged import logged
-from .graph.mentions import mentions
+from .graph.check_program import Report, check, unused
+from .graph.compile_paths import compile_graph
+from .graph.ops.allowed import check_values, whole
+from .graph.ops.check_arguments import described
 from .graph.record import Graph
-from .graph.scalars import ScalarValue
-from .graph.site import cell, defined_at, user_frame
-from .graph.terms import Traced
-from .graph.trace import trace
+from .graph.script.mentioned_workers import mentions
+from .graph.script.site import cell, defined_at, user_frame
+from .graph.stand_ins import current_session as sessions
+from .graph.stand_ins.scalars import ScalarValue
+from .graph.tracing.log_names import logged
+from .graph.tracing.trace_program import trace
+from .graph.tracing.trace_records import Traced
 from .handle import Handle, first_model, misnamed
 from .lowering.lower import used_workers
 from .offers import offers
@@ -33,15 +33,15 @@ from .placement.plan.plan import Plan
 from .program import Program
 from .run_options import RUN_OPTIONS, parameters_of_run
 from .workers.base import Worker
-from .workers.records import Model
-from .workers.state import state_findings
+from .workers.model_options import Model
+from .workers.undeclared_state import state_findings
 
 if TYPE_CHECKING:
     from .analysis.row_lengths import Tokens
     from .analysis.study import Study
     from .batch import Batch
-    from .placement.cost.model import Costs
-    from .runtime.driver.settings import Outcome
+    from .placement.cost.cost_model import Costs
+    from .runtime.driver.run_settings import Outcome
 
 W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")
@@ -294,9 +294,9 @@ class Flow:
         from .analysis.placed_graph import recorded_graph
         from .backends import names as engines
         from .launch import launch
-        from .runtime.driver.run import Runner
-        from .runtime.driver.settings import Settings
-        from .runtime.storage.inputs import inputs_of
+        from .runtime.driver.run_settings import Settings
+        from .runtime.driver.runner import Runner
+        from .runtime.storage.run_inputs import inputs_of
 
         check_values("flow.run", options, RUN_OPTIONS, UsageError)
         self._drop_replaced()
@@ -328,7 +328,7 @@ class Flow:
 
     def _checked(self, name: str, plan: Plan, parameters: Mapping[str, Any], *, planned: bool, runtime: str) -> Study:
         """Return a program of a run under its plan. Raises CheckError with all that is wrong with it or the plan."""
-        from .analysis.check import refuse
+        from .analysis.check_plan import refuse
 
         if errors := self.check(name, **parameters).errors:
             raise CheckError(errors)

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import At, FlowError, ModelError, ProgramError, WorkerError, did_you_mean, shown
-from .graph import session as sessions
-from .graph.arguments import bad_call, wrong_value
-from .graph.habits import PLACE, is_place
-from .graph.logged import LIBRARIES
-from .graph.op import Op
+from .graph.ops.check_arguments import bad_call, wrong_value
+from .graph.ops.op import Op
+from .graph.ops.shown_settings import settings_of_worker
 from .graph.record import WorkerInfo
-from .graph.settings import settings_of_worker
-from .graph.site import cell, raised_at, user_frame
-from .graph.values import NoSuchName
-from .names import FIX, name_problem
+from .graph.script.names_in_other_libraries import PLACE, is_place
+from .graph.script.site import cell, raised_at, user_frame
+from .graph.stand_ins import current_session as sessions
+from .graph.stand_ins.values import NoSuchName
+from .graph.tracing.log_names import LIBRARIES
+from .valid_names import FIX, name_problem
 from .workers.base import Worker
-from .workers.records import Model
-from .workers.tokenizer import actor_of
+from .workers.model_options import Model
+from .workers.tokens.tokenizer import actor_of
 
 _FILES = frozenset(("live", "manifest"))
 

@@ -38,7 +38,7 @@ def _on_ranks(
     plan, deployments = executions[0].plan, _deployments(executions)
     pools = number_ranks(plan, {d.pool for d in deployments.values()} or None)
     try:
-        cluster = import_module("flowrl.runtime.distributed.ray.cluster")  # by name: Ray is imported nowhere else
+        cluster = import_module("flowrl.runtime.distributed.ray.start_ranks")  # by name: Ray is imported nowhere else
     except ModuleNotFoundError as error:
         raise UsageError(
             f"--runtime ray needs '{error.name}', which is not installed.",

@@ -8,10 +8,10 @@ from typing import Any
 
 from . import rl
 from .errors import FlowError
-from .graph.field_types import parse_fields
-from .graph.op import Op
-from .graph.signature import CallShape
-from .graph.terms import Adder
+from .graph.ops.field_types import parse_fields
+from .graph.ops.op import Op
+from .graph.ops.signature import CallShape
+from .graph.tracing.trace_records import Adder
 from .handle import Handle
 from .workers.actor import Actor
 from .workers.critic import Critic, RewardModel

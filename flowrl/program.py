@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from .errors import At, ProgramError, UsageError, did_you_mean
-from .graph import session as sessions
+from .graph.stand_ins import current_session as sessions
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import UsageError, did_you_mean
-from .graph.allowed import flag, one_of, whole
-from .graph.site import caller
+from .graph.ops.allowed import flag, one_of, whole
+from .graph.script.site import caller
 from .program import Program
 
 #: What the options of a run may be.

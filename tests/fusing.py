@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.model.model_shape import ModelShape
 
 SIZES = {
     "hidden_size": 6,

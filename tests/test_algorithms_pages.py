@@ -111,7 +111,8 @@ def test_every_function_of_rl_is_on_a_page():
 
 
 def test_every_gate_and_word_of_a_policy_loss_is_on_the_page():
-    from flowrl.rl import corrections, gates, policy, spec
+    from flowrl.rl import corrections, gates, policy
+    from flowrl.rl import loss_spec as spec
     from flowrl.rl.advantages import CENTERS, SCALES
 
     names = [n for n, v in vars(gates).items() if getattr(v, "__module__", "") == gates.__name__]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli.pages import draw_apart
+from flowrl.cli.pages_process import draw_apart
 from flowrl.graph.record import Graph
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.graph.op import Op
+from flowrl.graph.ops.op import Op
 
 HOME = Path(fl.__file__).parent
 MODULES = [

@@ -6,7 +6,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import CheckError, ProgramError, UsageError, WorkerError
-from flowrl.graph.field_types import FieldType
+from flowrl.graph.ops.field_types import FieldType
 
 
 class Counter(fl.Worker):

@@ -24,8 +24,8 @@ def test_flowrl_is_light():
 
 
 def test_its_parts_are_light():
-    names = "flowrl.cli, flowrl.flow, flowrl.batch, flowrl.rl, flowrl.data, flowrl.graph.trace, flowrl.graph.draw"
-    more = "flowrl.placement.plan.plan, flowrl.schedule.machine, flowrl.analysis.study, flowrl.runtime.driver.run, flowrl.workers.env, flowrl.backends"
+    names = "flowrl.cli, flowrl.flow, flowrl.batch, flowrl.rl, flowrl.data, flowrl.graph.tracing.trace_program, flowrl.graph.draw"
+    more = "flowrl.placement.plan.plan, flowrl.schedule.machine, flowrl.analysis.study, flowrl.runtime.driver.runner, flowrl.workers.env, flowrl.backends"
     assert imported(f"import {names}, {more}") == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import DataError, RewardError
-from flowrl.workers.records import Model
+from flowrl.workers.model_options import Model
 
 sys.path.insert(0, str(Path(__file__).parent / "backends"))
 import tiny as T

@@ -9,7 +9,7 @@ import pytest
 
 from flowrl.cli import load_script
 from flowrl.graph.draw import render
-from flowrl.runtime.driver.settings import Outcome
+from flowrl.runtime.driver.run_settings import Outcome
 
 HERE = Path(__file__).parent / "unforeseen"
 DRIVERS = ("judged_mixture", "moving_reference", "two_policies")

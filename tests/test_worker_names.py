@@ -4,8 +4,8 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import PlanError, WorkerError
-from flowrl.placement.plan.file import load
 from flowrl.placement.plan.plan import Plan, Pool
+from flowrl.placement.plan.plan_file import load
 
 
 def exact(response: str) -> float:

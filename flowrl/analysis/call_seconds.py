@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..placement.cluster.mesh import Mesh
 from ..placement.cost.work import Work, Workload
 from ..schedule.events import Call
-from ..schedule.flight import Made
+from ..schedule.fly_program import Made
 from ..schedule.virtual_clock import Rows
 
 if TYPE_CHECKING:

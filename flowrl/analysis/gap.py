@@ -16,11 +16,11 @@ from ..backends import open_engine
 from ..errors import UsageError
 from ..placement.backends import REFERENCE
 from ..runtime.driver.gap_alarm import MEAN
-from ..runtime.storage import checkpoint
+from ..runtime.storage.checkpoints import checkpoint_folder as checkpoint
+from ..runtime.storage.checkpoints.state_files import StateFiles, read_record
 from ..runtime.storage.run_record import records_within
-from ..runtime.storage.state_files import StateFiles, read_record
 from ..workers.actor import Actor
-from ..workers.sampling import SamplingArguments
+from ..workers.tokens.sampling import SamplingArguments
 
 #: A change that explains less of a gap than this is not called its cause.
 LEAST = 0.5

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import FlowError, ModelError
+from ..graph.may_see_older_weights import relaxed_calls
 from ..graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
-from ..graph.relaxed import relaxed_calls
 from ..placement.backends import backend
 from ..placement.cost.work import Workload
 from ..placement.plan.plan import Plan

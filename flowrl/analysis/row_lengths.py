@@ -8,10 +8,10 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from ..graph.terms import HandleLike
-from ..placement.cost.lengths import Lengths
+from ..graph.tracing.trace_records import HandleLike
+from ..placement.cost.length_distribution import Lengths
 from ..placement.cost.work import Role
-from ..schedule.flight import Made
+from ..schedule.fly_program import Made
 from .data_lengths import CHARACTERS, Texts, texts_of
 
 PROMPT = 512  # tokens of a prompt, where neither the data nor the command line says

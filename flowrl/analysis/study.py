@@ -9,21 +9,21 @@ from math import ceil
 from typing import Any
 
 from ..errors import PlanError
-from ..graph.compile import node_ids
-from ..graph.terms import HandleLike, Traced
+from ..graph.compile_paths import node_ids
+from ..graph.tracing.trace_records import HandleLike, Traced
 from ..lowering.bases import bases_of
 from ..lowering.lower import Execution, choose_runtime, lower
 from ..lowering.roles import roles_of
-from ..lowering.scheme import scheme_of
+from ..lowering.scheme_of_program import scheme_of
 from ..lowering.unsupported import unsupported
-from ..placement.cost.calibrated import placed
-from ..placement.cost.model import Calibrated, Costs
+from ..placement.cost.calibrated_costs import placed
+from ..placement.cost.cost_model import Calibrated, Costs
 from ..placement.cost.pool_memory import PoolMemory, Turn, pool_memory
 from ..placement.cost.roofline import Efficiency, Roofline
 from ..placement.cost.work import Role, Work, Workload
 from ..placement.plan.plan import Plan
 from ..schedule.events import Memory
-from ..schedule.flight import Flight, Made
+from ..schedule.fly_program import Flight, Made
 from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
 from ..schedule.simulation import Simulation, bars_of, pool_times, steady

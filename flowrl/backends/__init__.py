@@ -9,7 +9,7 @@ from ..errors import ModelError, PlanError, did_you_mean
 from ..placement.backends import BACKENDS, REFERENCE
 
 if TYPE_CHECKING:
-    from ..workers.records import Build, Model
+    from ..workers.model_options import Build, Model
 
 
 def names() -> list[str]:

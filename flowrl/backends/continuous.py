@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, FlowError, RunError
-from ..workers.records import Sampling
+from ..workers.model_options import Sampling
 from ..workers.streaming import FailedCall, Reason, SampledRow
 from .draw import uniforms
 

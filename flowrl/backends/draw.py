@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..workers.records import Sampling
+from ..workers.model_options import Sampling
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9

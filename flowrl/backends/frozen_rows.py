@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..workers.records import Sampling
+from ..workers.model_options import Sampling
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FlowError, RunError
-from ..workers.records import Sampled, Sampling
+from ..workers.model_options import Sampled, Sampling
 from ..workers.streaming import FailedCall, SampledRow, Streams, gathered
 
 if TYPE_CHECKING:

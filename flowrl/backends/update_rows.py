@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..batch import Batch, CallInfo, Key
 from ..errors import ProgramError, RowsError
+from ..rl.loss_spec import Loss
 from ..rl.math.losses import row_weights, token_weights
-from ..rl.spec import Loss
 from .team import Team
 
 

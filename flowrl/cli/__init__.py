@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, did_you_mean
 from ..flow import Flow
-from ..graph.site import own_frames
-from .arguments import add_common
+from ..graph.script.site import own_frames
 from .calibrate import calibrate_command
 from .check import add_options as check_options
 from .check import check_command
@@ -22,6 +21,7 @@ from .gap import gap_command
 from .graph import add_options as graph_options
 from .graph import graph_command, graph_of_run
 from .help import COMMANDS, new_parser, overview
+from .options import add_common
 from .plan import add_options as plan_options
 from .plan import plan_command, show_command
 from .reshard import reshard_command

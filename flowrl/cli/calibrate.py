@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UsageError
-from ..placement.cost.calibrated import calibrate
+from ..placement.cost.calibrated_costs import calibrate
 
 
 def calibrate_command(words: Sequence[str]) -> int:

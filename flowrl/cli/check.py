@@ -6,14 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from ..analysis.check import plan_findings
+from ..analysis.check_plan import plan_findings
 from ..analysis.study import Study
 from ..errors import UsageError, WorkerError
 from ..flow import Flow
-from ..graph.check import Report
-from ..graph.terms import Lint
-from .arguments import parse
-from .studied import add_study_options, load_plan, study_of
+from ..graph.check_program import Report
+from ..graph.tracing.trace_records import Lint
+from .options import parse
+from .study_options import add_study_options, load_plan, study_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

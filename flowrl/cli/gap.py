@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..runtime.storage.run_record import read_record
-from .arguments import parse, put, read_known, whole_number
 from .help import new_parser
+from .options import parse, put, read_known, whole_number
 from .run import add_options
 from .script import load_script
 

@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..analysis.pages import look_at
 from ..analysis.placed_graph import placed_graph
+from ..analysis.run_pages import look_at
 from ..errors import UsageError
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
-from .arguments import check_format, parse, put, whole_number
-from .studied import add_study_options, load_plan, study_of
+from .options import check_format, parse, put, whole_number
+from .study_options import add_study_options, load_plan, study_of
 from .timeline import read_run
 
 

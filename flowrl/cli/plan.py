@@ -7,17 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..analysis.search import corrects, problem_of
+from ..analysis.search_problem import corrects, problem_of
 from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..placement.cluster.cluster import Cluster
 from ..placement.cost.roofline import Roofline
 from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
-from ..placement.search.explain import explain
-from ..placement.search.search import Found, resimulated, search
-from .arguments import parse, put, save, whole_number
-from .studied import add_study_options, load_plan, steps_flown, study_of
+from ..placement.search.explanation import explain
+from ..placement.search.find_placement import Found, resimulated, search
+from .options import parse, put, save, whole_number
+from .study_options import add_study_options, load_plan, steps_flown, study_of
 
 FORMATS = ("text", "json", "svg")
 

@@ -12,13 +12,13 @@ from ..errors import UsageError
 from ..placement.backends import backend
 from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import Mesh
-from ..placement.model.layout import PLAIN
+from ..placement.model.model_shape import shape_named
 from ..placement.model.rank_parameters import Parameter, parameters_of
-from ..placement.model.shape import shape_named
+from ..placement.model.weight_layout import PLAIN
 from ..placement.reshard.boxes import shown
 from ..placement.reshard.hosting import GROUPINGS
 from ..placement.reshard.planner import Reshard, plan_reshard
-from .arguments import check_format, read_words
+from .options import check_format, read_words
 
 FORMATS = ("table", "json")
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckError, ClusterLost, DiskError, UsageError, shown
 from ..flow import Flow
-from ..graph.logged import ALWAYS
+from ..graph.tracing.log_names import ALWAYS
 from ..run_options import RUN_OPTIONS
 from ..runtime.storage.run_record import read_record
-from .arguments import Words, parse, whole_number
-from .pages import draw_apart
+from .options import Words, parse, whole_number
+from .pages_process import draw_apart
 
 if TYPE_CHECKING:
-    from ..runtime.driver.settings import Outcome
+    from ..runtime.driver.run_settings import Outcome
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import FlowError, ProgramError, UsageError, did_you_mean, shown
 from ..flow import Flow
-from ..graph.site import own_frames, raised_at
+from ..graph.script.site import own_frames, raised_at
 
 
 def load_script(path: str, name: str | None = None) -> Flow:

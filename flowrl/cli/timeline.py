@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..analysis.pages import look_at
+from ..analysis.run_pages import look_at
 from ..errors import UsageError
 from ..schedule.report import FORMATS, render
-from .arguments import put, read_known
 from .help import new_parser
+from .options import put, read_known
 
 
 def timeline_command(words: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, FieldError, RowsError
 from ..marks import UNMARKED, Marks, kind_said, logprob_kind
-from .arithmetic import binary, same_lengths, unary
+from .elementwise import binary, same_lengths, unary
 from .tensors import (
     as_tensor,
     decoded,

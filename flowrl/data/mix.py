@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from ..batch import Batch, Column
 from ..errors import DataError, did_you_mean, near
-from ..graph.allowed import check_values, text
-from ..graph.field_types import FieldType
-from ..graph.site import caller
+from ..graph.ops.allowed import check_values, text
+from ..graph.ops.field_types import FieldType
+from ..graph.script.site import caller
 from .source import OPTIONS, Source
 
 #: The option of a source that adds a field, for what is said where another one lacks it.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..batch import Batch
 from ..errors import DataError, FlowError, ProgramError, near
-from ..graph.allowed import Allowed, check_values, flag, one_of, text, whole
-from ..graph.field_types import STANDARD, FieldType
-from ..graph.site import caller
+from ..graph.ops.allowed import Allowed, check_values, flag, one_of, text, whole
+from ..graph.ops.field_types import STANDARD, FieldType
+from ..graph.script.site import caller
 from .prompts import Prompts
 from .stores import Generated
 

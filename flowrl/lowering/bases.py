@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..graph.terms import HandleLike
-from ..graph.values import is_handle
+from ..graph.stand_ins.values import is_handle
+from ..graph.tracing.trace_records import HandleLike
 from ..placement.backends import REFERENCE
 from ..placement.plan.plan import Plan
 from ..workers.actor import Actor
-from ..workers.records import Lora
+from ..workers.model_options import Lora
 from ..workers.reference import Reference
 from .roles import dtypes_of
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import PlanError
-from ..graph.terms import HandleLike
+from ..graph.tracing.trace_records import HandleLike
 from ..placement.backends import REFERENCE, backend
 from ..placement.cluster.cluster import Cluster
 from ..placement.cluster.mesh import DATA_AXES, Mesh

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..graph.terms import HandleLike, Reading, Traced
-from ..graph.values import is_handle
+from ..graph.stand_ins.values import is_handle
+from ..graph.tracing.trace_records import HandleLike, Reading, Traced
 from ..placement.plan.plan import Plan
 from ..schedule.events import Memory
 from ..schedule.scheme import Scheme
 from .deployment import Deployments, deploy_here, deploy_on_ranks, has_model
-from .scheme import sampled_workers, scheme_of, trained_workers
+from .scheme_of_program import sampled_workers, scheme_of, trained_workers
 
 QUEUE = 3  # calls that ranks are handed while they are at one: the way to them takes as long as some short calls
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import FlowError, ModelError
-from ..graph.terms import HandleLike, Traced
-from ..graph.values import is_handle
+from ..graph.stand_ins.values import is_handle
+from ..graph.tracing.trace_records import HandleLike, Traced
 from ..placement.cost.work import Role
-from ..placement.model.shape import ModelShape, shape_named
+from ..placement.model.model_shape import ModelShape, shape_named
 from ..placement.plan.plan import Plan
-from ..workers.freeze import frozen_names
-from ..workers.records import Lora, Model, dtypes
-from .scheme import sampled_workers, trained_workers
+from ..workers.model_options import Lora, Model, dtypes
+from ..workers.weights.freeze_patterns import frozen_names
+from .scheme_of_program import sampled_workers, trained_workers
 
 #: The name of the input embedding in the shapes of models.
 EMBEDDING = "model.embed_tokens.weight"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..errors import PlanError
-from ..graph.terms import HandleLike, Traced
+from ..graph.tracing.trace_records import HandleLike, Traced
 from ..placement.backends import REFERENCE, Backend, backend
 from ..placement.plan.plan import Pipeline, Place, Plan
 from .deployment import has_model
-from .engines import refusals_of_use
+from .engine_refusals import refusals_of_use
 from .lower import used_workers
-from .scheme import sampled_workers, trained_workers
+from .scheme_of_program import sampled_workers, trained_workers
 
 
 def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runtime: str) -> Iterator[PlanError]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from . import gates
 from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_token_baseline, pass_at_k
-from .children import collect
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
 from .corrections import Correction, Rejection, correct, importance_weights, off_policy_mask, reject
+from .derived_rows import collect
 from .distillation import divergence, full_kl, teacher_advantages
+from .loss_spec import Loss, LossInputs, loss, where
 from .pairs import best_of, mismatched, pairs
 from .policy import Gate, policy_loss
 from .preference import bradley_terry, cpo, dpo, ipo, kto, orpo, preference_loss, simpo
@@ -32,7 +33,6 @@ from .presets import (
 )
 from .rewards import clipped_rewards, kl_penalty, length_penalty, overlong_penalty, whitened_rewards
 from .selection import first_groups, select_by_covariance, select_by_entropy, select_by_second_moment
-from .spec import Loss, LossInputs, loss, where
 from .supervised import sft, value_clip
 
 __all__ = [

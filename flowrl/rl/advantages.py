@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
-from ..graph.allowed import number, whole
-from ..graph.arguments import takes
-from ..graph.declare import op
-from ..graph.signature import CallShape
+from ..graph.ops.allowed import number, whole
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
+from ..graph.ops.signature import CallShape
 from .validate import ANCHORS, one_of, refusal, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:

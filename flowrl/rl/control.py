@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from ..errors import ProgramError
-from ..graph.allowed import number
-from ..graph.arguments import takes
-from ..graph.declare import op
+from ..graph.ops.allowed import number
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
 
 
 @op(owner="rl", cost="local")

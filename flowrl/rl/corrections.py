@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
-from ..graph import allowed
-from ..graph.arguments import takes
-from ..graph.declare import op
-from ..graph.signature import CallShape
+from ..graph.ops import allowed
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
+from ..graph.ops.signature import CallShape
 from .validate import one_of, refusal
 
 if TYPE_CHECKING:
@@ -238,9 +238,9 @@ def importance_weights(
     >>> [round(w, 3) for w in weights.to_list()[0]]
     [0.667, 1.333]
     """
+    from .loss_spec import LossInputs
     from .math.advantages import row_of
     from .math.corrections import correction_weights, normalized
-    from .spec import LossInputs
 
     mask, device = batch.response_mask, batch.response_mask.values.device
     fields = {name: batch[name].values for name in batch.fields if name != "response_mask"}

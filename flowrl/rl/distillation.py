@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..graph.declare import op
-from ..graph.signature import CallShape
-from .spec import Loss
+from ..graph.ops.declare import op
+from ..graph.ops.signature import CallShape
+from .loss_spec import Loss
 from .validate import ANCHORS, one_of, refusal
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ Each gives a loss per token. ``sg`` has no gradient.
 
 from __future__ import annotations
 
-from ..graph.allowed import number, one_of
-from ..graph.arguments import takes
+from ..graph.ops.allowed import number, one_of
+from ..graph.ops.check_arguments import takes
 from .policy import Gate
 from .validate import refusal
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..graph.allowed import whole
-from ..graph.arguments import takes
-from ..graph.declare import op
-from ..graph.signature import CallShape
+from ..graph.ops.allowed import whole
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
+from ..graph.ops.signature import CallShape
 from .validate import refusal, refuse_lone_rows, warn_of_lone_rows
 
 if TYPE_CHECKING:

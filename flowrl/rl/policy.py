@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graph.allowed import number
+from ..graph.ops.allowed import number
 from .corrections import SAMPLERS, Part, fields_read, parts_of
 from .kl import check_kl, kl_remarks
-from .spec import Loss
+from .loss_spec import Loss
 from .validate import is_zero, one_of, refusal
 
 REFERENCE = "ref_distribution: f32[*response, vocab]"

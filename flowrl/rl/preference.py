@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..graph.allowed import Allowed, number, one_of
-from ..graph.arguments import takes
-from .spec import Loss
+from ..graph.ops.allowed import Allowed, number, one_of
+from ..graph.ops.check_arguments import takes
+from .loss_spec import Loss
 from .validate import is_zero, refusal
 
 _PREFERRED = "preferred: bool[], response_mask"

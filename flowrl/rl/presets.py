@@ -7,12 +7,12 @@ from inspect import signature
 from typing import Any
 
 from ..errors import ProgramError, near
-from ..graph import session as sessions
-from ..graph.habits import meant_argument
+from ..graph.script.names_in_other_libraries import meant_argument
+from ..graph.stand_ins import current_session as sessions
 from . import gates
 from .corrections import Part, correct
+from .loss_spec import Loss
 from .policy import Gate, policy_loss
-from .spec import Loss
 
 
 def _made(gate: Gate, name: str, own: Mapping[str, Any], parts: Mapping[str, Any]) -> Loss:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..graph.allowed import number, whole
-from ..graph.arguments import takes
-from ..graph.declare import op
-from ..graph.signature import CallShape
+from ..graph.ops.allowed import number, whole
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
+from ..graph.ops.signature import CallShape
 from .validate import ANCHORS, one_of
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..graph.allowed import number
-from ..graph.arguments import takes
-from .spec import Loss
+from ..graph.ops.allowed import number
+from ..graph.ops.check_arguments import takes
+from .loss_spec import Loss
 
 
 @takes(clip=number(above=0, fix="Give clip= a number above 0, or None for the plain square.") | None)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError
-from ..graph import allowed
-from ..graph import session as sessions
-from ..graph.allowed import check_values
-from ..graph.signature import CallShape
+from ..graph.ops import allowed
+from ..graph.ops.allowed import check_values
+from ..graph.ops.signature import CallShape
+from ..graph.stand_ins import current_session as sessions
 
 if TYPE_CHECKING:
     from ..batch import Batch

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import RankLost
-from ..workers.notes import Notes
-from .storage.checkpoint import Begun
+from ..workers.user_code.rows_in_progress import Notes
+from .storage.checkpoints.checkpoint_folder import Begun
 from .storage.failed_rows import FailedRows
 from .storage.journal import Journal
 from .values.call import Call
@@ -126,8 +126,8 @@ class Executor(Protocol):
     def capture(self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any], *, after: int = -1) -> Begun:
         """Copy the state of all open workers, and values that calls gave: the workers may go on when it returns.
 
-        Returns what :func:`flowrl.runtime.storage.checkpoint.write` makes a checkpoint of. ``after``: the number of the
-        last one that was begun.
+        Returns what :func:`flowrl.runtime.storage.checkpoints.checkpoint_folder.write` makes a checkpoint of.
+        ``after``: the number of the last one that was begun.
         """
         ...
 

@@ -34,7 +34,7 @@ from .events import (
     Take,
 )
 from .group_window import Window
-from .memory import Residency
+from .pool_residency import Residency
 
 OUTSIDE = -1  # the step of what is outside of steps
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graph.op import Op
-from ..graph.relaxed import Site, gives_rows, samples
+from ..graph.may_see_older_weights import Site, gives_rows, samples
+from ..graph.ops.op import Op
 from .events import Call, Setup
 
 

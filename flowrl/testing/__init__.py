@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..workers.records import Sampling
+from ..workers.model_options import Sampling
 from ..workers.streaming import SampledRow
 from .clock import RealClock, VirtualClock
 

@@ -12,7 +12,7 @@ from ..backends.continuous import ContinuousBatch, Draw, RunningRow
 from ..backends.draw import draw_from
 from ..backends.stream import Stream, generate_streamed, stream_of
 from ..errors import DataError, FlowError, ModelError, NotFinite
-from ..workers.records import Sampled, Sampling
+from ..workers.model_options import Sampled, Sampling
 from ..workers.streaming import Reason
 from .clock import Clock, VirtualClock
 

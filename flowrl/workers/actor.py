@@ -7,19 +7,20 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, ProgramError
-from ..graph.allowed import flag, number, whole, worker
-from ..graph.arguments import takes
-from ..graph.declare import op
-from ..graph.metrics import Metrics
-from ..graph.signature import CallShape
-from ..graph.spec import Spec
-from ..graph.values import is_handle
+from ..graph.ops.allowed import flag, number, whole, worker
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
+from ..graph.ops.function_spec import Spec
+from ..graph.ops.signature import CallShape
+from ..graph.ops.update_metrics import Metrics
+from ..graph.stand_ins.values import is_handle
 from ..marks import OWN, Marks, marks, spelled
-from .ask import asked_columns, written
 from .base import Opening
 from .gap import compared_fields, with_expected
-from .records import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
-from .sampling import (
+from .model_options import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
+from .tokens.packed_tokens import marked
+from .tokens.prompt_template import asked_columns, written
+from .tokens.sampling import (
     SamplingArguments,
     Stop,
     check_penalty,
@@ -30,9 +31,8 @@ from .sampling import (
     sampled_marks,
     sampling_marks,
 )
-from .temperature import adds_scaled, at_temperature, dtype_of, logprobs_of, tempered
-from .tokens import marked
-from .trained import TrainedModel, trains
+from .tokens.temperature import adds_scaled, at_temperature, dtype_of, logprobs_of, tempered
+from .trained_model import TrainedModel, trains
 
 if TYPE_CHECKING:
     from torch import Tensor

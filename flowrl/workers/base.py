@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..errors import WorkerError
-from ..graph.op import Op
-from ..graph.site import caller, defined_at
+from ..graph.ops.op import Op
+from ..graph.script.site import caller, defined_at
 from .engine import Engine
-from .failures import Failures
-from .kept import Mark, pack, undeclared, unpack
-from .notes import Notes
-from .records import Build
-from .weights import Shard
+from .model_options import Build
+from .packed_state import Mark, pack, undeclared, unpack
+from .user_code.failed_rewards import Failures
+from .user_code.rows_in_progress import Notes
+from .weights.weight_boxes import Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,8 +94,8 @@ class Worker:
     def declared_tokenizer(cls, arguments: Mapping[str, Any]) -> Any:
         """What says which tokenizer it reads ids of: a name, a function, a handle; None reads none.
 
-        ``arguments`` are those of the constructor. :data:`flowrl.graph.provenance.FIRST` stands for that of the flow's
-        first model.
+        ``arguments`` are those of the constructor. :data:`flowrl.graph.tracing.column_origins.FIRST` stands for that
+        of the flow's first model.
         """
         return None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..graph.arguments import takes
-from ..graph.declare import op
-from ..graph.metrics import Metrics
-from ..graph.spec import Spec
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
+from ..graph.ops.function_spec import Spec
+from ..graph.ops.update_metrics import Metrics
 from ..rl import value_clip
-from .records import MODEL, OPTIM, UPDATE, Lora, Model
-from .trained import TrainedModel, trains
+from .model_options import MODEL, OPTIM, UPDATE, Lora, Model
+from .trained_model import TrainedModel, trains
 
 if TYPE_CHECKING:
     from ..batch import Batch

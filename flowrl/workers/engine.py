@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from .records import Build, Sampled, Sampling
-from .weights import Shard
+from .model_options import Build, Sampled, Sampling
+from .weights.weight_boxes import Shard
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 from ..batch import CallInfo
 from ..data.surrogates import half_of_pair
 from ..errors import RewardError, WorkerError
-from ..graph.allowed import number, problem, whole, worker
-from ..graph.answers import Answers, answers_of_call
-from ..graph.arguments import takes
-from ..graph.declare import op
-from ..graph.field_types import STANDARD
-from ..graph.signature import CallShape
-from ..graph.site import defined_at
+from ..graph.ops.allowed import number, problem, whole, worker
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
+from ..graph.ops.field_types import STANDARD
+from ..graph.ops.partial_answers import Answers, answers_of_call
+from ..graph.ops.signature import CallShape
+from ..graph.script.site import defined_at
 from ..marks import Marks, other_ids, values, vocabulary
 from .base import Opening, Worker
 from .episodes import PLAYED, Episode, Played, columns_of
-from .failures import Died, Late, said
-from .notes import DEATHS, Notes, Row, code_of, named_row
-from .records import SAMPLING
-from .sampling import SamplingArguments, Stop, sampling_marks
-from .tokens import pack
-from .user_code import Aside
+from .model_options import SAMPLING
+from .tokens.packed_tokens import pack
+from .tokens.sampling import SamplingArguments, Stop, sampling_marks
+from .user_code.failed_rewards import Died, Late, said
+from .user_code.rows_in_progress import DEATHS, Notes, Row, code_of, named_row
+from .user_code.run_rows import Aside
 
 if TYPE_CHECKING:
     from ..batch import Batch

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..batch import Batch, Column, Key
-from ..graph.field_types import FieldType, parse_fields
+from ..graph.ops.field_types import FieldType, parse_fields
 from ..marks import Marks, spelled, vocabulary
-from .sampling import GENERATED, sampled_marks
-from .tokens import marked
+from .tokens.packed_tokens import marked
+from .tokens.sampling import GENERATED, sampled_marks
 
 PLAYED = (
     GENERATED

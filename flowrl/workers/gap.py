@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..graph.signature import CallShape
+from ..graph.ops.signature import CallShape
 from ..marks import values
 
 if TYPE_CHECKING:

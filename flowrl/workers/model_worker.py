@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, WorkerError
-from ..graph.allowed import number, worker
-from ..graph.arguments import takes
-from ..graph.declare import op
-from ..graph.metrics import Metrics
+from ..graph.ops.allowed import number, worker
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
+from ..graph.ops.update_metrics import Metrics
 from ..marks import vocabulary
 from .base import Opening, ShardedState, State, Stored, Worker, whole_shards
 from .engine import Engine, Generates, HasWeights, Trains, ends, generates, has_weights
 from .engine import trains as can_train
-from .records import Build, Model
+from .model_options import Build, Model
 
 if TYPE_CHECKING:
     from torch import Tensor

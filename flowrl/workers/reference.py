@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
-from ..graph.allowed import flag, number, worker
-from ..graph.arguments import takes
-from ..graph.declare import op
+from ..graph.ops.allowed import flag, number, worker
+from ..graph.ops.check_arguments import takes
+from ..graph.ops.declare import op
 from .base import Opening, Stored
 from .engine import Trains
+from .model_options import MODEL, Build, Model
 from .model_worker import ModelWorker, SharedWeights
-from .records import MODEL, Build, Model
-from .temperature import adds_scaled, at_temperature, logprobs_of, scaled_rows, tempered
+from .tokens.temperature import adds_scaled, at_temperature, logprobs_of, scaled_rows, tempered
 
 if TYPE_CHECKING:
     from torch import Tensor

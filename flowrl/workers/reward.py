@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..batch import CallInfo
 from ..errors import ProgramError, WorkerError
-from ..graph.allowed import number, whole
-from ..graph.answers import answers_of_call
-from ..graph.arguments import described, takes
-from ..graph.declare import op
-from ..graph.field_types import STANDARD
-from ..graph.habits import meant_column
-from ..graph.provenance import FIRST
-from ..graph.signature import CallShape
+from ..graph.ops.allowed import number, whole
+from ..graph.ops.check_arguments import described, takes
+from ..graph.ops.declare import op
+from ..graph.ops.field_types import STANDARD
+from ..graph.ops.partial_answers import answers_of_call
+from ..graph.ops.signature import CallShape
+from ..graph.script.names_in_other_libraries import meant_column
+from ..graph.tracing.column_origins import FIRST
 from ..marks import other_ids, values, vocabulary
 from .base import Opening, Worker
-from .failures import Died, Failures, Policy, ask_again, first_failure, said, settle
-from .notes import DEATHS, Notes, Row, code_of, named_row
-from .returned import number_of, numbers_of
-from .user_code import run_rows
+from .user_code.failed_rewards import Died, Failures, Policy, ask_again, first_failure, said, settle
+from .user_code.returned_rewards import number_of, numbers_of
+from .user_code.rows_in_progress import DEATHS, Notes, Row, code_of, named_row
+from .user_code.run_rows import run_rows
 
 if TYPE_CHECKING:
     from ..batch import Batch

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
 from ..errors import FlowError, RunError
 from .engine import Engine, Generates
-from .records import Sampled, Sampling
+from .model_options import Sampled, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,9 +34,9 @@ class SampledRow:
     """A row that has left the batch.
 
     ``call`` is what :meth:`Streams.submit` returned, ``row`` the row's number in it. ``rollout_logprobs`` and
-    ``sampling_logprobs`` are those of :class:`~flowrl.workers.records.Sampled`, one for each of ``ids``. ``versions``
-    are spans ``(version, tokens)`` in the order of the tokens: ``((3, 17), (4, 5))`` is 17 tokens of version 3, then 5
-    of version 4. An aborted row has the tokens that it had by then, which may be none.
+    ``sampling_logprobs`` are those of :class:`~flowrl.workers.model_options.Sampled`, one for each of ``ids``.
+    ``versions`` are spans ``(version, tokens)`` in the order of the tokens: ``((3, 17), (4, 5))`` is 17 tokens of
+    version 3, then 5 of version 4. An aborted row has the tokens that it had by then, which may be none.
 
     >>> logprobs = (-0.5, -1.2, -0.1)
     >>> row = fl.testing.SampledRow(1, 0, (5, 7, 2), logprobs, logprobs, ((3, 2), (4, 1)), "stop")

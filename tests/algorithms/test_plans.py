@@ -18,10 +18,10 @@ import pytest
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.cli import load_script, main
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.cost.model import GivenCosts
+from flowrl.placement.cost.cost_model import GivenCosts
 from flowrl.placement.model.zoo import SHIPPED
-from flowrl.placement.plan.file import read
 from flowrl.placement.plan.plan import Pipeline, Plan
+from flowrl.placement.plan.plan_file import read
 from flowrl.placement.search.candidate_meshes import splits
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def test_check_finds_no_mistake_with_the_largest_model_that_it_is_for(name, caps
 
 @pytest.mark.parametrize("name", ["ranks_2_cpu", "ranks_4_cpu", "ranks_megatron_cpu"])
 def test_plans_for_ranks_have_nothing_to_remark_and_can_run_on_them(name):
-    from flowrl.analysis.check import plan_findings
+    from flowrl.analysis.check_plan import plan_findings
     from flowrl.lowering.deployment import number_ranks
 
     flow = load_script(str(ROOT / "algorithms" / "grpo.py"))
@@ -169,7 +169,7 @@ def test_plans_for_ranks_have_nothing_to_remark_and_can_run_on_them(name):
 
 
 def size_of(model: str) -> float:
-    from flowrl.placement.model.shape import shape_named
+    from flowrl.placement.model.model_shape import shape_named
 
     return 0.0 if model == OWN else shape_named(model).parameters
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.analysis.pages import look_at, programs_of, write_pages
+from flowrl.analysis.run_pages import look_at, programs_of, write_pages
 from flowrl.errors import UsageError
 from flowrl.runtime.driver.run_texts import labels
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.analysis.measured import measured, measured_graph
-from flowrl.analysis.moved import moved, with_moved
-from flowrl.analysis.pages import write_pages
+from flowrl.analysis.measured_run import measured, measured_graph
+from flowrl.analysis.moved_bytes import moved, with_moved
 from flowrl.analysis.placed_graph import placed_graph
+from flowrl.analysis.run_pages import write_pages
 from flowrl.placement.plan.plan import Pipeline, Place, Plan
 
 RUNTIME = Path(__file__).parents[1] / "runtime"

@@ -13,8 +13,8 @@ from flowrl.cli.script import load_script
 from flowrl.errors import UsageError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.cost.lengths import Lengths, read_lengths
-from flowrl.placement.cost.model import GivenCosts
+from flowrl.placement.cost.cost_model import GivenCosts
+from flowrl.placement.cost.length_distribution import Lengths, read_lengths
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"

@@ -19,7 +19,7 @@ from flowrl.backends.gap import EXPECTED
 from flowrl.backends.hf.micro_batches import Rows
 from flowrl.batch import Column
 from flowrl.errors import FlowError
-from flowrl.workers.records import Build, Lora, Model, Optim, Sampling
+from flowrl.workers.model_options import Build, Lora, Model, Optim, Sampling
 
 OPTIM = Optim(lr=1e-3, weight_decay=0.1, grad_clip=0.5, schedule="cosine", total=20, warmup=2)
 CLOSE = 1e-4  # between layouts in fp32

@@ -13,7 +13,7 @@ from flowrl import rl
 from flowrl.backends import open_engine
 from flowrl.errors import NotFinite
 from flowrl.runtime.distributed.protocol import Failed
-from flowrl.workers.records import Build, Model, Optim, Sampling
+from flowrl.workers.model_options import Build, Model, Optim, Sampling
 
 SPOILED = "model.layers.1.mlp.up_proj.weight"
 TOLD = f"1 of 26 weights are not finite, {SPOILED} (1 of 2048 numbers)"

@@ -15,11 +15,11 @@ from flowrl.backends import open_engine
 from flowrl.batch import CallInfo, Column
 from flowrl.errors import ModelError, NotFinite, PlanError, ProgramError, RunError
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.cost.memory import training
 from flowrl.placement.cost.work import Role, Workload
-from flowrl.placement.model.layout import Layout
-from flowrl.placement.model.shape import ModelShape
-from flowrl.workers.records import Build, Lora, Model, Optim
+from flowrl.placement.cost.worker_memory import training
+from flowrl.placement.model.model_shape import ModelShape
+from flowrl.placement.model.weight_layout import Layout
+from flowrl.workers.model_options import Build, Lora, Model, Optim
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 HERE = Path(__file__)

@@ -12,7 +12,7 @@ import torch
 import flowrl as fl
 from flowrl import rl
 from flowrl.backends.gap import bound_of
-from flowrl.graph.signature import CallShape
+from flowrl.graph.ops.signature import CallShape
 from flowrl.workers.gap import EXPECTED, MEASURES, compared_fields
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))

@@ -13,7 +13,7 @@ from flowrl.backends.hf.continuous import NetBatch
 from flowrl.backends.stream import stream_of
 from flowrl.batch import Column
 from flowrl.errors import ProgramError, RunError
-from flowrl.workers.records import Sampling
+from flowrl.workers.model_options import Sampling
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 CLOSE = 1e-4

@@ -9,7 +9,7 @@ import torch
 
 from flowrl import rl
 from flowrl.backends.stream import stream_of
-from flowrl.workers.records import Sampling
+from flowrl.workers.model_options import Sampling
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 pytestmark = [

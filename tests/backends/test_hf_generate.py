@@ -17,7 +17,7 @@ from flowrl.backends.draw import uniforms
 from flowrl.backends.hf import generate as generation
 from flowrl.batch import Column
 from flowrl.errors import DataError
-from flowrl.workers.records import Sampling
+from flowrl.workers.model_options import Sampling
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 

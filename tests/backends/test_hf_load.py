@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from flowrl.backends import open_engine
 from flowrl.backends.hf.net import Net
 from flowrl.errors import ModelError, PlanError
-from flowrl.workers.records import Build, Model, Sampling
+from flowrl.workers.model_options import Build, Model, Sampling
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 QWEN = T.CONFIGS["qwen2"]

@@ -14,7 +14,7 @@ from flowrl.backends.team import Team
 from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ModelError, ProgramError
-from flowrl.workers.records import Lora
+from flowrl.workers.model_options import Lora
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 

@@ -16,7 +16,7 @@ from transformers import (
 from flowrl.backends.draw import uniforms
 from flowrl.backends.hf.logits import Head
 from flowrl.backends.hf.sample import draw
-from flowrl.workers.records import Sampling
+from flowrl.workers.model_options import Sampling
 
 torch.set_num_threads(1)
 MASK = (1 << 64) - 1

@@ -15,7 +15,7 @@ from flowrl.backends.team import Team
 from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ModelError, ProgramError, RunError
-from flowrl.workers.records import Lora, Optim
+from flowrl.workers.model_options import Lora, Optim
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 
@@ -290,7 +290,7 @@ def test_adapters_alone_are_trained_and_are_merged_on_the_way_out(tmp_path):
     base = T.engine()
     base.save(tmp_path / "base")
     from flowrl.backends import open_engine
-    from flowrl.workers.records import Build, Model
+    from flowrl.workers.model_options import Build, Model
 
     model = Model(str(tmp_path / "base"))
     opened = open_engine("hf", Build(model, lora=Lora(r=4), optim=Optim(lr=1e-2)))

@@ -12,7 +12,7 @@ from tiny import CONFIGS, engine, rollouts
 from flowrl import rl
 from flowrl.backends import open_engine
 from flowrl.errors import ModelError, PlanError, ProgramError, RunError
-from flowrl.workers.records import Build, Lora, Model, Optim
+from flowrl.workers.model_options import Build, Lora, Model, Optim
 
 pytestmark = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core is not installed: pip install '.[megatron]'"

@@ -14,7 +14,7 @@ from flowrl.backends.megatron.passes import feed
 from flowrl.backends.megatron.plain import Plain
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.layout import layers_of_stage
+from flowrl.placement.model.weight_layout import layers_of_stage
 
 HEADS, GROUPS, DIM, HIDDEN, INNER, EXPERTS, VOCAB, LAYERS = 8, 4, 2, 6, 8, 4, 11, 3
 

@@ -19,7 +19,7 @@ from flowrl.backends.fsdp2.small import small_like
 from flowrl.backends.hf.load import load_unread
 from flowrl.backends.hf.saved import Saved
 from flowrl.errors import ModelError
-from flowrl.workers.records import Build, Lora, Model, Optim
+from flowrl.workers.model_options import Build, Lora, Model, Optim
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 KINDS = {

@@ -12,7 +12,7 @@ from flowrl.backends.stream import Stream, stream_of
 from flowrl.batch import Column
 from flowrl.errors import RunError
 from flowrl.testing import FakeEngine
-from flowrl.workers.records import Sampling
+from flowrl.workers.model_options import Sampling
 
 WAIT = 60  # seconds, far more than any of this takes
 

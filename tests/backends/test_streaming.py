@@ -17,7 +17,7 @@ from flowrl.backends.stream import generate_streamed, stream_of
 from flowrl.batch import Column
 from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
-from flowrl.workers.records import Sampling
+from flowrl.workers.model_options import Sampling
 from flowrl.workers.streaming import FailedCall, streams
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))

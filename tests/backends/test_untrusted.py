@@ -16,8 +16,8 @@ from flowrl.backends import open_engine, open_tokenizer
 from flowrl.data.stores import Hf
 from flowrl.errors import DataError, ModelError
 from flowrl.placement.model.zoo import find_shape
-from flowrl.workers.records import Build, Lora, Model, Optim
-from flowrl.workers.tokenizer import find_tokenizer
+from flowrl.workers.model_options import Build, Lora, Model, Optim
+from flowrl.workers.tokens.tokenizer import find_tokenizer
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 CODE = """

@@ -17,7 +17,7 @@ import torch
 from flowrl.backends import open_engine
 from flowrl.batch import Batch, Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
-from flowrl.workers.records import Build, Lora, Model, Sampling
+from flowrl.workers.model_options import Build, Lora, Model, Sampling
 
 pytestmark = [
     pytest.mark.vllm,

@@ -16,9 +16,9 @@ from fusing import CONFIGS, SIZES, checkpoint
 
 from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.layout import Layout
+from flowrl.placement.model.model_shape import ModelShape
 from flowrl.placement.model.rank_parameters import parameters_of
-from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.model.weight_layout import Layout
 
 pytestmark = [
     pytest.mark.vllm,

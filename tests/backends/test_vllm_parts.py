@@ -18,10 +18,10 @@ from flowrl.errors import ModelError, PlanError, RunError
 from flowrl.lowering.deployment import deploy_on_ranks
 from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.plan.file import read
 from flowrl.placement.plan.plan import Place, Plan, Pool
-from flowrl.workers.records import Build, Model, Sampling
-from flowrl.workers.weights import digest, sums
+from flowrl.placement.plan.plan_file import read
+from flowrl.workers.model_options import Build, Model, Sampling
+from flowrl.workers.weights.weight_boxes import digest, sums
 
 CONFIG = {
     "model_type": "llama",

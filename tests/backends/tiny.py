@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 from flowrl import rl
 from flowrl.backends import open_engine
 from flowrl.batch import Batch, CallInfo, Column
-from flowrl.workers.records import Build, Model, Optim, Sampling
+from flowrl.workers.model_options import Build, Model, Optim, Sampling
 
 torch.set_num_threads(1)
 

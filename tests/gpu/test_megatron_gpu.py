@@ -17,7 +17,7 @@ from tiny import CONFIGS, rollouts
 
 from flowrl import rl
 from flowrl.backends import open_engine
-from flowrl.workers.records import Build, Model, Optim
+from flowrl.workers.model_options import Build, Model, Optim
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from flowrl.errors import RunError
-from flowrl.runtime.transfer.execute import execute
-from flowrl.runtime.transfer.plan import Held, plan_moves
+from flowrl.runtime.transfer.execute_moves import execute
+from flowrl.runtime.transfer.plan_moves import Held, plan_moves
 from flowrl.runtime.transfer.rendezvous import new_meeting
 from flowrl.runtime.transfer.wire import Wire
-from flowrl.workers.weights import Shard
+from flowrl.workers.weights.weight_boxes import Shard
 
 pytestmark = pytest.mark.gpu
 ROWS, COLUMNS = 4096, 512

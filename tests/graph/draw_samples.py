@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from flowrl.graph.field_types import STANDARD
+from flowrl.graph.ops.field_types import STANDARD
 from flowrl.graph.record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
 
 TYPES = {name: str(type_) for name, type_ in STANDARD.items()} | {"answer": "any", "prompt": "any"}

@@ -10,9 +10,9 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.batch import Batch
 from flowrl.errors import ModelError, ProgramError, WorkerError
-from flowrl.graph.allowed import flag, instance, number, numbers, one_of, text, whole
-from flowrl.graph.spec import Spec
-from flowrl.workers.records import Optim, Sampling
+from flowrl.graph.ops.allowed import flag, instance, number, numbers, one_of, text, whole
+from flowrl.graph.ops.function_spec import Spec
+from flowrl.workers.model_options import Optim, Sampling
 
 SHARE = number(above=0, most=1)
 RATE = whole(least=1, fixes={-1: "Leave it out."})

@@ -6,8 +6,8 @@ import pytest
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.graph.compile import compile_graph
-from flowrl.graph.trace import trace
+from flowrl.graph.compile_paths import compile_graph
+from flowrl.graph.tracing.trace_program import trace
 
 prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)
 heldout = fl.data.rows([{"prompt": "2+2=", "answer": "4"}], batch=1)

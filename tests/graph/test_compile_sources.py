@@ -8,11 +8,11 @@ from math import sqrt
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import At
-from flowrl.graph.compile import compile_graph
-from flowrl.graph.conditions import condition, diagram
-from flowrl.graph.oracle import Path
-from flowrl.graph.terms import Trail
-from flowrl.graph.trace import trace
+from flowrl.graph.compile_paths import compile_graph
+from flowrl.graph.decision_diagram import condition, diagram
+from flowrl.graph.tracing.follow_branches import Path
+from flowrl.graph.tracing.trace_program import trace
+from flowrl.graph.tracing.trace_records import Trail
 
 prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=4)
 hard = fl.data.rows([{"prompt": "12*12=", "answer": "144", "level": 3}], batch=4)

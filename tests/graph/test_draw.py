@@ -17,13 +17,14 @@ from xml.etree import ElementTree
 import pytest
 
 from flowrl.errors import FlowError, UsageError
-from flowrl.graph.draw import FORMATS, labels, legend, placed, render
-from flowrl.graph.draw.arrange import arrange
+from flowrl.graph.draw import FORMATS, labels, legend, render
+from flowrl.graph.draw import plan_in_words as placed
+from flowrl.graph.draw.box_sizes import sizes
+from flowrl.graph.draw.choose_layout import arrange
 from flowrl.graph.draw.clutter import edges_of, enters, flat, meet, word_rect
 from flowrl.graph.draw.fonts import width
+from flowrl.graph.draw.graphviz_positions import Rect
 from flowrl.graph.draw.labels import settle_labels
-from flowrl.graph.draw.layout import Rect
-from flowrl.graph.draw.measure import sizes
 from flowrl.graph.draw.picture import draw, shorten, version_rule
 from flowrl.graph.record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
 

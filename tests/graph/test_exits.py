@@ -17,12 +17,12 @@ import torch
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import ProgramError
-from flowrl.graph import trace as tracing
-from flowrl.graph.check import check
-from flowrl.graph.compile import compile_graph
-from flowrl.graph.exits import FURTHER
-from flowrl.graph.scalars import ScalarValue
-from flowrl.graph.trace import trace
+from flowrl.graph.check_program import check
+from flowrl.graph.compile_paths import compile_graph
+from flowrl.graph.stand_ins.scalars import ScalarValue
+from flowrl.graph.tracing import trace_program as tracing
+from flowrl.graph.tracing.numbers_to_python import FURTHER
+from flowrl.graph.tracing.trace_program import trace
 
 _found = importlib.util.spec_from_file_location("exits_elsewhere", Path(__file__).parent / "exits_elsewhere.py")
 elsewhere = importlib.util.module_from_spec(_found)

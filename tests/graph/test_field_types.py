@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.graph.field_types import DTYPES, STANDARD, FieldType, TypeTextError, parse_fields
+from flowrl.graph.ops.field_types import DTYPES, STANDARD, FieldType, TypeTextError, parse_fields
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 dims = st.one_of(names, st.integers(1, 4096).map(str))

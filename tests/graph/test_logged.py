@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from flowrl.errors import At, ProgramError
-from flowrl.graph.logged import Names, logged
-from flowrl.graph.values import MetricsValue
+from flowrl.graph.stand_ins.values import MetricsValue
+from flowrl.graph.tracing.log_names import Names, logged
 
 HERE = At("driver.py", 3)
 

@@ -5,9 +5,9 @@ import pytest
 import flowrl as fl
 from flowrl.batch import Batch, Column
 from flowrl.errors import FieldError, RowsError, WorkerError
-from flowrl.graph.metrics import Metrics
-from flowrl.graph.op import Op
-from flowrl.graph.spec import Spec
+from flowrl.graph.ops.function_spec import Spec
+from flowrl.graph.ops.op import Op
+from flowrl.graph.ops.update_metrics import Metrics
 
 
 class Judge(fl.Worker):

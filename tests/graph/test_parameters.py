@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from flowrl.graph.parameters import Parameters
+from flowrl.graph.ops.function_parameters import Parameters
 
 
 def plain(batch, n, *, greedy=False):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import flowrl as fl
-from flowrl.graph.surroundings import Surroundings
+from flowrl.graph.script.surroundings import Surroundings
 
 prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)
 
@@ -212,7 +212,7 @@ def test_a_name_that_was_taken_away_comes_back_in_its_place():
 
 
 def test_large_tensors_are_not_copied_and_their_change_is_said(monkeypatch):
-    monkeypatch.setattr("flowrl.graph.surroundings.LARGE", 8)
+    monkeypatch.setattr("flowrl.graph.script.surroundings.LARGE", 8)
     table, array = torch.zeros(100), np.zeros(100)
 
     def program():

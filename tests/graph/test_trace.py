@@ -7,7 +7,7 @@ import pytest
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.graph.trace import PATH_CAP, trace
+from flowrl.graph.tracing.trace_program import PATH_CAP, trace
 
 prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)
 flow = fl.Flow("tests")
@@ -56,8 +56,10 @@ def test_python_works_on_numbers_that_are_not_there():
             print("nothing of this is seen", mean)
             flow.log(step, mean=mean)
 
-        assert all(isinstance(kept[n], fl.graph.scalars.ScalarValue) for n in ("float", "int", "len", "sum", "power"))
-        assert isinstance(kept["text"], str) and isinstance(kept["log"], fl.graph.scalars.ScalarValue)
+        assert all(
+            isinstance(kept[n], fl.graph.stand_ins.scalars.ScalarValue) for n in ("float", "int", "len", "sum", "power")
+        )
+        assert isinstance(kept["text"], str) and isinstance(kept["log"], fl.graph.stand_ins.scalars.ScalarValue)
         assert len(kept["range"]) == 1
 
     clean(program)

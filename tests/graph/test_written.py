@@ -5,10 +5,10 @@ import random
 import pytest
 
 import flowrl as fl
-from flowrl.graph.compile import compile_graph
-from flowrl.graph.trace import trace
-from flowrl.graph.values import PYTHON
-from flowrl.graph.written import SYMBOLS, method, written
+from flowrl.graph.compile_paths import compile_graph
+from flowrl.graph.stand_ins.arithmetic_as_written import SYMBOLS, method, written
+from flowrl.graph.stand_ins.values import PYTHON
+from flowrl.graph.tracing.trace_program import trace
 
 
 @pytest.mark.parametrize(

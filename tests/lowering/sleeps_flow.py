@@ -7,9 +7,9 @@ import time
 import torch
 
 import flowrl as fl
-from flowrl.graph.field_types import FieldType
+from flowrl.graph.ops.field_types import FieldType
 from flowrl.workers.model_worker import ModelWorker
-from flowrl.workers.weights import Shard, digest, sums
+from flowrl.workers.weights.weight_boxes import Shard, digest, sums
 
 ROWS = 8
 #: Seconds of a whole call.

@@ -15,7 +15,7 @@ from flowrl.lowering.bases import bases_of
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Place, Plan, Pool
-from flowrl.workers.records import dtypes
+from flowrl.workers.model_options import dtypes
 
 pytest.importorskip("peft", reason="adapters need peft (extra 'lora')")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl.lowering.engines import refusals
+from flowrl.lowering.engine_refusals import refusals
 from flowrl.placement.backends import names_of
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.work import Role
-from flowrl.placement.model.shape import shape_named
+from flowrl.placement.model.model_shape import shape_named
 from flowrl.placement.plan.plan import Place
 
 DENSE, SPARSE = shape_named("qwen3-8b"), shape_named("qwen3-30b-a3b")

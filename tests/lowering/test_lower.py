@@ -77,7 +77,8 @@ class Stopped(Exception):
 def seen(monkeypatch):
     """The records that runs were given, and the setups that state machines were made with."""
     from flowrl.analysis import study
-    from flowrl.runtime.driver import run, session
+    from flowrl.runtime.driver import runner as run
+    from flowrl.runtime.driver import running_program as session
 
     found = {"executions": [], "setups": []}
 

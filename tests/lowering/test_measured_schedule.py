@@ -11,8 +11,8 @@ from statistics import fmean
 
 import pytest
 
-from flowrl.analysis.measured import measured
-from flowrl.placement.cost.model import GivenCosts
+from flowrl.analysis.measured_run import measured
+from flowrl.placement.cost.cost_model import GivenCosts
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.schedule.simulation import Bar
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import ProgramError
-from flowrl.graph.compile import compile_graph
-from flowrl.graph.trace import trace
+from flowrl.graph.compile_paths import compile_graph
+from flowrl.graph.tracing.trace_program import trace
 
 NUMBERS = st.floats(-1e6, 1e6)
 ABOVE = st.floats(1e-6, 1e6)

@@ -8,7 +8,7 @@ import torch
 import flowrl as fl
 from flowrl.batch import Batch, Column
 from flowrl.errors import FlowError, ProgramError
-from flowrl.graph.trace import trace
+from flowrl.graph.tracing.trace_program import trace
 from flowrl.rl.pairs import best_of, mismatched, pairs
 from flowrl.rl.preference import dpo, kto
 from flowrl.rl.supervised import sft

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from flowrl import rl
 from flowrl.batch import Batch, Column
 from flowrl.errors import FlowError, ProgramError
-from flowrl.rl import gates, spec
+from flowrl.rl import gates
+from flowrl.rl import loss_spec as spec
 from flowrl.rl.math.losses import token_weights
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from small_flow import Numbers
 
 import flowrl as fl
-from flowrl.graph.field_types import FieldType, parse_fields
+from flowrl.graph.ops.field_types import FieldType, parse_fields
 
 HERE = Path(os.environ.get("ANSWERS", "."))
 BATCHED = bool(os.environ.get("BATCHED"))

@@ -131,9 +131,9 @@ def executor_of(executions, flow, out, *, seed=0, **how):
 
 def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, memory=None, **settings):
     """``flow.run`` on such ranks; gives the outcome and the place."""
-    from flowrl.runtime.driver.run import Runner
-    from flowrl.runtime.driver.settings import Settings
-    from flowrl.runtime.storage.inputs import inputs_of
+    from flowrl.runtime.driver.run_settings import Settings
+    from flowrl.runtime.driver.runner import Runner
+    from flowrl.runtime.storage.run_inputs import inputs_of
 
     given = parameters or {}
     names = programs or (flow.default_program(),)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.backends import open_tokenizer
 from flowrl.batch import Column
 from flowrl.placement.backends import Backend
-from flowrl.workers.records import Build, Sampled, Sampling
+from flowrl.workers.model_options import Build, Sampled, Sampling
 
 ROW = Backend(
     "echo",

@@ -9,7 +9,7 @@ import time
 import warnings
 
 import flowrl as fl
-from flowrl.graph.field_types import FieldType
+from flowrl.graph.ops.field_types import FieldType
 
 KIND = os.environ.get("KIND", "row")
 BAD = 5  # the row

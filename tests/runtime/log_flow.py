@@ -7,7 +7,7 @@ import torch
 from small_flow import Counter, Numbers
 
 import flowrl as fl
-from flowrl.graph.field_types import FieldType, parse_fields
+from flowrl.graph.ops.field_types import FieldType, parse_fields
 
 
 class Measures(fl.Worker):

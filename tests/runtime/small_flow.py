@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import UserList
 
 import flowrl as fl
-from flowrl.graph.field_types import FieldType
+from flowrl.graph.ops.field_types import FieldType
 
 #: Keys that the external op was really called with. No list: those of a script are put back where a run goes back.
 CALLS: UserList[tuple[int, ...]] = UserList()

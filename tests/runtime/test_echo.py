@@ -16,7 +16,7 @@ from flowrl.errors import FlowError, WorkerError
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.plan.plan import Plan
 from flowrl.workers.engine import generates, has_weights, trains
-from flowrl.workers.records import Build
+from flowrl.workers.model_options import Build
 from tasks import arithmetic
 
 PLAN = "pools: {main: {device: cpu}}\nplace:\n  actor: {generate: {pool: main, engine: echo}}\n"

@@ -11,11 +11,11 @@ import flowrl as fl
 from flowrl.backends import open_engine
 from flowrl.batch import CallInfo
 from flowrl.errors import RankLost, RunError
-from flowrl.graph.arithmetic import OPS
+from flowrl.graph.ops.batch_ops import OPS
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.executor import Executor, RunServices
 from flowrl.runtime.local.executor import LocalExecutor
-from flowrl.runtime.storage import checkpoint
+from flowrl.runtime.storage.checkpoints import checkpoint_folder as checkpoint
 from flowrl.runtime.storage.journal import Journal
 from flowrl.runtime.values.call import Call
 from flowrl.runtime.values.chunks import join_chunks

@@ -13,7 +13,7 @@ import pytest
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import RewardError
-from flowrl.workers.failures import Policy, ask_again
+from flowrl.workers.user_code.failed_rewards import Policy, ask_again
 
 TASK = runpy.run_path(str(Path(__file__).parents[2] / "algorithms" / "tasks" / "arithmetic.py"))
 

@@ -11,8 +11,8 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.errors import ModelError, ProgramError
 from flowrl.lowering.roles import roles_of
-from flowrl.placement.model.shape import shape_named
-from flowrl.workers.freeze import frozen_names
+from flowrl.placement.model.model_shape import shape_named
+from flowrl.workers.weights.freeze_patterns import frozen_names
 
 TASK = runpy.run_path(str(Path(__file__).parents[2] / "algorithms" / "tasks" / "arithmetic.py"))
 LLAMA = {
@@ -201,8 +201,8 @@ def forecast(**how):
             flow.log(step, actor.follow(policy) if how.get("lr", 1) is None else actor.update(batch, loss=rl.sft()))
             flow.log(step, policy.update(batch, loss=rl.sft()))
 
-    from flowrl.placement.cost.memory import resident
     from flowrl.placement.cost.work import Workload
+    from flowrl.placement.cost.worker_memory import resident
     from flowrl.placement.plan.plan import Plan
 
     plan = Plan.one_process()

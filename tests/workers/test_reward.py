@@ -15,8 +15,8 @@ import torch
 
 import flowrl as fl
 from flowrl.errors import FieldError, ModelError, RewardError, RunError, WorkerError
-from flowrl.graph import session as sessions
-from flowrl.workers.user_code import run_rows
+from flowrl.graph.stand_ins import current_session as sessions
+from flowrl.workers.user_code.run_rows import run_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward.score")  # what a worker outside of a flow has to tell
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.errors import ModelError, WorkerError
-from flowrl.workers.records import Sampling
-from flowrl.workers.sampling import SamplingArguments
+from flowrl.workers.model_options import Sampling
+from flowrl.workers.tokens.sampling import SamplingArguments
 
 WORDS = ["<pad>", ";", "a", "b", "c", "d"]
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import ModelError
-from flowrl.workers.weights import Shard, digest, sums
+from flowrl.workers.weights.weight_boxes import Shard, digest, sums
 
 SHAPES = {"a": (7, 5), "b": (11,), "c": (), "d": (3, 2, 4), "e": (0, 3)}
 
@@ -62,7 +62,7 @@ def test_a_large_tensor_is_taken_in_pieces(monkeypatch):
     weights = full()
     before = of(weights)
     for size in (1, 3, 10):
-        monkeypatch.setattr("flowrl.workers.weights._CHUNK", size)
+        monkeypatch.setattr("flowrl.workers.weights.weight_boxes._CHUNK", size)
         assert of(weights) == before
 
 

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from ...errors import ModelError, PlanError
 from ...placement.cluster.mesh import Mesh
-from ...workers.records import Build
-from ...workers.weights import Shard
+from ...workers.model_options import Build
+from ...workers.weights.weight_boxes import Shard
 from ..hf.adapters import base_name
 from ..hf.engine import HFEngine, prepare_model, prepare_unread, split_weights
 from ..hf.engine import open_engine as open_whole

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError
-from ...placement.model.layout import chunk
+from ...placement.model.weight_layout import chunk
 from ..hf.logits import Head
 from ..hf.net import Found, Net, tolerance
 from . import split

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError
-from ...placement.model.layout import chunk
-from ...workers import weights as boxes
-from ...workers.weights import Shard
+from ...placement.model.weight_layout import chunk
+from ...workers.weights import weight_boxes as boxes
+from ...workers.weights.weight_boxes import Shard
 from ..hf.adapters import base_name
 from ..hf.parameters import Parameters
 from ..team import Team

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...workers.records import Build
+from ...workers.model_options import Build
 from ..hf import adapters
-from ..hf.freeze import freeze
+from ..hf.gradients_off import freeze
 
 #: The size of an attention head, columns of the middle layers for each rank of ``tp``, and an odd vocabulary.
 _HEAD, _COLUMNS, _VOCABULARY = 8, 8, 61

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import ModelError, PlanError
 from ...placement.cluster.mesh import Mesh
-from ...placement.model.layout import layers_of_stage
+from ...placement.model.weight_layout import layers_of_stage
 from ..hf.micro_batches import Micro
 from ..hf.net import Net
 from ..messages import broadcast_json, dtype_name, empty_like

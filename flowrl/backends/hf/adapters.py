@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError, near
-from ...workers.records import Build, Lora
-from ...workers.saved_lora import WEIGHTS
+from ...workers.model_options import Build, Lora
+from ...workers.weights.saved_lora import WEIGHTS
 
 _NAME = "default"
 _THEIR_MODEL = "Give the model that they were trained on: adapter_config.json names it as base_model_name_or_path."

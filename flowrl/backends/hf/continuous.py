@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...batch import Column
 from ...errors import FlowError, RunError
-from ...workers.records import Sampling
+from ...workers.model_options import Sampling
 from ...workers.streaming import FailedCall, SampledRow
 from ..continuous import ContinuousBatch, Draw, RunningRow
 from .decode import Plain, prefill_tokens

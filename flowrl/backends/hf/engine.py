@@ -13,16 +13,16 @@ from torch import Tensor
 from ...batch import Batch, Column
 from ...errors import ModelError, PlanError, ProgramError
 from ...placement.cluster.mesh import Mesh
-from ...rl.spec import Loss
-from ...workers.records import Build, Sampled, Sampling
-from ...workers.weights import Shard
+from ...rl.loss_spec import Loss
+from ...workers.model_options import Build, Sampled, Sampling
+from ...workers.weights.weight_boxes import Shard
 from ..team import Team, rank_on
 from . import adapters
 from .continuous import Streaming
+from .copy_weights import blend, copy
 from .finite import check_finite
-from .follow import blend, copy
-from .freeze import freeze
 from .generate import generate
+from .gradients_off import freeze
 from .load import load_model, load_tokenizer, load_unread, pick_device, pick_dtypes, quiet
 from .net import Net
 from .parameters import Parameters, required

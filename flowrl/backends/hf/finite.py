@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...batch import Batch, Column
 from ...errors import NotFinite
-from ...workers.notes import named_row
+from ...workers.user_code.rows_in_progress import named_row
 from .parameters import Parameters
 
 _FEW = 3  # names that are told

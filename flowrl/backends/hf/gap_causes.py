@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...workers.records import Sampling
+from ...workers.model_options import Sampling
 from ..draw import penalised, truncated
 from ..frozen_rows import Change, FrozenRows, OldWeights
 from .engine import HFEngine

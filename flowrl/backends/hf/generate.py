@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Column
-from ...workers.records import Sampled, Sampling
+from ...workers.model_options import Sampled, Sampling
 from ..continuous import check_lengths
 from ..draw import uniforms
 from .decode import Decoder, Plain, Slotted, prefill_tokens

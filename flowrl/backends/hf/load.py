@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ...errors import ModelError, near
-from ...workers.records import Build, Model, dtypes
-from ...workers.tokenizer import find_tokenizer, refuse_code
+from ...workers.model_options import Build, Model, dtypes
+from ...workers.tokens.tokenizer import find_tokenizer, refuse_code
 from .saved import Saved, leave_unread
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

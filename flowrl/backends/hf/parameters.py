@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError
-from ...workers import weights as boxes
-from ...workers.weights import Shard
+from ...workers.weights import weight_boxes as boxes
+from ...workers.weights.weight_boxes import Shard
 from ..team import Team
 from . import adapters
 

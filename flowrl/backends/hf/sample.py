@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...workers.records import Sampling
+from ...workers.model_options import Sampling
 from ..draw import draw_from
 from .logits import Head
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...placement.reshard.boxes import Box, shared, split, volume
-from ...workers.weights import Shard
+from ...workers.weights.weight_boxes import Shard
 
 #: Dtypes of files whose numbers are weights as they are; others are scaled or packed.
 PLAIN = ("F64", "F32", "BF16", "F16")

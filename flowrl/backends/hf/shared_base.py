@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch, Column
+from ...workers.model_options import Build
 from ...workers.model_worker import SharedWeights
-from ...workers.records import Build
-from ...workers.weights import Shard
+from ...workers.weights.weight_boxes import Shard
 from . import adapters
 from .engine import HFEngine, open_net, prepared
 from .load import pick_dtypes

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import NotFinite
-from ...rl.spec import Loss
+from ...rl.loss_spec import Loss
 from ...rl.supervised import sft
-from ...workers.records import Optim
-from ...workers.weights import Shard
+from ...workers.model_options import Optim
+from ...workers.weights.weight_boxes import Shard
 from ..gap import EXPECTED, add_sums, bound_of, gap_of, is_measure
 from ..team import Team
 from .finite import not_finite

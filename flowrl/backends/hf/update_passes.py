@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch
-from ...rl.spec import Loss, LossInputs
+from ...rl.loss_spec import Loss, LossInputs
 from ..gap import EXPECTED, bound_of, gap_sums
 from ..team import Team
 from ..update_rows import Table

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...workers.weights import Shard
+from ...workers.weights.weight_boxes import Shard
 from .parallel import Parallel
 from .plain import Plain
 

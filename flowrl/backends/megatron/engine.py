@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...errors import ModelError, ProgramError
 from ...placement.cluster.mesh import Mesh
-from ...workers.records import Build
-from ...workers.weights import Shard
+from ...workers.model_options import Build
+from ...workers.weights.weight_boxes import Shard
 from ..hf.engine import HFEngine, prepare_unread
 from ..hf.load import load_tokenizer, pick_device, pick_dtypes
 from ..hf.saved import reader

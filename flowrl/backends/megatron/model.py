@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...placement.model.layout import layers_of_stage
-from ...workers.records import Build
+from ...placement.model.weight_layout import layers_of_stage
+from ...workers.model_options import Build
 from .parallel import Parallel
 from .plain import Plain, check_sizes
 

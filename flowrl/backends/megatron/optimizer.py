@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...workers.records import Optim
+from ...workers.model_options import Optim
 from .parallel import Parallel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

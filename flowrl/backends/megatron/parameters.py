@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...workers import weights as boxes
-from ...workers.weights import Shard
+from ...workers.weights import weight_boxes as boxes
+from ...workers.weights.weight_boxes import Shard
 from ..hf.parameters import Parameters, required
 from ..messages import dtype_name, gather_json
 from ..team import Team

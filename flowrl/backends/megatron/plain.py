@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import ModelError
 from ...placement.cluster.mesh import Mesh
-from ...workers.records import Build
+from ...workers.model_options import Build
 
 #: Kinds of models whose weights are known here.
 KINDS = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...workers.records import Optim
-from ...workers.weights import Shard
+from ...workers.model_options import Optim
+from ...workers.weights.weight_boxes import Shard
 from ..gap import add_sums
 from ..hf.micro_batches import Micro
 from ..hf.ragged import padded

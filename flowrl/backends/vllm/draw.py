@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from ...workers.records import Sampling
+from ...workers.model_options import Sampling
 from ..draw import draw_from, uniforms
 
 #: By row: of each token its log-probability under the policy, and under the distribution that was sampled from.

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...batch import Column
 from ...errors import ModelError, RunError
 from ...placement.backends import backend
-from ...workers.records import Build, Sampled, Sampling
-from ...workers.weights import Shard
+from ...workers.model_options import Build, Sampled, Sampling
+from ...workers.weights.weight_boxes import Shard
 from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite

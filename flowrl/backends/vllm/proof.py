@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...batch import Batch, Column
 from ...errors import RunError
-from ...workers.weights import Shard
+from ...workers.weights.weight_boxes import Shard
 
 ROWS, TOKENS = 4, 24  # of the probe
 #: By dtype: the largest difference of a log-probability that rounding may make.

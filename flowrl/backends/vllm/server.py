@@ -17,7 +17,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ...workers.records import Sampling
+from ...workers.model_options import Sampling
 from .versions import adapter
 from .weight_memory import open_weights
 
@@ -121,7 +121,7 @@ class Server:
 
     def publish(self, asked: dict[str, Any]) -> None:
         """Load the weights that lie in the memory of the other process, and say what they are and what they give."""
-        from ...workers.weights import digest, sums
+        from ...workers.weights.weight_boxes import digest, sums
         from .proof import whole
 
         if self.rows:

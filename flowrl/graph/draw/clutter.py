@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import combinations, pairwise
 
-from .layout import Layout, Point, Rect, Route
-from .measure import Size
+from .box_sizes import Size
+from .graphviz_positions import Layout, Point, Rect, Route
 from .picture import Picture
 
 Bounds = tuple[float, float, float, float]

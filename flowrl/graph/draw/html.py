@@ -9,10 +9,11 @@ from string import Template
 
 from ...errors import shown
 from ..record import Graph, Node
-from . import legend, placed
-from .column import column, column_svg
-from .fold import folded
+from . import legend
+from . import plan_in_words as placed
+from .fold_arithmetic import folded
 from .picture import MOVES, Picture, draw, given, place_of
+from .single_column import column, column_svg
 from .strokes import text
 from .svg import COLUMN, picture_svg
 

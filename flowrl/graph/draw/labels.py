@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, product
 
+from .box_sizes import Size
 from .clutter import edges_of, flat, gap, meet, straddles, word_rect
-from .layout import Layout, Point, Rect
-from .measure import Size
+from .graphviz_positions import Layout, Point, Rect
 from .picture import Picture
 
 _SPACE = 5.0  # points between a line and its words

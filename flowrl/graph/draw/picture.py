@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from ...errors import shown
 from ..record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
-from . import placed
-from .fold import folded
+from . import plan_in_words as placed
+from .fold_arithmetic import folded
 
 #: What the record calls a result of arithmetic, which has no name. Drawings leave the word out.
 NAMELESS = "value"

@@ -39,7 +39,7 @@ from collections.abc import Iterator
 
 from ...errors import shown
 from ..record import Edge, Graph, Node, WorkerInfo
-from . import placed
+from . import plan_in_words as placed
 from .picture import NAMELESS, given, names_of
 
 _COMMENT = 76  # where comments start; fixed, so that one long line does not move all the others

@@ -8,10 +8,10 @@ from functools import lru_cache
 from ..backends import LayoutRules, backend
 from ..cluster.hardware import Channel, Hardware
 from ..cluster.mesh import Mesh
-from ..model.layout import PLAIN
-from ..model.shape import ModelShape
+from ..model.model_shape import ModelShape
+from ..model.weight_layout import PLAIN
 from ..reshard.planner import plan_reshard
-from .sizes import kv_bytes, micro_tokens, parameters_on_device, parts_of
+from .per_device_counts import kv_bytes, micro_tokens, parameters_on_device, parts_of
 from .work import Role, Work
 
 

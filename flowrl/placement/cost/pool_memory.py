@@ -11,8 +11,8 @@ from math import ceil
 from ...errors import PlanError
 from ..cluster.hardware import Hardware
 from ..plan.plan import Plan
-from .memory import Usage, over_base, reserve, resident, room
 from .work import Role, Workload
+from .worker_memory import Usage, over_base, reserve, resident, room
 
 #: Up to so many workers of a pool, every choice of those that make way is tried; beyond, all of them do.
 TRIED = 12

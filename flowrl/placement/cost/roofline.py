@@ -15,8 +15,7 @@ from ..cluster.cluster import Cluster
 from ..cluster.hardware import Hardware
 from . import communication as traffic
 from .communication import model_of
-from .memory import room
-from .sizes import (
+from .per_device_counts import (
     decode_operations,
     forward_operations,
     kv_bytes,
@@ -28,6 +27,7 @@ from .sizes import (
     touched_parameters,
 )
 from .work import Work
+from .worker_memory import room
 
 _SOURCES = {
     "train": "assumed; Narayanan et al. 2021 (arXiv:2104.04473) report 44 to 52 % of peak in pre-training",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ..backends import REFERENCE
 from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
-from ..model.shape import ModelShape
+from ..model.model_shape import ModelShape
 
 KINDS = ("generate", "forward", "train", "external", "none", "publish", "offload", "onload")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .layout import Box, Layout, solid, split_weight, vocab_rows
-from .weights import Weight
+from .model_weights import Weight
+from .weight_layout import Box, Layout, solid, split_weight, vocab_rows
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ...errors import ModelError, did_you_mean
 from ...hub import cached_file
-from .shape import ModelShape
+from .model_shape import ModelShape
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class Plan:
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan file. Raises PlanError with file, line and the nearest right word."""
-        from .file import load
+        from .plan_file import load
 
         return load(path)
 
@@ -297,6 +297,6 @@ class Plan:
 
     def to_yaml(self) -> str:
         """Return the text of a plan file that loads to an equal plan."""
-        from .file import written
+        from .plan_file import written
 
         return written(self)

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from ...errors import At, PlanError, did_you_mean
-from ...names import FIX, name_problem
+from ...valid_names import FIX, name_problem
 from ..backends import ORDERS, PUBLISH, backend, listed, names_of
 from ..cluster.cluster import Cluster
 

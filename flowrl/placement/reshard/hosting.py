@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ...errors import PlanError, did_you_mean
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
-from ..model.layout import Layout
+from ..model.weight_layout import Layout
 from .overlap import overlaps
 from .transportation import transport
 

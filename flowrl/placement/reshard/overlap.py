@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ..model.layout import Box, Layout
+from ..model.weight_layout import Box, Layout
 
 
 def overlaps(src: Layout, dst: Layout) -> list[dict[int, int]]:

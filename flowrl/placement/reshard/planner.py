@@ -26,8 +26,8 @@ from ...errors import PlanError
 from ..backends import LayoutRules
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
-from ..model.layout import PLAIN, Box, Layout
-from ..model.shape import ModelShape
+from ..model.model_shape import ModelShape
+from ..model.weight_layout import PLAIN, Box, Layout
 from .hosting import check_grouping, hybridflow_places, overlap_places
 from .senders import Alike, Move, MovePlan
 
@@ -156,8 +156,8 @@ def plan_reshard(
     ``src_devices``: the device of each rank of ``src``, the first ones if left out. ``dst_devices``: those of the
     destination, which is replicated to fill them; the source's if left out. With the grouping ``overlap`` the bytes
     received by all devices together are the fewest that any choice of hosts allows. ``inside_node`` keeps the ranks of
-    a replica in one node of ``cluster``. ``fused``: see :mod:`flowrl.placement.model.layout`. ``rules``: those of the
-    backend of the destination, such as an engine's.
+    a replica in one node of ``cluster``. ``fused``: see :mod:`flowrl.placement.model.weight_layout`. ``rules``:
+    those of the backend of the destination, such as an engine's.
 
     Raises PlanError where a size does not divide, devices do not fit, or the grouping does not take these meshes.
     """

@@ -8,7 +8,7 @@ from functools import lru_cache
 from ..backends import REFERENCE, Backend, proposed
 from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
-from ..model.shape import ModelShape
+from ..model.model_shape import ModelShape
 
 
 @lru_cache(maxsize=4096)

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..cost.memory import Usage
 from ..cost.pool_memory import PoolMemory, Turn
 from ..cost.work import Work, Workload
+from ..cost.worker_memory import Usage
 from .branch_and_bound import Set, Spot, Vector
-from .evaluator import Op
 from .parallelism import Parallelism, Way, front
 from .problem import Member, Problem
+from .step_time import Op
 
 _NOTHING = Workload(0, 0, 0)
 Ways = Mapping[str, Way]

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from ..backends import REFERENCE
 from ..cluster.mesh import Mesh
-from ..cost.memory import Usage, generating, reading, room, training
-from ..cost.model import Costs
+from ..cost.cost_model import Costs
 from ..cost.work import Work
+from ..cost.worker_memory import Usage, generating, reading, room, training
 from .candidate_meshes import meshes
 from .problem import Member, Problem
 

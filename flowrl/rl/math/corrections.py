@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..corrections import SAMPLERS, Correction, Part, Rejection, Weights
-from ..spec import LossInputs
+from ..loss_spec import LossInputs
 from .kl import estimate, guarded
 from .ratio import anchored, at_level
 

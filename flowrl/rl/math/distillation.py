@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..spec import LossInputs
+from ..loss_spec import LossInputs
 from .kl import full, guarded
 
 #: What pulls the student to a token that it never takes is not cut at the log-ratio where others are.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..spec import LossInputs
+from ..loss_spec import LossInputs
 from .ratio import Moved
 
 Gated = tuple[Tensor, Tensor | None]

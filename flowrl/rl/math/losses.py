@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ProgramError
-from ..spec import LossInputs
+from ..loss_spec import LossInputs
 
 
 def value_clip(x: LossInputs, *, clip: float | None = 0.2) -> tuple[Tensor, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..spec import LossInputs
+from ..loss_spec import LossInputs
 from .corrections import correction_weights
 from .gates import GATES
 from .kl import estimate, full, guarded, loss_term

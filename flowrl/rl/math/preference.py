@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import ProgramError
-from ..spec import LossInputs
+from ..loss_spec import LossInputs
 from .kl import BOUND
 
 #: Log-probabilities and log-ratios of a token beyond this count as this, and have no gradient.

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from ..spec import LossInputs
+from ..loss_spec import LossInputs
 from .kl import guarded
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 from ...batch import Key
 from ...errors import FlowError
-from ...graph.call_errors import misread, missing_field, written_twice
-from ...graph.op import Op
-from ...graph.signature import Signature
-from ...graph.trees import rebuild
-from ...graph.values import is_handle
+from ...graph.ops.op import Op
+from ...graph.ops.signature import Signature
+from ...graph.stand_ins.argument_trees import rebuild
+from ...graph.stand_ins.values import is_handle
+from ...graph.tracing.call_errors import misread, missing_field, written_twice
 from ..values.call import Call
-from ..values.fetch import Fetch, fetch
 from ..values.remote_batch import RemoteBatch, RemoteValue, bytes_of
-from .client import RankClient
-from .fetch_rows import home_of
+from ..values.rows_to_fetch import Fetch, fetch
+from .bring_rows import home_of
 from .protocol import Named, RankCall, Serving
+from .rank_client import RankClient
 from .worker_group import WorkerGroup
 
 

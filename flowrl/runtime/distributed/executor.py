@@ -9,19 +9,19 @@ from typing import Any
 
 from ...batch import Batch
 from ...errors import RankLost
-from ...graph.terms import HandleLike
+from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment
 from ...workers.engine import Engine
-from ...workers.records import Build, Model
+from ...workers.model_options import Build, Model
 from ..executor import PendingCall, RunServices, open_copies
-from ..storage import checkpoint
+from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..values.call import Call
 from ..values.remote_batch import RemoteBatch, RemoteValue
-from .client import RankClient
-from .fetch_rows import bring_rows, capture_rows
+from .bring_rows import bring_rows, capture_rows
 from .open_groups import OpenGroups, Ranks, blueprint_of
 from .pending_calls import start_call
 from .protocol import Named, RankConfig
+from .rank_client import RankClient
 from .recovery import Recovery
 from .worker_group import Staged, WorkerGroup
 

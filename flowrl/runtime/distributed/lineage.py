@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...graph.trees import find_in
-from ..values.fetch import Fetch
+from ...graph.stand_ins.argument_trees import find_in
 from ..values.remote_batch import Stored, remote_values
+from ..values.rows_to_fetch import Fetch
 from .protocol import RankCall, Reply
 
 if TYPE_CHECKING:

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import FlowError, RankLost, WorkerError
-from ...graph.terms import HandleLike
-from ...graph.trees import rebuild
-from ...graph.values import is_handle
+from ...graph.stand_ins.argument_trees import rebuild
+from ...graph.stand_ins.values import is_handle
+from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment
 from ..transfer.rendezvous import forget_meetings
-from .client import Link, RankClient
 from .protocol import Blueprint, Named, RankConfig
+from .rank_client import Link, RankClient
 from .worker_group import WorkerGroup
 
 
 class Ranks(Link, Protocol):
-    """Processes that can be started: a :class:`~flowrl.runtime.distributed.client.Link` to them is what comes of it."""
+    """Processes that can be started: which gives a :class:`~flowrl.runtime.distributed.rank_client.Link` to them."""
 
     def start(self, config: RankConfig) -> None: ...
     def restart(self, ranks: Sequence[int]) -> None: ...

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...batch import Column
 from ...column import concat
 from ...workers.base import Worker
-from ...workers.records import Build, Sampled
-from ...workers.sampling import SamplingArguments
+from ...workers.model_options import Build, Sampled
+from ...workers.tokens.sampling import SamplingArguments
 from .balance_rows import balanced
 from .protocol import Named, Serving
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from ...batch import Batch, Column
 from ...errors import RankLost
-from ...graph.trees import find_in, rebuild
+from ...graph.stand_ins.argument_trees import find_in, rebuild
 from ..executor import PendingCall, Ready
 from ..values.call import Call
 from ..values.ops_without_columns import UNKNOWN, on_driver
 from ..values.remote_batch import RemoteBatch, RemoteColumn, remote_values
 from .call_messages import rank_calls
-from .client import RankClient, to_error
+from .kept_results import fill_keys, kept_of, payload_bytes, result_of
 from .lineage import Recipe, stored_in
 from .protocol import Failed, RankCall, Reply
+from .rank_client import RankClient, to_error
 from .recovery import remake_rows
-from .results import fill_keys, kept_of, payload_bytes, result_of
 from .worker_group import WorkerGroup
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from ...batch import CallInfo, Key
 from ...errors import LONGEST, FlowError, NotFinite, cut
-from ...graph.op import Op
+from ...graph.ops.op import Op
 from ...workers.base import Worker
 from ...workers.engine import Engine
-from ...workers.failures import Failures
+from ...workers.model_options import Build, Model
 from ...workers.model_worker import ModelWorker
-from ...workers.records import Build, Model
-from ...workers.tokenizer import Tokenizers
+from ...workers.tokens.tokenizer import Tokenizers
+from ...workers.user_code.failed_rewards import Failures
 from ..values.remote_batch import Kind
 
 

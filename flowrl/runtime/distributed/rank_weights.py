@@ -12,9 +12,9 @@ from ...lowering.deployment import WorkerSpec
 from ...workers.base import Worker
 from ...workers.engine import has_weights
 from ...workers.model_worker import ModelWorker
-from ...workers.weights import Shard, Sums, sums
+from ...workers.weights.weight_boxes import Shard, Sums, sums
 from ..transfer.offload import Offloaded
-from ..transfer.plan import Moves
+from ..transfer.plan_moves import Moves
 
 Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
 
@@ -124,7 +124,7 @@ class Weights:
 
     def move(self, route: str, source: Key, number: int | None, target: Key) -> Any:
         """Do this rank's part of the moves: ``source`` as it was set aside, or as it is, into ``target``."""
-        from ..transfer.execute import execute
+        from ..transfer.execute_moves import execute
 
         moves, me, wire = self.routes[route]
         given: list[Shard] = []

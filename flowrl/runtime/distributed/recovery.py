@@ -9,10 +9,10 @@ from typing import Any
 
 from ...errors import RankLost
 from ..executor import RunServices
-from ..storage import checkpoint
-from ..storage.damage import damaged_files
-from .client import RankClient
+from ..storage.checkpoints import checkpoint_folder as checkpoint
+from ..storage.checkpoints.damage import damaged_files
 from .open_groups import OpenGroups
+from .rank_client import RankClient
 from .worker_group import WorkerGroup, loaded
 
 

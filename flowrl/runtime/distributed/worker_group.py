@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ...batch import Key
 from ...errors import RunError
-from ...graph.op import Op
+from ...graph.ops.op import Op
 from ...lowering.deployment import WorkerSpec
-from ...workers.weights import digest
-from ..storage.snapshot import Captured
-from ..transfer.plan import Held, Moves, plan_moves
+from ...workers.weights.weight_boxes import digest
+from ..storage.checkpoints.snapshot import Captured
+from ..transfer.plan_moves import Held, Moves, plan_moves
 from ..values.remote_batch import RemoteBatch
 from .balance_rows import balanced
 from .protocol import Blueprint
 
 if TYPE_CHECKING:
-    from .client import RankClient
+    from .rank_client import RankClient
 
 
 P = ParamSpec("P")

@@ -7,10 +7,10 @@ from typing import Any
 
 from ...batch import Batch
 from ...errors import FlowError
-from ...graph.call_errors import written_twice
-from ...graph.op import Op
-from ...graph.signature import Signature
-from ...graph.values import BatchValue
+from ...graph.ops.op import Op
+from ...graph.ops.signature import Signature
+from ...graph.stand_ins.values import BatchValue
+from ...graph.tracing.call_errors import written_twice
 from ..values.call import Call
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ...batch import Batch
 from ...errors import FlowError, RankLost, ResumeError, RunError, cut
-from ...graph.op import Op
-from ...graph.values import is_handle, replace_values
+from ...graph.ops.op import Op
+from ...graph.stand_ins.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
 from ...schedule.events import Command, Commit, Event, Finished, Issued, Publish, Stage, Start
 from ...schedule.machine import Machine
@@ -20,8 +20,8 @@ from ..executor import Executor, PendingCall, Ready
 from ..storage.recorder import first_groups
 from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
-from ..values.records import Hooks, StepLog
 from ..values.remote_batch import RemoteBatch
+from ..values.step_records import Hooks, StepLog
 from .pool_threads import Everywhere, Pools
 from .step_notes import StepNotes, site_of
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...schedule.report.figures import duration
-from ..values.records import Timing
+from ..values.step_records import Timing
 
 EVERY = 10.0  # seconds between lines where there is no terminal
 #: What is shown first, by the last part of its name: ``loss`` is also ``actor/loss``.

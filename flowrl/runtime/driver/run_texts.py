@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...lowering.lower import Execution
-from ..values.spelled import spelled
-from .settings import Settings
+from ..values.values_in_records import spelled
+from .run_settings import Settings
 
 
 def labels(programs: Sequence[str]) -> list[str]:

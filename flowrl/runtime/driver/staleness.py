@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...batch import Batch
-from ...graph.relaxed import samples, stale_rows
-from ...graph.site import caller
-from ...graph.values import BatchValue, FieldValue
+from ...graph.may_see_older_weights import samples, stale_rows
+from ...graph.script.site import caller
+from ...graph.stand_ins.values import BatchValue, FieldValue
 from ...schedule.scheme import Scheme
 from ..values.call import Call, maker
 from ..values.remote_batch import RemoteBatch, oldest_of

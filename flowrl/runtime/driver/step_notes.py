@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ...batch import Batch
-from ...graph.relaxed import Site
+from ...graph.may_see_older_weights import Site
 from ...schedule.events import Publish
 from ...schedule.scheme import Scheme
 from ..storage.traffic import bytes_made, bytes_read, row_tokens
 from ..values.call import Call
-from ..values.records import Step, StepLog, Timing
 from ..values.remote_batch import RemoteBatch
+from ..values.step_records import Step, StepLog, Timing
 from .gap_alarm import gap_in
 from .staleness import lags
 

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...errors import FlowError, RankLost, WorkerError
-from ...graph.terms import HandleLike
-from ...graph.values import is_handle
+from ...graph.stand_ins.values import is_handle
+from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
 from ...workers.engine import Engine, has_weights
+from ...workers.model_options import Build
 from ...workers.model_worker import ModelWorker
-from ...workers.records import Build
-from ...workers.tokenizer import Tokenizers
+from ...workers.tokens.tokenizer import Tokenizers
 from ..executor import PendingCall, RunServices, open_copies
-from ..storage import checkpoint
+from ..storage.checkpoints import checkpoint_folder as checkpoint
+from ..storage.checkpoints.snapshot import Captured, Copies, capture_state
 from ..storage.journal import Journal
-from ..storage.snapshot import Captured, Copies, capture_state
 from ..transfer.offload import Offloaded
 from ..values.call import Call
 from ..values.remote_batch import RemoteColumn
-from .calls import run_op
+from .run_op import run_op
 
 
 @dataclass

@@ -14,10 +14,10 @@ from typing import Any
 
 from ...batch import Batch, CallInfo
 from ...errors import NotFinite, RankLost, RunError
-from ...graph.apply import IN_A_CHILD
-from ...graph.op import Op
-from ...workers.notes import FORKED, NAME, Notes, Row, at_work, bury, code_of, lines_of, told
-from ...workers.output import bounded_output
+from ...graph.ops.apply import IN_A_CHILD
+from ...graph.ops.op import Op
+from ...workers.user_code.printed_output import bounded_output
+from ...workers.user_code.rows_in_progress import FORKED, NAME, Notes, Row, at_work, bury, code_of, lines_of, told
 
 FIRST = 60.0  # seconds after which a row is told of, and again after twice as many
 LOOK = 5.0  # seconds between two looks at the notes

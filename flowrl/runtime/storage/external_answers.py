@@ -20,11 +20,11 @@ from typing import Any
 from ...batch import Batch, CallInfo, Column, Key
 from ...column import raw_bytes
 from ...errors import FlowError
-from ...graph.answers import handed_to
-from ...graph.apply import merge
-from ...graph.metrics import Metrics
-from ...graph.op import Op
-from ...graph.signature import Signature
+from ...graph.ops.apply import merge
+from ...graph.ops.op import Op
+from ...graph.ops.partial_answers import handed_to
+from ...graph.ops.signature import Signature
+from ...graph.ops.update_metrics import Metrics
 from .journal import Journal
 
 MOMENT = 0.02  # seconds within which answers are written down together

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ...batch import CallInfo
-from ...workers.failures import Failures, settle
+from ...workers.user_code.failed_rewards import Failures, settle
 from ..values.call import Call
 from .journal import Journal
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from ...batch import Batch, Column
 from ...errors import LONGEST, At, cut
-from ...graph.logged import Logged, Names
+from ...graph.tracing.log_names import Logged, Names
 from ...placement.backends import packages
 from ..values.call import outcome
-from ..values.records import Step
+from ..values.step_records import Step
 from .disk import hexadecimal, writing
 from .jsonl import Lines, prefix_checksum
 from .run_record import records_within, write_record

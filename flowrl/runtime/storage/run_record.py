@@ -34,7 +34,7 @@ def read_record(folder: Path) -> tuple[dict[str, Any], str]:
         raise unreadable(folder / NAME, error) from None
     except ValueError as error:
         why = str(error)
-    from .checkpoint import record_within
+    from .checkpoints.checkpoint_folder import record_within
 
     for checkpoint in sorted((folder / "checkpoints").glob("[0-9]*"), reverse=True):
         found = record_within(checkpoint)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...batch import Batch, Column
-from ...graph.op import Op
-from ...graph.values import FieldValue
+from ...graph.ops.op import Op
+from ...graph.stand_ins.values import FieldValue
 from ..values.call import Call, Part
 from ..values.remote_batch import RemoteBatch, RemoteColumn, bytes_of
 

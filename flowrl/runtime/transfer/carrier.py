@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...errors import RunError
 from ...placement.reshard.boxes import Box, shared, shown
-from ...workers.weights import Shard
-from .messages import Message
+from ...workers.weights.weight_boxes import Shard
+from .message_order import Message
 from .staging import Staging
 
 Shards = Mapping[str, Sequence[Shard]]

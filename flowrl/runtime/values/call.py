@@ -8,8 +8,8 @@ from typing import Any
 
 from ...batch import CallInfo
 from ...errors import At
-from ...graph.op import Op
-from ...graph.values import Value, find, is_handle
+from ...graph.ops.op import Op
+from ...graph.stand_ins.values import Value, find, is_handle
 
 
 class Call:

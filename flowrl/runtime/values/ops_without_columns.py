@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...graph.call_errors import written_twice
-from ...graph.op import Op
+from ...graph.ops.op import Op
+from ...graph.tracing.call_errors import written_twice
 from .remote_batch import RemoteBatch, RemoteColumn, RemoteValue
 
 UNKNOWN = object()  # the answer where columns are needed after all

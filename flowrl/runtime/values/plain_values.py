@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from ...graph.surroundings import Place, Surroundings
+from ...graph.script.surroundings import Place, Surroundings
 
 LARGEST = 1 << 20  # characters of one place: more is not written down
 _PLAIN = (type(None), bool, int, float, str)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ...batch import Batch, Column, Key
 from ...errors import FieldError, RowsError, near
-from ...graph.trees import find_in
+from ...graph.stand_ins.argument_trees import find_in
 from ...marks import UNMARKED, Marks
 
 T = TypeVar("T")

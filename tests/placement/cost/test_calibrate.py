@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
-from flowrl.placement.cost.calibrated import Call, Fit, calibrate
-from flowrl.placement.cost.model import load_costs
+from flowrl.placement.cost.calibrated_costs import Call, Fit, calibrate
+from flowrl.placement.cost.cost_model import load_costs
 from flowrl.placement.cost.work import Role, Work, Workload
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from flowrl.errors import PlanError
-from flowrl.placement.cost.calibrated import Calibrated, Fit
-from flowrl.placement.cost.given import GivenCosts
-from flowrl.placement.cost.model import Costs, Roofline, load_costs
+from flowrl.placement.cost.calibrated_costs import Calibrated, Fit
+from flowrl.placement.cost.cost_model import Costs, Roofline, load_costs
+from flowrl.placement.cost.given_costs import GivenCosts
 from flowrl.placement.cost.work import Role, Work, Workload
 
 GOOD = "# seconds\nactor.generate: 6.0\nactor.generate#2: 2\nactor.publish: 0.5\nreward.score: 1e-1\n"

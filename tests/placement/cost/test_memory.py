@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.cost import memory
-from flowrl.placement.cost.memory import Usage, generating, reading, reserve, room, training
+from flowrl.placement.cost import worker_memory as memory
+from flowrl.placement.cost.per_device_counts import kv_bytes
 from flowrl.placement.cost.pool_memory import PoolMemory, Turn, pool_memory
-from flowrl.placement.cost.sizes import kv_bytes
 from flowrl.placement.cost.work import Role, Workload
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.cost.worker_memory import Usage, generating, reading, reserve, room, training
+from flowrl.placement.model.model_shape import ModelShape, shape_named
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 
 LOAD = Workload(128, 1024, 1024)

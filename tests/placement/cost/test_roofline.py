@@ -10,10 +10,10 @@ from flowrl.placement.cluster.device_specs import DeviceKind
 from flowrl.placement.cluster.hardware import Channel, Hardware
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost import communication as traffic
+from flowrl.placement.cost.per_device_counts import sizes, touched_parameters
 from flowrl.placement.cost.roofline import Efficiency, Roofline
-from flowrl.placement.cost.sizes import sizes, touched_parameters
 from flowrl.placement.cost.work import Role, Work, Workload
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.model_shape import ModelShape, shape_named
 
 #: 1 Tflop/s, 1 TB/s of memory, 100 GB/s inside a node, 10 GB/s outside, 20 GB/s to the host; no latencies.
 ROUND = DeviceKind("round", {"bf16": 1e12, "fp32": 5e11}, 80e9, 1e12, 1e11, 0.0, 1e10, 0.0, 2e10)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.layout import Layout, chunk, layers_of_stage
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.model_shape import ModelShape, shape_named
+from flowrl.placement.model.weight_layout import Layout, chunk, layers_of_stage
 
 SMALL = {
     "model_type": "llama",

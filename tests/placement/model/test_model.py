@@ -3,7 +3,7 @@ import json
 import pytest
 
 from flowrl.errors import ModelError
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.model_shape import ModelShape, shape_named
 from flowrl.placement.model.zoo import SHIPPED
 
 #: As the hub counts them, in the metadata of the weights that the models publish.

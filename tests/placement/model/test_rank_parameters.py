@@ -10,9 +10,9 @@ from fusing import MODELS, SIZES, checkpoint, fuse
 from flowrl.errors import PlanError
 from flowrl.placement.backends import BACKENDS, backend
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.layout import PLAIN, Layout, check_layout, layers_of_stage
+from flowrl.placement.model.model_shape import ModelShape, shape_named
 from flowrl.placement.model.rank_parameters import parameters_of
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.weight_layout import PLAIN, Layout, check_layout, layers_of_stage
 
 ENGINES = ("vllm", "sglang")
 

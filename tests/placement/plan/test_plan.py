@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
-from flowrl.names import name_problem
 from flowrl.placement.backends import names_of
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.device_specs import KINDS
 from flowrl.placement.cluster.mesh import AXES, Mesh
-from flowrl.placement.cost.memory import resident
 from flowrl.placement.cost.work import Role, Workload
-from flowrl.placement.model.shape import shape_named
-from flowrl.placement.plan.file import read
+from flowrl.placement.cost.worker_memory import resident
+from flowrl.placement.model.model_shape import shape_named
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.placement.plan.plan_file import read
 from flowrl.placement.plan.rules import numbers
+from flowrl.valid_names import name_problem
 
 ONE_PROCESS = """\
 # two pools of this process

@@ -8,8 +8,8 @@ import pytest
 
 from flowrl.errors import UsageError
 from flowrl.graph.draw.palette import HUES
-from flowrl.placement.plan.file import read
 from flowrl.placement.plan.plan import Plan
+from flowrl.placement.plan.plan_file import read
 from flowrl.placement.plan.show import FORMATS, picture, render, table
 
 SPLIT = """\

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.model.model_shape import ModelShape
 
 
 def shapes(hidden: int) -> tuple[ModelShape, ModelShape]:

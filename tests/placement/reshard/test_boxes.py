@@ -11,7 +11,7 @@ from shapes import shapes
 
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.model_shape import ModelShape, shape_named
 from flowrl.placement.reshard import senders as planned
 from flowrl.placement.reshard.boxes import shared, split, volume, without
 from flowrl.placement.reshard.planner import plan_reshard

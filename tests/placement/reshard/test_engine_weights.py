@@ -17,9 +17,9 @@ from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.communication import planned_bytes
 from flowrl.placement.cost.work import Role
-from flowrl.placement.model.layout import Layout
+from flowrl.placement.model.model_shape import shape_named
 from flowrl.placement.model.rank_parameters import parameters_of
-from flowrl.placement.model.shape import shape_named
+from flowrl.placement.model.weight_layout import Layout
 from flowrl.placement.reshard.planner import plan_reshard
 from flowrl.placement.reshard.senders import plan_boxes
 

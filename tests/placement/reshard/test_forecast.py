@@ -15,13 +15,13 @@ from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.communication import planned_bytes
 from flowrl.placement.cost.work import Role
-from flowrl.placement.model.layout import Layout
-from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.model.model_shape import ModelShape
+from flowrl.placement.model.weight_layout import Layout
 from flowrl.placement.reshard.planner import plan_reshard
-from flowrl.runtime.distributed.client import RankClient
 from flowrl.runtime.distributed.protocol import Blueprint
+from flowrl.runtime.distributed.rank_client import RankClient
 from flowrl.runtime.distributed.worker_group import WorkerGroup
-from flowrl.runtime.transfer.plan import Held, plan_moves
+from flowrl.runtime.transfer.plan_moves import Held, plan_moves
 from flowrl.workers.model_worker import ModelWorker
 
 DENSE, EXPERTS = shapes(6)

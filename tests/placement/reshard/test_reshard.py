@@ -10,8 +10,8 @@ from shapes import shapes
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.layout import Layout
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.model_shape import ModelShape, shape_named
+from flowrl.placement.model.weight_layout import Layout
 from flowrl.placement.reshard.planner import plan_reshard
 
 DENSE, EXPERTS = shapes(5)

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.placement.cluster.cluster import Cluster, Nodes
-from flowrl.placement.cost.model import Costs, Roofline
+from flowrl.placement.cost.cost_model import Costs, Roofline
 from flowrl.placement.cost.work import Role, Work, Workload
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.model_shape import ModelShape, shape_named
+from flowrl.placement.search.find_placement import error_of, search_shapes
 from flowrl.placement.search.problem import Member, Problem
-from flowrl.placement.search.search import error_of, search_shapes
 
 #: Devices at which the paper measured colocation to be fastest, and those at which it measured a split to be.
 COLOCATED_AT, SPLIT_AT = (16, 32, 64), (96, 128)

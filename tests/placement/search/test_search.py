@@ -13,16 +13,16 @@ from flowrl.errors import PlanError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.device_specs import KINDS
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.cost.model import GivenCosts, Roofline
+from flowrl.placement.cost.cost_model import GivenCosts, Roofline
 from flowrl.placement.cost.work import Role, Work, Workload
-from flowrl.placement.model.shape import ModelShape, shape_named
+from flowrl.placement.model.model_shape import ModelShape, shape_named
 from flowrl.placement.plan.plan import Plan, Pool
-from flowrl.placement.search.abstract import Asked
+from flowrl.placement.search.abstract_problem import Asked
 from flowrl.placement.search.candidate_meshes import meshes
-from flowrl.placement.search.evaluator import Op, Placed, PoolUse, Sent, changes
-from flowrl.placement.search.explain import explain, shape, to_json
+from flowrl.placement.search.explanation import explain, shape, to_json
+from flowrl.placement.search.find_placement import error_of, search, search_shapes
 from flowrl.placement.search.problem import Member, Problem
-from flowrl.placement.search.search import error_of, search, search_shapes
+from flowrl.placement.search.step_time import Op, Placed, PoolUse, Sent, changes
 
 TINY = ModelShape("tiny", 4, 64, 128, 4, 2, 16, 256)
 

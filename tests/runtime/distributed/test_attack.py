@@ -31,7 +31,7 @@ def private():
     """A Ray as a run starts it, for all runs of this file."""
     import ray
 
-    from flowrl.runtime.distributed.ray.private import PrivateRay
+    from flowrl.runtime.distributed.ray.private_ray import PrivateRay
 
     ours = PrivateRay()
     ray.init(address="local", num_cpus=6, log_to_driver=False, configure_logging=False, **ours.open())

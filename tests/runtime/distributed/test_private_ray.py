@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
-from flowrl.runtime.distributed.ray.private import PrivateRay, private_folder
+from flowrl.runtime.distributed.ray.private_ray import PrivateRay, private_folder
 
 
 @pytest.fixture
 def base(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("flowrl.runtime.distributed.ray.private._LONGEST", 4096)
+    monkeypatch.setattr("flowrl.runtime.distributed.ray.private_ray._LONGEST", 4096)
     return tmp_path
 
 

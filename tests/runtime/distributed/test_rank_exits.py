@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.runtime.distributed import exits
-from flowrl.runtime.distributed.exits import Counter, Watched, counter_of
+from flowrl.runtime.distributed import process_exits as exits
+from flowrl.runtime.distributed.process_exits import Counter, Watched, counter_of
 
 #: A process that starts another one, says its number, and reaps it: nobody here is its parent.
 PARENT = (

@@ -16,9 +16,9 @@ from flows import events, metrics, module_of
 import flowrl as fl
 from flowrl.errors import RankLost, RunError
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.cost.memory import reading, training
 from flowrl.placement.cost.work import Role, Workload
-from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.cost.worker_memory import reading, training
+from flowrl.placement.model.model_shape import ModelShape
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.storage.recorder import Recorder
 from flowrl.schedule.events import Memory
@@ -104,7 +104,7 @@ def test_every_checkpoint_after_a_loss_has_the_state_of_its_step(small, tmp_path
     """Files of a worker that has not changed are linked: what counts its changes must not begin anew."""
     small.flow.run("train", out=tmp_path / "local", quiet=True)
     totals = [m["total"] for m in metrics(tmp_path / "local")]
-    from flowrl.runtime.storage import checkpoint
+    from flowrl.runtime.storage.checkpoints import checkpoint_folder as checkpoint
 
     seen, real = {}, checkpoint.write
 
@@ -256,7 +256,7 @@ def test_weights_are_installed_though_their_ranks_are_started_again_meanwhile(tm
 
 
 def test_going_back_starts_what_a_renewal_has_left_half_open(tmp_path):
-    from flowrl.runtime.storage import checkpoint
+    from flowrl.runtime.storage.checkpoints import checkpoint_folder as checkpoint
 
     place = opened(tmp_path, ALONE)
     record = {"stage": 0, "program": None, "finished": [], "marks": {}, "seed": 0}

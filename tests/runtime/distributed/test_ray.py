@@ -241,7 +241,7 @@ def test_an_environment_on_the_ranks_of_its_policy(cluster, tmp_path):
 
 def test_the_modules_that_go_to_ranks_by_value_are_the_users(flow):
     """Those that are installed, and flowrl wherever it lies, are imported there."""
-    from flowrl.runtime.distributed.ray.cluster import own_modules
+    from flowrl.runtime.distributed.ray.start_ranks import own_modules
 
     names = {module.__name__ for module in own_modules()}
     assert "stale_flow" in names

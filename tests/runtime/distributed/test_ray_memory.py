@@ -6,7 +6,7 @@ pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
-from flowrl.runtime.distributed.ray import cluster
+from flowrl.runtime.distributed.ray import start_ranks as cluster
 
 
 @pytest.mark.parametrize(("error", "said"), [(OutOfMemoryError("killed"), True), (ActorDiedError(), False)])

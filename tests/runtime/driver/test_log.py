@@ -7,7 +7,7 @@ import json
 import pytest
 from flows import metrics, module_of
 
-from flowrl.analysis.pages import write_pages
+from flowrl.analysis.run_pages import write_pages
 from flowrl.errors import ProgramError, WorkerError
 
 

@@ -9,7 +9,7 @@ from letters import model_of
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.graph.relaxed import main_samplers
+from flowrl.graph.may_see_older_weights import main_samplers
 
 MODEL = model_of(
     hidden_size=16,

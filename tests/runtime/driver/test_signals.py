@@ -17,9 +17,9 @@ from flows import module_of
 from flowrl.backends.hf import generate
 from flowrl.backends.hf.engine import HFEngine
 from flowrl.placement.plan.plan import Place, Plan, Pool
-from flowrl.runtime.driver import stop
-from flowrl.runtime.driver.stop import Stop, StopNow
-from flowrl.runtime.storage import checkpoint
+from flowrl.runtime.driver import stop_signals as stop
+from flowrl.runtime.driver.stop_signals import Stop, StopNow
+from flowrl.runtime.storage.checkpoints import checkpoint_folder as checkpoint
 
 HERE = Path(__file__).parents[1]
 #: A mutex that is locked twice: nothing wakes the thread.

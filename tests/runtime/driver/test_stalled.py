@@ -8,7 +8,7 @@ import pytest
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.runtime.driver.stalled import stalled
+from flowrl.runtime.driver.learning_stalled import stalled
 
 TASK = runpy.run_path(str(Path(__file__).parents[3] / "algorithms" / "tasks" / "arithmetic.py"))
 PROMPTS = fl.data.rows([{"prompt": "1+2="}], batch=1)

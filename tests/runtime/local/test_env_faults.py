@@ -16,8 +16,8 @@ import torch
 
 import flowrl as fl
 from flowrl.errors import RewardError, WorkerError
-from flowrl.workers.notes import Notes, Row, at_work
-from flowrl.workers.user_code import Aside, run_rows
+from flowrl.workers.user_code.rows_in_progress import Notes, Row, at_work
+from flowrl.workers.user_code.run_rows import Aside, run_rows
 
 HERE = Path(__file__).parents[1]
 

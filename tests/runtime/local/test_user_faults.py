@@ -14,7 +14,7 @@ import pytest
 
 from flowrl.errors import RewardError, RunError
 from flowrl.runtime.local.user_code_watch import Watch
-from flowrl.workers.notes import Notes, Row, at_work, bury
+from flowrl.workers.user_code.rows_in_progress import Notes, Row, at_work, bury
 
 HERE = Path(__file__).parents[1]
 KNOWS = tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2]) >= (6, 15)  # how a process has ended

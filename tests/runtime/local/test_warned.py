@@ -12,7 +12,7 @@ from flows import module_of
 from flowrl.batch import CallInfo
 from flowrl.placement.plan.plan import Plan, Pool
 from flowrl.runtime.local.python_warnings import Raised, hear_warnings
-from flowrl.workers.user_code import run_rows
+from flowrl.workers.user_code.run_rows import run_rows
 
 
 def told(out):

@@ -14,8 +14,8 @@ from flows import events
 import flowrl as fl
 from flowrl.cli.script import load_script
 from flowrl.errors import ResumeError
-from flowrl.graph.lengths import lengths
-from flowrl.graph.reached import reached
+from flowrl.graph.script.length_parameters import lengths
+from flowrl.graph.script.reachable_code import reached
 from flowrl.placement.plan.plan import Place, Plan
 
 DRIVER = '''
@@ -202,7 +202,7 @@ def test_what_is_not_of_the_run_or_says_the_same_is_not_refused(project, tmp_pat
 def test_versions_environment_and_plan_are_told(project, tmp_path, monkeypatch):
     whole = project(steps=4)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr("flowrl.runtime.storage.inputs.versions", lambda: {"python": "3.99", "torch": "0.1"})
+    monkeypatch.setattr("flowrl.runtime.storage.run_inputs.versions", lambda: {"python": "3.99", "torch": "0.1"})
     plan = Plan({"a": "cpu", "b": "cpu"}, {"judge": Place("b")})
     again = project(resume=True, plan=plan, steps=4)
     assert again.weights_digest == whole.weights_digest

@@ -15,7 +15,7 @@ import pytest
 from damages import ASKED_AGAIN, DAMAGES, LINES_LOST, ONE_NUMBER, STOPS
 from flows import metrics, module_of
 
-from flowrl.analysis.pages import look_at
+from flowrl.analysis.run_pages import look_at
 from flowrl.errors import ResumeError, RunError
 
 NOBODY = 65534

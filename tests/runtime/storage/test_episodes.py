@@ -11,7 +11,7 @@ import pytest
 from flows import metrics
 from test_answers import Run, wait_for
 
-from flowrl.runtime.storage.lock import began
+from flowrl.runtime.storage.run_lock import began
 
 ENDED = {0, 1, 3, 4, 6}  # prompts whose two episodes are over when those of 7 wait at their second turn
 PLAN = """

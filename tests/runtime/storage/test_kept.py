@@ -122,7 +122,7 @@ def test_a_large_state_that_stays_costs_next_to_nothing():
 
     import torch
 
-    from flowrl.workers.kept import Mark
+    from flowrl.workers.packed_state import Mark
 
     value = {"table": torch.zeros(30_000_000), "rows": list(range(100_000))}
     start = time.process_time()

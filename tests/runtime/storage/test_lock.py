@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import ResumeError, UsageError
-from flowrl.runtime.storage import lock
-from flowrl.runtime.storage.lock import NAME, Lock, began
+from flowrl.runtime.storage import run_lock as lock
+from flowrl.runtime.storage.run_lock import NAME, Lock, began
 
 SLOW = """
 import sys, time

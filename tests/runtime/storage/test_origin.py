@@ -9,8 +9,8 @@ from functools import partial
 
 from flows import module_of
 
-from flowrl.runtime.storage.origin import device, origin
-from flowrl.runtime.values.spelled import spelled
+from flowrl.runtime.storage.run_origin import device, origin
+from flowrl.runtime.values.values_in_records import spelled
 
 
 def git(folder, *words):

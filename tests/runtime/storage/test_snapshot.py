@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowrl.runtime.storage import host_memory, snapshot
-from flowrl.runtime.storage.snapshot import Copies, capture_state
+from flowrl.runtime.storage.checkpoints import host_memory, snapshot
+from flowrl.runtime.storage.checkpoints.snapshot import Copies, capture_state
 from flowrl.runtime.transfer.offload import Offloaded
-from flowrl.workers.weights import Shard
+from flowrl.workers.weights.weight_boxes import Shard
 
 
 def shard(name: str, tensor: torch.Tensor, *, offset: int = 0, main: bool = True) -> Shard:

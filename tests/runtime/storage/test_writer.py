@@ -17,12 +17,14 @@ from flows import events, metrics, module_of
 from flowrl.backends import open_engine
 from flowrl.errors import DiskError
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.cost.memory import reading, training
 from flowrl.placement.cost.work import Role, Workload
-from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.cost.worker_memory import reading, training
+from flowrl.placement.model.model_shape import ModelShape
 from flowrl.placement.plan.plan import Place, Plan
 from flowrl.runtime.local.executor import LocalExecutor
-from flowrl.runtime.storage import checkpoint, snapshot, writer
+from flowrl.runtime.storage.checkpoints import background_writer as writer
+from flowrl.runtime.storage.checkpoints import checkpoint_folder as checkpoint
+from flowrl.runtime.storage.checkpoints import snapshot
 from flowrl.runtime.storage.recorder import Recorder
 from flowrl.schedule.events import Memory
 

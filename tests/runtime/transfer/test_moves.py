@@ -13,17 +13,17 @@ from fusing import MODELS, checkpoint, fuse
 from flowrl.errors import FlowError, PlanError, RunError
 from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.model.layout import Layout
+from flowrl.placement.model.model_shape import ModelShape
 from flowrl.placement.model.rank_parameters import parameters_of
-from flowrl.placement.model.shape import ModelShape
+from flowrl.placement.model.weight_layout import Layout
 from flowrl.placement.reshard.planner import plan_reshard
 from flowrl.placement.reshard.senders import Move
-from flowrl.runtime.transfer.execute import execute
-from flowrl.runtime.transfer.messages import ALONE, messages_of
-from flowrl.runtime.transfer.plan import Held, Moves, holdings, plan_moves
+from flowrl.runtime.transfer.execute_moves import execute
+from flowrl.runtime.transfer.message_order import ALONE, messages_of
+from flowrl.runtime.transfer.plan_moves import Held, Moves, holdings, plan_moves
 from flowrl.runtime.transfer.rendezvous import new_meeting
 from flowrl.runtime.transfer.wire import Wire
-from flowrl.workers.weights import Shard, digest, sums
+from flowrl.workers.weights.weight_boxes import Shard, digest, sums
 
 SMALL = {
     "model_type": "llama",

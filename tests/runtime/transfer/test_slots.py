@@ -13,12 +13,12 @@ import torch
 
 from flowrl.errors import RunError
 from flowrl.placement.reshard.senders import Move
-from flowrl.runtime.transfer.execute import execute
-from flowrl.runtime.transfer.plan import Moves
+from flowrl.runtime.transfer.execute_moves import execute
+from flowrl.runtime.transfer.plan_moves import Moves
 from flowrl.runtime.transfer.rendezvous import new_meeting
 from flowrl.runtime.transfer.slots import HostMemory, Slots
 from flowrl.runtime.transfer.wire import Wire
-from flowrl.workers.weights import Shard
+from flowrl.workers.weights.weight_boxes import Shard
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory without a name, of Linux")
 

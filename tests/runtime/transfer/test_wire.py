@@ -14,11 +14,11 @@ import torch
 
 from flowrl.errors import RunError
 from flowrl.placement.reshard.senders import Move
-from flowrl.runtime.transfer.execute import execute
-from flowrl.runtime.transfer.plan import Moves
+from flowrl.runtime.transfer.execute_moves import execute
+from flowrl.runtime.transfer.plan_moves import Moves
 from flowrl.runtime.transfer.rendezvous import new_meeting
 from flowrl.runtime.transfer.wire import Wire
-from flowrl.workers.weights import Shard
+from flowrl.workers.weights.weight_boxes import Shard
 
 
 def wires(size, **how):

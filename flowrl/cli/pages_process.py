@@ -1,0 +1,54 @@
+"""The pages of a run, written at its end in a process of their own: ``python -m flowrl.cli.pages_process FOLDER``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+from ..analysis.run_pages import write_pages
+from ..errors import FlowError
+
+
+def draw_apart(run: Path, *, seconds: float = 20.0) -> str:
+    """Write the pages of a run in a process of its own, so that nothing about them can harm or delay what ran.
+
+    Returns words for the user: where the pages are, a line for each program; that they are still being drawn after
+    ``seconds`` (the process goes on by itself); or why there are none.
+    """
+    home = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(run)],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        pages, complaint = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"the pages of the run are still being drawn into {run}, by process {process.pid}"
+    if process.returncode:
+        last = (complaint.strip() or f"exit status {process.returncode}").splitlines()[-1]
+        return f"the pages of the run were not drawn: {last}\n  fix  flowrl graph {run}"
+    return pages.strip()
+
+
+def _main(folder: str) -> int:
+    try:
+        pages = write_pages(Path(folder))
+    except (FlowError, OSError) as error:
+        print(str(error).splitlines()[0], file=sys.stderr)
+        return 1
+    for _, of in groupby(pages.items(), key=lambda page: page[0].partition(" of ")[2]):  # a line for each program
+        print("   ".join(f"{what}: {page}" for what, page in of))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

@@ -1,0 +1,91 @@
+"""What the commands that look at a plan have in common: their options, and the program under its plan."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..analysis.measured_run import tokens_of_run
+from ..analysis.row_lengths import Tokens
+from ..analysis.study import Study
+from ..errors import UsageError, near
+from ..flow import Flow
+from ..graph.ops.op import Op
+from ..placement.cost.cost_model import Calibrated, GivenCosts, load_costs
+from ..placement.cost.length_distribution import read_lengths
+from ..placement.plan.plan import Plan
+from ..run_options import RUN_OPTIONS
+from .options import whole_number
+
+STEPS = 20  # of each loop of a program that does not say how many it makes
+
+
+def add_study_options(parser: argparse.ArgumentParser) -> None:
+    """Options of costs and lengths."""
+    parser.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="seconds per call (YAML), what flowrl calibrate has saved, or a run to calibrate",
+    )
+    parser.add_argument("--run", metavar="DIR", help="take the lengths of prompts and responses from this run")
+    parser.add_argument(
+        "--lengths", metavar="KIND:NUMBERS", help="of responses: fixed:1024, lognormal:MEAN,SIGMA, uniform:LEAST,MOST"
+    )
+    parser.add_argument("--prompt-tokens", type=whole_number, metavar="N", help="of a prompt, on average")
+    parser.add_argument(
+        "--runtime", choices=RUN_OPTIONS["runtime"].words, default="", help="that is to run it (the one the plan needs)"
+    )
+
+
+def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:
+    """The plan that the options name, checked against the workers of the flow. Raises PlanError."""
+    plan = Plan.load(options.plan) if options.plan else Plan.one_process()
+    plan.check_workers([h.name for h in flow.handles])
+    return plan
+
+
+def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: argparse.Namespace, plan: Plan) -> Study:
+    """A program under a plan, with the costs and lengths of the options. Raises PlanError, UsageError."""
+    costs = load_costs(options.costs) if options.costs else None
+    tokens = _tokens(program, options, calibrated=isinstance(costs, Calibrated))
+    how = {"seed": options.seed or 0, "runtime": options.runtime}
+    study = flow.study(plan, program, costs=costs, tokens=tokens, **how, **parameters)
+    if costs is not None:
+        listed = costs.given if isinstance(costs, GivenCosts) else costs.fits
+        costs.check_names([*study.names(), *(name for name in listed if _elsewhere(name, flow))])
+    return study
+
+
+def _tokens(program: str, options: argparse.Namespace, *, calibrated: bool) -> Tokens:
+    """Return the lengths of the options; with ``calibrated`` costs each row has the average one.
+
+    The time of the longest is in the seconds that were measured.
+    """
+    if options.prompt_tokens is not None and options.prompt_tokens < 1:
+        raise UsageError(f"--prompt-tokens {options.prompt_tokens}: give 1 or more.")
+    if options.run:
+        if options.lengths or options.prompt_tokens is not None:
+            other = "--lengths" if options.lengths else "--prompt-tokens"
+            raise UsageError(f"--run and {other} both say how long rows are.", fix="Leave one out.")
+        return tokens_of_run(Path(options.run), program, varies=not calibrated)
+    if options.lengths:
+        kind, numbers = read_lengths(options.lengths)
+        return Tokens(options.prompt_tokens, kind, numbers)
+    return Tokens(options.prompt_tokens)
+
+
+def steps_flown(flow: Flow, program: str) -> int | None:
+    """Return how many steps of each loop are simulated; None for a program that has a parameter of its own for them."""
+    return None if "steps" in flow.find_program(program).parameters else STEPS
+
+
+def _elsewhere(name: str, flow: Flow) -> bool:
+    """Whether costs are those of a call that another program makes, or another driver: one file may serve several."""
+    worker, _, op = name.partition("#")[0].partition(".")
+    handle = next((h for h in flow.handles if h.name == worker), None)
+    if handle is not None:
+        return op == "publish" or isinstance(inspect.getattr_static(handle.cls, op, None), Op)
+    return bool(op) and near(worker, [h.name for h in flow.handles]) is None

@@ -1,0 +1,58 @@
+"""The parameters of a program that only say how long it goes on, such as ``steps``: a run may be made longer."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...errors import At
+from .site import defined_at
+
+
+def lengths(program: Callable[..., Any]) -> dict[str, At | None]:
+    """Parameters that bound the outermost loops of a program, each with another line that uses it, if one does.
+
+    ``{"steps": None}`` for ``for step, batch in flow.steps(source, steps)`` and ``for i in range(steps)``. A program
+    without such a loop has one elsewhere; of it ``steps`` is taken for one.
+    """
+    names = set(inspect.signature(program).parameters)
+    node = _definition(program)
+    bounds = [b for loop in _outermost(node) for b in _bounds(loop.iter)] if node is not None else []
+    if node is None or not bounds:
+        return dict.fromkeys(names & {"steps"})
+    inside = {id(n) for bound in bounds for n in ast.walk(bound)}
+    first, uses = defined_at(program), [n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name)]
+    found: dict[str, At | None] = {}
+    for name in names & {n.id for n in uses if id(n) in inside}:
+        others = [n.lineno for n in uses if n.id == name and id(n) not in inside]
+        found[name] = At(first.file, first.line + others[0] - node.lineno) if others else None
+    return found
+
+
+def _definition(program: Callable[..., Any]) -> ast.FunctionDef | None:
+    """The function as it is written; None where its text is not at hand."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(program)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return next((n for n in tree.body if isinstance(n, ast.FunctionDef)), None)
+
+
+def _outermost(node: ast.AST) -> Iterator[ast.For]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.For):
+            yield child
+        elif not isinstance(child, (ast.While, ast.expr)):
+            yield from _outermost(child)
+
+
+def _bounds(iterated: ast.expr) -> list[ast.expr]:
+    """Return the expressions that say how often ``flow.steps(source, n)`` or ``range(n)`` goes round."""
+    if not isinstance(iterated, ast.Call):
+        return []
+    if isinstance(iterated.func, ast.Attribute) and iterated.func.attr == "steps":
+        return [*iterated.args[1:], *(k.value for k in iterated.keywords if k.arg == "steps")]
+    return iterated.args if isinstance(iterated.func, ast.Name) and iterated.func.id == "range" else []

@@ -1,0 +1,253 @@
+"""What flows through a program: stand-ins for batches, fields, numbers and metrics that are not there yet."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+
+from ...column import Column
+from ...errors import ProgramError, did_you_mean
+from ..script.site import caller
+from .argument_trees import find_in, rebuild
+
+if TYPE_CHECKING:
+    from .current_session import Session
+
+
+class NoSuchName(ProgramError, AttributeError):
+    """A name that a value or a handle has not; also an AttributeError, so that ``hasattr`` and ``getattr`` work."""
+
+
+NoSuchName.__name__ = "ProgramError"  # as it is reported
+_REDUCE = "Reduce it with .mean(), .sum(), .min() or .max(); or write an op, whose batch has rows."
+
+
+class Value:
+    """A result that is not there yet. ``ref`` is what its session knows of it."""
+
+    __slots__ = ("__weakref__", "ref", "session")
+
+    def __init__(self, session: Session, ref: Any) -> None:
+        self.session = session
+        self.ref = ref
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        from ..ops.batch_ops import OPS
+
+        return self.session.call(OPS[name], None, (self, *args), kwargs)
+
+    def __bool__(self) -> bool:
+        return self.session.read(self, bool)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.ref}>"
+
+
+class BatchValue(Value):
+    """A batch that is not there yet. Its fields are attributes; ``a | b`` joins on keys."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.session.field(self, name)
+
+    def __getitem__(self, name: Any) -> Any:
+        if not isinstance(name, str):
+            raise ProgramError(
+                "a batch is not sliced or indexed by rows in a program.",
+                at=caller(),
+                fix="Keep rows with batch.filter(mask) or rl.first_groups(batch, n), or change batch= of the source.",
+            )
+        return self.session.field(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Value.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            self._unchanging(name)
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        self._unchanging(name)
+
+    def _unchanging(self, name: str) -> NoReturn:
+        fix = f'Write batch = batch.with_columns({{"{name}": ...}}).'
+        raise ProgramError(f"a batch never changes: '{name}' cannot be assigned.", at=caller(), fix=fix)
+
+    def __iter__(self) -> Iterator[Any]:
+        fix = "Use arithmetic on its fields, or write an op, whose batch has rows."
+        raise ProgramError("a program does not go through the rows of a batch.", at=caller(), fix=fix)
+
+    def __contains__(self, name: str) -> bool:
+        raise ProgramError(
+            f"whether a batch has '{name}' cannot be asked in a program.",
+            at=caller(),
+            fix="The fields of a batch do not depend on the run: name the field, and check says whether it is there.",
+        )
+
+    def __or__(self, other: Any) -> Any:
+        return self._call("join", other)
+
+    def filter(self, mask: Any) -> Any:
+        """The rows where ``mask`` (a bool field) is true."""
+        return self._call("filter", mask)
+
+    def select(self, *names: str) -> Any:
+        """Only these fields."""
+        return self._call("select", names)
+
+    def drop(self, *names: str) -> Any:
+        """All fields but these."""
+        return self._call("drop", names)
+
+    def rename(self, **names: str) -> Any:
+        """Fields under other names: ``batch.rename(rewards="costs")`` calls the rewards costs."""
+        return self._call("rename", names)
+
+    def with_columns(self, columns: Mapping[str, Any]) -> Any:
+        """Further fields of the same rows: ``batch.with_columns({"advantages": batch.rewards - 0.5})``."""
+        return self._call("with_columns", columns)
+
+    def concat(self, *others: Any) -> Any:
+        """The rows of this batch and of ``others``, which have other keys and the same fields."""
+        return self._call("concat", *others)
+
+    def group_mean(self, name: str) -> Any:
+        """Mean of a number per row over the rows of the same prompt, given to each of them."""
+        return self._call("group_mean", name)
+
+    def group_std(self, name: str) -> Any:
+        """Standard deviation over the rows of the same prompt, without Bessel's correction."""
+        return self._call("group_std", name)
+
+    def count(self) -> Any:
+        """The number of rows, as a number that is not there yet."""
+        return self._call("count")
+
+    def __len__(self) -> int:
+        return self.session.read(self.count(), int)
+
+    def __bool__(self) -> bool:
+        return self.session.read(self.count(), bool)
+
+
+class Arithmetic(Value):
+    """Arithmetic and comparisons, deferred."""
+
+    __slots__ = ()
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        return self.session.read(self, bool)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise NoSuchName, with the line; Python's own error would name a class of flowrl."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        known = [n for n in dir(type(self)) if not n.startswith("_") and n not in Value.__slots__]
+        fix = None if known else "It is one number already: use it as it is."
+        raise NoSuchName(
+            f"{'a field' if known else 'a number'} has no '{name}'.",
+            at=caller(),
+            have=known or None,
+            fix=did_you_mean(name, known, fix, form="Did you mean .{}()?"),
+        )
+
+
+def _deferred(name: str) -> Callable[..., Any]:
+    """The method for one of Python's operators."""
+
+    def operate(self: Value, *others: Any) -> Any:
+        return self._call(name, *others)  # pyright: ignore[reportPrivateUsage]
+
+    return operate
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Arithmetic, f"__{_name}__", _deferred(_name))
+    setattr(Arithmetic, f"__r{_name}__", _deferred(f"r{_name}"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "neg", "abs", "invert"):
+    setattr(Arithmetic, f"__{_name}__", _deferred(_name))
+
+
+class FieldValue(Arithmetic):
+    """A field of a batch that is not there yet. Arithmetic is per element, reductions give numbers."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ProgramError("a program does not go through the values of a field.", at=caller(), fix=_REDUCE)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise ProgramError("a field is not indexed by rows in a program.", at=caller(), fix=_REDUCE)
+
+    def __float__(self) -> float:
+        return float(self.session.read(self, float))  # says that a field is no number
+
+    def __int__(self) -> int:
+        return int(self.session.read(self, int))
+
+
+def _without_arguments(cls: type[Value], name: str, doc: str | None) -> None:
+    """Give a class the deferred form of a method that takes nothing."""
+
+    def method(self: Value) -> Any:
+        return self._call(name)  # pyright: ignore[reportPrivateUsage]
+
+    method.__name__, method.__qualname__, method.__doc__ = name, f"{cls.__name__}.{name}", doc
+    setattr(cls, name, method)
+
+
+for _name in ("mean", "sum", "min", "max", "std", "row_sum", "row_mean", "lengths_column"):
+    _without_arguments(FieldValue, _name, getattr(Column, _name).__doc__)
+
+
+class MetricsValue(Value):
+    """What an update will report. An entry is an attribute: ``metrics.loss``."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.session.field(self, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.session.field(self, name)
+
+    def __bool__(self) -> bool:
+        return True  # an update always reports something
+
+
+def is_handle(value: Any) -> bool:
+    """Whether a value is the handle of a worker."""
+    cls = cast("Any", type(value))
+    return getattr(cls, "is_handle", False) is True
+
+
+def find(tree: Any) -> Iterator[Value]:
+    """Yield all values inside arguments: see :mod:`flowrl.graph.stand_ins.argument_trees`."""
+    return find_in(tree, Value)
+
+
+def replace_values(tree: Any, change: Callable[[Value], Any]) -> Any:
+    """Return the same arguments with every value changed."""
+    return rebuild(tree, lambda item: change(item) if isinstance(item, Value) else item)
+
+
+#: Python's own functions for the deferred arithmetic, by name.
+PYTHON: dict[str, Callable[..., Any]] = {
+    **{n: getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
+    **{n: getattr(operator, n) for n in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs", "invert")},
+    "and": getattr(operator, "and_"),  # noqa: B009  typed as what it is given
+    "or": getattr(operator, "or_"),  # noqa: B009
+}

@@ -1,0 +1,156 @@
+"""The program run abstractly: two iterations on symbols, once per outcome of its conditions, into recorded calls."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ...errors import At, FlowError, ProgramError
+from ..script.site import defined_at, is_users_code, raised_at
+from ..script.surroundings import LIMIT, Surroundings
+from ..stand_ins import current_session as sessions
+from ..stand_ins.replaced_builtins import shims
+from ..stand_ins.symbols import Symbol
+from ..stand_ins.values import find
+from .follow_branches import Numbers, Path
+from .numbers_to_python import Run, beyond, certain, forks, remarks
+from .trace_records import Adder, Lint, Traced, each_once
+from .tracer import Tracer
+
+PATH_CAP = 64
+_SYMBOLIC = ("Symbol", "ScalarValue", "FieldValue", "BatchValue", "MetricsValue")
+
+
+def trace(
+    program: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    *,
+    name: str,
+    adders: Sequence[Adder] = (),
+    owner: Any = None,
+    cap: int = PATH_CAP,
+) -> Traced:
+    """Run ``program(**parameters)`` on symbols, once per path, breadth first, at most ``cap`` times.
+
+    ``owner`` is the handle of the flow's first model, whose tokenizer is that of data without one.
+
+    Errors do not stop the trace: a missing field is reported and then taken as there, so that all are found in one go.
+    Where plain Python is given a number, each path is run with another one too
+    (:mod:`flowrl.graph.tracing.numbers_to_python`).
+    """
+    around = Surroundings(program)
+    numbers = Numbers()
+
+    def run(path: Path, meanings: dict[str, tuple[str, At]], rounds: int = 2) -> Run:
+        tracer = Tracer(path, adders, program, meanings, rounds=rounds, owner=owner)
+        done = _run(tracer, program, parameters)
+        around.restore()
+        return done
+
+    def again(told: tuple[bool, ...], used: Numbers) -> Run:
+        return run(Path(told, numbers=used), {})
+
+    traced = _explore(name, program, run, numbers, cap)
+    if any(trail.path.exits for trail in traced.trails):
+        numbers.forks = forks(traced.trails, again, numbers)
+        if numbers.forks:
+            traced = _explore(name, program, run, numbers, cap)
+        _add(traced.lints, remarks(traced.trails, numbers))
+        _add(traced.lints, beyond(traced.trails, traced.errors, again, numbers))
+    _add(traced.errors, around.leaks())
+    if not around.whole:
+        what = f"{LIMIT} objects around the program are put back after check; it may change others for good."
+        _add(traced.lints, [Lint("state", what, defined_at(program))])
+    return traced
+
+
+def _explore(name: str, program: Callable[..., Any], run: Callable[..., Run], numbers: Numbers, cap: int) -> Traced:
+    """All paths of a program. Where one fails on a number that it was given, all are run again with the next."""
+    while True:
+        before = dict(numbers.choices), set(numbers.plain)
+        traced = _paths(name, program, run, numbers, cap)
+        if (numbers.choices, numbers.plain) != before:
+            continue
+        if traced.trails or not numbers.plain:
+            return traced
+        numbers.plain.clear()  # that is not what it fails on
+        numbers.symbols_only = True
+
+
+def _paths(name: str, program: Callable[..., Any], run: Callable[..., Run], numbers: Numbers, cap: int) -> Traced:
+    traced = Traced(name, [], [], [])
+    broken: list[tuple[FlowError, Path]] = []
+    waiting: list[tuple[bool, ...]] = [()]
+    meanings: dict[str, tuple[str, At]] = {}  # of the names that are logged
+    while waiting:
+        if len(traced.trails) >= cap:
+            traced.capped = True
+            what = f"only {cap} of the program's paths were followed; rarer ones are checked when they run."
+            traced.lints.append(Lint("paths", what, defined_at(program)))
+            break
+        path = Path(told=waiting.pop(0), numbers=numbers)
+        done = run(path, meanings)
+        if done.refused - numbers.plain and not numbers.symbols_only:
+            numbers.plain |= done.refused
+            return traced
+        if done.crashed and numbers.give_up(path):
+            return traced
+        waiting += path.others()
+        if done.failure is None:
+            traced.trails.append(done.tracer.trail)
+        elif done.crashed:
+            broken.append((done.failure, path))
+        traced.whole &= done.failure is None
+        _add(traced.errors, certain(done, lambda told, used: run(Path(told, numbers=used), {}), numbers))
+        _add(traced.lints, done.tracer.lints)
+    if traced.trails:
+        longer = run(Path(numbers=numbers), dict(meanings), rounds=3)
+        traced.longer = longer.tracer.trail if longer.failure is None else None
+        _add(traced.lints, [_not_followed(failure, path) for failure, path in broken])
+    else:  # the trace may take paths that no run takes, where plain Python fails
+        _add(traced.errors, [failure for failure, _ in broken[:1]])
+    return traced
+
+
+def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, Any]) -> Run:
+    """Run one path."""
+    with sessions.using(tracer), shims(program):
+        try:
+            program(**parameters)
+        except FlowError as error:
+            error.at = error.at or raised_at(error)
+            return Run(tracer, error)
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
+            symbolic = any(word in cause for word in _SYMBOLIC)
+            fix = (
+                "In the trace numbers are symbols; keep to arithmetic, comparisons, float() and int() on them."
+                if symbolic
+                else "Mend that line; check runs the program with its defaults, and with symbols for numbers."
+            )
+            what = f"the program failed while it was traced: {cause.rstrip('.')}."
+            failure = ProgramError(what, at=raised_at(error) or defined_at(program), fix=fix)
+            refused = "Symbol" in cause and not isinstance(error, (AttributeError, LookupError))
+            return Run(tracer, failure, True, _refused(error, tracer) if refused else frozenset())
+    return Run(tracer)
+
+
+def _refused(error: Exception, tracer: Tracer) -> frozenset[str]:
+    """The symbols that a library would not take, as they are written: those that its functions hold, else the last."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    held = [list(frame.f_locals.values()) for frame in frames if not is_users_code(frame.f_code)]
+    texts = frozenset(str(value.ref.text) for value in find(held) if isinstance(value, Symbol))
+    last = next((text for text in reversed(tracer.symbols) if text not in tracer.trail.path.numbers.plain), None)
+    return texts or (frozenset() if last is None else frozenset((last,)))
+
+
+def _not_followed(failure: FlowError, path: Path) -> Lint:
+    cause = failure.what.partition("traced: ")[2]
+    where = " and ".join(dict.fromkeys(d.label for d in path.taken if not path.fixed(d)))
+    return Lint("path", f"not followed further where {where}: {cause}", failure.at or At("<unknown>", 0))
+
+
+def _add(into: list[Any], more: Iterable[Any]) -> None:
+    """Append what is not there yet; the same finding on several paths or iterations is one."""
+    into[:] = each_once([*into, *more])

@@ -1,0 +1,141 @@
+"""A problem as the abstract search knows it, sets on numbers of devices, and its answers as plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...errors import PlanError
+from ..cluster.cluster import Nodes
+from ..cluster.mesh import Mesh
+from ..cost.cost_model import Costs
+from ..plan.plan import Pipeline, Place, Plan, Pool
+from .branch_and_bound import Choice, Question, Set, Stock
+from .colocate import Colocated, publish_title
+from .parallelism import Parallelism
+from .partitions import all_counts, node_counts
+from .problem import Problem
+from .step_time import Op, Placed, PoolUse, Sent
+
+_MOST_UNITS = 8  # Bell(8) = 4140 partitions
+
+
+class Asked:
+    """A problem with its costs. ``relaxed``: constraints to leave out; ``anywhere``: pools may share nodes in part.
+
+    ``like``: another one of the same problem and costs.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        costs: Costs,
+        relaxed: frozenset[str] = frozenset(),
+        anywhere: bool = False,
+        like: Asked | None = None,
+    ) -> None:
+        if len(problem.units) > _MOST_UNITS:
+            names = ["+".join(u) for u in problem.units]
+            what = f"{len(names)} uses to place apart or together are too many: {_MOST_UNITS} at most."
+            raise PlanError(what, have=names, fix="Name some that stay together.")
+        self.problem, self.costs, self.anywhere = problem, costs, anywhere
+        self.units = {"+".join(u): u for u in problem.units}
+        self.parallelism = Parallelism(problem, costs, relaxed, like.parallelism if like else None)
+        self.table = Colocated(self.parallelism, self.units)
+
+    def question(self) -> Question:
+        problem = self.problem
+        unit_of = {name: unit for unit, names in self.units.items() for name in names}
+        fixed = [0.0] * len(problem.stages)
+        for op in self._hosted():
+            fixed[op.stage] += op.seconds
+        return Question(
+            members=tuple(self.units),
+            stocks=tuple(self._stock(i, g) for i, g in enumerate(problem.cluster.groups)),
+            stages=len(problem.stages),
+            pairs=tuple(dict.fromkeys((unit_of[a], unit_of[b]) for a, b in problem.pairs)),
+            staleness=tuple(sorted(set(problem.staleness))),
+            fixed=tuple(fixed),
+        )
+
+    def sets_of(self, sets: Iterable[Iterable[str]]) -> tuple[Set, ...]:
+        """Return sets of members as sets of units."""
+        wanted = [set(s) for s in sets]
+        found = tuple(tuple(u for u, names in self.units.items() if set(names) <= s) for s in wanted)
+        if sorted(u for s in found for u in s) != sorted(self.units):
+            have = ["+".join(u) for u in self.units.values()]
+            raise PlanError("these sets are no partition of what is placed.", have=have)
+        return found
+
+    def _stock(self, number: int, group: Nodes) -> Stock:
+        total = group.count * group.devices
+        counts = set(node_counts(nodes=group.count, devices=group.devices))
+        if self.problem.integers or self.anywhere:
+            step = 1 if self.problem.integers else max(1, total // 64)
+            counts |= set(all_counts(total)[step - 1 :: step])
+        return Stock(f"{number}:{group.kind}", total, tuple(sorted(counts)))
+
+    def _hosted(self) -> list[Op]:
+        """What runs on processes of the host, wherever the rest is: all of them are in one pool."""
+        processes = max((m.processes for m in self.problem.hosted), default=1)
+        works = [work for m in self.problem.hosted for work in m.works]
+        placed = [replace(w, mesh=Mesh(), devices=(), processes=processes, pool="cpu") for w in works]
+        return [Op(w.title, self.problem.stage_of[w.node], self.costs.seconds(w)) for w in placed]
+
+    def placed(self, choice: Choice) -> Placed:
+        """An answer with devices: pools one after another, the largest first, so that none crosses a node in part."""
+        start = {i: self.parallelism.devices(i, 1)[0] for i in range(len(self.problem.cluster.groups))}
+        order = sorted(range(len(choice.sets)), key=lambda i: (choice.spots[i][0], -choice.spots[i][1]))
+        names = _names([tuple(n for u in s for n in self.units[u]) for s in choice.sets])
+        pools: list[PoolUse] = []
+        place: dict[str, dict[str, Place]] = {}
+        for i in order:
+            (group, count), settled = choice.spots[i], self.table.settle(choice.sets[i], choice.spots[i])
+            assert settled is not None, "a set was chosen that does not fit"
+            devices = tuple(range(start[group], start[group] + count))
+            start[group] += count
+            for name, way in settled.ways.items():
+                member = self.problem.by_name[name]
+                place.setdefault(member.role.name, {})[member.use] = Place(names[i], way.mesh, way.backend)
+            members = {n: f"{w.backend} {w.mesh}" for n, w in settled.ways.items()}
+            kind = self.problem.cluster.groups[group].kind
+            pools.append(PoolUse(names[i], kind, devices, members, settled.ops, settled.moved))
+        listed = [Pool(p.name, devices=p.devices) for p in pools]
+        if self.problem.hosted:
+            processes = max(m.processes for m in self.problem.hosted)
+            listed.append(Pool("cpu", processes=processes))
+            members = {m.name: "" for m in self.problem.hosted}
+            pools.append(PoolUse("cpu", "", (), members, tuple(self._hosted()), processes=processes))
+            for member in self.problem.hosted:
+                place.setdefault(member.role.name, {})[member.use] = Place("cpu")
+        pipeline = Pipeline(staleness=choice.staleness)
+        plan = Plan({p.name: p for p in listed}, place, cluster=self.problem.cluster, pipeline=pipeline)
+        sent = tuple(self._sent(choice, names))
+        return Placed(plan, tuple(pools), sent, len(self.problem.stages), choice.staleness, choice.seconds)
+
+    def _sent(self, choice: Choice, names: list[str]) -> Iterable[Sent]:
+        at = {n: i for i, s in enumerate(choice.sets) for u in s for n in self.units[u]}
+        for train, generate in self.problem.pairs:
+            i, j = at[train], at[generate]
+            if i != j:
+                source, target = (choice.sets[i], choice.spots[i]), (choice.sets[j], choice.spots[j])
+                seconds = self.table.publish_one(train, generate, source, target)
+                yield Sent(publish_title(self.problem, train), names[j], seconds)
+
+
+def _names(sets: list[tuple[str, ...]]) -> list[str]:
+    """A name for each pool: ``all``, ``train``, ``rollout`` where that says it, else its workers' names."""
+    if len(sets) == 1:
+        return ["all"]
+    pools = [[m.rpartition(".")[::2] for m in members] for members in sets]
+    engines = sum(all(use == "generate" for _, use in pool) for pool in pools)
+    names: list[str] = []
+    for pool in pools:
+        uses = {worker: {u for w, u in pool if w == worker} for worker, _ in pool}
+        if any("generate" not in used for used in uses.values()) or len(pool) > 1 or engines > 1:
+            names.append("_".join(f"{w}_rollout" if used == {"generate"} else w for w, used in uses.items()))
+        else:
+            names.append("rollout")
+        if all("generate" not in used for used in uses.values()) and engines == len(sets) - 1:
+            names[-1] = "train"
+    return names

@@ -1,0 +1,241 @@
+"""How the driver calls ranks: in one order, waiting for all, and again after ranks that were lost are restarted."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ...errors import At, DiskError, FlowError, RankLost, RunError
+from ...workers.user_code.failed_rewards import Failures
+from ..storage.checkpoints.snapshot import Captured
+from ..storage.disk import Checksum
+from ..transfer.plan_moves import Moves
+from .lineage import Lineage
+from .protocol import Failed
+from .weight_routes import Routes
+
+R = TypeVar("R")
+
+
+class Link(Protocol):
+    """How the driver reaches ranks: ``send`` begins a call, ``wait`` gives the answers by rank.
+
+    ``wait`` raises RankLost for a rank that died or has not answered ``deadline`` seconds after its call began. It
+    calls ``on_death`` as soon as one has died and others still work: they may wait for it. ``where``: by rank its pool,
+    its process and its machine, as ``node``.
+    """
+
+    @property
+    def where(self) -> Mapping[int, Mapping[str, Any]]: ...
+
+    def send(self, rank: int, method: str, *args: Any) -> Any: ...
+    def wait(
+        self,
+        begun: Mapping[int, Any],
+        what: str,
+        deadline: float | None = None,
+        on_death: Callable[[], None] | None = None,
+    ) -> dict[int, Any]: ...
+
+
+@dataclass
+class Traffic:
+    """Bytes of columns: ``drawn`` by the driver from data and sent to ranks, ``between`` ranks, and what else the
+    driver had: ``records`` for a reader of the run, and ``payload``, which stays 0."""
+
+    drawn: int = 0
+    between: int = 0
+    records: int = 0
+    payload: int = 0
+
+
+class RankClient:
+    """Calls the ranks of a run. ``pools`` gives the ranks of each pool; ``deadline`` the seconds that a call may take.
+
+    ``restart`` starts lost ranks again with the state that they had, and returns them; it raises RankLost where that
+    cannot be. Every such restart begins a new ``epoch``.
+    """
+
+    def __init__(self, link: Link, pools: Mapping[str, Sequence[int]], *, deadline: float | None = None) -> None:
+        self.link, self.pools, self.deadline = link, {p: tuple(r) for p, r in pools.items()}, deadline
+        self.traffic = Traffic()
+        self.warn: Callable[[str], None] = lambda text: None
+        self.settle: Callable[[Failures], None] = lambda found: None  # takes the rows that failed in a call
+        self.moves: deque[dict[str, Any]] = deque(maxlen=100)  # the latest publishes, for the run's record
+        self.swaps: deque[dict[str, Any]] = deque(maxlen=100)  # the latest workers that left a memory or came back
+        self.routes = Routes(self)
+        self.order = threading.RLock()  # who holds it begins calls; while ranks are restarted nobody else does
+        self.lineage = Lineage()
+        self.restart: Callable[[RankLost], Collection[int]] = _refuse
+        self._ids, self._turns = itertools.count(1), itertools.count(1)
+        self._dropped: dict[int, deque[int]] = defaultdict(deque)
+        self._restarted: dict[int, int] = {}  # by rank: the epoch that its last restart began
+        self._epoch = 0
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def call_all(self, ranks: Sequence[int], method: str, *args: Any, what: str = "") -> dict[int, Any]:
+        """Make the same call on several ranks. Returns their answers; raises what failed first."""
+        return self.wait(self.send(method, dict.fromkeys(ranks, args)), what or method.replace("_", " "))
+
+    def send(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Begin a call on several ranks. Calls in which ranks wait for each other come to all of them in one order."""
+        with self.order:
+            return {rank: self.link.send(rank, method, *args) for rank, args in calls.items()}
+
+    def wait(self, sent: Mapping[int, Any], what: str, on_death: Callable[[], None] | None = None) -> dict[int, Any]:
+        """Wait for calls that were sent. Returns the answers; raises what failed first."""
+        answers = self.link.wait(sent, what, self.deadline, on_death)
+        failed = [(rank, a) for rank, a in sorted(answers.items()) if isinstance(a, Failed)]
+        if failed:
+            rank, first = failed[0]
+            raise to_error(first, what, rank, self.pool_of(rank), None, len(failed) - 1)
+        return answers
+
+    def pool_of(self, rank: int) -> str:
+        """Return the pool of a rank."""
+        return next((p for p, ranks in self.pools.items() if rank in ranks), "")
+
+    def next_rank(self) -> int:
+        """Return a rank, another one each time: for a call that may run on any."""
+        ranks = self.all_ranks
+        return ranks[next(self._turns) % len(ranks)]
+
+    @property
+    def all_ranks(self) -> list[int]:
+        """All ranks of the run."""
+        return [rank for ranks in self.pools.values() for rank in ranks]
+
+    # -- ranks that are lost, and restarted -------------------------------------------------------------------------
+
+    def retry(self, action: Callable[[], R], epoch: int | None = None) -> R:
+        """Return what an action gives; do it again when ranks are lost meanwhile that can be restarted as they were.
+
+        ``epoch``: that in which it was begun the first time.
+        """
+        while True:
+            epoch = self._epoch if epoch is None else epoch
+            try:
+                return action()
+            except RankLost as lost:
+                if lost.inconsistent:
+                    raise
+                with self.order:
+                    if self._epoch == epoch or not all(self.restarted_after(epoch, r) for r in lost.ranks):
+                        restarted = self.restart(lost)
+                        self._epoch += 1
+                        self._restarted |= dict.fromkeys(restarted, self._epoch)
+                epoch = None
+
+    def restarted_after(self, epoch: int, rank: int) -> bool:
+        """Whether the rank was restarted after ``epoch``."""
+        return self._restarted.get(rank, 0) > epoch
+
+    def restarted_since(self, epoch: int) -> bool:
+        """Whether any rank was restarted after ``epoch``; waits for a restart that is under way."""
+        with self.order:
+            return self._epoch != epoch
+
+    @contextmanager
+    def blaming_restarts(self, epoch: int, what: str) -> Iterator[None]:
+        """Raise RankLost, which says ``what``, for a failure inside where ranks were restarted after ``epoch``."""
+        try:
+            yield
+        except (RankLost, DiskError):
+            raise
+        except Exception as error:
+            if self.restarted_since(epoch):
+                raise RankLost(what) from error
+            raise
+
+    @property
+    def epoch(self) -> int:
+        """How often ranks were restarted within programs."""
+        return self._epoch
+
+    def forget_ranks(self, ranks: Collection[int]) -> None:
+        """Forget what ranks held that were started anew, and their connections with others."""
+        self.lineage.lose(ranks, self.new_id())
+        for rank in ranks:
+            self._dropped[rank].clear()
+        self.routes.forget_ranks(ranks)
+
+    def forget(self) -> None:
+        """Forget all rows and connections: the run goes back to a checkpoint, and makes them again."""
+        self.routes.clear()
+        self.lineage.forget()
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def write_captured(self, id: int, ranks: Sequence[int], epoch: int, what: str, lacking: int = 0) -> Captured:
+        """Have ranks begin to write what they have captured in ``epoch``. Returns what waits for it, in any thread.
+
+        It raises RankLost where a rank has been restarted since.
+        """
+        sent = self.send("write_captured", dict.fromkeys(ranks, (id,)))
+
+        def wait() -> dict[str, Checksum]:
+            with self.blaming_restarts(epoch, f"{what} needed ranks that were started again meanwhile."):
+                parts = self.wait(sent, what)
+            return {name: said for part in parts.values() for name, said in part.items()}
+
+        return Captured(wait, lacking)
+
+    # -- objects ----------------------------------------------------------------------------------------------------
+
+    def new_id(self) -> int:
+        """Return a fresh object id."""
+        return next(self._ids)
+
+    def drop(self, rank: int, id: int) -> None:
+        """Free an object of a rank: it is told so with its next call."""
+        if id:
+            self._dropped[rank].append(id)
+            self.lineage.drop(id)
+
+    def take_dropped(self, rank: int) -> tuple[int, ...]:
+        """Return the objects that a rank may free now; the caller tells it."""
+        dropped, ids = self._dropped[rank], list[int]()
+        while dropped:
+            ids.append(dropped.popleft())
+        return tuple(ids)
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    def note_move(self, what: str, moves: Moves, answers: Mapping[int, Any]) -> None:
+        """Note what a publish moved."""
+        received = {rank: m.received for rank, m in answers.items() if m.received}
+        peak = max((m.peak_staging for m in answers.values()), default=0)
+        self.moves.append({"what": what, "received": received, "total": moves.total, "peak_staging": peak})
+
+    def note_swap(
+        self, what: str, pool: str, resident: str, sizes: Mapping[int, int], forecast: float | None = None
+    ) -> None:
+        """Note the bytes that a worker freed or took on each rank of its pool, and those that its plan foretold."""
+        if sizes:
+            swap = {"what": what, "pool": pool, "resident": resident, "bytes": dict(sizes)}
+            self.swaps.append(swap if forecast is None else {**swap, "forecast": forecast})
+
+
+def to_error(failed: Failed, title: str, rank: int, pool: str, at: At | None, others: int) -> FlowError:
+    """Return what failed on a rank as the user meets it: with the driver's line, and the traceback there as a note."""
+    where = f"rank {rank} of pool '{pool}'"
+    if failed.error is not None:
+        error = failed.error
+        error.at = error.at or at
+    else:
+        error = RunError(f"{title} failed on {where}: {failed.text}", at=at)
+    lines = "\n".join(f"  | {line}" for line in failed.traceback.rstrip().splitlines())
+    error.add_note(f"{title} on {where}:\n{lines}")
+    if others:
+        error.add_note(f"({others} more rank{'s' if others > 1 else ''} of this call failed)")
+    return error
+
+
+def _refuse(lost: RankLost) -> Collection[int]:
+    raise lost

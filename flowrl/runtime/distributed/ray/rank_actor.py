@@ -1,0 +1,110 @@
+"""The process of one rank: a Ray actor around a :class:`flowrl.runtime.distributed.rank.Rank`, with lanes of calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from ..protocol import Failed, RankCall, RankConfig
+from ..rank import Rank
+from .group_signals import hear, overhear
+
+#: Lanes: calls in one of them wait for each other, those in different ones do not. ``work`` is everything else.
+LANES = {
+    "pull": "pull",
+    "positions": "pull",
+    "respond": "serve",
+    "alive": "pull",
+    "bring": "light",
+    "capture_rows": "light",
+    "write_captured": "save",
+    "set_aside": "move",
+    "let_go": "move",
+    "connect": "move",
+    "disconnect": "pull",
+    "move": "move",
+    "sums": "move",
+    "weights_written": "move",
+}
+THREADS = {
+    "pull": 2,  # rows are brought to another rank while this one works
+    "light": 1,  # short calls do not wait for what the workers do
+    "move": 1,  # weights are on their way
+    "serve": 1,  # a policy generates for an environment on another rank, which this one may be waiting for in turn
+    "save": 1,  # files of a checkpoint are written while this rank works
+}
+
+
+def lane_of(method: str, args: Sequence[Any]) -> str:
+    """The lane of a call: a library's run beside those of workers, as they are short and hold up others."""
+    if method == "run":
+        call: RankCall = args[0]
+        return "light" if call.worker is None else "work"
+    return LANES.get(method, "work")
+
+
+def _in_lane(lane: str) -> Any:
+    """Return a method of an actor that calls the rank in a lane of its own."""
+
+    @ray.method(concurrency_group=lane)
+    def call(self: RankActor, method: str, *args: Any) -> Any:
+        return self._called(method, args)
+
+    return call
+
+
+class RankActor:
+    """One rank. ``number`` counts over the ranks of the run."""
+
+    def __init__(self, number: int, pool: str) -> None:
+        self.number, self.pool = number, pool
+        self._rank: Rank | None = None
+        overhear()
+
+    @ray.method(concurrency_group="pull")
+    def begin(self, config: RankConfig, handles: Mapping[int, Any]) -> dict[str, Any]:
+        """Learn of the run and of the other ranks; returns where this process is."""
+        if self._rank is None:
+            self._rank = Rank(self.number, self.pool, config, _Peers({}), host=ray.util.get_node_ip_address())
+        self._rank.peers = _Peers(handles)
+        return {"pool": self.pool, "node": self._rank.host, "pid": os.getpid()}
+
+    def work(self, method: str, *args: Any) -> Any:
+        """Call the rank, after what was called before."""
+        return self._called(method, args)
+
+    pull = _in_lane("pull")
+    light = _in_lane("light")
+    move = _in_lane("move")
+    serve = _in_lane("serve")
+    save = _in_lane("save")
+
+    def _called(self, method: str, args: Sequence[Any]) -> Any:
+        if method == "alive":
+            return True
+        hear()
+        assert self._rank is not None, "a rank is told of the run first"
+        try:
+            return getattr(self._rank, method)(*args)
+        except Exception as error:
+            return Failed.of(error)
+
+
+def start(handle: Any, method: str, args: Sequence[Any]) -> Any:
+    """Begin a call of a rank in its lane; what it gives can be waited for."""
+    return getattr(handle, lane_of(method, args)).remote(method, *args)
+
+
+class _Peers:
+    """Other ranks, as this one calls them."""
+
+    def __init__(self, handles: Mapping[int, Any]) -> None:
+        self._handles = handles
+
+    def call(self, rank: int, method: str, *args: Any) -> Callable[[], Any]:
+        """Begin a call; the function that is returned waits for it."""
+        begun = start(self._handles[rank], method, args)
+        return lambda: ray.get(begun)

@@ -1,0 +1,48 @@
+"""How a run is asked for, as opposed to what is run, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..storage.run_inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run, as opposed to what: ``Settings(Path("runs/a"), inputs, runtime="local", checkpoint_every=50)``."""
+
+    out: Path
+    inputs: Inputs  # what the run is made of
+    runtime: str = "local"
+    seed: int = 0
+    resume: bool = False
+    allow_changed: bool = False
+    unlock: bool = False
+    overwrite: bool = False
+    checkpoint_every: int = 50
+    save_models: bool = True
+    trajectories: int = 2  # prompt groups of a step that are written down
+    trajectories_every: int = 10  # steps
+    quiet: bool = False
+    script: str = ""
+    plan: Mapping[str, Any] | None = None
+    arguments: tuple[str, ...] = ()  # the words of the command line
+    programs: tuple[Callable[..., Any], ...] = ()  # all that the script has, in its order
+    graphs: tuple[Mapping[str, Any], ...] = ()  # of the programs that are run, for the records
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to. ``status`` is ``done`` or ``interrupted``; ``last`` are the last metrics of each program.
+
+    ``exit_status`` is what a process ends with that was interrupted: 130 by Ctrl-C, 143 by SIGTERM.
+    """
+
+    status: str
+    out: Path
+    weights_digest: str | None
+    last: tuple[tuple[str, Mapping[str, Any]], ...]
+    exit_status: int = 0

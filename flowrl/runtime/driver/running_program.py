@@ -1,0 +1,435 @@
+"""A program run for real: its calls become futures, its steps commit in order, its reads and touches are journalled."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...batch import Batch, CallInfo, Column
+from ...errors import ProgramError, ResumeError
+from ...graph.ops.batch_ops import result_kind
+from ...graph.ops.check_arguments import bad_call
+from ...graph.ops.op import Op
+from ...graph.script.site import caller
+from ...graph.stand_ins.current_session import nested_steps
+from ...graph.stand_ins.scalars import ScalarValue
+from ...graph.stand_ins.values import BatchValue, FieldValue, MetricsValue, Value, replace_values
+from ...graph.tracing.log_names import Logged
+from ...graph.tracing.trace_records import SourceLike
+from ...lowering.lower import Execution
+from ...schedule.events import Closed, Ended, Opened, Resumed
+from ...schedule.machine import Machine
+from ..executor import Executor
+from ..storage.journal import Journal
+from ..values.call import Call, NotKept, Part, maker, outcome
+from ..values.remote_batch import RemoteBatch, RemoteColumn
+from ..values.step_records import Draws, Hooks, Interrupted, Point, ResumePoint, Step
+from .dependencies import MERGE, fields_after, read_signature, shortest
+from .dispatcher import Dispatcher, Skipped
+from .staleness import note_origins, refuse_stale
+
+
+class Running:
+    """The session of one program: see :class:`flowrl.graph.stand_ins.current_session.Session`.
+
+    The state machine of :mod:`flowrl.schedule` says what starts when; this does it. ``number`` is that of the program
+    in its run. Its workers are open in ``executor``.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        number: int,
+        seed: int,
+        *,
+        journal: Journal,
+        executor: Executor,
+        hooks: Hooks,
+        resume: ResumePoint | None,
+    ) -> None:
+        self.program, self.number, self.seed, self.executor = execution.program, number, seed, executor
+        self.scheme, self.journal, self.hooks, self.resume = execution.scheme, journal, hooks, resume
+        scheme = execution.scheme
+        workers = {name: executor.workers[name] for name in execution.workers}
+        servers = {name: executor.servers[name] for name in execution.servers}
+        held = resume.held if resume is not None else ()
+        self.machine = Machine(
+            scheme.setup,
+            committed=(resume.steps if resume is not None else 0) - bool(held),
+            versions={w: (servers.get(w) or workers[w]).version for w in scheme.setup.followers},
+            held=held,
+        )
+        eager = execution.runtime == "eager"
+        self.dispatcher = Dispatcher(
+            workers, servers, scheme, self.machine, executor=executor, hooks=hooks, eager=eager
+        )
+        self.step_log = self.dispatcher.step_log
+        self.calls, self.reads, self.draws = 0, 0, 0
+        self._call_digest = hashlib.sha256()
+        self._live: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
+        self._counts: dict[tuple[str, int], int] = {}
+        self._sources: list[Draws] = []
+        self._current: Draws | None = None
+        self._open_step: Step | None = None
+        self._opened = 0  # steps so far
+        self._looping = False  # inside the loop over steps
+        self._recorded = 0
+        self._loop_end: Point | None = None  # while nothing was asked of workers since then
+        if held:
+            self.dispatcher.tell(Resumed())
+
+    # -- what a flow asks ---------------------------------------------------------------------------------------
+
+    def steps(self, source: SourceLike, steps: int | None) -> Iterator[tuple[int, Any]]:
+        """Yield (step, batch); the step before is committed by then."""
+        if self._looping:
+            raise nested_steps()
+        draws = self._use(source)
+        step, self._looping = 0, True
+        try:
+            while steps is None or step < steps:
+                self._open()
+                self._current = draws
+                batch = self._draw(draws, None)
+                if batch is None:
+                    self._close(empty=True)
+                    break
+                yield step, batch
+                self._close()
+                step += 1
+            else:
+                if not self.replaying:  # a loop of more steps would go on from here
+                    self._loop_end = self._point(self._opened - 1)
+        finally:  # also where the program leaves the loop by itself
+            self._looping = False
+
+    def more(self, count: int) -> Any:
+        """``count`` further rows of the source of this step."""
+        if self._current is None:
+            raise ProgramError("flow.more was called outside of flow.steps.", at=caller())
+        return self._drawn(self._current, count)
+
+    def take(self, source: SourceLike, count: int | None) -> Any:
+        """The next rows of another source."""
+        known = next((d for d in self._sources if d.source is source), None)
+        return self._drawn(known or self._use(source), count)
+
+    def log(self, step: Any, values: list[Logged]) -> None:
+        """Have values recorded when the step commits."""
+        if self._open_step is not None:
+            self._open_step.logs.append((step, values))
+        elif not self.replaying:
+            self.step_log.outside.logs.append((step, values))
+
+    def finish(self) -> bool:
+        """The program has returned: wait for all of it. Returns whether there is a checkpoint from which it could be
+        made longer."""
+        if self._open_step is not None:
+            self._close()
+        if self._loop_end is not None:
+            self._settle()
+            self.hooks.checkpoint(self._loop_end)
+        self.dispatcher.tell(Ended())
+        self._settle()
+        if self.resume is not None and self.replaying:
+            raise ResumeError(
+                f"'{self.program}' ended after {self._opened} steps; the run has done {self.resume.steps}.",
+                fix="Give it at least the steps that are done.",
+            )
+        self._record_outside()
+        return self._loop_end is not None
+
+    def close(self, wait: bool = True) -> None:
+        """End the threads; what runs comes to its end, unless nobody waits for it."""
+        self.dispatcher.close(wait)
+
+    # -- the session protocol -----------------------------------------------------------------------------------
+
+    def field(self, value: Value, name: str) -> Any:
+        if isinstance(value, MetricsValue):
+            return ScalarValue(self, Part(value.ref, name))
+        known = value.ref.fields is not None and name in value.ref.fields
+        return FieldValue(self, Part(shortest(value.ref, frozenset((name,))) if known else value.ref, name))
+
+    def read(self, value: Value, kind: type) -> Any:
+        number = self.reads
+        self.reads += 1
+        if self.resume is not None and number < self.resume.reads:
+            return kind(self.journal.reads[(self.number, number)])
+        call = maker(value.ref)
+        self.dispatcher.wait(lambda: call.done)
+        if isinstance(call.error, Skipped):
+            self._settle()
+        found = outcome(value.ref)
+        if isinstance(found, (Column, RemoteColumn)):
+            raise ProgramError(
+                f"a field with {len(found)} rows is used as one {kind.__name__}.",
+                at=caller(),
+                fix="Reduce it first: .mean(), .sum(), .max().",
+            )
+        plain = kind(found)
+        if isinstance(found, (int, float, bool)):
+            self.journal.read(self.number, number, found)
+        return plain
+
+    def call(self, op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        into: Mapping[str, str] = kwargs.get("into") or {}
+        given = {n: v for n, v in kwargs.items() if n != "into"} if "into" in kwargs else kwargs
+        try:
+            arguments = op.bind(args, given)
+        except TypeError as error:
+            raise bad_call(_title(op, worker), op.parameters.named, given, error, caller(), ProgramError) from None
+        return self._call(op, worker, arguments, into)
+
+    def _call(self, op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str]) -> Any:
+        """Issue a call on as few calls before it as it needs, and give its value."""
+        found = read_signature(op, worker, arguments)
+        if found is None:
+            call = self._make(op, worker, arguments, into)
+            call.fields = fields_after(op, tuple(arguments.values()), None)
+            return self._value(op, call, arguments)
+        signature, main = found
+        added = frozenset(into.get(n, n) for n in signature.adds) if into else frozenset(signature.adds)
+        whole: Call = main.ref
+        short = whole
+        if op.rows in ("same", "apart") and op.batch_parameter in signature.reads:
+            short = shortest(whole, frozenset(signature.reads[op.batch_parameter]))
+        if short is not whole:
+            narrow = BatchValue(self, short)
+            arguments = replace_values(arguments, lambda v: narrow if v is main else v)
+        call = self._make(op, worker, arguments, into, signature.reads)
+        if op.returns == "batch":
+            call.fields = short.fields | added if op.rows == "same" and short.fields is not None else None
+            if op.rows == "same":
+                call.base, call.adds = short, added
+            else:
+                call.fields = fields_after(op, (main,), added)
+            if short is not whole and op.inherits:
+                rest = {"batch": main, "made": BatchValue(self, call), "names": tuple(sorted(added))}
+                made = self._make(MERGE, None, rest, {})
+                made.base, made.adds = whole, added
+                made.fields = whole.fields | added if whole.fields is not None else None
+                return BatchValue(self, made)
+        return self._value(op, call, arguments)
+
+    def _make(
+        self,
+        op: Op,
+        worker: Any,
+        arguments: Mapping[str, Any],
+        into: Mapping[str, str],
+        reads: Mapping[str, Collection[str]] | None = None,
+    ) -> Call:
+        """Issue a call, and in the eager runtime run it."""
+        call = self._issue(op, worker.name if worker else None, _title(op, worker), arguments, into)
+        call.reads = reads
+        note_origins(call, self.scheme)
+        if not call.done:
+            refuse_stale(call, self.scheme)
+            self.dispatcher.issue(call, worker)
+        return call
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def replaying(self) -> bool:
+        """Whether what is issued now lies before the point where a resumed run goes on."""
+        return self.resume is not None and self.calls < self.resume.calls
+
+    def _issue(
+        self, op: Op, name: str | None, title: str, arguments: Mapping[str, Any], into: Mapping[str, str]
+    ) -> Call:
+        index, step = self.calls, self._now
+        occurrence = self._counts[(title, step)] = self._counts.get((title, step), -1) + 1
+        self._call_digest.update(title.encode())
+        outside = self._open_step is None
+        info = CallInfo(self.seed, self.program, step, title, occurrence, outside)
+        call = Call(index, op, name, arguments, into, None, info, self.number)
+        call.outside = outside
+        self.calls += 1
+        if self.resume is not None and index < self.resume.calls:
+            call.finish(self.resume.live.get(index, NotKept))
+            if self.calls == self.resume.calls:
+                self.draws = self.resume.draws
+            if self.calls == self.resume.calls and self.call_digest != self.resume.call_digest:
+                raise self._another_course()
+        elif op.owner != "data":
+            call.at = caller()
+            self._loop_end = None
+        self._live[index] = call
+        return call
+
+    def _another_course(self) -> ResumeError:
+        return ResumeError(
+            f"program '{self.program}' took another course than the run that is continued.",
+            at=caller(),
+            fix="Resume with the script and the parameters that the run was started with.",
+        )
+
+    @property
+    def call_digest(self) -> str:
+        """A digest of the titles of all calls so far."""
+        return self._call_digest.hexdigest()
+
+    def _value(self, op: Op, call: Call, arguments: Mapping[str, Any]) -> Any:
+        kind = result_kind(op, arguments) if op.returns == "raw" else op.returns
+        made = {"batch": BatchValue, "metrics": MetricsValue, "scalar": ScalarValue, "field": FieldValue}.get(kind)
+        return None if made is None else made(self, call)
+
+    def _use(self, source: SourceLike) -> Draws:
+        cursor = source.cursor()
+        draws = Draws(source, cursor)
+        if self.resume is not None and len(self._sources) < len(self.resume.cursors):
+            said = self.resume.cursors[len(self._sources)]
+            draws.kept, draws.ended = said["draws"], said.get("ended", True)  # older records do not say
+            cursor.load_state(said["state"])
+        self._sources.append(draws)
+        return draws
+
+    def _drawn(self, draws: Draws, count: int | None) -> Any:
+        batch = self._draw(draws, count)
+        if batch is None:
+            raise ProgramError("the source has no rows left.", at=caller(), fix="Give it repeat=True, or take fewer.")
+        return batch
+
+    def _draw(self, draws: Draws, count: int | None) -> Any:
+        """A batch of the next rows, made at once; None when a source that ends has ended."""
+        rows: list[dict[str, Any]] = []
+        if self.replaying:
+            if draws.made >= draws.kept:
+                if not draws.ended:  # a loop before that point has more steps than it had
+                    raise self._another_course()
+                return None
+        else:
+            rows = draws.cursor.draw(count)
+            if not rows:
+                draws.ended = True
+                return None
+        draws.made += 1
+        self._loop_end = None
+        call = self._issue(_DRAW, None, "data.draw", {}, {})
+        if not call.done:
+            tokenizer = self.executor.tokenizer(getattr(draws.source, "tokenizer", None))
+            call.finish(self.executor.put(draws.source.to_batch(rows, self.draws, tokenizer)))
+            self.draws += len(rows)
+        call.fields = frozenset(draws.source.schema())
+        return BatchValue(self, call)
+
+    @property
+    def _now(self) -> int:
+        """The step that is open; between steps, the one to come."""
+        return self._open_step.number if self._open_step is not None else self._opened
+
+    def _open(self) -> None:
+        if self._open_step is not None:  # the program left its loop before the step ended
+            self._close()
+        number = self._opened
+        self._opened += 1
+        self._loop_end = None
+        if self.resume is None or number >= self.resume.steps:
+            self.dispatcher.wait(lambda: self.machine.may_open(number) or bool(self.dispatcher.failures))
+            self._record()
+            self._record_outside()
+            self.dispatcher.tell(Opened(number))
+        self._open_step = self.step_log.step(number)
+
+    def _record_outside(self) -> None:
+        """Have what was logged outside of steps recorded."""
+        if self.step_log.outside.logs:
+            self._settle()
+            self.step_log.outside.number = self._opened
+            self._commit(self.step_log.outside)
+        self.step_log.outside = Step(self._opened)
+
+    def _close(self, empty: bool = False) -> None:
+        step, self._open_step, self._current = self._open_step, None, None
+        assert step is not None, "a step is closed after it was opened"
+        for key in [k for k in self._counts if k[1] < step.number]:
+            del self._counts[key]
+        for call in self._live.values():  # a value that goes on into a later step stands for itself alone
+            call.base = None
+        if self.resume is not None and step.number < self.resume.steps:
+            self.step_log.steps.pop(step.number, None)
+            self._recorded = step.number + 1
+            return
+        self.dispatcher.tell(Closed(step.number))
+        if empty:  # the source had ended: nothing was done in it
+            self.step_log.steps.pop(step.number, None)
+            self._settle()
+            return
+        if self.scheme.setup.staleness == 0:
+            self._settle()
+        if self.hooks.stop() or self.hooks.due(step.number):
+            self.hooks.checkpoint(self._point(step.number))
+            if self.hooks.stop():  # also where that came meanwhile
+                raise Interrupted
+
+    def _point(self, upto: int) -> Point:
+        """The point of the program after a step, when all that runs is done and recorded."""
+        self._settle()
+        self._record(upto=upto)
+        return Point(*self._snapshot(), self.hooks.marks())
+
+    def _record(self, upto: int = -1) -> None:
+        """Have the steps that are done recorded, in order. Raises what has failed, after all that runs is done."""
+        if self.dispatcher.failures and (failure := self.dispatcher.first_failure()) is not None:
+            raise failure
+        while self.dispatcher.committed:
+            upto = max(upto, self.dispatcher.committed.popleft())
+        for step in self.dispatcher.notes.take_late(self._recorded):
+            self.hooks.note(step)
+        while self._recorded <= upto:
+            step = self.step_log.steps.pop(self._recorded, None)
+            self._recorded += 1
+            self.dispatcher.cutter.forget(self._recorded)
+            if step is not None:
+                self._commit(step)
+
+    def _commit(self, step: Step) -> None:
+        """Have a step recorded; what it logged and the last of its rows are made readable first."""
+        readable = self.executor.get
+        step.logs = [
+            (said, [replace(v, value=_plain(v.value, readable)) for v in values]) for said, values in step.logs
+        ]
+        step.readable = readable
+        self.hooks.commit(step)
+
+    def _settle(self) -> None:
+        """Wait until nothing runs, and record what is done by then."""
+        self.dispatcher.settle()
+        self._record()
+
+    def _snapshot(self) -> tuple[dict[str, Any], dict[int, Any]]:
+        """Where the program is, as a JSON record, and the values that it still holds."""
+        live = {
+            i: c.result for i, c in sorted(self._live.items()) if c.done and c.error is None and c.result is not None
+        }
+        record = {
+            "calls": self.calls,
+            "reads": self.reads,
+            "steps": self._recorded,
+            "draws": self.draws,
+            "course": self.call_digest,
+            "cursors": [{"state": d.cursor.state(), "draws": d.made, "ended": d.ended} for d in self._sources],
+            "held": sorted(self.machine.held()),
+        }
+        kept = (Batch, Column, RemoteBatch, RemoteColumn, dict, int, float, bool, list)
+        return record, {i: r for i, r in live.items() if isinstance(r, kept)}
+
+
+def _title(op: Op, worker: Any) -> str:
+    return f"{worker.name if worker else op.owner}.{op.name}"
+
+
+def _plain(value: Any, readable: Callable[[Any], Any]) -> Any:
+    """A logged value: a column that lies elsewhere is brought here."""
+    if not isinstance(value, Value):
+        return value
+    found = outcome(value.ref)
+    return readable(found) if isinstance(found, RemoteColumn) else value
+
+
+_DRAW = Op(name="draw", owner="data", fn=lambda: None, reads=None, adds="", returns="raw")

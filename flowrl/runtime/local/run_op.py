@@ -1,0 +1,37 @@
+"""An op as a process runs it: its warnings and faults are told, and what touches the world is asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...batch import CallInfo
+from ...graph.ops.op import Op
+from ...workers.user_code.rows_in_progress import Notes
+from ..storage.external_answers import once
+from ..storage.journal import Journal
+from .python_warnings import hear_warnings
+from .user_code_watch import user_call
+
+
+def run_op(
+    op: Op,
+    worker: Any,
+    arguments: Mapping[str, Any],
+    into: Mapping[str, str],
+    info: CallInfo,
+    *,
+    place: tuple[int, int] | None,
+    journal: Callable[[], Journal],
+    notes: Notes,
+    warn: Callable[[str], None],
+) -> Any:
+    """Return what an op gives, run with a worker of this process; raises what it raises.
+
+    ``place``: the numbers of its program and of the call, for one that touches the world; it is answered from the
+    ``journal`` where it was made before. ``notes`` are of the rows that user code is at.
+    """
+    with user_call(op, worker, arguments.values(), info, notes, warn), hear_warnings(warn, info):
+        if place is None:
+            return op.run(worker, arguments, into, info)
+        return once(journal(), place, op, worker, arguments, into, info, warn)

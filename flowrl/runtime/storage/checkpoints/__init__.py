@@ -1,0 +1,1 @@
+"""Checkpoints of a run: what is in them, which one is whole, and how they are written meanwhile."""

@@ -1,0 +1,140 @@
+"""What a running program is made of, as records: its sources, its steps, where it was cut, whom it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...graph.tracing.log_names import Logged
+from .call import Call
+
+
+class Interrupted(Exception):
+    """The user asked to stop; a checkpoint was taken."""
+
+
+@dataclass
+class Draws:
+    """A source in use: its cursor, and how its rows become a batch."""
+
+    source: Any
+    cursor: Any
+    made: int = 0  # draws so far
+    kept: int = 0  # draws before the cut of a resumed run
+    ended: bool = False  # it had no rows left
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One executed call, chunk of one, or publish, in seconds of the session's clock:
+    ``Timing("actor.generate", 3, "rollout", 12.01, 12.35, rows=512, tokens=40960, call=17)``.
+
+    ``call`` is the number of the call in its program, the same one for its chunks; -1 for a publish.
+    """
+
+    node: str
+    step: int
+    pool: str
+    start: float
+    end: float
+    rows: int = 0
+    tokens: int = 0
+    call: int = -1
+    chunk: int = 0
+
+
+@dataclass
+class Traffic:
+    """What moved in a step: ``Traffic(reads={"actor.update": {"tokens": 3152}}, weights={"actor.publish": 401184})``.
+
+    ``calls`` of each node of the graph, ``reads`` and ``makes`` their bytes by field; ``weights``: bytes that each
+    publish has moved; ``prompts`` and ``responses``: tokens of the rows that were sampled; ``lags``: prompt groups that
+    were trained on, by the publishes between their oldest token and the weights.
+    """
+
+    calls: dict[str, int] = field(default_factory=dict[str, int])
+    reads: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    makes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    weights: dict[str, int] = field(default_factory=dict[str, int])
+    prompts: list[int] = field(default_factory=list[int])
+    responses: list[int] = field(default_factory=list[int])
+    lags: dict[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass
+class Step:
+    """What a step gathers until it commits.
+
+    ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
+    name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
+    """
+
+    number: int
+    logs: list[tuple[Any, list[Logged]]] = field(default_factory=list[tuple[Any, list[Logged]]])
+    timings: list[Timing] = field(default_factory=list[Timing])
+    traffic: Traffic = field(default_factory=Traffic)
+    rows: Any = None  # a Batch, or a RemoteBatch: the last batch with responses, for the sample of trajectories
+    last: int = -1  # the call that gave it
+    marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
+    sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a resumed program goes on: everything issued before ``calls`` is answered, not run."""
+
+    calls: int
+    reads: int
+    steps: int
+    call_digest: str
+    live: Mapping[int, Any]
+    cursors: list[dict[str, Any]]
+    draws: int
+    held: tuple[str, ...] = ()  # workers whose last publish was waiting for the next step
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a checkpoint is taken: a JSON record of the place in the program (None: it has ended), the values that the
+    program holds there, and how long the files of the run are."""
+
+    record: dict[str, Any] | None
+    live: dict[int, Any]
+    marks: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a session tells and asks its run: a step to record, whether to stop after it, a checkpoint to take.
+
+    ``note`` is told what a recorded step did later. ``sampled`` says how many prompt groups of a step are written down.
+    ``settle`` looks at the rows that failed in a call of so many rows, and raises where they are too many.
+    """
+
+    commit: Callable[[Step], None]
+    note: Callable[[Step], None]
+    checkpoint: Callable[[Point], None]
+    marks: Callable[[], dict[str, Any]]
+    due: Callable[[int], bool]
+    stop: Callable[[], bool]
+    sampled: Callable[[int], int]
+    settle: Callable[[Call, int], None]
+
+
+class StepLog:
+    """The steps that are not recorded yet, and what is done between steps and after them."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Step] = {}
+        self.outside = Step(0)
+
+    def step(self, number: int) -> Step:
+        """The record of a step."""
+        return self.steps.setdefault(number, Step(number))
+
+    def of(self, call: Call) -> Step:
+        """The record that a call belongs into."""
+        return self.outside if call.outside else self.step(call.step)

@@ -1,0 +1,95 @@
+"""Prompts that are written of the columns of a batch: a text with names in braces, filled in row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from ...batch import Column
+from ...data.conversations import templated
+from ...data.prompts import encode
+from ...errors import At, FieldError, ModelError, ProgramError
+from ...graph.ops.signature import CallShape
+from ...marks import other_ids, values, vocabulary
+from .packed_tokens import pack
+
+if TYPE_CHECKING:
+    from ...batch import Batch
+
+#: The names that stand for text made of token ids, and the fields that have them.
+DECODED = {"prompt": "prompt_ids", "response": "response_ids"}
+
+
+def asked_columns(shape: CallShape) -> str:
+    """What a call of ``ask`` reads, by the names in its text. Raises ProgramError for a text that cannot be filled."""
+    if shape.call.get("system") is not None and not shape.call.get("chat"):
+        raise ProgramError("system= is for chats, and this is plain text.", fix="Add chat=True.")
+    wanted = [_field(name, shape.have) for name in _names(shape.call["template"])]
+    return ", ".join(dict.fromkeys(wanted))
+
+
+def written(
+    batch: Batch, template: str, *, chat: bool, system: str | None, reader: Any, writer: Any
+) -> Mapping[str, Any]:
+    """``prompt`` (text) and ``prompt_ids`` of every row, in the tokens of ``reader``.
+
+    ``writer`` is the tokenizer of the rows' own token ids. Raises FieldError for a column of other token ids.
+    """
+    if not len(batch):  # of nothing, transformers makes one empty text
+        return {"prompt": Column.of([], dtype="any"), "prompt_ids": pack([], "prompt", "i32")}
+    columns: dict[str, Any] = {}
+    for name in _names(template):
+        field = _field(name, frozenset(batch.fields))
+        column = batch[field]
+        if field == DECODED.get(name):
+            if (own := vocabulary(writer)) and values(column.marks, "tokenizer") - {own}:
+                raise other_ids("ask", field)
+            columns[name] = writer.batch_decode(column.to_list(), skip_special_tokens=True)
+        elif column.lengths is not None:
+            raise FieldError(
+                f"ask: '{name}' is {column.type}, which is no text.",
+                have=[n for n, c in batch.columns.items() if c.lengths is None],
+                fix="Name a column with one value per row, or {prompt} and {response}.",
+            )
+        else:
+            columns[name] = column.to_list()
+    texts = [
+        Formatter().vformat(template, (), dict(zip(columns, row, strict=True)))
+        for row in zip(*columns.values(), strict=True)
+    ]
+    if chat:
+        first = [] if system is None else [{"role": "system", "content": system}]
+        texts = [
+            templated([*first, {"role": "user", "content": text}], reader, At(f"<row {key}>", 0), answer=True)
+            for key, text in zip(batch.keys, texts, strict=True)
+        ]
+    ids = encode(texts, reader, special=not chat, at=lambda i: At(f"<row {batch.keys[i]}>", 0))
+    empty = next((key for key, row in zip(batch.keys, ids, strict=True) if not row), None)
+    if empty is not None:
+        raise ModelError(f"ask: the prompt of row {empty} has no token.", fix="Give the text some words of its own.")
+    return {"prompt": Column.of(texts, dtype="any"), "prompt_ids": pack(ids, "prompt", "i32")}
+
+
+def _field(name: str, have: frozenset[str]) -> str:
+    """The field behind a name: the text of a prompt where there is one, else its tokens."""
+    return name if name in have else DECODED.get(name, name)
+
+
+def _names(template: str) -> list[str]:
+    """The names in braces, each once."""
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ProgramError(f"ask: the text cannot be read: {error}.", fix="Write {{ and }} for braces.") from None
+    wrong = next((name for name in names if not name.isidentifier()), None)
+    if wrong is not None:
+        raise ProgramError(
+            f"ask: '{{{wrong}}}' in the text names no column.", fix="Write a column's name, and {{ and }} for braces."
+        )
+    if not names:
+        raise ProgramError("ask: the text names no column, so every row would be asked the same.", fix=_FORM)
+    return list(dict.fromkeys(names))
+
+
+_FORM = 'Write judge.ask(batch, "Question: {prompt} Answer: {response} Is it right?").'

@@ -1,0 +1,292 @@
+"""Calls of user code, row by row: concurrent, each with a time limit, and what becomes of one that exits or forks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import copy_context
+from typing import Any
+
+from .failed_rewards import Late
+from .printed_output import PRINTING, printing_for
+from .rows_in_progress import Notes, Row
+
+#: Which row a call is at, by its place among the rows of the call.
+At = Callable[[int], Row]
+#: Told what a row gave, by its place, as soon as it is there.
+Tell = Callable[[int, Any], None]
+_SLACK = 0.2  # seconds that an event loop has to end a row by itself
+
+
+def run_rows(
+    fn: Callable[..., Any],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    concurrency: int,
+    timeout: float | None,
+    notes: Notes | None = None,
+    at: At = lambda place: Row(),
+    tell: Tell = lambda place, outcome: None,
+) -> list[Any]:
+    """Call ``fn(**row)`` for every row, ``concurrency`` at a time; results, or the exceptions, in the order of rows.
+
+    A plain function runs in threads; one that runs out of time is left behind with a TimeoutError as its result. An
+    exit that it asks for is its exception. ``notes`` has the rows that it is at; ``tell`` is not told of rows that were
+    left behind.
+    """
+    kept = notes or Notes()
+    if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
+        return _run_threads(fn, rows, concurrency, timeout, kept, at, tell)
+    outcomes: list[Any] = [None] * len(rows)
+    left = list(range(len(rows)))
+    while left:
+        left = _Loop(fn, rows, left, outcomes, concurrency, timeout, kept, at, tell).run()
+    return outcomes
+
+
+def called(job: Callable[[], Any], notes: Notes, row: Row) -> Any:
+    """What a call gives, or its exception. Ctrl-C, which only the main thread is told of, ends the call."""
+    number, process = notes.begin(row), os.getpid()
+    try:
+        with printing_for(row):
+            return job()
+    except KeyboardInterrupt as error:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        return error
+    except BaseException as error:  # also an exit that user code asks for: nobody else is told of it here
+        return error
+    finally:
+        if os.getpid() != process:
+            notes.end_fork(row)
+        notes.end(number)
+
+
+def _told(tell: Tell, place: int, outcome: Any) -> Any:
+    """What a row gave, or why that could not be told: nobody else hears of what a thread of rows raises."""
+    try:
+        tell(place, outcome)
+    except Exception as error:
+        return error
+    return outcome
+
+
+def _run_threads(
+    fn: Any,
+    rows: Sequence[Mapping[str, Any]],
+    concurrency: int,
+    timeout: float | None,
+    notes: Notes,
+    at: At,
+    tell: Tell,
+) -> list[Any]:
+    results: list[Any] = [None] * len(rows)
+    done = [False] * len(rows)
+    waiting = deque(range(len(rows)))
+    started: dict[int, float] = {}  # row -> when
+    change = threading.Condition()
+
+    def work() -> None:
+        while True:
+            with change:
+                if not waiting:
+                    return
+                i = waiting.popleft()
+                started[i] = time.monotonic()
+            result = called(lambda: fn(**rows[i]), notes, at(i))  # noqa: B023
+            with change:
+                if done[i]:  # timed out meanwhile; another thread took this one's place
+                    return
+                results[i], done[i] = _told(tell, i, result), True
+                started.pop(i, None)
+                if not started and not waiting:
+                    change.notify()
+
+    def spawn() -> None:
+        whole = copy_context()  # so that Python's warnings are told to whom those of the op are
+        threading.Thread(target=whole.run, args=(work,), daemon=True, name="flowrl-reward").start()
+
+    for _ in range(min(concurrency, len(rows))):
+        spawn()
+    with change:
+        while not all(done):
+            now = time.monotonic()
+            late = [i for i, t in started.items() if timeout is not None and now - t >= timeout]
+            for i in late:
+                results[i], done[i] = Late(timeout), True
+                started.pop(i)
+                spawn()
+            if late:
+                continue
+            wait = None if timeout is None else min((t + timeout - now for t in started.values()), default=timeout)
+            change.wait(wait)
+    return results
+
+
+class _Loop:
+    """An event loop in a thread of its own, for the rows ``numbers``: the caller can leave it behind."""
+
+    def __init__(
+        self,
+        fn: Any,
+        rows: Sequence[Mapping[str, Any]],
+        numbers: Sequence[int],
+        outcomes: list[Any],
+        concurrency: int,
+        timeout: float | None,
+        notes: Notes,
+        at: At,
+        tell: Tell,
+    ) -> None:
+        self.fn, self.rows, self.numbers, self.outcomes = fn, rows, numbers, outcomes
+        self.concurrency, self.timeout, self.notes, self.at, self.tell = concurrency, timeout, notes, at, tell
+        self.begun: dict[int, bool] = {}  # rows, and whether they are done
+        self.within: tuple[int, float] | None = None  # the row whose code runs now, and since when
+        self.left = False
+        self.ended = threading.Event()
+
+    def run(self) -> list[int]:
+        """Run until all rows are done. Returns those that were not begun where one of them does not let others run."""
+        whole = copy_context()
+        threading.Thread(target=whole.run, args=(self._work,), daemon=True, name="flowrl-reward").start()
+        while not self.ended.wait(self.timeout):
+            within = self.within
+            if self.timeout is None or within is None or time.monotonic() - within[1] < self.timeout + _SLACK:
+                continue
+            self.left = True
+            for i in (i for i, done in list(self.begun.items()) if not done):
+                held_up = "; it waits without await, which stops all others" if i == within[0] else ""
+                self.outcomes[i] = Late(self.timeout, held_up)
+            return [i for i in self.numbers if i not in self.begun]
+        return []
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._all())
+        finally:
+            self.ended.set()
+
+    async def _all(self) -> None:
+        gate = asyncio.Semaphore(self.concurrency)
+        await asyncio.gather(*(self._one(gate, i) for i in self.numbers))
+
+    async def _one(self, gate: asyncio.Semaphore, i: int) -> None:
+        async with gate:
+            if self.left:
+                return
+            self.begun[i] = False
+            row = self.at(i)
+            number = self.notes.begin(row)
+            limit = asyncio.timeout(self.timeout)
+            try:
+                async with limit:
+                    PRINTING.set(row)  # of this task alone
+                    outcome = await _Steps(self, i, row, self.fn(**self.rows[i]))
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                outcome = Late(self.timeout) if limit.expired() and isinstance(error, TimeoutError) else error
+            finally:
+                self.notes.end(number)
+            if not self.left:
+                self.outcomes[i], self.begun[i] = _told(self.tell, i, outcome), True
+
+
+class _Steps:
+    """Awaits something, and has its loop know while its code runs, as opposed to waits."""
+
+    def __init__(self, loop: _Loop, i: int, row: Row, awaited: Any) -> None:
+        self._loop, self._i, self._row, self._awaited = loop, i, row, awaited
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        inner, process = self._awaited.__await__(), os.getpid()
+        error: BaseException | None = None
+        while True:
+            self._loop.within = self._i, time.monotonic()
+            try:
+                waits = next(inner) if error is None else inner.throw(error)
+            except StopIteration as done:
+                return done.value
+            finally:
+                self._loop.within = None
+                if os.getpid() != process:
+                    self._loop.notes.end_fork(self._row)
+            error = None
+            try:
+                yield waits
+            except BaseException as thrown:  # a cancellation: it is for the code inside
+                error = thrown
+
+
+class Aside:
+    """Calls of user code one after another in one thread, which is left behind where a call takes too long."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] | None = None
+
+    def run(self, jobs: Sequence[Callable[[], Any]], timeout: float | None, notes: Notes, at: At) -> list[Any]:
+        """What jobs give, up to the first that fails, whose exception comes last. Without ``timeout`` they run here.
+
+        Of jobs that are left behind none is begun any more.
+        """
+        outcomes: list[Any] = []
+        began = math.inf  # of the job that runs
+        change, ended = threading.Lock(), threading.Event()
+        left = False
+
+        def work() -> None:
+            nonlocal began
+            for i, job in enumerate(jobs):
+                with change:
+                    if left:
+                        return
+                    began = time.monotonic()
+                outcome = called(job, notes, at(i))
+                with change:
+                    began = math.inf
+                    if left:
+                        return
+                    outcomes.append(outcome)
+                if isinstance(outcome, BaseException):
+                    break
+            ended.set()
+
+        if timeout is None:
+            work()
+            return outcomes
+        self._queue().put(work)
+        while not ended.wait(max(0.001, min(timeout, began + timeout - time.monotonic()))):
+            with change:
+                left = time.monotonic() - began >= timeout
+            if left:
+                self.close()
+                return [*outcomes, Late(timeout)]
+        return outcomes
+
+    def _queue(self) -> queue.SimpleQueue[Callable[[], None]]:
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name="flowrl-env").start()
+        return self._jobs
+
+    def close(self) -> None:
+        """Let go of the thread, which ends once its call has."""
+        if self._jobs is not None:
+            self._jobs.put(_end)
+            self._jobs = None
+
+
+def _serve(jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while (job := jobs.get()) is not _end:
+        job()
+
+
+def _end() -> None:
+    """The last job of a thread."""
