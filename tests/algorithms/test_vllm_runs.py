@@ -33,14 +33,17 @@ place:
 """
 RANKS = """
 cluster: {device: cpu, devices_per_node: 4}
-pools: {train: {devices: "0-1"}, rollout: {devices: "2-3"}}
+pools: {train: {devices: "0-1"}, rollout: {devices: "REPLICAS"}}
 place:
   actor:
-    train:    {pool: train, mesh: {fsdp: 2}, backend: fsdp2}
+    train:    {pool: train, TRAIN}
     generate: {pool: rollout, engine: ENGINE}
-  ref:    {pool: train, mesh: {fsdp: 2}, backend: fsdp2}
+  ref:    {pool: train, TRAIN}
   reward: {pool: train}
 """
+FSDP2, MEGATRON = "mesh: {fsdp: 2}, backend: fsdp2", "mesh: {tp: 2}, backend: megatron"
+TWO, ONE = (RANKS.replace("REPLICAS", devices).replace("TRAIN", FSDP2) for devices in ("2-3", "2"))
+BESIDE_MEGATRON = RANKS.replace("REPLICAS", "2").replace("TRAIN", MEGATRON)
 SAID = {"steps": 3, "prompts_per_step": 6, "group_size": 4}
 
 
@@ -61,7 +64,23 @@ def ran(flow, folder, text, runtime):
     return [(row["step"], row["key"], row["response"]) for row in read[0]], read[1]
 
 
-@pytest.mark.parametrize(("text", "runtime"), [(LOCAL, "local"), (RANKS, "ray")], ids=["local", "ranks"])
+@pytest.mark.parametrize(
+    ("text", "runtime"),
+    [
+        pytest.param(LOCAL, "local", id="local"),
+        pytest.param(TWO, "ray", id="ranks-2", marks=pytest.mark.nightly),
+        pytest.param(ONE, "ray", id="ranks-1", marks=pytest.mark.nightly),
+        pytest.param(
+            BESIDE_MEGATRON,
+            "ray",
+            id="ranks-megatron",
+            marks=[
+                pytest.mark.nightly,
+                pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed"),
+            ],
+        ),
+    ],
+)
 def test_grpo_makes_the_rows_of_the_reference_engine(flow, tmp_path, text, runtime):
     shared = set(os.listdir("/dev/shm"))
     rows, lines = ran(flow, tmp_path / "vllm", text.replace("engine: ENGINE", "engine: vllm, rows: 64"), runtime)
@@ -76,7 +95,7 @@ def test_grpo_makes_the_rows_of_the_reference_engine(flow, tmp_path, text, runti
 
 
 def test_what_no_run_has_yet_is_refused(flow, tmp_path):
-    text = RANKS.replace("engine: ENGINE", "mesh: {tp: 2}, engine: vllm")
+    text = TWO.replace("engine: ENGINE", "mesh: {tp: 2}, engine: vllm")
     with pytest.raises(PlanError, match="actor.generate: vllm has tp=2 in no run yet") as info:
         ran(flow, tmp_path / "vllm", text, "ray")
     assert info.value.at.line == 7

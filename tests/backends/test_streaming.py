@@ -7,6 +7,7 @@ import asyncio
 import math
 import runpy
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,9 +85,46 @@ class OfTable:
         pass
 
 
-@pytest.fixture(params=["hf", "fake"])
+class OfVLLM(OfNet):
+    """vLLM in its process, which all tests share, and the reference engine beside it."""
+
+    engine = None
+
+    def __init__(self, opened=None, fault=None):
+        if opened is not None:
+            OfVLLM.engine, self.like = opened("qwen2")
+            OfVLLM.fault = staticmethod(fault)
+        self.alone = T.open_engine("hf", OfVLLM.engine.build)
+
+    def begin(self):
+        """Begin a test: no rows, and the weights of version 0."""
+        for call in dict.fromkeys(call for call, _ in self.engine.running()):
+            self.engine.abort(call)
+        vars(self.engine).pop("_stream", None)
+        self.engine.take_weights(self.alone.plain_weights())
+        self.engine.resume(0)
+
+    def spoil(self, token):
+        self.fault(f"spoiled {token}")
+
+
+VLLM = pytest.param(
+    "vllm",
+    marks=[
+        pytest.mark.vllm,
+        pytest.mark.slow,
+        pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
+    ],
+)
+
+
+@pytest.fixture(params=["hf", "fake", VLLM])
 def it(request):
-    return {"hf": OfNet, "fake": OfTable}[request.param]()
+    if request.param != "vllm":
+        return {"hf": OfNet, "fake": OfTable}[request.param]()
+    found = OfVLLM(request.getfixturevalue("opened"), request.getfixturevalue("fault"))
+    found.begin()
+    return found
 
 
 def prompts(rows=PROMPTS):
@@ -260,7 +298,10 @@ def test_publishes_by_the_stream(it):
 
 
 def test_a_prompt_that_cannot_be_answered_is_named_and_nothing_is_submitted(it):
-    for rows, said in (([[3], []], "The prompt of row 1 is empty"), ([[3] * 64], "row 0 has 64 tokens")):
+    for rows, said in (
+        ([[3], []], "The prompt of row 1 is empty"),
+        ([[3] * it.engine.positions], f"row 0 has {it.engine.positions} tokens"),
+    ):
         with pytest.raises(DataError, match=said):
             it.engine.submit(prompts(rows), 1, seeds(len(rows)), Sampling(4))
     assert it.engine.running() == []

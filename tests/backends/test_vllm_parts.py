@@ -12,6 +12,7 @@ from flowrl.backends import open_engine
 from flowrl.backends.draw import draw_from
 from flowrl.backends.hf.sample import draw
 from flowrl.backends.vllm import versions
+from flowrl.backends.vllm.columns import differing, picked, wanted
 from flowrl.backends.vllm.proof import check_proof, expected, probe_rows, whole
 from flowrl.backends.vllm.weight_memory import WeightMemory, open_weights
 from flowrl.errors import ModelError, PlanError, RunError
@@ -147,20 +148,32 @@ def test_the_proof_names_what_does_not_agree():
     logits = engine.net.model(input_ids=torch.tensor(rows)).logits.log_softmax(-1)
     for row, ids, each in zip(wanted, rows, logits, strict=True):
         assert row == pytest.approx([float(each[t, ids[t + 1]]) for t in range(18)], abs=1e-5)
-    said = {"lacking": [], "digest": "abc", "probe": [[v + 1e-5 for v in row] for row in wanted]}
-    how = {"digest": "abc", "wanted": wanted, "dtype": "float32"}
+    totals = {"a": ("float32", (3, 4), 17), "b": ("float32", (4,), 5)}
+    said = {
+        "lacking": [],
+        "sums": json.loads(json.dumps(totals)),
+        "differing": {},
+        "seen": 2,
+        "prefixes": 0,
+        "probe": [[v + 1e-5 for v in row] for row in wanted],
+    }
+    how = {"sums": totals, "wanted": wanted, "dtype": "float32"}
     assert check_proof("publish 1", said, **how) == pytest.approx(1e-5, abs=1e-6)
     said["probe"][2][4] += 0.25
     with pytest.raises(
-        RunError, match="publish 1: the weights came whole.* token 5 in row 2 of the probe .* 0.25 apart"
+        RunError, match="publish 1: each weight that was looked at is as .* token 5 in row 2 of the probe .* 0.25 apart"
     ):
         check_proof("publish 1", said, **how)
     said["probe"][2][4] = float("nan")
     with pytest.raises(RunError, match="token 5 in row 2"):
         check_proof("publish 1", said, **how)
-    with pytest.raises(RunError, match="with other numbers: digest abd, not abc"):
-        check_proof("publish 1", {**said, "digest": "abd"}, **how)
-    with pytest.raises(RunError, match="such as model.norm.weight"):
+    with pytest.raises(RunError, match="with other numbers in b[.]"):
+        check_proof("publish 1", {**said, "sums": {**totals, "b": ["float32", [4], 6]}}, **how)
+    with pytest.raises(RunError, match="in 5 of 2 that were looked at. zeros: a; old: b, c, d and 1 more"):
+        check_proof("publish 1", {**said, "differing": {"zeros": ["a"], "old": ["b", "c", "d", "e"]}}, **how)
+    with pytest.raises(RunError, match="still has 3 blocks"):
+        check_proof("publish 1", {**said, "prefixes": 3}, **how)
+    with pytest.raises(RunError, match="among those published: model.norm.weight"):
         check_proof("publish 1", {**said, "lacking": ["model.norm.weight"]}, **how)
 
 
@@ -172,3 +185,37 @@ def test_tokens_are_drawn_from_logits_as_from_hidden_states():
         draw(hidden, head, uniform, how), draw_from(head.logits(hidden), uniform, how, None), strict=True
     ):
         assert torch.equal(one, other)
+
+
+def test_what_is_wrong_with_a_weight_is_named():
+    here = {name: torch.randn(6, 4) for name in ("a", "b", "c", "d", "e", "f", "g", "h")}
+    here["i"] = here["a"].clone()
+    before = {name: torch.randn(6, 4) for name in here}
+    there = {name: value.clone() for name, value in here.items()}
+    assert differing(there, here, before) == {}
+    there["a"], there["b"] = before["a"], torch.zeros(6, 4)
+    there["c"], there["d"] = here["b"], here["d"].bfloat16().float()
+    there["e"][:3] = before["e"][:3]
+    there["f"], there["g"] = here["f"].flip(0), here["g"] + 1e-6
+    there["h"][2, 2] = torch.inf
+    assert differing(there, here, before) == {
+        "as before this publish": ["a"],
+        "zeros": ["b"],
+        "those of b": ["c"],
+        "rounded to bfloat16": ["d"],
+        "as before this publish in a part": ["e"],
+        "in another order": ["f"],
+        "other numbers": ["g"],
+        "not finite": ["h"],
+    }
+
+
+def test_the_columns_that_are_looked_at_are_those_of_the_checkpoint():
+    weights = {"model.embed_tokens.weight": torch.randn(40, 8), "model.norm.weight": torch.randn(8)}
+    found = wanted(weights, 3)
+    rows, columns = picked(40, 3), picked(8, 3)
+    assert torch.equal(found["model.embed_tokens.weight"], weights["model.embed_tokens.weight"][rows].T)
+    assert torch.equal(found["lm_head.weight"], weights["model.embed_tokens.weight"][:, columns]), "a tied head"
+    weights["lm_head.weight"] = torch.randn(40, 8)
+    assert torch.equal(wanted(weights, 3)["lm_head.weight"], weights["lm_head.weight"][:, columns])
+    assert {0, 39} <= set(rows) and len({tuple(picked(4096, publish)) for publish in range(9)}) == 9

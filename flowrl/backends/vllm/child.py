@@ -70,8 +70,8 @@ class Child:
         """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there."""
         with self._lock:
             self._calls += 1
-            call = str(self._calls)
-            self._send({"do": do, "call": call, **said})
+            call = self._calls
+            self._send({"do": do, **said, "call": call})
             while answers:
                 got = self._receive()
                 if got["call"] != call:

@@ -20,18 +20,18 @@ from ..draw import draw_from, uniforms
 #: By row: of each token its log-probability under the policy, and under the distribution that was sampled from.
 LOGPROBS: dict[str, dict[int, tuple[float, float]]] = {}
 #: By call: how its rows are sampled.
-SAMPLING: dict[str, Sampling] = {}
+SAMPLING: dict[int, Sampling] = {}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row that is being sampled: ``Row("3.0", "3", seed=7, start=0, prompt=[5, 6], output=[])``.
+    """A row that is being sampled: ``Row("3.1.0", 3, seed=7, start=0, prompt=[5, 6], output=[])``.
 
     ``output`` grows as tokens are drawn; ``start`` is the number of its first token.
     """
 
     name: str
-    call: str
+    call: int
     seed: int
     start: int
     prompt: list[int]
@@ -77,7 +77,7 @@ class Draw(LogitsProcessor):
 
     def apply(self, logits: Tensor) -> Tensor:
         """Draw a token for each row, keep its log-probabilities, and leave it the only one that can be taken."""
-        calls: dict[str, list[int]] = {}
+        calls: dict[int, list[int]] = {}
         for place, row in self.rows.items():
             calls.setdefault(row.call, []).append(place)
         for call, places in calls.items():

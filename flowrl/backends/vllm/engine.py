@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,10 +15,11 @@ from ...batch import Column
 from ...errors import ModelError, RunError
 from ...placement.backends import backend
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.weights.weight_boxes import Shard
+from ...workers.streaming import FailedCall, SampledRow, gathered
+from ...workers.weights.weight_boxes import Shard, sums
 from ..continuous import check_lengths
 from ..hf import engine as reference
-from ..hf.finite import check_finite
+from ..hf.finite import check_finite, not_finite
 from .child import Child
 from .proof import check_proof, expected, probe_rows
 from .versions import installed
@@ -53,15 +55,17 @@ def open_engine(build: Build) -> VLLMEngine:
 
 @dataclass(frozen=True)
 class Published:
-    """What a publish was: ``Published(bytes=6_400_000, load=0.06, proof=0.02, gap=4e-6)``, times in seconds.
+    """What a publish was: ``Published(bytes=6_400_000, load=0.06, proof=0.02, gap=4e-6, rows=4)``, times in seconds.
 
-    ``gap``: the largest difference of a log-probability of the probe.
+    ``proof``: what it took in both processes to see that it has arrived. ``gap``: the largest difference of a
+    log-probability of the probe, which had so many ``rows``.
     """
 
     bytes: int
     load: float
     proof: float
     gap: float
+    rows: int
 
 
 class VLLMEngine:
@@ -72,11 +76,16 @@ class VLLMEngine:
     depends on its row's seed and its place alone: rows are those of the reference engine, save rounding.
     """
 
+    #: What a publish may do while rows run.
+    publish_modes = ("drain", "interrupt")
+
     def __init__(self, build: Build, mirror: Any, version: str) -> None:
         self.build, self.mirror = build, mirror
         self.options = {**{o.name: o.default for o in backend("vllm").options}, **build.options}
         self.published: Published | None = None  # the last one
         self.publishes = 0
+        self._running: dict[tuple[int, int], None] = {}  # in the order of calls and rows
+        self._paused, self._version = False, 0
         self._memory = WeightMemory({s.name: s.tensor for s in mirror.shards()})
         for name, weight in mirror.net.model.named_parameters():
             weight.data = self._memory.views[name]
@@ -122,55 +131,104 @@ class VLLMEngine:
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
     ) -> Sampled:
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
+        said = self._asked(prompts, n, seeds, sampling, starts)
+        rows = [_row(row) for row in self.child.ask("generate", len(seeds), **said)]
+        found = gathered(rows, sampling)
+        check_finite("log-probabilities of sampled tokens", found.rollout_logprobs.values, self.mirror.parameters)
+        return found
+
+    def _asked(
+        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None
+    ) -> dict[str, Any]:
+        """Return what vLLM's process is told of a call."""
         if not self.publishes:
             self._publish()
         most = check_lengths(self.positions, prompts.lengths)
         limits = torch.full_like(prompts.lengths, sampling.max_tokens)
         if most is not None:
             limits = limits.minimum(most - prompts.lengths)
-        rows: list[Any] = [None] * len(seeds)
-        answers = self.child.ask(
-            "generate",
-            len(seeds),
-            prompts=[row.tolist() for row in prompts],
-            n=n,
-            seeds=seeds.tolist(),
-            starts=[0] * len(seeds) if starts is None else starts.tolist(),
-            limits=limits.repeat_interleave(n).tolist(),
-            sampling=asdict(sampling),
-            stops=sorted({*self.mirror.eos_ids, *sampling.stop}),
-        )
-        for row in answers:
-            rows[row["row"]] = row
-        return self._sampled(rows, sampling)
+        return {
+            "prompts": [row.tolist() for row in prompts],
+            "n": n,
+            "seeds": seeds.tolist(),
+            "starts": [0] * len(seeds) if starts is None else starts.tolist(),
+            "limits": limits.repeat_interleave(n).tolist(),
+            "sampling": asdict(sampling),
+            "stops": sorted({*self.mirror.eos_ids, *sampling.stop}),
+        }
 
-    def _sampled(self, rows: list[Any], sampling: Sampling) -> Sampled:
-        def column(name: str, dtype: torch.dtype) -> Column:
-            values = torch.tensor([value for row in rows for value in row[name]], dtype=dtype)
-            return Column.packed(values, [len(row[name]) for row in rows], "response")
+    # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
 
-        ids, plain = column("ids", torch.int32), column("plain", torch.float32)
-        own = sampling == Sampling(sampling.max_tokens, sampling.temperature, stop=sampling.stop)
-        stopped = torch.tensor([row["stopped"] for row in rows], dtype=torch.bool)
-        found = Sampled(
-            ids, plain, plain if own else column("sampled", torch.float32), stopped, sampling.row_temperature
-        )
-        check_finite("log-probabilities of sampled tokens", plain.values, self.mirror.parameters)
-        return found
+    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+        """Begin a call whose rows leave one by one."""
+        (said,) = self.child.ask("submit", 1, **self._asked(prompts, n, seeds, sampling, starts))
+        self._running.update(dict.fromkeys((said["call"], row) for row in range(len(seeds))))
+        return said["call"]
+
+    def step(self) -> list[SampledRow | FailedCall]:
+        """Go on by a token of each row; return what has ended."""
+        if self._paused or not self._running:
+            return []
+        (said,) = self.child.ask("step", 1, version=self._version)
+        return [self._left(ended) for ended in said["left"]]
+
+    def _left(self, said: Mapping[str, Any]) -> SampledRow | FailedCall:
+        """Note that a row has left, or all rows of a call that failed."""
+        call, row = said["call"], said["row"]
+        if "ids" in said:
+            del self._running[call, row]
+            return _row(said)
+        self._running = {key: None for key in self._running if key[0] != call}
+        what = f"Log-probabilities of row {row} of call {call}, token {said['token']}, are not finite"
+        return FailedCall(call, not_finite(what, self.mirror.parameters))
+
+    def running(self) -> list[tuple[int, int]]:
+        """Return ``(call, row)`` of the rows that have not left."""
+        return list(self._running)
+
+    def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
+        """End rows of a call, or all of them; return them with the tokens that they have."""
+        (said,) = self.child.ask("abort", 1, of=call, rows=None if rows is None else list(rows))
+        for row in said["rows"]:
+            del self._running[call, row["row"]]
+        return [_row(row) for row in said["rows"]]
+
+    def pause(self) -> None:
+        """Make no tokens until :meth:`resume`, so that weights may be written."""
+        self._paused = True
+
+    def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
+        """Go on, under the weights of ``version``. RunError for ``keep_cache``: a publish empties the cache."""
+        if keep_cache:
+            raise RunError("vLLM computes keys and values again after a publish.", fix="Publish with 'interrupt'.")
+        self._paused = False
+        self._version = self._version if version is None else version
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
         """Have vLLM take the weights as they are here. Raises RunError where it does not compute with them after."""
+        if self._running and not self._paused:
+            raise RunError(
+                f"The weights were written while {len(self._running)} rows were being sampled with them.",
+                fix="Call pause() before they are written and resume(version) after.",
+            )
         self.publishes += 1
         what = f"publish {self.publishes} of {self.build.model.title}"
-        wanted, digest = expected(self.mirror, self._probe), self.mirror.digest()
+        began = time.monotonic()
+        full = (self.publishes - 1) % self.options["probe"] == 0
+        probe = self._probe if full else self._probe[:1]
+        wanted, here = expected(self.mirror, probe), sums(self.mirror.shards())
+        reference = time.monotonic() - began
         try:
-            (said,) = self.child.ask("publish", 1, weights=self._memory.told, probe=self._probe)
+            (said,) = self.child.ask("publish", 1, number=self.publishes, weights=self._memory.told, probe=probe)
         except RunError as error:
             raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
-        gap = check_proof(what, said, digest=digest, wanted=wanted, dtype=self._dtype)
-        self.published = Published(self._memory.size, **said["seconds"], gap=gap)
+        gap = check_proof(what, said, sums=here, wanted=wanted, dtype=self._dtype)
+        seconds = said["seconds"]
+        self.published = Published(
+            self._memory.size, load=seconds["load"], proof=reference + seconds["proof"], gap=gap, rows=len(probe)
+        )
 
     def plain_weights(self) -> Mapping[str, Tensor]:
         """The weights by name; they are views."""
@@ -215,3 +273,16 @@ class VLLMEngine:
     def save(self, folder: str) -> None:
         """A Hugging Face folder."""
         self.mirror.save(folder)
+
+
+def _row(said: Mapping[str, Any]) -> SampledRow:
+    """A row as it came from vLLM's process."""
+    return SampledRow(
+        said["call"],
+        said["row"],
+        tuple(said["ids"]),
+        tuple(said["rollout_logprobs"]),
+        tuple(said["sampling_logprobs"]),
+        tuple((version, tokens) for version, tokens in said["versions"]),
+        said["reason"],
+    )

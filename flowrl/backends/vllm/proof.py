@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ...batch import Batch, Column
 from ...errors import RunError
-from ...workers.weights.weight_boxes import Shard
+from ...workers.weights.weight_boxes import Shard, Sums
 
 ROWS, TOKENS = 4, 24  # of the probe
+_FEW = 3  # of a list, as an error shows it
 #: By dtype: the largest difference of a log-probability that rounding may make.
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.4}
 
 
 def whole(weights: Mapping[str, Tensor]) -> list[Shard]:
@@ -41,30 +42,59 @@ def expected(engine: Any, rows: Sequence[list[int]]) -> list[list[float]]:
 
 
 def check_proof(
-    what: str, said: Mapping[str, Any], *, digest: str, wanted: Sequence[Sequence[float]], dtype: str
+    what: str,
+    said: Mapping[str, Any],
+    *,
+    sums: Sums,
+    wanted: Sequence[Sequence[float]],
+    dtype: str,
 ) -> float:
-    """Return the largest difference of a log-probability. Raises RunError, which names what does not agree."""
+    """Return the largest difference of a log-probability. Raises RunError, which names what does not agree.
+
+    ``said``: what vLLM's process answered; ``sums``: those of the weights here; ``wanted``: the log-probabilities here.
+    """
     if said["lacking"]:
-        few = ", ".join(said["lacking"][:3])
         raise RunError(
-            f"{what}: vLLM has weights that were not among those published, such as {few}.",
+            f"{what}: vLLM has weights that were not among those published: {_few(said['lacking'])}.",
             fix="Use a kind of model that docs/engines.md names.",
         )
-    if said["digest"] != digest:
+    there = {name: (kind, tuple(shape), total) for name, (kind, shape, total) in said["sums"].items()}
+    if torn := sorted(name for name in {*there, *sums} if there.get(name) != sums.get(name)):
         raise RunError(
-            f"{what} came to vLLM with other numbers: digest {said['digest'][:12]}, not {digest[:12]}.",
-            fix="This is a fault of the transport; report it with the plan.",
+            f"{what} came to vLLM with other numbers in {_few(torn)}.",
+            fix="Somebody wrote them while vLLM was reading, or the transport is at fault; report it with the plan.",
         )
-    allowed = TOLERANCE[dtype]
-    gaps = [[_gap(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(said["probe"], wanted, strict=True)]
+    if said["differing"]:
+        causes = [f"{cause}: {_few(names)}" for cause, names in said["differing"].items()]
+        number, seen = sum(map(len, said["differing"].values())), said["seen"]
+        raise RunError(
+            f"{what}: the weights came whole, and vLLM computes with others in {number} of {seen} that were looked at. "
+            f"{'; '.join(causes[:_FEW])}.",
+            fix="vLLM did not take them as they lie there; report it with the model's configuration.",
+        )
+    if said["prefixes"]:
+        raise RunError(
+            f"{what}: the prefix cache still has {said['prefixes']} blocks of keys and values of the weights before.",
+            fix="Write prefix_cache: false beside the engine, and report it.",
+        )
+    return _check_probe(what, said["probe"], wanted, TOLERANCE[dtype])
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names, and how many there are besides."""
+    return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
+
+
+def _check_probe(what: str, there: Sequence[Sequence[float]], here: Sequence[Sequence[float]], allowed: float) -> float:
+    """Return the largest difference of two tables of log-probabilities. Raises RunError where it is not allowed."""
+    gaps = [[_gap(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(there, here, strict=True)]
     worst, row, token = max((gap, r, t) for r, mine in enumerate(gaps) for t, gap in enumerate(mine))
     if worst > allowed:
-        there, here = said["probe"][row][token], wanted[row][token]
         raise RunError(
-            f"{what}: the weights came whole, and vLLM computes with others: token {token + 1} in row {row} of the "
-            f"probe has a log-probability of {there:.4f} there and of {here:.4f} by the weights, {worst:.2g} apart; "
-            f"{allowed:g} is allowed.",
-            fix="A copy of weights inside vLLM was not replaced; report it with the model's configuration.",
+            f"{what}: each weight that was looked at is as it was published, and vLLM computes something else with "
+            f"them: token {token + 1} in row {row} of the probe has a log-probability of {there[row][token]:.4f} there "
+            f"and of {here[row][token]:.4f} by the weights, {worst:.2g} apart; {allowed:g} is allowed.",
+            fix="The configuration is read in two ways, or a kernel is at fault; report it with the configuration.",
         )
     return worst
 

@@ -1,7 +1,9 @@
 """The process of one replica of vLLM: it answers what comes over its socket, and ends with the process that began it.
 
-Messages are JSON. ``{"do": "generate", "call": "3", ...}`` is answered by one message for each row as soon as it is
-finished, in any order; several calls are in one batch. ``{"do": "publish", ...}`` is answered by one.
+Messages are JSON. ``{"do": "generate", "call": 3, ...}`` is answered by one message for each row as soon as it is
+finished, in any order. All others are answered by one: ``submit`` begins a call whose rows go on by a token with each
+``step``, which tells of those that have ended; several calls are in one batch. ``abort`` ends rows, ``publish`` takes
+the weights that lie in the memory of the other process.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
+from dataclasses import asdict
+from math import isfinite
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ...workers.model_options import Sampling
+from ..continuous import RunningRow
 from .versions import adapter
 from .weight_memory import open_weights
 
@@ -25,7 +31,11 @@ LOOK = 1.0  # seconds between two looks at whether the other process is there
 
 
 class Server:
-    """``Server(connection, opened)``: ``opened`` is the first message, which says of what model, how."""
+    """``Server(connection, opened)``: ``opened`` is the first message, which says of what model, how.
+
+    Rows are of calls that are answered whole, which this process steps by itself, or of streamed ones, which go on when
+    the other process asks for a step.
+    """
 
     def __init__(self, connection: Connection, opened: dict[str, Any]) -> None:
         self.connection = connection
@@ -33,15 +43,18 @@ class Server:
         self.engine = self.vllm.open_engine(
             opened["folder"], dtype=opened["dtype"], positions=opened["positions"], options=opened["options"]
         )
-        self.rows: dict[str, tuple[str, int]] = {}  # by name: the call, and which of its rows
-        self.left: dict[str, int] = {}  # by call: the rows that are not finished
+        self.rows: dict[str, RunningRow] = {}  # those that run, by their name in vLLM
+        self.left: dict[int, int] = {}  # by call that is answered whole: its rows that have not ended
+        self.ended: list[dict[str, Any]] = []  # of streamed calls, not told yet
+        self.version = 0  # of the weights
+        self.begun = 0  # how often rows were begun: a name is not used twice
         self.inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Answer until the other side has said that it is the end."""
         threading.Thread(target=self._read, daemon=True).start()
         while True:
-            while not self.rows or not self.inbox.empty():
+            while not self.left or not self.inbox.empty():
                 asked = self.inbox.get()
                 if asked["do"] == "close":
                     return
@@ -64,78 +77,154 @@ class Server:
         try:
             getattr(self, asked["do"])(asked)
         except Exception as error:
-            self.forget(asked["call"])
+            if asked["do"] in ("generate", "submit"):
+                self.forget(asked["call"])
             self.send(call=asked["call"], error=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def generate(self, asked: dict[str, Any]) -> None:
-        """Begin the rows of a call."""
-        from .draw import LOGPROBS, SAMPLING
+        """Begin the rows of a call that is answered by one message for each."""
+        self._begin_call(asked)
+        if asked["seeds"]:
+            self.left[asked["call"]] = len(asked["seeds"])
 
-        call, n = asked["call"], asked["n"]
-        said = asked["sampling"]
-        SAMPLING[call] = Sampling(**{**said, "stop": tuple(said["stop"])})
-        self.left[call] = len(asked["seeds"])
-        for row, (seed, start, tokens) in enumerate(zip(asked["seeds"], asked["starts"], asked["limits"], strict=True)):
-            name = f"{call}.{row}"
-            LOGPROBS[name], self.rows[name] = {}, (call, row)
-            drawn = {"row": name, "call": call, "seed": seed, "start": start}
+    def submit(self, asked: dict[str, Any]) -> None:
+        """Begin the rows of a streamed call, whose number is that of this message."""
+        self._begin_call(asked)
+        self.send(call=asked["call"])
+
+    def step(self, asked: dict[str, Any]) -> None:
+        """Go on by a token of each row, under the version that is told, unless there is something to tell."""
+        self.version = asked["version"]
+        if not self.ended:
+            self._step()
+        ended, self.ended = self.ended, []
+        self.send(call=asked["call"], left=ended)
+
+    def abort(self, asked: dict[str, Any]) -> None:
+        """End rows of a streamed call, or all of them; say what they have."""
+        of_call = {row.row: name for name, row in self.rows.items() if row.call == asked["of"]}
+        wanted = of_call if asked["rows"] is None else asked["rows"]
+        names = [of_call[row] for row in dict.fromkeys(wanted) if row in of_call]
+        gone = self._withdraw(names)
+        self._close(asked["of"])
+        self.send(call=asked["call"], rows=[asdict(row.ended("aborted")) for row in gone])
+
+    def _begin_call(self, asked: dict[str, Any]) -> None:
+        from .draw import SAMPLING
+
+        said, call, n = asked["sampling"], asked["call"], asked["n"]
+        sampling = SAMPLING[call] = Sampling(**{**said, "stop": tuple(said["stop"])})
+        stops, prompts = frozenset(asked["stops"]), [tuple(prompt) for prompt in asked["prompts"]]
+        for row, (seed, start, limit) in enumerate(zip(asked["seeds"], asked["starts"], asked["limits"], strict=True)):
             try:
-                self.vllm.add_row(self.engine, name, asked["prompts"][row // n], tokens, asked["stops"], drawn)
+                self._begin(RunningRow(call, row, prompts[row // n], seed, start, limit, sampling, stops))
             except Exception as error:
                 raise ValueError(f"row {row}: {error}") from error
 
+    def _begin(self, row: RunningRow) -> None:
+        """Have vLLM go on with a row, from the tokens that it has."""
+        from .draw import LOGPROBS
+
+        self.begun += 1
+        name, done = f"{row.call}.{self.begun}.{row.row}", len(row.ids)
+        LOGPROBS[name], self.rows[name] = {}, row
+        drawn = {"row": name, "call": row.call, "seed": row.seed, "start": row.start + done}
+        self.vllm.add_row(self.engine, name, list(row.tokens), row.limit - done, sorted(row.stops), drawn)
+
+    def _withdraw(self, names: Iterable[str]) -> list[RunningRow]:
+        """Take rows out of vLLM; return them with the tokens that they have."""
+        from .draw import LOGPROBS
+
+        names = list(names)
+        with contextlib.suppress(Exception):  # of a row that was never begun
+            self.engine.abort_request(names)
+        for name in names:
+            del LOGPROBS[name]
+        return [self.rows.pop(name) for name in names]
+
     def _step(self) -> None:
         for output in self.engine.step():
-            if output.finished and output.request_id in self.rows:
-                self._finish(output)
+            if output.request_id in self.rows:
+                self._take(output)
 
-    def _finish(self, output: Any) -> None:
+    def _take(self, output: Any) -> None:
+        """Take the tokens that a row has got, and tell of it where it has ended."""
         from .draw import LOGPROBS
 
         name, made = output.request_id, output.outputs[0]
-        call, row = self.rows.pop(name)
-        drawn = LOGPROBS.pop(name)
-        ids = list(made.token_ids)
-        plain, sampled = zip(*(drawn[t] for t in range(len(ids))), strict=True)
-        self.send(call=call, row=row, ids=ids, plain=plain, sampled=sampled, stopped=made.finish_reason == "stop")
-        self.left[call] -= 1
-        if not self.left[call]:
+        row, drawn = self.rows[name], LOGPROBS[name]
+        for token in made.token_ids:
+            plain, sampled = drawn.pop(min(drawn))
+            row.add(token, plain, sampled, self.version)
+            if row.call not in self.left and not isfinite(plain):
+                self.ended.append({"call": row.call, "row": row.row, "token": len(row.ids) - 1})
+                self.forget(row.call)
+                return
+        if output.finished:
+            del self.rows[name], LOGPROBS[name]
+            self._tell(row, asdict(row.ended("stop" if made.finish_reason == "stop" else "length")))
+
+    def _tell(self, row: RunningRow, said: dict[str, Any]) -> None:
+        if row.call not in self.left:
+            self.ended.append(said)
+        else:
+            self.send(**said)
+            self.left[row.call] -= 1
+        self._close(row.call)
+
+    def _close(self, call: int) -> None:
+        """Forget a call that has no rows any more."""
+        if not any(row.call == call for row in self.rows.values()):
             self.forget(call)
 
-    def forget(self, call: str) -> None:
+    def forget(self, call: int) -> None:
         """End what is left of a call."""
-        from .draw import LOGPROBS, SAMPLING
+        from .draw import SAMPLING
 
-        names = [name for name, (whose, _) in self.rows.items() if whose == call]
-        with contextlib.suppress(Exception):  # of rows that were never begun
-            self.engine.abort_request(names)
-        for name in names:
-            del self.rows[name]
-            LOGPROBS.pop(name, None)
+        self._withdraw([name for name, row in self.rows.items() if row.call == call])
         self.left.pop(call, None)
         SAMPLING.pop(call, None)
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def publish(self, asked: dict[str, Any]) -> None:
-        """Load the weights that lie in the memory of the other process, and say what they are and what they give."""
-        from ...workers.weights.weight_boxes import digest, sums
+        """Load the weights that lie in the memory of the other process, and say what they are and what they give.
+
+        Rows that run begin again after it, from the tokens that they have: no row is in a forward pass of two weights.
+        """
+        running = self._withdraw(self.rows)
+        try:
+            self._publish(asked)
+        finally:
+            for row in running:
+                self._begin(row)
+
+    def _publish(self, asked: dict[str, Any]) -> None:
+        from ...workers.weights.weight_boxes import sums
+        from .columns import differing, wanted
         from .proof import whole
 
-        if self.rows:
-            raise RuntimeError(f"{len(self.rows)} rows are being sampled")
+        number = asked["number"]
+        before = self.vllm.computed(self.engine, number)
         began = time.monotonic()
         weights = open_weights(asked["weights"])
         lacking = self.vllm.load_weights(self.engine, weights)
         if not self.vllm.forget_prefixes(self.engine):
             raise RuntimeError("the prefix cache could not be emptied")
         loaded = time.monotonic()
-        found = digest([sums(whole(weights))])
-        rows = [self._probe(f"probe.{row}", tokens) for row, tokens in enumerate(asked["probe"])]
-        times = {"load": loaded - began, "proof": time.monotonic() - loaded}
-        self.send(call=asked["call"], digest=found, lacking=sorted(lacking), probe=rows, seconds=times)
+        there = self.vllm.computed(self.engine, number)
+        self.send(
+            call=asked["call"],
+            sums=sums(whole(weights)),
+            lacking=sorted(lacking),
+            differing=differing(there, wanted(weights, number), before),
+            seen=len(there),
+            prefixes=self.vllm.kept_prefixes(self.engine),
+            probe=[self._probe(f"probe.{row}", tokens) for row, tokens in enumerate(asked["probe"])],
+            seconds={"load": loaded - began, "proof": time.monotonic() - loaded},
+        )
 
     def _probe(self, name: str, tokens: list[int]) -> list[float]:
         self.vllm.add_probe(self.engine, name, tokens)

@@ -79,6 +79,23 @@ def _pack_heads(model: Any) -> None:
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
+def computed(engine: Any, publish: int) -> dict[str, Tensor]:
+    """Return columns of the weights that vLLM computes with; see :func:`flowrl.backends.vllm.columns.computed`."""
+    (found,) = engine.collective_rpc(_computed, args=(publish,))
+    return found
+
+
+def _computed(worker: Any, publish: int) -> dict[str, Tensor]:
+    from .columns import computed
+
+    return computed(worker.model_runner.get_model(), publish)
+
+
+def kept_prefixes(engine: Any) -> int:
+    """Return of how many blocks of tokens the cache has keys and values that a later row would take."""
+    return len(engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
+
+
 def forget_prefixes(engine: Any) -> bool:
     """Empty the cache of keys and values, which are those of the weights before. Returns whether it is empty."""
     return bool(engine.reset_prefix_cache())
@@ -86,11 +103,12 @@ def forget_prefixes(engine: Any) -> bool:
 
 def add_row(engine: Any, name: str, prompt: list[int], tokens: int, stops: list[int], drawn: Mapping[str, Any]) -> None:
     """Begin a row of at most ``tokens`` tokens; ``drawn`` is what :class:`~flowrl.backends.vllm.draw.Draw` is told."""
-    from vllm.sampling_params import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     params = SamplingParams(
         temperature=0.0,
         max_tokens=tokens,
+        output_kind=RequestOutputKind.DELTA,
         stop_token_ids=stops,
         ignore_eos=True,
         detokenize=False,
