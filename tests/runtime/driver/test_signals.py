@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -284,7 +285,7 @@ def test_on_ranks_a_signal_for_the_whole_group_leaves_the_ranks_to_the_checkpoin
     assert list((out / "checkpoints").glob("*/manifest.json"))
 
 
-#: A driver whose ranks say that they generate, and take their time for it in the third step.
+#: A driver whose ranks say that they generate in the third step, or take the weights after it, and take their time.
 MODEL_DRIVER = """
 import sys, time
 from pathlib import Path
@@ -294,14 +295,26 @@ from flowrl import rl
 from stale_flow import MODEL, arithmetic, digits
 
 class Slow(fl.Actor):
-    def respond_slowly(self):
+    def hold(self):
         Path({said!r}).touch()
         time.sleep(2)
 
     def _sample(self, prompts, n, seeds, said, starts=None):
         if self.version == 2 and not Path({said!r}).exists():
-            self.respond_slowly()
+            if {where!r} == "generate":
+                self.hold()
+            else:
+                hold_in_a_publish(self)
         return super()._sample(prompts, n, seeds, said, starts)
+
+def hold_in_a_publish(actor):
+    engine = type(actor.engine_with_weights())
+    real = engine.weights_written
+    def weights_written(self):
+        if not Path({said!r}).exists():
+            actor.hold()
+        return real(self)
+    engine.weights_written = weights_written
 
 flow = fl.Flow("slow")
 actor = flow.worker(Slow, MODEL, lr=3e-3, max_tokens=5)
@@ -321,10 +334,11 @@ place: {actor: {train: {pool: train}, generate: {pool: rollout}}, reward: {pool:
 
 
 @pytest.mark.slow
-def test_on_ranks_a_signal_in_a_generate_waits_for_its_step(tmp_path):
+@pytest.mark.parametrize("where", ["generate", pytest.param("publish", marks=pytest.mark.nightly)])
+def test_on_ranks_a_signal_in_a_generate_and_in_a_publish_waits_for_its_step(tmp_path, where):
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
     script, plan, out, said = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run", tmp_path / "said"
-    script.write_text(MODEL_DRIVER.format(beside=str(HERE), said=str(said)))
+    script.write_text(MODEL_DRIVER.format(beside=str(HERE), said=str(said), where=where))
     plan.write_text(SPLIT)
     words = [sys.executable, "-m", "flowrl", "run", str(script), "--out", str(out), "--quiet"]
     how = ["--runtime", "ray", "--plan", str(plan)]
@@ -336,5 +350,13 @@ def test_on_ranks_a_signal_in_a_generate_waits_for_its_step(tmp_path):
     os.killpg(process.pid, signal.SIGTERM)
     told = process.communicate(timeout=60)[1]
     assert process.returncode == 143, told
-    assert lines(out) == 3 and list((out / "checkpoints").glob("*/manifest.json")), "the step has ended"
+    assert list((out / "checkpoints").glob("*/manifest.json"))
+    assert lines(out) == 3 if where == "generate" else lines(out) in (3, 4), "the step has ended"
     assert '"lost"' not in (out / "events.jsonl").read_text()
+    if where == "publish":
+        subprocess.run([*words, *how, "--resume"], check=True, timeout=300)
+        subprocess.run([*words[:-2], str(tmp_path / "whole"), "--quiet"], check=True, timeout=300)
+        digests = [
+            json.loads((folder / "run.json").read_text())["weights_digest"] for folder in (out, tmp_path / "whole")
+        ]
+        assert digests[0] == digests[1]
