@@ -1,10 +1,15 @@
-"""What holds for every test: scripts that it writes and loads are gone after it."""
+"""What holds for every test: scripts that it writes and loads are gone after it, and no example has a time limit."""
 
 from __future__ import annotations
 
 import sys
 
 import pytest
+from hypothesis import settings
+
+#: An example may take long where the machine is busy: a test as a whole has a limit.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
