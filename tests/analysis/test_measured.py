@@ -58,7 +58,7 @@ def test_the_bytes_of_a_run_are_those_of_the_columns_that_were_read(stale, tmp_p
     responses = sum(m["response_length"] * rows for m in lines(tmp_path / "metrics.jsonl")) / STEPS
     found = edges(graph)
     assert found["actor.generate", "ref.logprobs"] == pytest.approx(4 * tokens + responses + 4 * rows)
-    assert found["actor.generate", "actor.update"] == pytest.approx(4 * tokens + 5 * responses + (4 + 1) * rows)
+    assert found["actor.generate", "actor.update"] == pytest.approx(4 * tokens + 9 * responses + (4 + 1) * rows)
     assert found["ref.logprobs", "actor.update"] == found["rl.group_advantages", "actor.update"]
     assert found["ref.logprobs", "actor.update"] == pytest.approx(4 * responses)
     assert found["reward.score", "rl.group_advantages"] == found["reward.score", "batch.mean"] == 4 * rows
