@@ -40,7 +40,7 @@ class Parameter:
 def parameters_of(layout: Layout, rank: int) -> Iterator[Parameter]:
     """Yield the parameters of a rank, under the names that its backend gives them, stack by stack.
 
-    >>> from ..backends import Fused, LayoutRules; from ..cluster.mesh import Mesh; from .shape import shape_named
+    >>> from ..backends import Fused, LayoutRules; from ..cluster.mesh import Mesh; from .model_shape import shape_named
     >>> rules = LayoutRules(fused=(Fused("qkv_proj", ("q_proj", "k_proj", "v_proj")),))
     >>> layout = Layout(shape_named("qwen3-8b"), Mesh.of("tp=8"), rules=rules)
     >>> qkv = next(p for p in parameters_of(layout, rank=1) if "qkv_proj" in p.name)

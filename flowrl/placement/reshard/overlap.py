@@ -12,7 +12,7 @@ from ..model.weight_layout import Box, Layout
 def overlaps(src: Layout, dst: Layout) -> list[dict[int, int]]:
     """Return bytes by ``src`` shard and by ``dst`` shard, pairs without any left out.
 
-    >>> from ..cluster.mesh import Mesh; from ..model.shape import ModelShape
+    >>> from ..cluster.mesh import Mesh; from ..model.model_shape import ModelShape
     >>> model = ModelShape.uniform(layers=1, columns=12, dtype_bytes=1)
     >>> overlaps(Layout(model, Mesh.of("tp=2")), Layout(model, Mesh.of("tp=3")))
     [{0: 4, 1: 2}, {1: 2, 2: 4}]

@@ -26,9 +26,9 @@ import sys, time
 sys.path.insert(0, {beside!r})
 from small_flow import Numbers
 import flowrl as fl
-from flowrl.runtime.distributed.ray import head
+from flowrl.runtime.distributed.ray import ray_head
 
-head.PATIENCE = 3.0
+ray_head.PATIENCE = 3.0
 
 class World(fl.Worker):
     @fl.op(reads="x", adds="r: f32[]", cost="external", pieces=True)

@@ -250,7 +250,8 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {beside!r})
 from flows import module_of
-from flowrl.runtime.storage import checkpoint, snapshot
+from flowrl.runtime.storage.checkpoints import checkpoint_folder as checkpoint
+from flowrl.runtime.storage.checkpoints import snapshot
 
 def ends(module, name, when):
     real, count = getattr(module, name), 0
