@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ class RunningRow:
         return SampledRow(self.call, self.row, tuple(self.ids), plain, sampled, spans, reason)
 
 
-class ContinuousBatch:
+class ContinuousBatch(ABC):
     """What rows, calls, versions and aborts come to; a subclass says how the next tokens are computed.
 
     ``positions``: tokens of a row at most, or None. ``ends``: ids that end every row.
@@ -83,17 +84,19 @@ class ContinuousBatch:
 
     # -- of the subclass ----------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def vocab(self) -> int:
         """How many tokens are predicted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_tokens(self, rows: list[RunningRow]) -> tuple[list[RunningRow], Draw]:
         """Of the rows that have not left, those that get a token now, and what draws it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def let_go(self, rows: list[RunningRow]) -> None:
         """Free what is kept of rows that have left."""
 
+    @abstractmethod
     def forget_cache(self) -> None:
         """Compute what is kept of the running rows again."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .parameters import Parameters
 
 
-class Streaming:
+class Streaming(ABC):
     """What an engine with a net offers of :class:`flowrl.workers.streaming.Streams`."""
 
     net: Net
@@ -36,10 +37,11 @@ class Streaming:
     publish_modes = ContinuousBatch.publish_modes
 
     @property
+    @abstractmethod
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a sequence."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_generates(self) -> None:
         """Raise ProgramError where this engine does not sample."""
 
