@@ -176,3 +176,8 @@ class Setup:
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
     pins: Mapping[int, int] = field(default_factory=dict[int, int])
     queue: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether the program alone settles which version a relaxed read sees, and timing does not."""
+        return self.staleness == 1 and self.order == "fifo" and self.publish == "drain"
