@@ -274,6 +274,7 @@ class Flow:
         trajectories: int = 2,
         trajectories_every: int = 10,
         quiet: bool = False,
+        track: str | Sequence[str] = (),
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         arguments: Sequence[str] = (),
         address: str | None = None,
@@ -287,8 +288,9 @@ class Flow:
         ``trajectories_every``-th step are written down. ``address`` is that of a running Ray cluster, for
         ``runtime="ray"``. ``resume`` goes on with the run in ``out``; what has changed since its start is told, and
         refused where it makes another run, unless ``allow_changed``. ``unlock`` says that the process on another host
-        which has the folder is gone. Raises UsageError for an unknown keyword or value,
-        CheckError with every finding before anything is loaded, ResumeError for a run that cannot go on so.
+        which has the folder is gone. ``track`` names trackers that show the run too: ``"tensorboard"``,
+        ``["wandb", "module:Class"]``. Raises UsageError for an unknown keyword or value, CheckError with every
+        finding before anything is loaded, ResumeError for a run that cannot go on so.
         """
         options = {name: value for name, value in locals().items() if name in RUN_OPTIONS}
         from .analysis.placed_graph import recorded_graph
@@ -297,8 +299,10 @@ class Flow:
         from .runtime.driver.run_settings import Settings
         from .runtime.driver.runner import Runner
         from .runtime.storage.run_inputs import inputs_of
+        from .trackers.open_tracker import find_trackers
 
         check_values("flow.run", options, RUN_OPTIONS, UsageError)
+        trackers = find_trackers(track)
         self._drop_replaced()
         names = [self.find_program(name).name for name in programs or (None,)]
         keywords = [n for n, p in inspect.signature(Flow.run).parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -316,6 +320,7 @@ class Flow:
         placings = [recorded_graph(*pair, planned=bool(plan)) for pair in zip(studies, graphs, strict=True)]
         settings = Settings(
             **options,
+            track=trackers,
             out=folder,
             script=self.script,
             plan=placed.to_json(),

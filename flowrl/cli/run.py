@@ -63,6 +63,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="steps from one kept to the next (10)",
     )
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="TRACKER",
+        help="show the run in tensorboard, wandb, mlflow, trackio or module:Class too; again for another one",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress display")
 
 
@@ -105,6 +112,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
 def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Outcome:
     options = said.options
     given: dict[str, Any] = {name: getattr(options, name) for name in RUN_OPTIONS} | {"seed": options.seed or 0}
+    given["track"] = options.track
     plan, parameters, address = options.plan, said.parameters, options.address
     return flow.run(
         *said.programs, out=out, plan=plan, parameters=parameters, arguments=arguments, address=address, **given

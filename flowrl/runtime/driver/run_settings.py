@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...trackers.tracker import TrackedRun, Tracker
 from ..storage.run_inputs import Inputs
 
 
@@ -27,6 +28,7 @@ class Settings:
     trajectories: int = 2  # prompt groups of a step that are written down
     trajectories_every: int = 10  # steps
     quiet: bool = False
+    track: Mapping[str, Callable[[TrackedRun], Tracker]] = field(default_factory=dict)  # what makes each tracker
     script: str = ""
     plan: Mapping[str, Any] | None = None
     arguments: tuple[str, ...] = ()  # the words of the command line

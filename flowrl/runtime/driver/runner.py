@@ -39,6 +39,7 @@ from .learning_stalled import STEPS, stalled
 from .progress import Progress
 from .run_settings import Outcome, Settings
 from .run_texts import describe_continuation, labels, start_record, unused_words
+from .run_trackers import close_tracking, open_tracking
 from .running_program import Running
 from .stop_signals import Stop
 
@@ -118,6 +119,7 @@ class Runner:
                 allow_changed=settings.allow_changed,
             )
         self._record_start(point)
+        self._tracking = open_tracking(settings, self.recorder, resumed=point is not None, warn=self._warn)
         first, resume = 0, None
         status, digest = "done", None
         try:
@@ -158,6 +160,7 @@ class Runner:
             if not self._lock.lost:  # else the folder is another run's
                 if status == "failed":
                     self._end_writing()
+                close_tracking(self._tracking, status, self.recorder, self.progress.note, patience=5.0)
                 self.recorder.event(kind, text)
                 self.recorder.run_record(status=status)
                 self.recorder.curve()
@@ -395,6 +398,7 @@ class Runner:
         for text in filter(None, (*chosen.said, *said, *self.recorder.cut_back(marks))):
             self.recorder.event("damaged", text)
             self.progress.note(text)
+        self._tracking.rewind(self.recorder.history)
         self._chosen = chosen
         self._finished = [(p, m) for p, m in manifest["finished"]] if manifest else []
         self._left = manifest.get("left", {}) if manifest else {}
@@ -467,6 +471,7 @@ class Runner:
 
     def _end(self, status: str, digest: str | None) -> Outcome:
         out = self._out
+        close_tracking(self._tracking, status, self.recorder, self.progress.note)
         self.recorder.curve()
         self.recorder.run_record(status=status, ended=time.time(), **self.executor.record())
         self.recorder.close()

@@ -7,7 +7,7 @@ import math
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +42,9 @@ class Recorder:
         self.history: list[dict[str, Any]] = []
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
         self._kept: set[int] = set()  # steps whose rows are written down beside every so many
+        self.tell: Callable[[str, Mapping[str, Any]], None] = lambda stream, line: (
+            None
+        )  # of every line, as it is written
         self._last = time.perf_counter()
         age = time.time() - self.record["started"] if "started" in self.record else 0.0  # of a run that is continued
         self._zero = self._last - age
@@ -124,6 +127,7 @@ class Recorder:
     def write(self, stream: str, line: Mapping[str, Any]) -> None:
         """Append a line; NaN and infinities are written as null, as JSON has none."""
         self._files[stream].append(json.dumps(_finite(line), ensure_ascii=False))
+        self.tell(stream, line)
 
     def marks(self) -> dict[str, tuple[int, str]]:
         """How long each file is now, and its checksum, for a checkpoint."""

@@ -1,0 +1,101 @@
+"""The real packages keep what a run tells them, on this machine alone, and go on with it after a resume."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+import flowrl as fl
+from flowrl.trackers.open_tracker import find_tracker
+from flowrl.trackers.tracker import TrackedRun
+
+HOSTILE = "1+|2\n<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch, tmp_path):
+    """Connections to other hosts fail, and variables of this machine say nothing."""
+    real = socket.socket.connect
+
+    def connect(self, address):
+        assert self.family == socket.AF_UNIX or address[0] in ("127.0.0.1", "::1", "localhost"), address
+        return real(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return fl.load_script("algorithms/grpo.py").graph().to_json()
+
+
+def track(name, out, graph):
+    """Three steps, and the third again after a resume, with another number."""
+    for resumed, steps in ((False, (0, 1, 2)), (True, (2, 3))):
+        configuration = {"seed": 3, "workers": {"actor: lr": "0.001"}}
+        plan = {"pools": {"gpu": {"device": "cpu"}}}
+        tracker = find_tracker(name)(
+            TrackedRun("run", "grpo", "0c5e", out, resumed, configuration, plan, {"grpo": graph})
+        )
+        for step in steps:
+            tracker.log("grpo", step, {"reward": step + 10.0 * resumed, "actor/loss": 0.5})
+        tracker.samples("grpo", steps[-1], [{"key": [3, k], "response": HOSTILE, "rewards": 0.5} for k in range(2)])
+        tracker.close("done")
+
+
+def test_tensorboard_shows_curves_samples_configuration_plan_and_graph(tmp_path, graph):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    track("tensorboard", tmp_path, graph)
+    about = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert b'"actor: lr": "0.001"' in about.Tensors("configuration/text_summary")[0].tensor_proto.string_val[0]
+    assert b"device: cpu" in about.Tensors("plan/text_summary")[0].tensor_proto.string_val[0]
+    assert about.Images("graph/grpo")[0].encoded_image_string[:4] == b"\x89PNG"
+    curves = EventAccumulator(str(tmp_path / "tensorboard" / "grpo")).Reload()
+    assert [(e.step, e.value) for e in curves.Scalars("reward")] == [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0)]
+    [*_, text] = curves.Tensors("samples/text_summary")
+    shown = text.tensor_proto.string_val[0].decode().splitlines()
+    assert text.step == 3 and shown[0] == "| key | response | rewards |" and len(shown) == 4
+    assert shown[2] == "| 3.0 | 1+&#124;2 ⏎ &lt;script&gt;alert(1)&lt;/script&gt; | 0.5 |"
+
+
+def test_mlflow_goes_on_with_the_same_run(tmp_path, graph):
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    from mlflow.tracking import MlflowClient
+
+    track("mlflow", tmp_path, graph)
+    client = MlflowClient((tmp_path / "mlruns").as_uri())
+    [run] = client.search_runs([client.get_experiment_by_name("grpo").experiment_id])
+    assert run.data.params == {"seed": "3", "workers/actor: lr": "0.001"} and run.info.status == "FINISHED"
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "grpo/reward")] == [0, 1, 2, 2, 3]
+    files = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert files == {"configuration.json", "plan.yaml", "graph.grpo.png", "samples"}
+    table = json.loads(next(tmp_path.rglob("samples/grpo-3.json")).read_text())
+    assert table["columns"] == ["key", "response", "rewards"] and table["data"][1] == ["3.1", HOSTILE, 0.5]
+
+
+def test_trackio_goes_on_with_the_same_run(tmp_path, graph, monkeypatch):
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    from trackio import sqlite_storage, utils
+
+    for module in (sqlite_storage, utils):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio", raising=False)
+    track("trackio", tmp_path, graph)
+    logs = sqlite_storage.SQLiteStorage.get_logs("grpo", "run-0c5e")
+    assert [entry["grpo/reward"] for entry in logs if "grpo/reward" in entry] == [0.0, 1.0, 2.0, 12.0, 13.0]
+
+
+def test_wandb_writes_offline_runs_of_one_id(tmp_path, graph):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    track("wandb", tmp_path, graph)
+    written = list(tmp_path.rglob("run-0c5e.wandb"))
+    assert written and all("offline-run" in str(file) for file in written)
+    assert any(b"actor/loss" in file.read_bytes() for file in written)
+    assert [json.loads(t.read_text())["columns"] for t in tmp_path.rglob("samples_*.table.json")]
