@@ -67,9 +67,9 @@ def ran(flow, folder, text, runtime):
 @pytest.mark.parametrize(
     ("text", "runtime"),
     [
-        pytest.param(LOCAL, "local", id="local"),
+        pytest.param(LOCAL, "local", id="local", marks=pytest.mark.nightly),
         pytest.param(TWO, "ray", id="ranks-2", marks=pytest.mark.nightly),
-        pytest.param(ONE, "ray", id="ranks-1", marks=pytest.mark.nightly),
+        pytest.param(ONE, "ray", id="ranks-1"),
         pytest.param(
             BESIDE_MEGATRON,
             "ray",

@@ -278,7 +278,8 @@ if sys.argv[1] == "killed":
 """
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("ended", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["killed", "ended"])
 def test_it_ends_with_the_process_that_began_it(how):
     shared = shared_memory()
     script = HOLDER.format(folder=str(Path(__file__).parent))

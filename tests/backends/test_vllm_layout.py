@@ -1,6 +1,6 @@
 """What the plan says of vLLM's parameters is what vLLM's own classes have after they loaded the same checkpoint, at tp=2.
 
-No engine is started: models are built on two ranks, and loaded. They need vLLM: `make vllm-test`.
+No engine is started: models are built on two ranks, and loaded. They need vLLM: `make vllm-nightly`.
 """
 
 import json
@@ -22,7 +22,7 @@ from flowrl.placement.model.weight_layout import Layout
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
 ]
 #: A model with experts first: what its ranks agree on at the start is enough for the others.
