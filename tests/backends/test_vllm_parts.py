@@ -13,16 +13,19 @@ from flowrl.backends.draw import draw_from
 from flowrl.backends.hf.sample import draw
 from flowrl.backends.vllm import versions
 from flowrl.backends.vllm.columns import differing, picked, wanted
-from flowrl.backends.vllm.proof import check_proof, expected, probe_rows, whole
+from flowrl.backends.vllm.proof import check_proof, expected, probe_rows
 from flowrl.backends.vllm.weight_memory import WeightMemory, open_weights
 from flowrl.errors import ModelError, PlanError, RunError
 from flowrl.lowering.deployment import deploy_on_ranks
 from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.model.model_shape import ModelShape
+from flowrl.placement.model.rank_parameters import parameters_of
+from flowrl.placement.model.weight_layout import Layout
 from flowrl.placement.plan.plan import Place, Plan, Pool
 from flowrl.placement.plan.plan_file import read
 from flowrl.workers.model_options import Build, Model, Sampling
-from flowrl.workers.weights.weight_boxes import digest, sums
+from flowrl.workers.weights.weight_boxes import Shard, digest, sums
 
 CONFIG = {
     "model_type": "llama",
@@ -124,20 +127,28 @@ def test_a_version_that_is_not_supported_is_told(monkeypatch):
     assert versions.installed() == "0.32.1"
 
 
-def test_weights_are_shared_as_they_are():
-    weights = {
-        "a": torch.randn(3, 5),
-        "b": torch.randn(7).bfloat16(),
-        "c": torch.tensor(2.0),
-        "none": torch.zeros(0, 4),
-    }
-    shared = WeightMemory(weights)
-    there = open_weights(json.loads(json.dumps(shared.told)))
-    assert list(there) == list(weights) and all(torch.equal(there[n], w) for n, w in weights.items())
-    shared.views["a"][1, 2] = 9.0
-    assert there["a"][1, 2] == 9.0, "they are in one memory"
-    assert shared.size == sum(w.nbytes for w in weights.values())
-    assert digest([sums(whole(there))]) == digest([sums(whole(shared.views))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_boxes_of_weights_are_views_on_shared_parameters(dtype, tp):
+    model = ModelShape.from_config(CONFIG)
+    layout = Layout(model, Mesh({"tp": tp}), rules=backend("vllm").layout)
+    whole = {w.name: torch.randn(w.shape).to(dtype) for w in model.weights()}
+    parts = []
+    for rank in range(tp):
+        shared = WeightMemory(list(parameters_of(layout, rank)), dtype)
+        parameters, boxes = open_weights(json.loads(json.dumps(shared.told)))
+        for box in shared.shards:
+            box.tensor.copy_(whole[box.name][tuple(slice(a, b) for a, b in box.box)])
+        assert [(b.name, b.shape, b.box) for b in boxes] == [(b.name, b.shape, b.box) for b in shared.shards]
+        assert all(torch.equal(b.tensor, s.tensor) for b, s in zip(boxes, shared.shards, strict=True)), "in one memory"
+        assert shared.size == sum(b.tensor.nbytes for b in boxes)
+        first = [whole[f"model.layers.0.self_attn.{n}_proj.weight"].chunk(tp)[rank] for n in "qkv"]
+        assert torch.equal(parameters["model.layers.0.self_attn.qkv_proj.weight"], torch.cat(first))
+        vocabulary = parameters["model.embed_tokens.weight"]
+        assert len(vocabulary) == 64 // tp and not vocabulary[40 - 32 * rank :].any(), "rows that are added are zeros"
+        parts.append([b for b in boxes if not rank or b.box != tuple((0, n) for n in b.shape)])
+    every = [Shard(name, tuple(w.shape), (0,) * w.dim(), w) for name, w in whole.items()]
+    assert digest(map(sums, parts)) == digest([sums(every)])
 
 
 def test_the_proof_names_what_does_not_agree():

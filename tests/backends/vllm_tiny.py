@@ -38,10 +38,15 @@ def fault():
     return open(path).read() if path and os.path.exists(path) else ""
 
 def swapped(weights, one, other):
-    return {n: weights[n.replace(one, other) if one in n else n.replace(other, one)] for n in weights}
+    old = {n: w.clone() for n, w in weights.items()}
+    for n, w in weights.items():
+        if one in n or other in n:
+            w.copy_(old[n.replace(one, other) if one in n else n.replace(other, one)])
 
 def changed(weights, end, change):
-    return {n: change(w) if n.endswith(end) else w for n, w in weights.items()}
+    for n, w in weights.items():
+        if n.endswith(end):
+            w.copy_(change(w.clone()))
 
 def half(weight):
     weight = weight.clone()
@@ -51,16 +56,18 @@ def half(weight):
 def transposed(weight):
     return weight.T.contiguous()
 
-#: What is given to vLLM in place of the weights that lie in the memory.
+def not_given(weights, end):
+    changed(weights, end, lambda w: LAST[end])
+
+#: What is given to vLLM in place of the weights that lie in the memory: changes of a copy of them.
 GIVEN = {
-    "k not given": lambda w: {n: x for n, x in w.items() if not n.endswith("0.self_attn.k_proj.weight")},
-    "down not given": lambda w: {n: x for n, x in w.items() if not n.endswith("0.mlp.down_proj.weight")},
+    "k not given": lambda w: not_given(w, "0.self_attn.k_proj.weight"),
     "q and k swapped": lambda w: swapped(w, ".q_proj.", ".k_proj."),
     "gate and up swapped": lambda w: swapped(w, ".gate_proj.", ".up_proj."),
     "layers swapped": lambda w: swapped(w, ".layers.0.", ".layers.1."),
     "heads in another order": lambda w: changed(w, "1.self_attn.q_proj.weight", lambda x: x.roll(32, 0)),
     "o transposed": lambda w: changed(w, "1.self_attn.o_proj.weight", transposed),
-    "rounded": lambda w: {n: x.bfloat16().float() for n, x in w.items()},
+    "rounded": lambda w: changed(w, "", lambda x: x.bfloat16().float()),
     "one number off": lambda w: changed(w, "1.mlp.up_proj.weight", lambda x: x + 2e-7 * x.abs().max()),
     "zeros": lambda w: changed(w, "0.self_attn.v_proj.weight", lambda x: x * 0),
     "bias lost": lambda w: changed(w, "0.self_attn.q_proj.bias", lambda x: x * 0),
@@ -78,10 +85,25 @@ def restore(model, kept, ends):
 
 if os.environ.get("FAULT"):
     from flowrl.backends.vllm import v0_32 as it
+    from flowrl.backends.vllm import weight_memory
+    #: The table of the weights, and what some were at the publish before.
+    TOLD, LAST = {}, {}
+    read = weight_memory.open_weights
+
+    def open_weights(told):
+        TOLD.update(told)
+        return read(told)
+
+    weight_memory.open_weights = open_weights
+
+    def named(parameters):
+        return {box.name: box.tensor for box in weight_memory.boxes_of(parameters, TOLD)}
+
     pack, load, forget, add, inside = it._pack_heads, it.load_weights, it.forget_prefixes, it.add_row, it._load
     it._pack_heads = lambda model: None if fault() == "stale head" else pack(model)
 
-    def load_some(engine, weights):
+    def load_some(engine, parameters):
+        weights = named(parameters)
         if fault() == "nothing loaded":
             return set()
         if fault() == "half written":
@@ -89,16 +111,23 @@ if os.environ.get("FAULT"):
                 w.copy_(half(w))
         if fault() == "one written":
             weights["model.layers.1.mlp.up_proj.weight"][0, 0] += 1
-        return load(engine, GIVEN.get(fault(), dict)(weights))
+        given = {n: w.clone() for n, w in parameters.items()}
+        if fault() == "down not given":
+            del given["model.layers.0.mlp.down_proj.weight"]
+        if fault() in GIVEN:
+            GIVEN[fault()](named(given))
+        k = "0.self_attn.k_proj.weight"
+        LAST[k] = weights["model.layers." + k].clone()
+        return load(engine, given)
 
-    def load_inside(worker, weights):
+    def load_inside(worker, parameters):
         model = worker.model_runner.get_model()
         kept = {n: w.clone() for n, w in model.named_parameters()}
         turns = model.model.layers[0].self_attn.rotary_emb.cos_sin_cache
         kept_turns = model.kept_turns = getattr(model, "kept_turns", turns.clone())
         for layer in model.model.layers:
             layer.self_attn.qkv_proj.was = layer.self_attn.qkv_proj.cpu_linear
-        lacking = inside(worker, weights)
+        lacking = inside(worker, parameters)
         if fault() == "old norm":
             restore(model, kept, "1.input_layernorm.weight")
         if fault() == "old half of q, k and v":

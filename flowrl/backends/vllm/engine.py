@@ -14,6 +14,10 @@ from torch import Tensor
 from ...batch import Column
 from ...errors import ModelError, RunError
 from ...placement.backends import backend
+from ...placement.cluster.mesh import Mesh
+from ...placement.model.model_shape import ModelShape
+from ...placement.model.rank_parameters import Parameter, parameters_of
+from ...placement.model.weight_layout import Layout
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, SampledRow, gathered
 from ...workers.weights.weight_boxes import Shard, sums
@@ -72,7 +76,8 @@ class VLLMEngine:
     """A replica of vLLM: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), options={"kv_cache": 4.0}))``.
 
     A copy of the model with the weights as they were last published is in this process, where they are moved, compared
-    and saved as those of the reference engine; vLLM reads them in place, and packs them as it needs them. A token
+    and saved as those of the reference engine. They are views on vLLM's own parameters, fused and rounded as it has
+    them, in memory that its process reads in place, and packs as it computes. A token
     depends on its row's seed and its place alone: rows are those of the reference engine, save rounding.
     """
 
@@ -86,9 +91,8 @@ class VLLMEngine:
         self.publishes = 0
         self._running: dict[tuple[int, int], None] = {}  # in the order of calls and rows
         self._paused, self._version = False, 0
-        self._memory = WeightMemory({s.name: s.tensor for s in mirror.shards()})
-        for name, weight in mirror.net.model.named_parameters():
-            weight.data = self._memory.views[name]
+        self._memory = WeightMemory(_parameters(mirror), mirror.net.compute)
+        _share(mirror, self._memory)
         self._probe = probe_rows(mirror.net.config.vocab_size, self.positions)
         with tempfile.TemporaryDirectory(prefix="flowrl-vllm-") as folder:
             config = mirror.net.model.config
@@ -273,6 +277,27 @@ class VLLMEngine:
     def save(self, folder: str) -> None:
         """A Hugging Face folder."""
         self.mirror.save(folder)
+
+
+def _parameters(mirror: Any) -> list[Parameter]:
+    """Return the parameters of vLLM for a model."""
+    shape = ModelShape.from_config(mirror.net.model.config.to_dict())
+    return list(parameters_of(Layout(shape, Mesh({}), rules=backend("vllm").layout), 0))
+
+
+def _share(mirror: Any, memory: WeightMemory) -> None:
+    """Put the weights of the copy that is here into the memory of vLLM's parameters, and let them be views on it."""
+    views = {shard.name: shard.tensor for shard in memory.shards}
+    weights = dict(mirror.net.model.named_parameters())
+    if {n: tuple(w.shape) for n, w in weights.items()} != {n: tuple(v.shape) for n, v in views.items()}:
+        raise ModelError(
+            f"The engine 'vllm' does not know where these weights of '{mirror.build.model.title}' lie in its parameters.",
+            have=sorted(weights.keys() ^ views.keys())[:5] or None,
+            fix="Write engine: hf.",
+        )
+    for name, weight in weights.items():
+        views[name].copy_(weight.data)
+        weight.data = views[name]
 
 
 def _row(said: Mapping[str, Any]) -> SampledRow:

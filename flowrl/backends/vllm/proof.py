@@ -7,21 +7,15 @@ from math import inf, isnan
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...batch import Batch, Column
 from ...errors import RunError
-from ...workers.weights.weight_boxes import Shard, Sums
+from ...workers.weights.weight_boxes import Sums
 
 ROWS, TOKENS = 4, 24  # of the probe
 _FEW = 3  # of a list, as an error shows it
 #: By dtype: the largest difference of a log-probability that rounding may make.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.4}
-
-
-def whole(weights: Mapping[str, Tensor]) -> list[Shard]:
-    """Return whole weights as boxes."""
-    return [Shard(name, tuple(w.shape), (0,) * w.dim(), w) for name, w in weights.items()]
 
 
 def probe_rows(vocabulary: int, positions: int | None) -> list[list[int]]:

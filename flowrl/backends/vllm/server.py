@@ -204,22 +204,21 @@ class Server:
     def _publish(self, asked: dict[str, Any]) -> None:
         from ...workers.weights.weight_boxes import sums
         from .columns import differing, wanted
-        from .proof import whole
 
         number = asked["number"]
         before = self.vllm.computed(self.engine, number)
         began = time.monotonic()
-        weights = open_weights(asked["weights"])
-        lacking = self.vllm.load_weights(self.engine, weights)
+        parameters, boxes = open_weights(asked["weights"])
+        lacking = self.vllm.load_weights(self.engine, parameters)
         if not self.vllm.forget_prefixes(self.engine):
             raise RuntimeError("the prefix cache could not be emptied")
         loaded = time.monotonic()
         there = self.vllm.computed(self.engine, number)
         self.send(
             call=asked["call"],
-            sums=sums(whole(weights)),
+            sums=sums(boxes),
             lacking=sorted(lacking),
-            differing=differing(there, wanted(weights, number), before),
+            differing=differing(there, wanted({box.name: box.tensor for box in boxes}, number), before),
             seen=len(there),
             prefixes=self.vllm.kept_prefixes(self.engine),
             probe=[self._probe(f"probe.{row}", tokens) for row, tokens in enumerate(asked["probe"])],

@@ -47,36 +47,45 @@ def open_engine(folder: str, *, dtype: str, positions: int | None, options: Mapp
     )
 
 
-def load_weights(engine: Any, weights: Mapping[str, Tensor]) -> set[str]:
-    """Load whole weights by their names in the checkpoint. Returns the names of vLLM's weights that got nothing."""
-    (lacking,) = engine.collective_rpc(_load, args=(weights,))
+def load_weights(engine: Any, parameters: Mapping[str, Tensor]) -> set[str]:
+    """Load whole parameters by vLLM's names. Returns the names of those that got nothing."""
+    (lacking,) = engine.collective_rpc(_load, args=(parameters,))
     return lacking
 
 
 @torch.no_grad()
-def _load(worker: Any, weights: Mapping[str, Tensor]) -> set[str]:
+def _load(worker: Any, parameters: Mapping[str, Tensor]) -> set[str]:
     from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     runner = worker.model_runner
     model = runner.get_model()
-    wanted = {name for name, _ in model.named_parameters()}
+    mine = dict(model.named_parameters())
     with set_current_vllm_config(runner.vllm_config):
-        initialize_layerwise_reload(model)
-        loaded = model.load_weights(iter(weights.items()))
-        finalize_layerwise_reload(model, runner.model_config)
-    _pack_heads(model)
-    return wanted - set(loaded)
+        for name, given in parameters.items():
+            _write(model, name, mine.pop(name), given)
+        _pack_heads(model)
+    return set(mine)
+
+
+def _write(model: Any, name: str, mine: Tensor, given: Tensor) -> None:
+    """Write one parameter. What a layer has packed for the CPU, and then emptied, it packs again."""
+    if mine.shape == given.shape:
+        mine.data.copy_(given)
+        return
+    path, _, last = name.rpartition(".")
+    layer = model.get_submodule(path)
+    assert not mine.numel(), f"vLLM has {name} as {list(mine.shape)}, and not as {list(given.shape)}"
+    setattr(layer, last, torch.nn.Parameter(given.to(mine.dtype), requires_grad=False))
+    layer.quant_method.process_weights_after_loading(layer)
 
 
 def _pack_heads(model: Any) -> None:
-    """Pack the weights of output heads for the CPU again: a head that is tied keeps those of before its embedding."""
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    """Pack the weights of output heads for the CPU again: they keep those of before, tied to an embedding or not."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():
-        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
-            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def computed(engine: Any, publish: int) -> dict[str, Tensor]:

@@ -1,48 +1,66 @@
-"""Weights in memory that another process reads in place: one copy, which has no name in the file system."""
+"""The parameters of a rank of vLLM in memory that its process reads in place, and which box of which weight lies where.
+
+One copy, which has no name in the file system. Who moves weights writes their boxes straight into vLLM's parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...placement.model.rank_parameters import Parameter
 from ...runtime.transfer.slots import HostMemory
+from ...workers.weights.weight_boxes import Shard
 
-_ALIGNED = 64  # bytes from which a weight begins
+_ALIGNED = 64  # bytes from which a parameter begins
 
 
 class WeightMemory:
-    """``WeightMemory(weights)``: copies of tensors by name, as ``views``; ``told`` is what :func:`open_weights` needs.
+    """``WeightMemory(parameters, torch.float32)``: memory for parameters as vLLM has them, zeros at first.
 
-    The memory is gone with the processes that have it open, however they end.
+    ``shards`` are the boxes of weights as views on it; ``told`` is what :func:`open_weights` needs. The memory is gone
+    with the processes that have it open, however they end.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Parameter], dtype: torch.dtype) -> None:
         table: list[list[Any]] = []
         size = 0
-        for name, weight in weights.items():
-            table.append([name, str(weight.dtype).removeprefix("torch."), list(weight.shape), size])
-            size += -(-weight.nbytes // _ALIGNED) * _ALIGNED
+        for one in parameters:
+            parts = [[part.name, part.shape, part.box, part.at] for part in one.parts]
+            table.append([one.name, one.shape, size, parts])
+            count = torch.Size(one.shape).numel() * dtype.itemsize
+            size += -(-count // _ALIGNED) * _ALIGNED
         memory = HostMemory()
         self._bytes = memory.make(max(size, 1))
-        self.told: dict[str, Any] = {"memory": memory.tell(self._bytes), "table": table}
-        self.size = sum(weight.nbytes for weight in weights.values())
-        self.views = _views(self._bytes, table)
-        for name, weight in weights.items():
-            self.views[name].copy_(weight)
+        kind = str(dtype).removeprefix("torch.")
+        self.told: dict[str, Any] = {"memory": memory.tell(self._bytes), "dtype": kind, "table": table}
+        self.shards = list(boxes_of(_parameters(self._bytes, self.told), self.told))
+        self.size = sum(shard.tensor.nbytes for shard in self.shards)
 
 
-def open_weights(told: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of another process by name, in its memory. Raises OSError where it cannot be opened."""
-    return _views(HostMemory().open(told["memory"]), told["table"])
+def open_weights(told: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[Shard]]:
+    """Return the parameters of another process by name, in its memory, and the boxes of weights as views on them.
+
+    Raises OSError where it cannot be opened.
+    """
+    parameters = _parameters(HostMemory().open(told["memory"]), told)
+    return parameters, list(boxes_of(parameters, told))
 
 
-def _views(memory: Tensor, table: list[list[Any]]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, kind, shape, begin in table:
-        dtype = getattr(torch, kind)
+def boxes_of(parameters: Mapping[str, Tensor], told: Mapping[str, Any]) -> Iterator[Shard]:
+    """Yield the boxes of weights as views on parameters."""
+    for name, _, _, parts in told["table"]:
+        for weight, shape, box, at in parts:
+            view = parameters[name][tuple(slice(a, b) for a, b in at)]
+            yield Shard(weight, tuple(shape), tuple(a for a, _ in box), view)
+
+
+def _parameters(memory: Tensor, told: Mapping[str, Any]) -> dict[str, Tensor]:
+    dtype, found = getattr(torch, told["dtype"]), dict[str, Tensor]()
+    for name, shape, begin, _ in told["table"]:
         size = dtype.itemsize * torch.Size(shape).numel()
         found[name] = memory[begin : begin + size].view(dtype).view(shape)
     return found
