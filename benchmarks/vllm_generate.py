@@ -1,13 +1,13 @@
 """vLLM through flowrl beside its own offline ``LLM.generate``, and a publish beside a copy of the same bytes.
 
-    make vllm; .venv-vllm/bin/python benchmarks/vllm_generate.py [--rounds 5] [--only generate|publish] [--format json]
+    make vllm; .venv-vllm/bin/python benchmarks/vllm_generate.py [--rounds 5] [--only generate|publish]
 
-Both sides have the same model, requests, sampling settings, options and number of threads, each in a process of its own,
-and take turns in one run; figures are medians, to be read as ratios. Each request asks for the log-probability of each
+Both sides have the same model, requests, sampling settings, options and number of threads, each in a process of its
+own, and take turns in one run; figures are medians, to be read as ratios. Requests ask for the log-probability of each
 token. ``LLM.generate`` has no seed for each row, which flowrl always has.
 
-A publish is of a model with 100 M parameters. ``raw`` copies its bytes once within one process. ``load`` is the publish,
-``proof`` what it takes besides, in both processes, to see that it has arrived.
+A publish is of a model with 98 M parameters. ``raw`` copies its bytes once within one process. ``load`` is the
+publish, ``proof`` what it takes besides, in both processes, to see that it has arrived.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ def _share(mirror: Any, memory: WeightMemory) -> None:
     weights = dict(mirror.net.model.named_parameters())
     if {n: tuple(w.shape) for n, w in weights.items()} != {n: tuple(v.shape) for n, v in views.items()}:
         raise ModelError(
-            f"The engine 'vllm' does not know where these weights of '{mirror.build.model.title}' lie in its parameters.",
+            f"The engine 'vllm' does not know where all weights of '{mirror.build.model.title}' lie in its parameters.",
             have=sorted(weights.keys() ^ views.keys())[:5] or None,
             fix="Write engine: hf.",
         )

@@ -1,4 +1,4 @@
-"""The parameters of a rank of vLLM in memory that its process reads in place, and which box of which weight lies where.
+"""The parameters of a rank of vLLM in memory that its process reads in place, and which box of a weight lies where.
 
 One copy, which has no name in the file system. Who moves weights writes their boxes straight into vLLM's parameters.
 """
