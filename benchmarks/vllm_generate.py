@@ -156,7 +156,7 @@ def publishing(rounds: int, dtype: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="vLLM through flowrl beside vLLM")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (5)")
     parser.add_argument("--only", choices=["generate", "publish"], help="one of the two")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")

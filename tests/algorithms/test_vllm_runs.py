@@ -98,4 +98,4 @@ def test_what_no_run_has_yet_is_refused(flow, tmp_path):
     text = TWO.replace("engine: ENGINE", "mesh: {tp: 2}, engine: vllm")
     with pytest.raises(PlanError, match="actor.generate: vllm has tp=2 in no run yet") as info:
         ran(flow, tmp_path / "vllm", text, "ray")
-    assert info.value.at.line == 7
+    assert info.value.at is not None and info.value.at.line == 7

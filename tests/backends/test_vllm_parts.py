@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import metadata
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_a_wrong_option_is_told_with_its_line(said, what, fix):
     with pytest.raises(PlanError) as info:
         read(TEXT.replace("SAID", said), "here.yaml")
     assert what in info.value.what and info.value.fix == fix
-    assert (info.value.at.file, info.value.at.line) == ("here.yaml", 5)
+    assert info.value.at is not None and (info.value.at.file, info.value.at.line) == ("here.yaml", 5)
 
 
 def test_an_option_of_another_engine_is_told():
@@ -90,14 +91,14 @@ def test_a_run_has_it_with_dp_alone():
     split.check_workers(["actor"])  # it can be looked at
     with pytest.raises(PlanError, match="actor: vllm has tp=2 in no run yet") as info:
         split.check_workers(["actor"], ["vllm"])
-    assert info.value.at.line == 5 and info.value.fix == wrong[1]
+    assert info.value.at is not None and info.value.at.line == 5 and info.value.fix == wrong[1]
 
 
 def test_replicas_answer_each_for_itself_and_split_models_together(monkeypatch):
     import flowrl as fl
 
     flow = fl.Flow("one")
-    actor = flow.worker(fl.Actor, model=Model(config=CONFIG), name="actor")
+    actor: Any = flow.worker(fl.Actor, model=Model(config=CONFIG), name="actor")
     for axes, together in (({"dp": 2}, False), ({"tp": 2}, True)):
         cluster = fl.Cluster.of("cpu:1x3")
         places = {"actor": {"train": Place("t"), "generate": Place("r", Mesh(axes), "vllm", options={"rows": 4})}}
@@ -122,7 +123,7 @@ def test_a_version_that_is_not_supported_is_told(monkeypatch):
     monkeypatch.setattr(metadata, "version", version)
     with pytest.raises(ModelError, match="needs vLLM, which is not installed") as info:
         open_engine("vllm", Build(Model(config=CONFIG)))
-    assert "make vllm" in info.value.fix
+    assert "make vllm" in str(info.value.fix)
     found["vllm"] = "0.32.1"
     assert versions.installed() == "0.32.1"
 
