@@ -32,6 +32,7 @@ from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Place, Plan, Pool
 from flowrl.runtime.driver.runner import Runner
+from flowrl.runtime.driver.take_checkpoint import Checkpoints
 from flowrl.runtime.storage.checkpoints.background_writer import CheckpointWriter
 from tasks import arithmetic
 
@@ -82,14 +83,14 @@ class Watch:
         self._last = 0.0
 
     def __enter__(self) -> Watch:
-        self.real = Runner._checkpoint, Runner._commit, CheckpointWriter._write
+        self.real = Checkpoints.take, Runner._commit, CheckpointWriter._write
         watch = self
 
-        def checkpoint(runner, point):
+        def take(checkpoints, point):
             if point.record is None:  # the end of the program
-                return watch.real[0](runner, point)
+                return watch.real[0](checkpoints, point)
             start = time.perf_counter()
-            watch.real[0](runner, point)
+            watch.real[0](checkpoints, point)
             watch._last = time.perf_counter()
             watch.stalls.append(watch._last - start)
 
@@ -105,11 +106,11 @@ class Watch:
             watch.real[2](writer, begun, written)
             watch.writes.append((start, time.perf_counter()))
 
-        Runner._checkpoint, Runner._commit, CheckpointWriter._write = checkpoint, commit, write
+        Checkpoints.take, Runner._commit, CheckpointWriter._write = take, commit, write
         return self
 
     def __exit__(self, *_: object) -> None:
-        Runner._checkpoint, Runner._commit, CheckpointWriter._write = self.real
+        Checkpoints.take, Runner._commit, CheckpointWriter._write = self.real
 
     def result(self) -> dict[str, Any]:
         background, blocking = self.stalls[2::2], self.stalls[1::2]

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from ...errors import DiskError, ModelError, RankLost
-from ...graph.script.surroundings import Surroundings
 from ...graph.stand_ins import current_session as sessions
 from ...lowering.lower import Execution
 from ...marks import other_ids, vocabulary
 from ...workers.user_code.rows_in_progress import Notes
 from ..executor import Executor, RunServices
 from ..local.python_warnings import Raised, show_again
-from ..local.user_code_watch import Watch, died_before, name_rows, same_folder
+from ..local.user_code_watch import Watch, died_before, same_folder
 from ..storage.changes_since_start import Continuation, find_continuation
-from ..storage.checkpoints import checkpoint_folder as checkpoint
-from ..storage.checkpoints.background_writer import CheckpointWriter
-from ..storage.checkpoints.choose_checkpoint import Chosen, newest_whole
 from ..storage.checkpoints.left_behind import LeftBehind
-from ..storage.disk import size, writing
 from ..storage.failed_rows import FailedRows
 from ..storage.journal import Journal
 from ..storage.recorder import Recorder, versions
@@ -35,16 +27,19 @@ from ..storage.run_origin import origin
 from ..storage.run_record import read_record
 from ..values.step_records import Hooks, Interrupted, Point, ResumePoint, Step
 from .gap_alarm import GapAlarm
+from .go_back import Losses
 from .learning_stalled import STEPS, stalled
 from .progress import Progress
+from .run_position import RunPosition
 from .run_settings import Outcome, Settings
 from .run_texts import describe_continuation, labels, start_record, unused_words
 from .run_trackers import close_tracking, open_tracking
 from .running_program import Running
+from .save_models import save_models
 from .stop_signals import Stop
+from .take_checkpoint import Checkpoints
 
 WARNINGS = 1000  # of Python's that a run tells, each of another place or text
-LOSSES = 10  # of processes without a step in between: then something is wrong that starting again does not mend
 
 
 class Runner:
@@ -69,30 +64,33 @@ class Runner:
             raise
         self._labels = labels([execution.program for execution in executions])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
+        self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
+        self._gap_alarm = GapAlarm()
+        self._stop = Stop(self.progress.note)
+        self._behind = LeftBehind(*(settings.programs or [e.fn for e in executions]))
+        self._position = RunPosition(
+            executions,
+            executor,
+            self.recorder,
+            self._behind,
+            warn=self._warn,
+            note=self.progress.note,
+            on_cut_back=lambda: self._tracking.rewind(self.recorder.history),
+        )
+        self._checkpoints = Checkpoints(
+            settings, executor, self.recorder, self._position, self._gap_alarm, check=self._lock.check, warn=self._warn
+        )
+        self._losses = Losses(self._position, self._checkpoints, self.progress, self.journal, settings.out)
         self._services = RunServices(
             self.journal,
             Notes(settings.out),
             self._warn,
-            self._note_loss,
+            self._losses.note,
             self._note_renewal,
             failed=FailedRows(self.journal, self._warn),
         )
         self.executor.attach(self._services)
-        self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         show_again()
-        self._gap_alarm = GapAlarm()
-        self._stop = Stop(self.progress.note)
-        self._writer = CheckpointWriter(settings.out / "checkpoints", self._lock.check)
-        self._overdue = False  # a checkpoint was lost with a rank that was writing it
-        self._waits = False  # whether it was told that there is no memory to write them in the background
-        self._chosen: Chosen | None = None  # what the run goes on from, while nothing was written after it
-        self._asked: dict[str, Any] = {}
-        self._number = 0
-        self._losses, self._fresh = 0, False  # of processes in a row, and whether a step was done since the last
-        self._finished: list[tuple[str, dict[str, Any]]] = []
-        self._around: dict[int, Surroundings] = {}  # the Python state around each program as it began
-        self._left: dict[str, Any] = {}  # what programs that have ended left at module level, as of LeftBehind.record
-        self._behind = LeftBehind(*(settings.programs or [e.fn for e in executions]))
 
     def run(self) -> Outcome:
         """Run what is left of the programs. Raises what a program raised, after a line in the events."""
@@ -131,11 +129,11 @@ class Runner:
                 if point is not None:
                     self._say_what_changed(point)
                     try:
-                        first, resume = self._go_on(point.chosen, self._damage, *self.journal.damage)
+                        first, resume = self._position.go_on(point.chosen, self._damage, *self.journal.damage)
                     except RankLost as lost:
-                        first, resume = self._recover(lost)
+                        first, resume = self._losses.recover(lost)
                 while digest is None:
-                    self._number = first
+                    self._position.number = first
                     try:
                         if first < len(self.executions):
                             self._run_program(self.executions[first], resume)
@@ -143,7 +141,7 @@ class Runner:
                         else:
                             digest = self._finish()
                     except RankLost as lost:
-                        first, resume = self._recover(lost)
+                        first, resume = self._losses.recover(lost)
         except Interrupted:
             status = "interrupted"
         except KeyboardInterrupt:
@@ -164,7 +162,7 @@ class Runner:
                 self.recorder.event(kind, text)
                 self.recorder.run_record(status=status)
                 self.recorder.curve()
-        self._writer.give_up()
+        self._checkpoints.give_up()
         self.recorder.close()
         self.journal.close()
         self.executor.close()
@@ -172,15 +170,15 @@ class Runner:
     def _end_writing(self) -> None:
         """Have a checkpoint that is being written come to its end; the run fails for another reason."""
         try:
-            self._writer.wait()
+            self._checkpoints.wait()
         except Exception as error:
             self.recorder.event("checkpoint", f"the last one could not be written: {error}")
 
     def _run_program(self, execution: Execution, resume: ResumePoint | None) -> None:
-        kinds = {w["name"]: w["kind"] for w in self.settings.graphs[self._number]["workers"]}
+        kinds = {w["name"]: w["kind"] for w in self.settings.graphs[self._position.number]["workers"]}
         opening = {n: kinds.get(n, "to be copied") for n in execution.workers}  # of=NAME opens what is not called
         self.progress.opening(execution.program, opening, str(self._out))
-        self._around.setdefault(self._number, Surroundings(execution.fn))
+        self._position.enter(execution)
         workers = {name: self.executor.open(name) for name in execution.workers}
         followers = execution.scheme.setup.followers
         servers = {name: self.executor.open_server(name) for name in execution.servers}
@@ -193,16 +191,16 @@ class Runner:
         self._services.failed.reset()
         session = Running(
             execution,
-            self._number,
+            self._position.number,
             self.settings.seed,
             executor=self.executor,
             journal=self.journal,
             hooks=Hooks(
                 commit=lambda step: self._commit(execution, step),
-                note=lambda step: self.recorder.note(self._labels[self._number], step),
-                checkpoint=self._checkpoint,
-                marks=self._marks,
-                due=lambda step: self._overdue or (step + 1) % self.settings.checkpoint_every == 0,
+                note=lambda step: self.recorder.note(self._labels[self._position.number], step),
+                checkpoint=self._checkpoints.take,
+                marks=self._position.marks,
+                due=self._checkpoints.is_due,
                 stop=lambda: self._stop.asked,
                 sampled=self.recorder.sampled,
                 settle=self._services.failed.settle,
@@ -218,26 +216,22 @@ class Runner:
                 execution.fn(**execution.parameters)
                 can_go_on = session.finish()
         except Interrupted:
-            self._writer.wait()
+            self._checkpoints.wait()
             raise
         except KeyboardInterrupt:
             wait = False
             raise
         finally:
             session.close(wait)
-        label = self._labels[self._number]
+        label = self._labels[self._position.number]
         mine = [h for h in self.recorder.history if h["program"] == label]
         if (text := stalled(mine, ended=True)) is not None:
             self._warn(f"{label}: {text}")
-        self._finished.append((execution.program, mine[-1] if mine else {}))
-        self._note_left(execution)
-        self._number += 1
+        self._position.leave(execution, mine[-1] if mine else {})
         if can_go_on:
-            self.executor.sync()
-            self._writer.wait()
-            checkpoint.end(self.settings.out / "checkpoints", self._done_so_far(self._marks()))
+            self._checkpoints.end_program()
         else:
-            self._checkpoint(Point(None, {}, self._marks()))
+            self._checkpoints.take(Point(None, {}, self._position.marks()))
 
     def _compare_tokenizers(self, execution: Execution) -> None:
         """Raise ModelError, with the line, where a call would read ids that another tokenizer made."""
@@ -248,30 +242,15 @@ class Runner:
                 error.at = read.at
                 raise error
 
-    def _marks(self) -> dict[str, Any]:
-        """How long the files of the run are."""
-        self._settle_in()
-        return self.recorder.marks()
-
-    def _settle_in(self) -> None:
-        """Do in the folder what waited until it was sure that the run goes on: leave out what is done again."""
-        chosen, self._chosen = self._chosen, None
-        if chosen is None:
-            return
-        self.recorder.settle()
-        if chosen.undone and chosen.folder is None:
-            self.recorder.run_record(checkpoints=False)
-        chosen.settle()
-
     def _commit(self, execution: Execution, step: Step) -> None:
         self._lock.check()
-        self._look_after(self._writer.check)
-        self._settle_in()
+        self._checkpoints.look()
+        self._position.settle_in()
         tokenizer = None
         if step.rows is not None:
             with suppress(ModelError):  # a flow without one: trajectories are written without texts
                 tokenizer = self.executor.tokenizer(None)
-        label = self._labels[self._number]
+        label = self._labels[self._position.number]
         line = self.recorder.commit(label, step, tokenizer)
         lately = [h for h in self.recorder.history[-STEPS - 1 :] if h["program"] == label]
         if (text := stalled(lately)) is not None:
@@ -281,152 +260,16 @@ class Runner:
             self.recorder.event("gap", text)
             self.progress.note(text)
         if self._gap_alarm.rang and not rang:  # with the weights that the next rows are sampled with, for flowrl gap
-            self._overdue = True
+            self._checkpoints.overdue = True
             self.progress.note(f"look for the cause when the next step is done: flowrl gap {self._out}")
-        self._fresh = True
+        self._losses.note_step()
         for settle in self._services.on_commit:
             settle(step.number)
         self.progress.step(line, step.timings)
 
-    def _done_so_far(self, marks: Mapping[str, Any]) -> dict[str, Any]:
-        """How far the run is, for a manifest."""
-        return {"stage": self._number, "finished": list(self._finished), "marks": marks, "left": self._left}
-
-    def _note_left(self, execution: Execution) -> None:
-        """Write down what programs have changed at module level so far; say what of it a resume would not have."""
-        record, lost = self._behind.record(execution.fn)
-        said = {loss["name"] for loss in self._left.get("lost", ())}
-        for loss in lost:
-            if loss.name not in said:
-                self._warn(
-                    f"'{execution.program}' leaves what no checkpoint can hold: {loss}; a resume does not have it"
-                )
-        before = [loss for loss in self._left.get("lost", ()) if loss["name"] not in {new.name for new in lost}]
-        self._left = {**record, "lost": [*before, *map(asdict, lost)]}
-
-    def _checkpoint(self, point: Point) -> None:
-        """Keep all that the rest of the run depends on, in one piece: copied here, and written meanwhile."""
-        self._lock.check()
-        self._look_after(self._writer.wait)
-        self.executor.sync()
-        manifest = {
-            **self._done_so_far(point.marks),
-            "program": point.record,
-            "inputs": self.settings.inputs.record,
-            "seed": self.settings.seed,
-            "run": self.recorder.record.get("id"),
-            "record": {**self.recorder.record, **self._asked, "checkpoints": True},
-        }
-
-        def capture(after: int) -> checkpoint.Begun:
-            return self.executor.capture(self.settings.out / "checkpoints", manifest, point.live, after=after)
-
-        if self._gap_alarm.rang and point.record is not None:
-            self.recorder.keep_rows(point.record["steps"])
-        lacking = self._writer.begin(capture, self._note_written)
-        self._overdue = False
-        if lacking and not self._waits:
-            self._waits = True
-            self._warn(
-                f"steps wait until checkpoints are written: a copy of the state lacks {size(lacking)} of host memory"
-            )
-
-    def _note_written(self) -> None:
-        """A checkpoint is there. What a resumed run was asked holds from here on, also when it is resumed again."""
-        if self._asked or not self.recorder.record.get("checkpoints"):
-            self.recorder.run_record(**self._asked, checkpoints=True)
-            self._asked = {}
-
-    def _look_after(self, ask: Callable[[], None]) -> None:
-        """Raise what has kept a checkpoint from being written. One that a rank was lost in is taken again."""
-        try:
-            ask()
-        except RankLost as lost:
-            self._overdue = True
-            self.recorder.event("checkpoint", f"one was not finished, and is taken again after this step: {lost.what}")
-
-    def _recover(self, lost: RankLost) -> tuple[int, ResumePoint | None]:
-        """Start again what was lost, and go back to the last checkpoint: where to go on from. Raises what is past help.
-
-        Steps after the checkpoint are done again with the same rows and seeds; what touched the world is answered from
-        the journal.
-        """
-        self._look_after(self._writer.wait)  # it may be the one to go back to
-        while True:
-            try:
-                self._note_loss(lost)
-                self.executor.recover(lost)
-                return self._gone_back()
-            except RankLost as again:
-                if again is lost:
-                    raise
-                lost = again
-
-    def _note_loss(self, lost: RankLost) -> None:
-        """Write a loss down. Raises it when there were too many without a step in between."""
-        name_rows(lost, self.settings.out)
-        self.recorder.event("lost", str(lost))
-        self.progress.note(f"lost: {lost.what}")
-        self._losses, self._fresh = 1 if self._fresh else self._losses + 1, False
-        if self._losses > LOSSES:
-            raise lost
-
     def _note_renewal(self, what: str) -> None:
         self.recorder.event("renewed", what)
         self.progress.note(f"started again: {what}; the step goes on")
-
-    def _gone_back(self) -> tuple[int, ResumePoint | None]:
-        """Go back to the last checkpoint, or to the start: the program to go on with, and where in it."""
-        if self._chosen is not None:  # nothing was done since the run was resumed
-            chosen = replace(self._chosen, said=())
-        else:
-            chosen = newest_whole(self.settings.out, self.recorder.record, self.journal)
-        first = chosen.manifest["stage"] if chosen.manifest else 0
-        for number in [n for n in sorted(self._around, reverse=True) if n >= first]:
-            self._around.pop(number).restore()
-        if chosen.manifest is None:
-            self.executor.reset()
-        first, resume = self._go_on(chosen)
-        self.recorder.event("recovered", self._describe(chosen.manifest))
-        self.progress.note(f"went on {self._describe(chosen.manifest)}")
-        return first, resume
-
-    def _go_on(self, chosen: Chosen, *said: str) -> tuple[int, ResumePoint | None]:
-        """Go on from a checkpoint: the program, and where in it. ``said``: of what else is damaged."""
-        manifest = chosen.manifest
-        marks = manifest["marks"] if manifest else dict.fromkeys(self.recorder.marks(), 0)
-        for text in filter(None, (*chosen.said, *said, *self.recorder.cut_back(marks))):
-            self.recorder.event("damaged", text)
-            self.progress.note(text)
-        self._tracking.rewind(self.recorder.history)
-        self._chosen = chosen
-        self._finished = [(p, m) for p, m in manifest["finished"]] if manifest else []
-        self._left = manifest.get("left", {}) if manifest else {}
-        resume = self._restore(chosen.folder, manifest) if chosen.folder is not None and manifest is not None else None
-        return manifest["stage"] if manifest else 0, resume
-
-    def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> ResumePoint | None:
-        program = manifest["program"]
-        left = self.executions[manifest["stage"] :]  # the program that goes on, and those after it
-        apart = {f"{name}.generate": name for name in (left[0].servers if left else ())}
-        for name in sorted(manifest["stamps"], key=lambda n: n.endswith(".generate")):
-            if name.endswith(".generate") and name not in apart:  # the plan of this run has one copy for both
-                continue
-            worker = self.executor.open_server(apart[name]) if name in apart else self.executor.open(name)
-            checkpoint.load_worker(folder, name, worker)
-            worker.stamp = manifest["stamps"][name]
-        if program is None:
-            return None
-        return ResumePoint(
-            calls=program["calls"],
-            reads=program["reads"],
-            steps=program["steps"],
-            call_digest=program["course"],
-            live={i: self.executor.put(v) for i, v in checkpoint.load_live(folder, manifest).items()},
-            cursors=program["cursors"],
-            draws=program["draws"],
-            held=tuple(program.get("held", ())),
-        )
 
     def _say_what_changed(self, point: Continuation) -> None:
         self.progress.note(f"resumed {self._describe(point.chosen.manifest)}")
@@ -445,7 +288,7 @@ class Runner:
             commit = [f"on commit {here['commit']}"] if before != here["commit"] else []
             self.recorder.event("resumed", "; ".join([self._describe(point.chosen.manifest), *commit]))
             self.recorder.run_record(status="running")
-            self._asked = asked
+            self._checkpoints.asked = asked
         else:
             now = {"started": time.time(), "id": uuid.uuid4().hex, "status": "running"}
             self.recorder.run_record(**asked, **here, versions=versions(), **now)
@@ -457,17 +300,9 @@ class Runner:
 
     def _finish(self) -> str:
         """All programs are done: save the models, and give the digest of all weights."""
-        self._writer.wait()
-        self._settle_in()
-        workers = {name: self.executor.open(name) for name in self.executor.workers}
-        digests = {n: d for n, w in sorted(workers.items()) if (d := w.digest()) is not None}
-        digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-        self.recorder.run_record(weights_digest=digest, weights_digests=digests)
-        for name, worker in workers.items() if self.settings.save_models else ():
-            if getattr(worker, "trains", hasattr(type(worker), "update")):
-                with writing(self.settings.out / "model" / name):
-                    worker.save_model(str(self.settings.out / "model" / name))
-        return digest
+        self._checkpoints.wait()
+        self._position.settle_in()
+        return save_models(self.executor, self.recorder, self.settings.out / "model", save=self.settings.save_models)
 
     def _end(self, status: str, digest: str | None) -> Outcome:
         out = self._out
@@ -478,7 +313,7 @@ class Runner:
         self.journal.close()
         self.executor.close()
         stopped = self._stop.status if status == "interrupted" else 0
-        return Outcome(status, out, digest, tuple(self._finished), stopped)
+        return Outcome(status, out, digest, tuple(self._position.finished), stopped)
 
     def _is_new(self, raised: Raised) -> bool:
         """Whether no other rank and no other step has told of a warning of Python's, and there were not too many."""
