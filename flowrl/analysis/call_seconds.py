@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ..placement.cluster.mesh import Mesh
 from ..placement.cost.work import Work, Workload
+from ..schedule.engine_slots import Rows
 from ..schedule.events import Call
 from ..schedule.fly_program import Made
-from ..schedule.virtual_clock import Rows
 
 if TYPE_CHECKING:
     from .study import Study

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckError, ClusterLost, DiskError, UsageError, shown
+from ..errors import CheckError, ClusterLost, DiskError, UsageError
 from ..flow import Flow
 from ..graph.tracing.log_names import ALWAYS
 from ..run_options import RUN_OPTIONS
-from ..runtime.storage.run_record import read_record
 from .options import Words, parse, whole_number
 from .pages_process import draw_apart
+from .resume_command import how_to_go_on, lasting_words, recorded_words
 
 if TYPE_CHECKING:
     from ..runtime.driver.run_settings import Outcome
@@ -75,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(flow: Flow, words: Sequence[str]) -> int:
     """Run programs. Returns the exit status."""
-    begun = _recorded(words) if "--resume" in words else []
+    begun = recorded_words(words) if "--resume" in words else []
     given = parse(flow, "run", [*begun, *words], add_options)
     options = given.options
     for name in ("checkpoint_every", "trajectories", "trajectories_every"):
@@ -86,23 +85,23 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     if not faulthandler.is_enabled():
         faulthandler.enable()  # a crash of user code says where it was
     try:
-        outcome = _run(flow, given, out, arguments=[*begun, *_lasting(words, begun)])
+        outcome = _run(flow, given, out, arguments=[*begun, *lasting_words(words, begun)])
     except (CheckError, UsageError):
         raise  # nothing has run
     except KeyboardInterrupt as stopped:
-        print(f"stopped at once; {_how_to_go_on(flow, out)}", file=sys.stderr)
+        print(f"stopped at once; {how_to_go_on(flow, out)}", file=sys.stderr)
         return getattr(stopped, "status", 130)
     except ClusterLost as lost:
-        print(f"{lost.what.rstrip('.')}; {_how_to_go_on(flow, out)}", file=sys.stderr, flush=True)
+        print(f"{lost.what.rstrip('.')}; {how_to_go_on(flow, out)}", file=sys.stderr, flush=True)
         os._exit(1)  # Ray's own way out of this process waits for what is gone, and logs that
     except DiskError as error:
-        print(f"{error.report()}\n{_how_to_go_on(flow, out)}", file=sys.stderr)
+        print(f"{error.report()}\n{how_to_go_on(flow, out)}", file=sys.stderr)
         return 1
     except BaseException:
         _show_what_there_is(out)
         raise
     if outcome.status == "interrupted":
-        print(f"stopped after a checkpoint; {_how_to_go_on(flow, out)}", file=sys.stderr, flush=True)
+        print(f"stopped after a checkpoint; {how_to_go_on(flow, out)}", file=sys.stderr, flush=True)
         _show_what_there_is(out)
         return outcome.exit_status
     _summary(outcome, flow, given)
@@ -123,41 +122,6 @@ def _show_what_there_is(out: Path) -> None:
     """The pages of a run that failed or was stopped, if it came so far that it has any."""
     if (out / "run.json").exists():
         print(draw_apart(out), file=sys.stderr)
-
-
-def _how_to_go_on(flow: Flow, out: Path) -> str:
-    """The command that goes on with a run that was stopped."""
-    if not any((out / "checkpoints").glob("*")):
-        return "it has no checkpoint yet, so there is nothing to go on from"
-    command = shlex.join(["flowrl", "run", shown(flow.script), "--out", str(out), "--resume"])
-    return f"go on with: {command}"
-
-
-_OF_ONE_START = ("--resume", "--allow-changed", "--unlock", "--overwrite")
-
-
-def _lasting(words: Sequence[str], begun: Sequence[str]) -> list[str]:
-    """The words that a later ``--resume`` needs again; those that a run began with name its folder already."""
-    lasting, rest = [], iter(words)
-    for word in rest:
-        if begun and word == "--out":
-            next(rest, None)
-        elif word not in _OF_ONE_START and not (begun and word.startswith("--out=")):
-            lasting.append(word)
-    return lasting
-
-
-def _recorded(words: Sequence[str]) -> list[str]:
-    """The words that the run in ``--out`` was started with; words given now come after them and win."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--out")
-    out = finder.parse_known_args(list(words))[0].out
-    if out is None:
-        raise UsageError("--resume needs to know which run.", fix="Name its folder: --out DIR --resume.")
-    if not (Path(out) / "run.json").exists() and not (Path(out) / "checkpoints").exists():
-        fix = "Name the folder of a run with --out, or leave out --resume."
-        raise UsageError(f"--resume: {out} holds no run.", fix=fix)
-    return [str(w) for w in read_record(Path(out))[0].get("arguments", [])]
 
 
 def _summary(outcome: Outcome, flow: Flow, said: Words) -> None:

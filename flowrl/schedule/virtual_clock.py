@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .engine_slots import EngineSlots, Rows
 from .events import (
     Call,
     Closed,
@@ -24,7 +25,7 @@ from .events import (
     Start,
     Take,
 )
-from .machine import IllegalEvent, Machine
+from .machine import Machine
 
 
 class Pace(Protocol):
@@ -37,14 +38,6 @@ class Pace(Protocol):
 
     def publish(self, worker: str) -> float: ...
     def swap(self, pool: str, resident: str) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Seconds of each row, by prompt group, and how many rows the engine runs at once."""
-
-    groups: Sequence[Sequence[float]]
-    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,7 @@ class VirtualClock:
         self._due: list[tuple[float, int, Event | None, str, float]] = []  # time, number, event, pool, pauses then
         self._number = 0
         self._pauses: dict[str, float] = {}  # by pool: seconds for which running requests stood still
-        self._slots: dict[str, list[float]] = {}
+        self._slots: dict[str, EngineSlots] = {}  # by pool
         self._calls: dict[int, Call] = {}
         self._titles: dict[int, str] = {}
         self._sources: dict[int, frozenset[int]] = {}  # the generates whose rows came into a call
@@ -204,24 +197,16 @@ class VirtualClock:
     def _run_rows(self, call: Call, command: Start, rows: Rows, begin: float) -> None:
         """Rows enter the engine as others leave it; a call is in when its last row is."""
         pool = call.pools[0]
-        slots = self._slots.setdefault(pool, [0.0] * rows.slots)
-        size = -(-len(rows.groups) // command.chunks)
-        windowed = call.groups and call.relaxed and self.machine.setup.order == "window"
-        first, entered, finished = float("inf"), begin, begin
+        slots = self._slots.setdefault(pool, EngineSlots(rows.slots))
+        taken = slots.run(rows.chunk(command.chunk, command.chunks), begin)
         self._note_home(command)
-        for number, group in list(enumerate(rows.groups))[command.chunk * size : (command.chunk + 1) * size]:
-            end = begin
-            for seconds in group:
-                start = max(begin, heapq.heappop(slots))
-                heapq.heappush(slots, start + seconds)
-                first, entered, end = min(first, start), max(entered, start), max(end, start + seconds)
-            finished = max(finished, end)
-            if windowed:
+        if call.groups and call.relaxed and self.machine.setup.order == "window":
+            for number, end in taken.ends:
                 self._later(end - self.time, Grouped(call.id, number), pool)
-        self._span(call, command, min(first, finished), finished)
-        if entered < finished:
-            self._later(entered - self.time, Entered(call.id), pool)
-        self._later(finished - self.time, Finished(call.id, command.chunk), pool)
+        self._span(call, command, min(taken.first, taken.finished), taken.finished)
+        if taken.entered < taken.finished:
+            self._later(taken.entered - self.time, Entered(call.id), pool)
+        self._later(taken.finished - self.time, Finished(call.id, command.chunk), pool)
 
     def _publish(self, command: Publish) -> None:
         seconds = self.pace.publish(command.worker)
@@ -277,6 +262,3 @@ class VirtualClock:
                         share = groups * (number + 1) // len(chunks) - groups * number // len(chunks)
                         lags[version - seen] += max(share, groups == 1)
         return dict(sorted(lags.items()))
-
-
-__all__ = ["Deadlock", "Flown", "IllegalEvent", "Pace", "Rows", "Span", "VirtualClock"]

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flowrl.schedule.engine_slots import Rows
 from flowrl.schedule.events import Call, Follower, Setup
 from flowrl.schedule.machine import Machine
-from flowrl.schedule.virtual_clock import Rows, VirtualClock
+from flowrl.schedule.virtual_clock import VirtualClock
 
 SPLIT = {"actor": Follower("train", "rollout")}
 COLOCATED = {"actor": Follower("gpu", "gpu")}

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from programs import SHARED, SPLIT, Driver, Times, pools_of, setup
 
+from flowrl.schedule.engine_slots import Rows
 from flowrl.schedule.events import Memory
 from flowrl.schedule.simulation import Bar, Simulation, bars_of, pool_times, steady
-from flowrl.schedule.virtual_clock import Rows
 
 SECONDS = {
     "actor.generate": 6,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
 from ...errors import PlanError
-from .device_specs import KINDS, DeviceKind, kind_named, kind_of_card
+from .device_specs import KINDS, DeviceKind, kind_named
+from .this_machine import devices_here
 
 _PART = re.compile(r"^\s*([^:\s]+)\s*:\s*(\d+)\s*x\s*(\d+)\s*$", re.ASCII)
 _HOW = "Write kind:NODESxDEVICES, such as h100-80:4x8; several with +; or auto."
@@ -119,11 +117,7 @@ class Cluster:
 
         Raises PlanError for a GPU of a kind that is not known.
         """
-        cards = _cards()
-        if not cards:
-            return Cluster((Nodes("cpu", 1, os.cpu_count() or 1),))
-        # Devices keep the order in which they are listed, so kinds that alternate become several groups.
-        return Cluster(tuple(Nodes(k, 1, len(list(same))) for k, same in groupby(map(kind_of_card, cards))))
+        return Cluster(tuple(Nodes(kind, 1, devices) for kind, devices in devices_here()))
 
     def __str__(self) -> str:
         return "+".join(f"{g.kind}:{g.count}x{g.devices}" for g in self.groups)
@@ -135,14 +129,3 @@ class Cluster:
             | ({} if g.network is None else {"network": g.network})
             for g in self.groups
         ]
-
-
-def _cards() -> Sequence[str]:
-    """Names of the GPUs of this machine, none where the driver or its tool is not there."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else ()

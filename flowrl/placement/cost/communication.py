@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from ..backends import LayoutRules, backend
-from ..cluster.hardware import Channel, Hardware
+from ..cluster.channels import Channel
+from ..cluster.hardware import Hardware
 from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
 from ..model.weight_layout import PLAIN

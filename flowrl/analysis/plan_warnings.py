@@ -1,0 +1,120 @@
+"""What a plan gains nothing from, or pays for, without being wrong: remarks on it for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import At
+from ..graph.may_see_older_weights import trained_on
+from ..graph.tracing.trace_records import Lint
+from ..placement.cost.work import Role
+from ..placement.plan.plan import Place
+from .call_seconds import prompts_of
+from .study import Study
+
+
+def file_of(study: Study) -> At:
+    """Return the plan's file, for what is at no line of it."""
+    return At(study.plan.file or "<plan>", 0)
+
+
+def placed_models(study: Study) -> Iterator[tuple[str, str, Place, Role]]:
+    """Yield the places of workers with a model, that the program uses for what they are placed for."""
+    used = {(work.role.name, "generate" if work.kind == "generate" else "train") for work in study.works.values()}
+    for worker, use in sorted(used):
+        role = study.roles[worker]
+        if role.model is not None:
+            yield worker, use, study.plan.place_of(worker, use), role
+
+
+def slow_network(study: Study) -> Iterator[Lint]:
+    """Yield a remark for tensor-parallel groups across nodes: they work, slowly."""
+    cluster = study.plan.cluster
+    for worker, use, place, _ in placed_models(study):
+        devices = study.plan.pools[place.pool].devices
+        if cluster is None or len(devices) < place.mesh.size or place.mesh["tp"] == 1:
+            continue
+        if any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups("tp")):
+            groups = f"{study.plan.title_of(worker, use)}: groups of tp={place.mesh['tp']}"
+            yield Lint("network", f"{groups} cross nodes, and talk at every layer.", place.at or file_of(study))
+
+
+def idle_pipeline(study: Study) -> Iterator[Lint]:
+    """Yield a remark for each word of the pipeline that does nothing for this program."""
+    steps, at = study.plan.pipeline, study.plan.pipeline.at
+    here = file_of(study)
+    if steps.staleness == 0:
+        for key, value, plain in (("order", steps.order, "fifo"), ("publish", steps.publish, "drain")):
+            if value != plain:
+                yield Lint("pipeline", f"{key}: {value} does nothing with staleness: 0.", at.get(key, here))
+        return
+    whole = study.parameters.get("steps")
+    if isinstance(whole, int) and 0 < whole <= steps.staleness:
+        what = f"staleness: {steps.staleness} lets all {whole} steps of the program sample from its first weights."
+        yield Lint("pipeline", what, at.get("staleness", here))
+    if not any(trained_on(study.traced)):
+        what = f"staleness: {steps.staleness} does nothing: no update is trained on rows that its worker has sampled."
+        yield Lint("pipeline", what, at.get("staleness", here))
+    for lint in study.traced.lints:
+        if lint.kind == "serial":
+            what = f"with staleness: {steps.staleness} steps still do not overlap past this line."
+            yield Lint("overlap", what, lint.at)
+
+
+def uneven_rows(study: Study) -> Iterator[Lint]:
+    """Yield a remark where mini-batches, replicas or chunks do not divide the rows of a step."""
+    chunks = study.plan.pipeline.chunks
+    for made in study.calls.values():
+        call = made.call
+        minibatch: Any = call.arguments.get("minibatch")
+        if call.op.cost == "train" and isinstance(minibatch, int) and minibatch > 0:
+            if made.rows and minibatch > made.rows:
+                what = f"{call.title}: minibatch={minibatch} is more than the {made.rows} rows of a step."
+                yield Lint("rows", what, call.at)
+            elif made.rows % minibatch:
+                what = f"{call.title}: the last mini-batch has {made.rows % minibatch} rows, the others {minibatch}."
+                yield Lint("rows", what, call.at)
+            parts = study.plan.place_of(call.worker).mesh.data if call.worker in study.workers else 1
+            if parts > minibatch:
+                idle = f"{parts - minibatch} of {parts} replicas"
+                what = f"{call.title}: a mini-batch of {minibatch} rows leaves {idle} without a row."
+                yield Lint("rows", what, call.at)
+        if call.op.cost == "generate" and chunks > 1:
+            prompts = prompts_of(made)
+            if 0 < prompts < chunks:
+                what = f"chunks: {chunks} are more than the {prompts} prompts of {call.title}."
+                yield Lint("rows", what, study.plan.pipeline.at.get("chunks", file_of(study)))
+
+
+def idle_processes(study: Study) -> Iterator[Lint]:
+    """Yield a remark for each pool with more processes than rows."""
+    for made in study.calls.values():
+        worker = made.call.worker
+        if worker not in study.workers or made.call.op.cost != "external" or made.call.serves:
+            continue
+        pool = study.plan.pool_of(worker)
+        at = study.plan.place_of(worker).at or pool.at or file_of(study)
+        if pool.processes > made.rows > 0:
+            what = f"pool '{pool.name}' has {pool.processes} processes for {made.rows} rows of {worker}."
+            yield Lint("rows", what, at)
+
+
+def unused(study: Study) -> Iterator[Lint]:
+    """Yield a remark for each place, pool and device that the program does not use."""
+    plan, here = study.plan, file_of(study)
+    calls = {(c.worker, c.op.cost) for trail in study.traced.trails for c in trail.calls}
+    served = {name for trail in study.traced.trails for c in trail.calls for name in c.serves}
+    used = {worker for worker, _ in calls} | served
+    for worker, use, place in plan.roles():
+        if use == "generate" and worker in used and (worker, "generate") not in calls and worker not in served:
+            what = f"'{worker}' is placed to generate, and this program does not sample from it."
+            yield Lint("unused", what, place.at or here)
+    taken = {place.pool for _, _, place in plan.roles()} | {plan.pool(w) for w in study.workers if w in used}
+    for name, pool in plan.pools.items():
+        if name not in taken:
+            yield Lint("unused", f"pool '{name}' has nobody in it.", pool.at or here)
+    if plan.cluster is not None:
+        idle = plan.cluster.size - sum(len(pool.devices) for pool in plan.pools.values())
+        if idle:
+            yield Lint("unused", f"{idle} of the {plan.cluster.size} devices of the cluster are in no pool.", here)

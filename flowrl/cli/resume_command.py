@@ -1,0 +1,47 @@
+"""The command that goes on with a run: what a stopped run prints, and the words that ``--resume`` takes over."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UsageError, shown
+from ..flow import Flow
+from ..runtime.storage.run_record import read_record
+
+
+def how_to_go_on(flow: Flow, out: Path) -> str:
+    """The command that goes on with a run that was stopped."""
+    if not any((out / "checkpoints").glob("*")):
+        return "it has no checkpoint yet, so there is nothing to go on from"
+    command = shlex.join(["flowrl", "run", shown(flow.script), "--out", str(out), "--resume"])
+    return f"go on with: {command}"
+
+
+_OF_ONE_START = ("--resume", "--allow-changed", "--unlock", "--overwrite")
+
+
+def lasting_words(words: Sequence[str], begun: Sequence[str]) -> list[str]:
+    """The words that a later ``--resume`` needs again; those that a run began with name its folder already."""
+    lasting, rest = [], iter(words)
+    for word in rest:
+        if begun and word == "--out":
+            next(rest, None)
+        elif word not in _OF_ONE_START and not (begun and word.startswith("--out=")):
+            lasting.append(word)
+    return lasting
+
+
+def recorded_words(words: Sequence[str]) -> list[str]:
+    """The words that the run in ``--out`` was started with; words given now come after them and win."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--out")
+    out = finder.parse_known_args(list(words))[0].out
+    if out is None:
+        raise UsageError("--resume needs to know which run.", fix="Name its folder: --out DIR --resume.")
+    if not (Path(out) / "run.json").exists() and not (Path(out) / "checkpoints").exists():
+        fix = "Name the folder of a run with --out, or leave out --resume."
+        raise UsageError(f"--resume: {out} holds no run.", fix=fix)
+    return [str(w) for w in read_record(Path(out))[0].get("arguments", [])]
