@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...batch import Batch, CallInfo, Column
+from ...batch import CallInfo, Column
 from ...errors import ProgramError, ResumeError
 from ...graph.ops.batch_ops import result_kind
 from ...graph.ops.check_arguments import bad_call
@@ -24,11 +22,12 @@ from ...schedule.events import Closed, Ended, Opened, Resumed
 from ...schedule.machine import Machine
 from ..executor import Executor
 from ..storage.journal import Journal
-from ..values.call import Call, NotKept, Part, maker, outcome
-from ..values.remote_batch import RemoteBatch, RemoteColumn
+from ..values.call import Call, Part, maker, outcome
+from ..values.remote_batch import RemoteColumn
 from ..values.step_records import Draws, Hooks, Interrupted, Point, ResumePoint, Step
 from .dependencies import MERGE, fields_after, read_signature, shortest
 from .dispatcher import Dispatcher, Skipped
+from .issued_calls import IssuedCalls
 from .staleness import note_origins, refuse_stale
 
 
@@ -51,7 +50,8 @@ class Running:
         resume: ResumePoint | None,
     ) -> None:
         self.program, self.number, self.seed, self.executor = execution.program, number, seed, executor
-        self.scheme, self.journal, self.hooks, self.resume = execution.scheme, journal, hooks, resume
+        self.scheme, self.hooks, self.resume = execution.scheme, hooks, resume
+        self.issued = IssuedCalls(execution.program, number, journal, resume)
         scheme = execution.scheme
         workers = {name: executor.workers[name] for name in execution.workers}
         servers = {name: executor.servers[name] for name in execution.servers}
@@ -67,11 +67,7 @@ class Running:
             workers, servers, scheme, self.machine, executor=executor, hooks=hooks, eager=eager
         )
         self.step_log = self.dispatcher.step_log
-        self.calls, self.reads, self.draws = 0, 0, 0
-        self._call_digest = hashlib.sha256()
-        self._live: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
         self._counts: dict[tuple[str, int], int] = {}
-        self._sources: list[Draws] = []
         self._current: Draws | None = None
         self._open_step: Step | None = None
         self._opened = 0  # steps so far
@@ -87,7 +83,7 @@ class Running:
         """Yield (step, batch); the step before is committed by then."""
         if self._looping:
             raise nested_steps()
-        draws = self._use(source)
+        draws = self.issued.use(source)
         step, self._looping = 0, True
         try:
             while steps is None or step < steps:
@@ -101,7 +97,7 @@ class Running:
                 self._close()
                 step += 1
             else:
-                if not self.replaying:  # a loop of more steps would go on from here
+                if not self.issued.replaying:  # a loop of more steps would go on from here
                     self._loop_end = self._point(self._opened - 1)
         finally:  # also where the program leaves the loop by itself
             self._looping = False
@@ -114,14 +110,13 @@ class Running:
 
     def take(self, source: SourceLike, count: int | None) -> Any:
         """The next rows of another source."""
-        known = next((d for d in self._sources if d.source is source), None)
-        return self._drawn(known or self._use(source), count)
+        return self._drawn(self.issued.used(source) or self.issued.use(source), count)
 
     def log(self, step: Any, values: list[Logged]) -> None:
         """Have values recorded when the step commits."""
         if self._open_step is not None:
             self._open_step.logs.append((step, values))
-        elif not self.replaying:
+        elif not self.issued.replaying:
             self.step_log.outside.logs.append((step, values))
 
     def finish(self) -> bool:
@@ -134,7 +129,7 @@ class Running:
             self.hooks.checkpoint(self._loop_end)
         self.dispatcher.tell(Ended())
         self._settle()
-        if self.resume is not None and self.replaying:
+        if self.resume is not None and self.issued.replaying:
             raise ResumeError(
                 f"'{self.program}' ended after {self._opened} steps; the run has done {self.resume.steps}.",
                 fix="Give it at least the steps that are done.",
@@ -155,10 +150,9 @@ class Running:
         return FieldValue(self, Part(shortest(value.ref, frozenset((name,))) if known else value.ref, name))
 
     def read(self, value: Value, kind: type) -> Any:
-        number = self.reads
-        self.reads += 1
-        if self.resume is not None and number < self.resume.reads:
-            return kind(self.journal.reads[(self.number, number)])
+        number, before = self.issued.read()
+        if before is not None:
+            return kind(before)
         call = maker(value.ref)
         self.dispatcher.wait(lambda: call.done)
         if isinstance(call.error, Skipped):
@@ -171,8 +165,7 @@ class Running:
                 fix="Reduce it first: .mean(), .sum(), .max().",
             )
         plain = kind(found)
-        if isinstance(found, (int, float, bool)):
-            self.journal.read(self.number, number, found)
+        self.issued.note_read(number, found)
         return plain
 
     def call(self, op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -234,60 +227,25 @@ class Running:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    @property
-    def replaying(self) -> bool:
-        """Whether what is issued now lies before the point where a resumed run goes on."""
-        return self.resume is not None and self.calls < self.resume.calls
-
     def _issue(
         self, op: Op, name: str | None, title: str, arguments: Mapping[str, Any], into: Mapping[str, str]
     ) -> Call:
-        index, step = self.calls, self._now
+        step = self._now
         occurrence = self._counts[(title, step)] = self._counts.get((title, step), -1) + 1
-        self._call_digest.update(title.encode())
         outside = self._open_step is None
         info = CallInfo(self.seed, self.program, step, title, occurrence, outside)
-        call = Call(index, op, name, arguments, into, None, info, self.number)
+        call = Call(self.issued.calls, op, name, arguments, into, None, info, self.number)
         call.outside = outside
-        self.calls += 1
-        if self.resume is not None and index < self.resume.calls:
-            call.finish(self.resume.live.get(index, NotKept))
-            if self.calls == self.resume.calls:
-                self.draws = self.resume.draws
-            if self.calls == self.resume.calls and self.call_digest != self.resume.call_digest:
-                raise self._another_course()
-        elif op.owner != "data":
+        self.issued.add(call, title)
+        if not call.done and op.owner != "data":
             call.at = caller()
             self._loop_end = None
-        self._live[index] = call
         return call
-
-    def _another_course(self) -> ResumeError:
-        return ResumeError(
-            f"program '{self.program}' took another course than the run that is continued.",
-            at=caller(),
-            fix="Resume with the script and the parameters that the run was started with.",
-        )
-
-    @property
-    def call_digest(self) -> str:
-        """A digest of the titles of all calls so far."""
-        return self._call_digest.hexdigest()
 
     def _value(self, op: Op, call: Call, arguments: Mapping[str, Any]) -> Any:
         kind = result_kind(op, arguments) if op.returns == "raw" else op.returns
         made = {"batch": BatchValue, "metrics": MetricsValue, "scalar": ScalarValue, "field": FieldValue}.get(kind)
         return None if made is None else made(self, call)
-
-    def _use(self, source: SourceLike) -> Draws:
-        cursor = source.cursor()
-        draws = Draws(source, cursor)
-        if self.resume is not None and len(self._sources) < len(self.resume.cursors):
-            said = self.resume.cursors[len(self._sources)]
-            draws.kept, draws.ended = said["draws"], said.get("ended", True)  # older records do not say
-            cursor.load_state(said["state"])
-        self._sources.append(draws)
-        return draws
 
     def _drawn(self, draws: Draws, count: int | None) -> Any:
         batch = self._draw(draws, count)
@@ -297,24 +255,15 @@ class Running:
 
     def _draw(self, draws: Draws, count: int | None) -> Any:
         """A batch of the next rows, made at once; None when a source that ends has ended."""
-        rows: list[dict[str, Any]] = []
-        if self.replaying:
-            if draws.made >= draws.kept:
-                if not draws.ended:  # a loop before that point has more steps than it had
-                    raise self._another_course()
-                return None
-        else:
-            rows = draws.cursor.draw(count)
-            if not rows:
-                draws.ended = True
-                return None
-        draws.made += 1
+        rows = self.issued.draw(draws, count)
+        if rows is None:
+            return None
         self._loop_end = None
         call = self._issue(_DRAW, None, "data.draw", {}, {})
         if not call.done:
             tokenizer = self.executor.tokenizer(getattr(draws.source, "tokenizer", None))
-            call.finish(self.executor.put(draws.source.to_batch(rows, self.draws, tokenizer)))
-            self.draws += len(rows)
+            call.finish(self.executor.put(draws.source.to_batch(rows, self.issued.draws, tokenizer)))
+            self.issued.draws += len(rows)
         call.fields = frozenset(draws.source.schema())
         return BatchValue(self, call)
 
@@ -329,7 +278,7 @@ class Running:
         number = self._opened
         self._opened += 1
         self._loop_end = None
-        if self.resume is None or number >= self.resume.steps:
+        if not self.issued.replays_step(number):
             self.dispatcher.wait(lambda: self.machine.may_open(number) or bool(self.dispatcher.failures))
             self._record()
             self._record_outside()
@@ -349,9 +298,8 @@ class Running:
         assert step is not None, "a step is closed after it was opened"
         for key in [k for k in self._counts if k[1] < step.number]:
             del self._counts[key]
-        for call in self._live.values():  # a value that goes on into a later step stands for itself alone
-            call.base = None
-        if self.resume is not None and step.number < self.resume.steps:
+        self.issued.part_from_bases()
+        if self.issued.replays_step(step.number):
             self.step_log.steps.pop(step.number, None)
             self._recorded = step.number + 1
             return
@@ -371,7 +319,7 @@ class Running:
         """The point of the program after a step, when all that runs is done and recorded."""
         self._settle()
         self._record(upto=upto)
-        return Point(*self._snapshot(), self.hooks.marks())
+        return Point(*self.issued.snapshot(self._recorded, self.machine.held()), self.hooks.marks())
 
     def _record(self, upto: int = -1) -> None:
         """Have the steps that are done recorded, in order. Raises what has failed, after all that runs is done."""
@@ -401,23 +349,6 @@ class Running:
         """Wait until nothing runs, and record what is done by then."""
         self.dispatcher.settle()
         self._record()
-
-    def _snapshot(self) -> tuple[dict[str, Any], dict[int, Any]]:
-        """Where the program is, as a JSON record, and the values that it still holds."""
-        live = {
-            i: c.result for i, c in sorted(self._live.items()) if c.done and c.error is None and c.result is not None
-        }
-        record = {
-            "calls": self.calls,
-            "reads": self.reads,
-            "steps": self._recorded,
-            "draws": self.draws,
-            "course": self.call_digest,
-            "cursors": [{"state": d.cursor.state(), "draws": d.made, "ended": d.ended} for d in self._sources],
-            "held": sorted(self.machine.held()),
-        }
-        kept = (Batch, Column, RemoteBatch, RemoteColumn, dict, int, float, bool, list)
-        return record, {i: r for i, r in live.items() if isinstance(r, kept)}
 
 
 def _title(op: Op, worker: Any) -> str:
