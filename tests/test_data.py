@@ -242,13 +242,13 @@ def test_columns_are_those_of_the_first_rows(tmp_path, tokenizer):
 
 
 def test_parquet_decodes_only_what_is_drawn_from(tmp_path, monkeypatch):
-    from flowrl.data import stores
+    from flowrl.data import file_stores
 
     source = data.parquet(write_parquet(tmp_path / "a.parquet", numbered(12)), batch=3, shuffle=False)
     cursor = source.cursor()
     assert prompts(cursor.draw()) == ["p0", "p1", "p2"]
     assert list(source.open_store()._decoded) == [(0, 0)]
-    monkeypatch.setattr(stores, "_CACHE", 0)
+    monkeypatch.setattr(file_stores, "_CACHE", 0)
     assert prompts(cursor.draw(9)) == [f"p{i}" for i in range(3, 12)]
     assert list(source.open_store()._decoded) == [(0, 3)]
 

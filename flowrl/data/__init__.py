@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from .file_stores import Jsonl, Parquet
+from .hub_store import Hf
 from .mix import Mixture
 from .source import Cursor, Options, Source
-from .stores import Generated, Hf, Jsonl, Listed, Parquet
+from .stores import Generated, Listed
 
 Paths = str | Path | Sequence[str | Path]
 

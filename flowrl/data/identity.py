@@ -10,9 +10,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+from .hub_store import Hf
 from .mix import Mixture
 from .source import Source
-from .stores import Generated, Hf, Listed
+from .stores import Generated, Listed
 
 WHOLE = 1 << 26  # bytes: of a larger file blocks are read, evenly spaced
 BLOCKS, BLOCK = 64, 1 << 20

@@ -6,9 +6,10 @@ This module is light: it knows what each function reads and adds, and loads the 
 from __future__ import annotations
 
 from . import gates
-from .advantages import advantages, gae, gdpo, gigpo, group_advantages, optimal_token_baseline, pass_at_k
+from .advantages import advantages, gae, group_advantages
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
 from .corrections import Correction, Rejection, correct, importance_weights, off_policy_mask, reject
+from .credit import gdpo, gigpo, optimal_token_baseline, pass_at_k
 from .derived_rows import collect
 from .distillation import divergence, full_kl, teacher_advantages
 from .loss_spec import Loss, LossInputs, loss, where

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from flowrl.backends import open_engine, open_tokenizer
-from flowrl.data.stores import Hf
+from flowrl.data.hub_store import Hf
 from flowrl.errors import DataError, ModelError
 from flowrl.placement.model.zoo import find_shape
 from flowrl.workers.model_options import Build, Lora, Model, Optim

@@ -9,7 +9,7 @@ import torch
 from flowrl.batch import Batch, Column
 from flowrl.errors import FlowError
 from flowrl.graph.ops.signature import CallShape
-from flowrl.rl.advantages import gdpo, gigpo, optimal_token_baseline, pass_at_k
+from flowrl.rl.credit import gdpo, gigpo, optimal_token_baseline, pass_at_k
 
 torch.set_num_threads(1)
 
