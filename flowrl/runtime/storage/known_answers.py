@@ -75,8 +75,8 @@ def plain_arguments(arguments: Mapping[str, Any]) -> str:
 class KnownAnswers:
     """What the lines of a journal say of a call: the newest line comes first, ``keys`` and ``prints`` are of its rows.
 
-    Lines of another op are left out, and those of a call of a step where this one is of none; older lines do not say
-    that. In a run that is made longer, the call that stood after the loop has the number of one of the steps that follow.
+    Lines of another op are left out, and those of a call of a step where this one is of none: in a run that is made
+    longer, the call that stood after the loop has the number of one of the steps that follow. Older lines do not say.
     """
 
     def __init__(
