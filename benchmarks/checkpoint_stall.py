@@ -106,7 +106,7 @@ class Watch:
             watch.real[2](writer, begun, written)
             watch.writes.append((start, time.perf_counter()))
 
-        Checkpoints.take, Runner._commit, CheckpointWriter._write = take, commit, write
+        Checkpoints.take, Runner._commit, CheckpointWriter._write = take, commit, write  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -29,7 +29,7 @@ def tokenizer():
     return make_tokenizer()
 
 
-def make_tokenizer(template=None, eos="~"):
+def make_tokenizer(template=None, eos: str | None = "~"):
     """A token per byte, a begin token before plain text, as many real tokenizers have it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -247,16 +247,17 @@ def test_parquet_decodes_only_what_is_drawn_from(tmp_path, monkeypatch):
     source = data.parquet(write_parquet(tmp_path / "a.parquet", numbered(12)), batch=3, shuffle=False)
     cursor = source.cursor()
     assert prompts(cursor.draw()) == ["p0", "p1", "p2"]
-    assert list(source.open_store()._decoded) == [(0, 0)]
+    store = source.open_store()
+    assert isinstance(store, file_stores.Parquet) and list(store._decoded) == [(0, 0)]
     monkeypatch.setattr(file_stores, "_CACHE", 0)
     assert prompts(cursor.draw(9)) == [f"p{i}" for i in range(3, 12)]
-    assert list(source.open_store()._decoded) == [(0, 3)]
+    assert source.open_store() is store and list(store._decoded) == [(0, 3)]
 
 
 def test_hf_reads_a_folder_of_files(tmp_path, monkeypatch):
-    import datasets
+    from datasets import config
 
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "files"
     folder.mkdir()
     write_jsonl(folder / "train.jsonl", numbered(3))

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import COLOCATED, SHARED, SPLIT, Driver, Times, pools_of, setup
 
-from flowrl.schedule.engine_slots import Rows
 from flowrl.schedule.events import Call, Closed, Ended, Finished, Follower, Issued, Memory, Opened, Setup
 from flowrl.schedule.group_window import Window, width
 from flowrl.schedule.machine import IllegalEvent, Machine
-from flowrl.schedule.virtual_clock import Deadlock
+from flowrl.schedule.virtual_clock import Deadlock, Rows
 
 SECONDS = {"actor.generate": 6, "reward.score": 1, "ref.logprobs": 2, "actor.update": 3, "actor.publish": 0.5}
 PLACES = {"split": SPLIT, "colocated": COLOCATED, "shared": SHARED}

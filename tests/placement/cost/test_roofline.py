@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.placement.cluster import device_specs as devices
-from flowrl.placement.cluster.channels import Channel
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.device_specs import DeviceKind
-from flowrl.placement.cluster.hardware import Hardware
+from flowrl.placement.cluster.hardware import Channel, Hardware
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost import communication as traffic
 from flowrl.placement.cost.per_device_counts import sizes, touched_parameters
