@@ -193,7 +193,12 @@ PAGES = (
         "An engine that samples from a table, in tests of agents and of what is built on "
         "[the contract of engines](../engines.md#the-contract).",
         {
-            "The engine": ("fl.testing.FakeEngine", "fl.testing.Sampling", "fl.testing.SampledRow"),
+            "The engine": (
+                "fl.testing.FakeEngine",
+                "fl.testing.Sampling",
+                "fl.testing.SampledRow",
+                "fl.testing.PrefixTokens",
+            ),
             "Rows one by one": ("fl.testing.Stream", "fl.testing.StreamedCall"),
             "Time": ("fl.testing.VirtualClock", "fl.testing.RealClock"),
         },

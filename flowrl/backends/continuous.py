@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import DataError, FlowError, RunError
 from ..workers.model_options import Sampling
-from ..workers.streaming import FailedCall, Reason, SampledRow
+from ..workers.streaming import FailedCall, PrefixTokens, Reason, SampledRow
 from .draw import uniforms
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class ContinuousBatch(ABC):
         self._rows: dict[tuple[int, int], RunningRow] = {}
         self._calls = 0
         self._version = 0
-        self._paused = False
+        self._paused = self._asleep = False
+        self._prefix = PrefixTokens()
 
     # -- of the subclass ----------------------------------------------------------------------------------------------
 
@@ -112,6 +113,8 @@ class ContinuousBatch(ABC):
 
     def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
         """Begin a call; see :meth:`flowrl.workers.streaming.Streams.submit`."""
+        if self._asleep:
+            raise asleep()
         if len(seeds) != len(prompts) * n:
             raise DataError(f"{len(seeds)} seeds for {len(prompts) * n} rows.", fix="Give each row a seed of its own.")
         most = check_lengths(self.positions, prompts.lengths)
@@ -148,9 +151,26 @@ class ContinuousBatch(ABC):
             if not keep_cache:
                 self.forget_cache()
 
+    def fall_asleep(self) -> None:
+        """Make no tokens until :meth:`awake`, and keep nothing of the running rows but their tokens."""
+        self._asleep = True
+        self.forget_cache()
+
+    def awake(self) -> None:
+        """Go on, with keys and values that are computed again."""
+        self._asleep = False
+
+    def prefix_tokens(self) -> PrefixTokens:
+        """Return the tokens that rows have brought, and those that were not computed."""
+        return self._prefix
+
+    def note_prefix(self, asked: int, found: int) -> None:
+        """Note that rows have brought so many tokens, of which some were not computed."""
+        self._prefix += PrefixTokens(asked, found)
+
     def step(self) -> list[SampledRow | FailedCall]:
         """Draw a token of each row that has a place; return what has ended."""
-        if self._paused or not self._rows:
+        if self._paused or self._asleep or not self._rows:
             return []
         rows, draw = self.next_tokens(list(self._rows.values()))
         together: dict[Sampling, list[int]] = {}
@@ -197,6 +217,11 @@ class ContinuousBatch(ABC):
                 ids = torch.tensor(row.tokens)
                 row.seen = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids[ids < vocab], True)
         return torch.stack([row.seen for row in rows if row.seen is not None])
+
+
+def asleep() -> RunError:
+    """The error of a call to an engine that sleeps."""
+    return RunError("This engine is asleep: its weights are not in memory.", fix="Call wake() first.")
 
 
 def check_lengths(most: int | None, lengths: Tensor) -> int | None:

@@ -6,14 +6,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..workers.model_options import Sampling
-from ..workers.streaming import SampledRow
+from ..workers.streaming import PrefixTokens, SampledRow
 from .clock import RealClock, VirtualClock
 
 if TYPE_CHECKING:
     from ..backends.stream import Stream, StreamedCall
     from .engine import FakeEngine
 
-__all__ = ["FakeEngine", "RealClock", "SampledRow", "Sampling", "Stream", "StreamedCall", "VirtualClock"]
+__all__ = [
+    "FakeEngine",
+    "PrefixTokens",
+    "RealClock",
+    "SampledRow",
+    "Sampling",
+    "Stream",
+    "StreamedCall",
+    "VirtualClock",
+]
 
 #: What needs torch is imported when it is first asked for.
 _LATER = {"FakeEngine": ".engine", "Stream": "..backends.stream", "StreamedCall": "..backends.stream"}

@@ -14,6 +14,7 @@ from ..backends.stream import Stream, generate_streamed, stream_of
 from ..errors import DataError, FlowError, ModelError, NotFinite
 from ..workers.model_options import Sampled, Sampling
 from ..workers.streaming import Reason
+from ..workers.weights.offloaded import Offloaded
 from .clock import Clock, VirtualClock
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class FakeEngine(ContinuousBatch):
         prompt_seconds: what each token takes that a row brings with it: of its prompt, and of all that it has when its
             keys and values are computed again.
         clock: where this time passes; None is a :class:`VirtualClock`.
+        prefix_cache: whether what a row brings takes no time as far as another row has had it under the same weights.
         lengths: from a row's seed how many tokens it has; then no token ends it. None: as tokens are drawn.
 
     ``table`` is a tensor, which a test may write between :meth:`pause` and :meth:`resume`. ``steps`` counts steps, and
@@ -67,6 +69,7 @@ class FakeEngine(ContinuousBatch):
         token_seconds: float = 0.0,
         prompt_seconds: float = 0.0,
         clock: Clock | None = None,
+        prefix_cache: bool = False,
         lengths: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__(positions, () if lengths else stop)
@@ -80,6 +83,8 @@ class FakeEngine(ContinuousBatch):
         self._tokenizer, self._most, self._lengths = tokenizer, rows, lengths
         self._token_seconds, self._prompt_seconds = token_seconds, prompt_seconds
         self._inside: dict[RunningRow, None] = {}  # rows whose tokens so far are computed
+        self._known: dict[int, Any] | None = {} if prefix_cache else None  # what rows have had, token by token
+        self._offloaded: Offloaded | None = None
 
     @property
     def tokenizer(self) -> Any:
@@ -126,7 +131,9 @@ class FakeEngine(ContinuousBatch):
         brought = 0
         for row in waiting[: max(0, room)]:
             self._inside[row] = None
-            brought += len(row.tokens)
+            asked, found = len(row.tokens), self._find(row.tokens)
+            self.note_prefix(asked, found)
+            brought += asked - found
         self.steps += 1
         self.brought += brought
         self.clock.sleep(self._token_seconds + brought * self._prompt_seconds)
@@ -137,11 +144,48 @@ class FakeEngine(ContinuousBatch):
     def let_go(self, rows: list[RunningRow]) -> None:
         """Give their places to others."""
         for row in rows:
-            self._inside.pop(row, None)
+            if row in self._inside:
+                del self._inside[row]
+                self._find(row.tokens[:-1])  # the last one was drawn and not computed
 
     def forget_cache(self) -> None:
         """Have rows bring all their tokens again."""
         self._inside.clear()
+
+    def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
+        """Go on; with a version what was kept of rows before is forgotten."""
+        if version is not None and self._known:
+            self._known = {}
+        super().resume(version, keep_cache=keep_cache)
+
+    def _find(self, tokens: tuple[int, ...]) -> int:
+        """Keep tokens as those of a row; how many of them, not counting the last one, were there."""
+        if self._known is None:
+            return 0
+        found, at = 0, self._known
+        for token in tokens:
+            found += token in at
+            at = at.setdefault(token, {})
+        return min(found, len(tokens) - 1)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> int:
+        """Empty the table; see :class:`flowrl.workers.engine.Sleeps`. Returns its bytes."""
+        if self._offloaded is not None:
+            return 0
+        self._offloaded = Offloaded()
+        self.fall_asleep()
+        return self._offloaded.take([self.table])
+
+    def wake(self) -> int:
+        """Fill the table again. Returns its bytes."""
+        if self._offloaded is None:
+            return 0
+        size = self._offloaded.bring_back()
+        self._offloaded = None
+        self.awake()
+        return size
 
     def end_of(self, row: RunningRow) -> Reason | None:
         """Whether a row ends here; one whose length is given is finished then."""

@@ -65,6 +65,22 @@ class Trains(HasWeights, Protocol):
     def other_adapters(self, build: Build) -> Any: ...
 
 
+class Sleeps(Engine, Protocol):
+    """Leaves its memory to others between calls.
+
+    All that it holds goes: weights, what trains them, keys and values. Rows that run wait, and go on as they were.
+    Asleep it makes no token, and RunError is raised by what begins a call.
+    """
+
+    def sleep(self) -> int:
+        """Free the memory of its device; return the bytes, 0 where it is asleep already."""
+        ...
+
+    def wake(self) -> int:
+        """Take the memory back, with what was in it; return the bytes, 0 where it is awake."""
+        ...
+
+
 class Ends(Engine, Protocol):
     """Has something outside of this process that has to be ended."""
 
@@ -74,6 +90,11 @@ class Ends(Engine, Protocol):
 def ends(engine: Engine) -> TypeGuard[Ends]:
     """Return whether an engine has to be closed."""
     return hasattr(engine, "close")
+
+
+def sleeps(engine: Engine) -> TypeGuard[Sleeps]:
+    """Return whether an engine leaves its memory to others when it is told to."""
+    return hasattr(engine, "sleep")
 
 
 def generates(engine: Engine) -> TypeGuard[Generates]:

@@ -59,6 +59,29 @@ class SampledRow:
 
 
 @dataclass(frozen=True)
+class PrefixTokens:
+    """Tokens that rows brought with them, ``asked``, and how many of these were ``found`` and not computed.
+
+    A row brings its prompt; where its keys and values are computed again, all that it has. Tokens are found in a cache
+    of prefixes, or as those of another row that is computed at the same time.
+
+    >>> fl.testing.PrefixTokens(asked=96, found=72).share
+    0.75
+    """
+
+    asked: int = 0
+    found: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share that was found; 0 where nothing was asked."""
+        return self.found / self.asked if self.asked else 0.0
+
+    def __add__(self, other: PrefixTokens) -> PrefixTokens:
+        return PrefixTokens(self.asked + other.asked, self.found + other.found)
+
+
+@dataclass(frozen=True)
 class FailedCall:
     """A call that cannot go on: ``FailedCall(1, RunError("row 2 of call 1: ..."))``. Its rows have left the batch.
 
@@ -107,6 +130,13 @@ class Streams(Generates, Protocol):
         """End rows of a call, or all of them; return them with the tokens that they have.
 
         Rows that have ended are passed over: each row is returned once, here or by :meth:`step`.
+        """
+        ...
+
+    def prefix_tokens(self) -> PrefixTokens:
+        """Return the tokens that rows have brought since the engine was opened, and those that were not computed.
+
+        Of whole calls too.
         """
         ...
 

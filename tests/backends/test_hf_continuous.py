@@ -14,6 +14,7 @@ from flowrl.backends.stream import stream_of
 from flowrl.batch import Column
 from flowrl.errors import ProgramError, RunError
 from flowrl.workers.model_options import Sampling
+from flowrl.workers.streaming import PrefixTokens
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 CLOSE = 1e-4
@@ -251,3 +252,32 @@ def test_any_order_of_calls_aborts_and_publishes_gives_each_token_the_log_probab
                 fresh = logits.log_softmax(-1).gather(-1, torch.tensor(row.ids)[:, None]).squeeze(-1)[at]
                 assert torch.allclose(torch.tensor(row.rollout_logprobs).double()[at], fresh, atol=CLOSE)
     assert crossed
+
+
+def test_prompts_that_are_computed_once_count_as_found():
+    opened = T.engine("qwen2")
+    column, batch = T.prompts(n=3)
+    tokens = int(column.lengths.sum())
+    opened.generate(column, 3, batch.row_seeds(), Sampling(max_tokens=4))
+    assert opened.prefix_tokens() == PrefixTokens(asked=3 * tokens, found=2 * tokens)
+    opened.submit(column, 3, batch.row_seeds(), Sampling(max_tokens=4))
+    finish(opened)
+    assert opened.prefix_tokens() == PrefixTokens(asked=6 * tokens, found=4 * tokens)
+
+
+def test_memory_of_keys_and_values_is_freed_with_that_of_weights():
+    opened = T.engine("qwen2", optim=T.OPTIM)
+    column, batch = T.prompts(n=3)
+    weights = sum(w.nbytes for w in opened.net.model.parameters())
+    assert opened.sleep() == weights == opened.wake()
+    opened.submit(column, 3, batch.row_seeds(), Sampling(max_tokens=4))
+    opened.step()
+    cached = opened.batch.cache_bytes()
+    assert cached > 0 and opened.sleep() == weights + cached and opened.batch.cache_bytes() == 0
+    for call in (opened.logprobs, lambda rows: opened.update(rows, rl.ppo_clip())):
+        with pytest.raises(RunError, match="asleep"):
+            call(batch)
+    opened.wake()
+    finish(opened)
+    opened.update(T.rollouts(opened), rl.ppo_clip())
+    assert opened.sleep() == 3 * weights == opened.wake(), "with both moments"

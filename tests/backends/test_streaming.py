@@ -18,6 +18,7 @@ from flowrl.backends.stream import generate_streamed, stream_of
 from flowrl.batch import Column
 from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
+from flowrl.workers.engine import sleeps
 from flowrl.workers.model_options import Sampling
 from flowrl.workers.streaming import FailedCall, streams
 
@@ -54,6 +55,11 @@ class OfNet:
         with torch.no_grad():
             self.engine.net.model.get_input_embeddings().weight[token] = torch.nan
 
+    def held(self):
+        """Bytes of the memory in which its weights are."""
+        storages = [weight.untyped_storage() for weight in self.engine.net.model.parameters()]
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
     def close(self):
         pass
 
@@ -80,6 +86,9 @@ class OfTable:
 
     def spoil(self, token):
         self.engine.table[token] = torch.nan
+
+    def held(self):
+        return self.engine.table.untyped_storage().nbytes()
 
     def close(self):
         pass
@@ -240,6 +249,43 @@ def test_a_pause_stops_between_two_tokens(it):
     it.engine.resume()
     found += finish(it.engine)
     assert [list(row.ids) for row in sorted(found, key=lambda row: row.row)] == whole
+
+
+def test_asleep_it_holds_no_memory_and_awake_rows_go_on(it):
+    if not sleeps(it.engine):
+        pytest.skip("it does not sleep")
+    whole = it.engine.generate(prompts(), 1, seeds(4), Sampling(10)).ids.to_list()
+    it.engine.submit(prompts(), 1, seeds(4), Sampling(10))
+    found, held = [*it.engine.step(), *it.engine.step()], it.held()
+    freed = it.engine.sleep()
+    assert held > it.held() == 0 and freed >= held and it.engine.sleep() == 0
+    waiting = it.engine.running()
+    assert it.engine.step() == [] and it.engine.running() == waiting
+    for begin in (it.engine.submit, it.engine.generate):
+        with pytest.raises(RunError, match="is asleep"):
+            begin(prompts(), 1, seeds(4), Sampling(10))
+    assert held == it.engine.wake() == it.held() and it.engine.wake() == 0
+    found += finish(it.engine)
+    rows = sorted(found, key=lambda row: row.row)
+    assert [list(row.ids) for row in rows] == whole
+    assert {version for row in rows for version, _ in row.versions} == {0}
+    assert it.engine.generate(prompts(), 1, seeds(4), Sampling(10)).ids.to_list() == whole
+
+
+def test_it_counts_the_tokens_that_rows_bring(it):
+    brought, before = sum(len(prompt) for prompt in PROMPTS), it.engine.prefix_tokens()
+    it.engine.generate(prompts(), 3, seeds(12), Sampling(4))
+    whole = it.engine.prefix_tokens()
+    assert whole.asked - before.asked == 3 * brought and before.found <= whole.found <= whole.asked
+    it.engine.submit(prompts(), 3, seeds(12), Sampling(4, stop=()))
+    it.engine.step()
+    going = len(it.engine.running())
+    it.engine.pause()
+    it.engine.resume(1)
+    finish(it.engine)
+    after = it.engine.prefix_tokens()
+    assert after.asked - whole.asked >= 3 * brought + going, "what is computed again is brought again"
+    assert 0 <= after.found - whole.found <= after.asked - whole.asked and 0 <= after.share <= 1
 
 
 def test_new_weights_in_the_middle_of_rows(it):

@@ -101,3 +101,18 @@ def test_an_actor_opened_by_hand_samples_from_it():
         assert logprobs == pytest.approx([float(read[t, token]) for t, token in enumerate(ids)], abs=1e-6)
         assert 7 not in ids[:-1]
     assert made.versions.values.unique().tolist() == [0]
+
+
+def test_a_cache_of_prefixes_saves_time_until_the_weights_are_others():
+    engine = FakeEngine(stop=(), prompt_seconds=1.0, prefix_cache=True)
+    engine.generate(prompts([1, 2, 3], [1, 2, 4]), 2, torch.arange(4), Sampling(max_tokens=3))
+    assert engine.prefix_tokens() == fl.testing.PrefixTokens(asked=12, found=2 + 2 + 2), "the last one is computed"
+    assert engine.clock.now() == engine.brought == 6
+    first = engine.generate(prompts([1, 2, 3]), 1, torch.arange(1), Sampling(max_tokens=3)).ids.to_list()[0]
+    assert engine.brought == 7
+    engine.generate(prompts([1, 2, 3, *first, 5]), 1, torch.arange(1), Sampling(max_tokens=3))
+    assert engine.brought == 7 + 2, "a turn that follows brings the last token and its own"
+    engine.pause()
+    engine.resume(1)
+    engine.generate(prompts([1, 2, 3]), 1, torch.arange(1), Sampling(max_tokens=3))
+    assert engine.brought == 9 + 3

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...batch import Column
 from ...errors import FlowError, RunError
 from ...workers.model_options import Sampling
-from ...workers.streaming import FailedCall, SampledRow
+from ...workers.streaming import FailedCall, PrefixTokens, SampledRow
 from ..continuous import ContinuousBatch, Draw, RunningRow
 from .decode import Plain, prefill_tokens
 from .finite import not_finite
@@ -75,6 +75,10 @@ class Streaming(ABC):
         """Go on, under the weights of ``version`` where it is given."""
         self.batch.resume(version, keep_cache=keep_cache)
 
+    def prefix_tokens(self) -> PrefixTokens:
+        """Return the tokens that rows have brought, and those that were not computed; of whole calls too."""
+        return self.batch.prefix_tokens()
+
 
 class NetBatch(ContinuousBatch):
     """The rows of a net: ``NetBatch(net, parameters, ends=(2,))``.
@@ -108,6 +112,11 @@ class NetBatch(ContinuousBatch):
         self._ragged = Ragged(self.net)
         self._cohorts = []
         self._inside.clear()
+        self._head = None
+
+    def cache_bytes(self) -> int:
+        """Return the bytes of keys and values of rows in the engine's own cache."""
+        return self._ragged.bytes
 
     def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
         """Go on; with a version the weights may have been written."""
@@ -133,6 +142,7 @@ class NetBatch(ContinuousBatch):
             states = [self._ragged.next(), *(cohort.next() for cohort in self._cohorts)]
             slotted, plain = self._joining(rows)
             states.append(self._ragged.join(slotted))
+            self._note_joined(slotted, [row for cohort in plain for row in cohort.rows])
             for cohort in plain:
                 states.append(cohort.first())
                 self._cohorts.append(cohort)
@@ -193,6 +203,13 @@ class NetBatch(ContinuousBatch):
         parts = ((length, group, max(1, most // length)) for length, group in plain.items())
         return slotted, [Cohort(self.net, g[a : a + step]) for _, g, step in parts for a in range(0, len(g), step)]
 
+    def _note_joined(self, slotted: list[RunningRow], plain: list[RunningRow]) -> None:
+        """Note which tokens were brought: equal ones are computed once for rows of the engine's own cache."""
+        asked = sum(len(row.tokens) for row in (*slotted, *plain))
+        once = {row.tokens for row in slotted}
+        found = sum(len(row.tokens) for row in slotted) - sum(len(tokens) for tokens in once)
+        self.note_prefix(asked, found)
+
     def _has_own_cache(self, row: RunningRow) -> bool:
         """Whether the engine's own cache serves a row to its end."""
         reach = self.net.reach
@@ -215,6 +232,13 @@ class Ragged:
     def width(self) -> int:
         """Tokens that the longest of its rows may have in the end."""
         return max((len(row.prompt) + row.limit for row in self.rows), default=0)
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values."""
+        if self.cache is None:
+            return 0
+        return sum(whole.nbytes for layer in self.cache.own for whole in (layer.keys, layer.values))
 
     def next(self) -> States:
         """The rows, and the hidden states [rows, hidden] after their last tokens."""

@@ -15,7 +15,9 @@ from ...errors import ModelError, PlanError, ProgramError
 from ...placement.cluster.mesh import Mesh
 from ...rl.loss_spec import Loss
 from ...workers.model_options import Build, Sampled, Sampling
+from ...workers.weights.offloaded import Offloaded
 from ...workers.weights.weight_boxes import Shard
+from ..continuous import asleep
 from ..team import Team, rank_on
 from . import adapters
 from .continuous import Streaming
@@ -90,6 +92,7 @@ class HFEngine(Streaming):
         self._tokenizer = tokenizer
         self.reader = Reader(net, team, self._micro_tokens(training=False))
         self.trainer = None if build.optim is None else Trainer(net, parameters, build.optim, team)
+        self.offloaded: Offloaded | None = None  # what is out of memory while it sleeps
 
     # -- what it is -------------------------------------------------------------------------------------------------
 
@@ -138,7 +141,8 @@ class HFEngine(Streaming):
     ) -> Sampled:
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
         self.check_generates()
-        made = generate(self.net, prompts, n, seeds, sampling, (*self.eos_ids, *sampling.stop), starts)
+        stops = (*self.eos_ids, *sampling.stop)
+        made = generate(self.net, prompts, n, seeds, sampling, stops, starts, note_prefix=self.batch.note_prefix)
         check_finite("log-probabilities of sampled tokens", made.rollout_logprobs.values, self.parameters)
         return made
 
@@ -380,6 +384,31 @@ class HFEngine(Streaming):
         if trained is not None and self.build.optim is not None:
             adapters.save(Path(folder) / "adapter", model, self.build, trained)
 
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> int:
+        """Leave the memory of the device to others; see :class:`flowrl.workers.engine.Sleeps`.
+
+        Tensors and views stay what they are, with nothing in them. Raises RunError where another process reads them.
+        """
+        if self.offloaded is not None:
+            return 0
+        freed = self.batch.cache_bytes() if "batch" in vars(self) else 0
+        self.offloaded = Offloaded.of(self.state_shards(), self.parameters.shards())
+        if "batch" in vars(self):
+            self.batch.fall_asleep()
+        return freed + self.offloaded.bytes
+
+    def wake(self) -> int:
+        """Take the memory back, with what was in it."""
+        if self.offloaded is None:
+            return 0
+        size = self.offloaded.bring_back()
+        self.offloaded = None
+        if "batch" in vars(self):
+            self.batch.awake()
+        return size
+
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def check_generates(self) -> None:
@@ -392,6 +421,8 @@ class HFEngine(Streaming):
             )
 
     def _needs(self, head: str, what: str) -> None:
+        if self.offloaded is not None:
+            raise asleep()
         if self.build.head != head:
             raise ProgramError(
                 f"The model '{self.build.model.title}' has the head '{self.build.head}'; {what} needs '{head}'.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +38,7 @@ def generate(
     starts: Tensor | None = None,
     *,
     cache_bytes: int | None = None,
+    note_prefix: Callable[[int, int], None] | None = None,
 ) -> Sampled:
     """``n`` responses to each prompt, rows parent-major.
 
@@ -50,12 +51,15 @@ def generate(
         stops: ids that end a response and are its last token.
         starts: i64[prompts * n], the first token's number; None is 0.
         cache_bytes: most memory for keys and values; None is a quarter of the device's, or 2 GiB on a CPU.
+        note_prefix: is told how many tokens rows have brought with them, and how many of these were not computed.
 
     Raises DataError for an empty prompt, or one that fills all positions of the model.
     """
     run = _Run(net, prompts, n, seeds, sampling, stops, starts)
     with torch.no_grad(), net.mixed():
         parts = [run.bucket(rows) for rows in run.buckets(cache_bytes or default_cache_bytes(net))]
+    if note_prefix is not None:
+        note_prefix(int(run.lengths.sum()) * n, run.found)
     return run.collect(parts)
 
 
@@ -94,6 +98,7 @@ class _Run:
         self.head = net.head.cast()
         #: Whether the distribution that is sampled from is the policy's own, at the temperature.
         self.own = sampling.is_policy
+        self.found = 0  # tokens of prompts that were computed for another row
 
     def buckets(self, cache_bytes: int) -> Iterator[Tensor]:
         """Rows by falling prompt length, as many at a time as the memory for keys and values allows."""
@@ -122,6 +127,7 @@ class _Run:
         prompts, source = torch.unique_consecutive(rows // self.n, return_inverse=True)
         lengths, offsets = self.lengths[prompts], self.offsets[prompts]
         if self.slotted(int(lengths.max())):
+            self.found += int((self.lengths[rows // self.n]).sum() - lengths.sum())
             return Slotted(self.net, self.ids, offsets, lengths, source, limit)
         index = ragged_index(offsets[source], lengths[source]).to(self.net.device)
         return Plain(self.net, self.ids[index].view(len(rows), -1))

@@ -23,6 +23,7 @@ from ...workers.model_worker import ModelWorker
 from ...workers.tokens.sampling import SamplingArguments
 from ...workers.user_code.failed_rewards import Failures
 from ...workers.user_code.rows_in_progress import NAME, Notes
+from ...workers.weights.offloaded import offloaded_of
 from ..local.run_op import run_op
 from ..storage.checkpoints.snapshot import Copies, capture_state
 from ..storage.checkpoints.state_files import StateFiles, read_record
@@ -101,7 +102,6 @@ class Rank(Weights):
             worker.close()
         self.workers.clear()
         self.specs.clear()
-        self.offloaded.clear()
         self.forget()
 
     def forget(self) -> None:
@@ -321,7 +321,7 @@ class Rank(Weights):
         worker = self.workers[key]
         worker.version, worker.dirty = weights
         copies = self._copies.setdefault(key, Copies())
-        captured = capture_state(Path(folder), file, worker, copies, part=part, offloaded=self.offloaded.get(key))
+        captured = capture_state(Path(folder), file, worker, copies, part=part, offloaded=offloaded_of(worker))
         self._captured[id] = captured.write
         return captured.lacking
 

@@ -12,8 +12,8 @@ from ...lowering.deployment import WorkerSpec
 from ...workers.base import Worker
 from ...workers.engine import has_weights
 from ...workers.model_worker import ModelWorker
+from ...workers.weights.offloaded import sleep, wake
 from ...workers.weights.weight_boxes import Shard, Sums, sums
-from ..transfer.offload import Offloaded
 from ..transfer.plan_moves import Moves
 
 Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
@@ -27,7 +27,6 @@ class Weights:
         self.workers: dict[Key, Worker] = {}
         self.specs: dict[Key, WorkerSpec] = {}
         self.aside: dict[tuple[str, int], list[Shard]] = {}
-        self.offloaded: dict[Key, Offloaded] = {}
         self.routes: dict[str, tuple[Moves, int, Any]] = {}
         self._meeting: set[str] = set()  # names of moves for which ranks are being connected
         self._parted: deque[str] = deque(maxlen=100)  # the latest of which nobody wants to hear any more
@@ -48,16 +47,11 @@ class Weights:
 
     def offload(self, key: Key) -> int:
         """Take weights and optimizer of a worker out of its device's memory. Returns the bytes that this frees."""
-        worker = self.workers[key]
-        if key in self.offloaded or not isinstance(worker, ModelWorker) or not has_weights(worker.engine):
-            return 0
-        self.offloaded[key] = Offloaded.of(worker.engine)
-        return self.offloaded[key].bytes
+        return sleep(self.workers[key])
 
     def onload(self, key: Key) -> int:
         """Bring them back. Returns the bytes that this takes."""
-        offloaded = self.offloaded.pop(key, None)
-        return offloaded.bring_back() if offloaded is not None else 0
+        return wake(self.workers[key]) if key in self.workers else 0
 
     def set_aside(self, name: str, version: int) -> None:
         """Copy the weights as they are now, as a version that is published while training goes on."""

@@ -12,15 +12,14 @@ from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
-from ...workers.engine import Engine, has_weights
+from ...workers.engine import Engine
 from ...workers.model_options import Build
-from ...workers.model_worker import ModelWorker
 from ...workers.tokens.tokenizer import Tokenizers
+from ...workers.weights.offloaded import offloaded_of, sleep, wake
 from ..executor import PendingCall, RunServices, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.checkpoints.snapshot import Captured, Copies, capture_state
 from ..storage.journal import Journal
-from ..transfer.offload import Offloaded
 from ..values.call import Call
 from ..values.remote_batch import RemoteColumn
 from .run_op import run_op
@@ -40,7 +39,6 @@ class LocalExecutor:
     workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
     servers: dict[str, Worker] = field(default_factory=dict[str, Worker])  # generating copies of their own
     run: RunServices = field(default_factory=RunServices)
-    _offloaded: dict[str, Offloaded] = field(default_factory=dict[str, Offloaded])  # by resident
     _copies: dict[str, Copies] = field(default_factory=dict[str, Copies])  # of states, for checkpoints
 
     def __post_init__(self) -> None:
@@ -102,15 +100,13 @@ class LocalExecutor:
     def offload(self, resident: str, forecast: float | None = None) -> None:
         """Take weights and optimizer of a worker out of its device's memory; its next call needs them back."""
         del forecast
-        worker = self._resident(resident)
-        if resident not in self._offloaded and isinstance(worker, ModelWorker) and has_weights(worker.engine):
-            self._offloaded[resident] = Offloaded.of(worker.engine)
+        sleep(self._resident(resident))
 
     def onload(self, resident: str, forecast: float | None = None) -> None:
         """Bring them back."""
         del forecast
-        if (away := self._offloaded.pop(resident, None)) is not None:
-            away.bring_back()
+        if resident.rpartition(".")[0] in self.workers:
+            wake(self._resident(resident))
 
     def _resident(self, name: str) -> Worker:
         """Return the copy of a worker behind what a memory holds: ``actor.train``, ``actor.generate``."""
@@ -124,8 +120,7 @@ class LocalExecutor:
 
         def state(part: Path, name: str, worker: Worker) -> Captured:
             copies = self._copies.setdefault(name, Copies())
-            offloaded = self._offloaded.get(name if name.endswith(".generate") else f"{name}.train")
-            return capture_state(part, name, worker, copies, offloaded=offloaded)
+            return capture_state(part, name, worker, copies, offloaded=offloaded_of(worker))
 
         return checkpoint.begin(folder, manifest, open_copies(self), live, capture_state=state, after=after)
 
@@ -192,7 +187,6 @@ class LocalExecutor:
             worker.close()
         self.workers.clear()
         self.servers.clear()
-        self._offloaded.clear()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from flowrl.runtime.storage.checkpoints import host_memory, snapshot
 from flowrl.runtime.storage.checkpoints.snapshot import Copies, capture_state
-from flowrl.runtime.transfer.offload import Offloaded
+from flowrl.workers.weights.offloaded import Offloaded
 from flowrl.workers.weights.weight_boxes import Shard
 
 

@@ -25,7 +25,7 @@ AT_A_TIME = 64 << 20
 
 
 class Offloaded(Protocol):
-    """An engine's state that is out of memory: see :class:`flowrl.runtime.transfer.offload.Offloaded`."""
+    """An engine's state that is out of memory: see :class:`flowrl.workers.weights.offloaded.Offloaded`."""
 
     @property
     def state(self) -> ShardedState | None: ...

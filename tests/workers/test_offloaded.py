@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flowrl.errors import RunError
-from flowrl.runtime.transfer.offload import Offloaded
 from flowrl.runtime.transfer.slots import HostMemory
+from flowrl.workers.weights.offloaded import Offloaded
 
 
 def test_weights_come_back_into_the_tensors_that_they_left():

@@ -1,4 +1,4 @@
-"""Weights and optimizer state that leave the memory of a device for another worker, and come back before a call."""
+"""Weights and optimizer state that leave the memory of a device for others, and come back before they are needed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import RunError
+from ..engine import has_weights, sleeps
+from ..model_worker import ModelWorker
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...workers.base import ShardedState
-    from ...workers.engine import HasWeights
+    from ..base import ShardedState, Worker
+    from .weight_boxes import Shard
 
 
 @dataclass
@@ -29,11 +31,10 @@ class Offloaded:
     bytes: int = 0
 
     @classmethod
-    def of(cls, engine: HasWeights) -> Offloaded:
-        """Take all that an engine holds out of the memory of its device: weights, and what trains them."""
-        found = cls(engine.state_shards())
-        assert found.state is not None, "it was just given"
-        found.take(shard.tensor for shard in (*found.state[0], *engine.shards()))
+    def of(cls, state: ShardedState, weights: Iterable[Shard]) -> Offloaded:
+        """Take all that an engine holds out of the memory of its device: its state, and weights that are not in it."""
+        found = cls(state)
+        found.take(shard.tensor for shard in (*state[0], *weights))
         return found
 
     def take(self, tensors: Iterable[Tensor]) -> int:
@@ -51,10 +52,7 @@ class Offloaded:
                 continue
             if not storage.resizable():
                 self.kept.clear()
-                raise RunError(
-                    "weights that another process reads cannot leave their memory for another worker of the pool.",
-                    fix="Place the worker whose engine that is in a pool of its own.",
-                )
+                raise stays()
             seen.add(storage.data_ptr())
             here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
             self.kept.append((storage, _copy_elsewhere(here)))
@@ -100,3 +98,33 @@ def _copy_elsewhere(here: Tensor) -> Tensor:
     else:
         there = torch.empty(here.shape, dtype=here.dtype, pin_memory=True)
     return there.copy_(here)
+
+
+def sleep(worker: Worker) -> int:
+    """Have a worker's engine leave the memory of its device. Returns the bytes that this frees; 0 without weights.
+
+    Raises RunError for an engine that has weights and does not sleep.
+    """
+    if not isinstance(worker, ModelWorker) or not has_weights(worker.engine):
+        return 0
+    if not sleeps(worker.engine):
+        raise stays()
+    return worker.engine.sleep()
+
+
+def wake(worker: Worker) -> int:
+    """Have it take the memory back. Returns the bytes that this takes; 0 where it was awake."""
+    return worker.engine.wake() if isinstance(worker, ModelWorker) and sleeps(worker.engine) else 0
+
+
+def offloaded_of(worker: Worker) -> Offloaded | None:
+    """Return what a worker's engine has out of memory while it sleeps; None where it is awake."""
+    return getattr(worker.engine, "offloaded", None) if isinstance(worker, ModelWorker) else None
+
+
+def stays() -> RunError:
+    """The error of weights that cannot leave their memory."""
+    return RunError(
+        "weights that another process reads cannot leave their memory for another worker of the pool.",
+        fix="Place the worker whose engine that is in a pool of its own.",
+    )
