@@ -23,6 +23,7 @@ from . import adapters
 from .continuous import Streaming
 from .copy_weights import blend, copy
 from .finite import check_finite
+from .fused import fuse
 from .generate import generate
 from .gradients_off import freeze
 from .load import load_model, load_tokenizer, load_unread, pick_device, pick_dtypes, quiet
@@ -49,6 +50,7 @@ def open_engine(build: Build) -> HFEngine:
 def open_net(model: Any, build: Build, device: torch.device, compute: torch.dtype) -> Net:
     """The net of a model that is there, tried."""
     net = Net(model, build.head, device, compute)
+    fuse(net)
     net.probe()
     if build.gradient_checkpointing:
         net.recompute_layers()

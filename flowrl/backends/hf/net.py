@@ -246,6 +246,10 @@ class Net:
                 self.cached = _agrees(try_plain, self)
         self.grouped = self.reach != 0 and _agrees(try_shared, self)
 
+    def is_same(self, found: Tensor, wanted: Tensor) -> bool:
+        """Whether two ways to compute the same gave that, save rounding."""
+        return _distance(found.double(), wanted.double()) < tolerance(self.compute)
+
 
 def _agrees(trial: Callable[[Net], tuple[Tensor, Tensor]], net: Net) -> bool:
     """Whether both ways of a trial give the same. False where the model refuses one; what fails here is our mistake."""
@@ -257,7 +261,7 @@ def _agrees(trial: Callable[[Net], tuple[Tensor, Tensor]], net: Net) -> bool:
         return False  # the plain way is left
     finally:
         net.tries = False
-    return _distance(found.double(), wanted.double()) < tolerance(net.compute)
+    return net.is_same(found, wanted)
 
 
 def tolerance(dtype: torch.dtype) -> float:
