@@ -10,6 +10,7 @@ import threading
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -96,9 +97,9 @@ class OfTable:
 class OfVLLM(OfNet):
     """vLLM in its process, which all tests share, and the reference engine beside it."""
 
-    engine = None
+    engine: Any = None
 
-    def __init__(self, opened=None, fault=None):
+    def __init__(self, opened=None, fault: Any = None):
         if opened is not None:
             OfVLLM.engine, self.like = opened("qwen2")
             OfVLLM.fault = staticmethod(fault)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from flowrl.runtime.storage.checkpoints import host_memory, snapshot
 from flowrl.runtime.storage.checkpoints.snapshot import Copies, capture_state
+from flowrl.workers.base import Worker
 from flowrl.workers.weights.offloaded import Offloaded
 from flowrl.workers.weights.weight_boxes import Shard
 
@@ -16,14 +17,14 @@ def shard(name: str, tensor: torch.Tensor, *, offset: int = 0, main: bool = True
     return Shard(name, (8, *tensor.shape[1:]), (offset,) + (0,) * (tensor.dim() - 1), tensor, main)
 
 
-class Keeper:
+class Keeper(Worker):
     """A worker of these shards and this record."""
 
     def __init__(self, shards: list[Shard], record: dict):
-        self.state = shards, record
+        self.given = shards, record
 
     def state_shards(self, of_engine=None):
-        return of_engine or self.state
+        return of_engine or self.given
 
 
 def test_what_is_written_is_what_was_captured(tmp_path):
