@@ -17,6 +17,7 @@ from ..graph.script.site import own_frames
 from .calibrate import calibrate_command
 from .check import add_options as check_options
 from .check import check_command
+from .diff import diff_command
 from .gap import gap_command
 from .graph import add_options as graph_options
 from .graph import graph_command, graph_of_run
@@ -46,6 +47,7 @@ WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "calibrate": calibrate_command,
     "timeline": timeline_command,
     "gap": gap_command,
+    "diff": diff_command,
 }
 
 

@@ -74,6 +74,11 @@ GROUPS: dict[str, dict[str, About]] = {
             "say what explains the gap between the engine that sampled and the trainer",
             ("flowrl gap runs/grpo", "flowrl gap runs/grpo --step 50 --json"),
         ),
+        "diff": About(
+            "RUN1 RUN2",
+            "name the first step, call, field and row in which two runs part",
+            ("flowrl diff runs/a runs/b", "flowrl diff runs/a runs/b --format json"),
+        ),
     },
 }
 COMMANDS: dict[str, About] = {name: about for group in GROUPS.values() for name, about in group.items()}

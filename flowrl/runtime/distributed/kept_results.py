@@ -9,6 +9,7 @@ from ...batch import Batch, Column, Key
 from ...graph.stand_ins.argument_trees import find_in
 from ..values.call import Call
 from ..values.remote_batch import RemoteBatch, RemoteColumn, Source, Stored, bytes_of, remote_values
+from ..values.row_digests import RowDigests
 from ..values.rows_to_fetch import Fetch
 from .protocol import RankCall, Reply
 from .rank_client import RankClient
@@ -69,7 +70,9 @@ def payload_bytes(value: Any) -> int:
 def _to_stored(client: RankClient, rank: int, id: int, reply: Reply) -> Stored:
     assert reply.keys is not None, "only rows are kept"
     drop = client.drop if reply.kinds else None
-    return Stored(rank, id, reply.keys, reply.kinds, reply.sizes, drop, bytes=reply.bytes, oldest=reply.oldest)
+    digests = RowDigests(reply.keys, *reply.digests)
+    sizes, more = reply.sizes, {"bytes": reply.bytes, "oldest": reply.oldest, "digests": digests}
+    return Stored(rank, id, reply.keys, reply.kinds, sizes, drop, **more)
 
 
 def _children(parents: Sequence[Key], stored: Sequence[Stored]) -> tuple[Key, ...]:

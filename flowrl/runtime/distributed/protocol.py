@@ -101,6 +101,10 @@ class RankCall:
     policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
 
 
+#: Those of :class:`flowrl.runtime.values.row_digests.RowDigests`, without the keys.
+Digests = tuple[Mapping[str, int], bytes]
+
+
 @dataclass
 class Reply:
     """What came of a call: a plain value, or what is kept of it here, without its numbers.
@@ -120,7 +124,8 @@ class Reply:
     pulled: int = 0  # bytes that came from other ranks
     warnings: tuple[str, ...] = ()
     failures: tuple[Failures, ...] = ()  # rows that failed and have not stopped the call
-    check: str = ""  # of the rows that are kept: the same for the same rows
+    check: str = ""  # of the rows that are kept: the same for the same rows in the same order
+    digests: Digests = ({}, b"")  # of these rows, by field and by row
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...batch import Batch, Column
-from ...column import raw_bytes
 from ...errors import RunError
 from ...graph.ops.op import Op
 from ...graph.stand_ins.argument_trees import find_in, rebuild
@@ -31,6 +29,7 @@ from ..storage.disk import Checksum, write_tensors
 from ..storage.journal import Journal
 from ..transfer.plan_moves import holdings
 from ..values.remote_batch import DRIVER, Kind, bytes_of, column_bytes, oldest_of, sizes_of
+from ..values.row_digests import RowDigests
 from ..values.rows_to_fetch import Fetch, Take, assemble
 from .peers import Elsewhere, Peers, Policy
 from .protocol import Failed, Named, RankCall, RankConfig, Reply, unopened
@@ -291,11 +290,12 @@ class Rank(Weights):
         if call.keep and result.fields:
             self.objects[call.keep] = result.with_call(None)
         kinds = {n: Kind.of(result[n]) for n in result.fields}
-        check = _check(result) if call.keep else ""
+        digests = RowDigests.of(result, kinds) if call.keep else RowDigests(())
         alike = first is not None and result.keys == first.keys
         keys = None if alike else result.keys
         sizes, size, oldest = sizes_of(result), column_bytes(result), oldest_of(result) or ()
-        return Reply(None, keys, alike, kinds, sizes, size, oldest, column=column, check=check)
+        found = {"check": _check(result, digests), "digests": (digests.fields, digests.rows)} if call.keep else {}
+        return Reply(None, keys, alike, kinds, sizes, size, oldest, column=column, **found)
 
     def journal(self) -> Journal:
         """The journal of this rank; it knows what all ranks of the run have written."""
@@ -352,13 +352,6 @@ class Rank(Weights):
         return batch.meta()
 
 
-def _check(rows: Batch) -> str:
-    """What tells rows from others, at the price of reading them once. Keys are numbers, which hash alike everywhere."""
-    total = hashlib.sha256(str(hash(rows.keys)).encode())
-    for name in rows.fields:
-        values, lengths = rows[name].values, rows[name].lengths
-        total.update(name.encode())
-        total.update(repr(values).encode() if isinstance(values, list) else raw_bytes(values))
-        if lengths is not None:
-            total.update(raw_bytes(lengths))
-    return total.hexdigest()
+def _check(rows: Batch, digests: RowDigests) -> str:
+    """What tells rows from others, and from these in another order. Keys are numbers, which hash alike everywhere."""
+    return f"{hash(rows.keys)} {sorted(digests.fields.items())}"

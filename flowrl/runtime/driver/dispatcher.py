@@ -200,7 +200,8 @@ class Dispatcher:
             job.rows = next((a for a in arguments.values() if isinstance(a, (Batch, RemoteBatch))), None)
             empty = call.parts is not None and any(a is NOTHING for a in arguments.values())
             if call.op.owner != "data":
-                self.notes.note_start(call, command.chunk, worker, {} if empty else arguments, job.rows)
+                given = {} if empty else arguments
+                self.notes.note_start(call, command.chunk, worker, given, job.rows, command.versions)
             job.pending = Ready(NOTHING) if empty else self.executor.start(call, command.chunk, worker, arguments)
         except BaseException as error:
             self._break(call, error)

@@ -262,7 +262,9 @@ class Running:
         call = self._issue(_DRAW, None, "data.draw", {}, {})
         if not call.done:
             tokenizer = self.executor.tokenizer(getattr(draws.source, "tokenizer", None))
-            call.finish(self.executor.put(draws.source.to_batch(rows, self.issued.draws, tokenizer)))
+            batch = draws.source.to_batch(rows, self.issued.draws, tokenizer)
+            self.dispatcher.notes.note_draw(call, batch)
+            call.finish(self.executor.put(batch))
             self.issued.draws += len(rows)
         call.fields = frozenset(draws.source.schema())
         return BatchValue(self, call)

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ...batch import Batch
+from ...batch import Batch, Column
 from ...graph.may_see_older_weights import Site
+from ...graph.ops.batch_ops import STRUCTURAL
+from ...graph.ops.op import Op
 from ...schedule.events import Publish
 from ...schedule.scheme import Scheme
 from ..storage.traffic import bytes_made, bytes_read, row_tokens
 from ..values.call import Call
-from ..values.remote_batch import RemoteBatch
-from ..values.step_records import Step, StepLog, Timing
+from ..values.remote_batch import RemoteBatch, RemoteColumn
+from ..values.row_digests import RowDigests
+from ..values.step_records import Made, Step, StepLog, Timing
 from .gap_alarm import gap_in
 from .staleness import lags
 
@@ -25,9 +28,15 @@ class StepNotes:
         self.scheme, self.steps, self._lock = scheme, steps, lock
 
     def note_start(
-        self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any], rows: Batch | RemoteBatch | None
+        self,
+        call: Call,
+        chunk: int,
+        worker: Any,
+        arguments: Mapping[str, Any],
+        rows: Batch | RemoteBatch | None,
+        versions: Mapping[str, int],
     ) -> None:
-        """Note what a call is given: bytes by field, and of an update how old its rows are."""
+        """Note what a call is given: bytes by field, versions of weights, and of an update how old its rows are."""
         read = bytes_read(call, worker, arguments) if arguments else {}
         old = lags(call, worker.version, rows) if call.op.updates == "weights" else {}
         with self._lock:
@@ -35,6 +44,10 @@ class StepNotes:
             _add(traffic.calls, {node: int(chunk == 0)})
             _add(traffic.reads.setdefault(node, {}), read)
             _add(traffic.lags, old)
+            seen = self._made(call).versions
+            for name, version in versions.items():
+                if version not in seen.setdefault(name, []):
+                    seen[name].append(version)
 
     def note_end(
         self, call: Call, chunk: int, result: Any, given: Batch | RemoteBatch | None, start: float, end: float
@@ -43,9 +56,12 @@ class StepNotes:
         rows = result if isinstance(result, (Batch, RemoteBatch)) else given
         length = count_tokens(rows, "tokens")
         pools = self.scheme.pools(call.op, call.worker)
-        made = bytes_made(result, given, call.op)
+        made, digests = bytes_made(result, given, call.op), digests_of(call.op, result, given)
         with self._lock:
             step, node = self.steps.of(call), self._node(call)
+            if digests is not None:
+                self._made(call).parts.append(digests)
+            self._made(call).values.update(numbers_in(result))
             _add(step.traffic.makes.setdefault(node, {}), made)
             if call.worker is None and call.op.owner == "batch":
                 return
@@ -61,6 +77,12 @@ class StepNotes:
                 step.traffic.prompts += row_tokens(result, "prompt_ids")
                 step.traffic.responses += row_tokens(result, "response_ids")
 
+    def note_draw(self, call: Call, rows: Batch) -> None:
+        """Note the rows that a step has drawn."""
+        digests = RowDigests.of(rows, rows.fields)
+        with self._lock:
+            self._made(call).parts.append(digests)
+
     def note_publish(self, command: Publish, moved: int, start: float, end: float) -> None:
         """Note how long a publish took, and the bytes that it has moved; its step may be recorded already."""
         title = f"{command.worker}.publish"
@@ -73,6 +95,10 @@ class StepNotes:
         """Return what was noted of steps since they were recorded, which are those below ``recorded``; once."""
         with self._lock:
             return [self.steps.steps.pop(number) for number in sorted(self.steps.steps) if number < recorded]
+
+    def _made(self, call: Call) -> Made:
+        """Return the record of what a call made."""
+        return self.steps.of(call).made.setdefault(call.index, Made(self._node(call), call.outside))
 
     def _node(self, call: Call) -> str:
         """Return the id of a call in the graph."""
@@ -89,6 +115,37 @@ def count_tokens(rows: Any, name: str) -> int:
     if isinstance(rows, RemoteBatch):
         return rows.count(name)
     return int(rows[name].values.shape[0]) if isinstance(rows, Batch) and name in rows.fields else 0
+
+
+def digests_of(op: Op, result: Any, given: Batch | RemoteBatch | None) -> RowDigests | None:
+    """Return digests of the fields that a call made; None for a number, and for arithmetic on fields.
+
+    ``given`` is the first batch among its arguments. Of operations on batches they name the rows alone.
+    """
+    if op.owner == "batch":
+        chosen = isinstance(result, (Batch, RemoteBatch)) and op.name not in STRUCTURAL
+        return RowDigests(result.keys) if chosen else None
+    if isinstance(result, (RemoteBatch, RemoteColumn)):
+        before = {s for source in given.sources for s in source.stored} if isinstance(given, RemoteBatch) else set()
+        stored = dict.fromkeys(s for source in result.sources for s in source.stored if s not in before)
+        parts = [s.digests for s in stored if s.digests is not None]
+        return RowDigests.merged(parts) if parts else RowDigests(result.keys)
+    if isinstance(result, Column):
+        alike = given is not None and len(given) == len(result)
+        keys = given.keys if given is not None and alike else [(i,) for i in range(len(result))]
+        return RowDigests.of(Batch(keys, {"value": result}), ["value"])
+    if isinstance(result, Batch):
+        handed_on = given.fields if given is not None and op.inherits else ()
+        return RowDigests.of(result, [name for name in result.fields if name not in handed_on])
+    return None
+
+
+def numbers_in(result: Any) -> dict[str, Any]:
+    """Return the numbers that a call gave, by name: its metrics, or ``value``."""
+    if isinstance(result, Mapping):
+        metrics: Mapping[str, Any] = result
+        return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+    return {"value": result} if isinstance(result, (int, float)) else {}
 
 
 def _add(total: dict[Any, int], counts: Mapping[Any, int]) -> None:

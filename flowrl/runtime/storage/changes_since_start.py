@@ -121,16 +121,16 @@ def _compare(before: Mapping[str, Any], now: Inputs, stages: Sequence[Execution]
             else:
                 yield change if number == begun else replace(change, another=False)
     for kind in ("seed", "workers"):
-        for name, old, new in _different(before.get(kind, {}), now.record[kind]):
+        for name, old, new in different(before.get(kind, {}), now.record[kind]):
             is_new = old == NOT_THERE
             if not is_new or _has_part(before.get(kind, {}), name):
                 yield Change(name, old, new, not is_new and name not in now.slight)
     for number, (past, some) in enumerate(zip(before.get("data", []), now.record["data"], strict=False)):
-        for name, old, new in _different(past, some):
+        for name, old, new in different(past, some):
             if old != NOT_THERE or _has_part(past, name):
                 yield Change(f"data {name}", old, new, number <= begun)
     same_words = before.get("code of") == now.record["code of"]
-    for name, old, new in _different(before.get("code", {}), now.record["code"]):
+    for name, old, new in different(before.get("code", {}), now.record["code"]):
         if old != NOT_THERE:  # new code is reached by code that was changed, or by a program that was added
             at = now.places.get(name)
             yield Change(name, old, new, same_words, str(At(at.file, at.line)) if at is not None else "")
@@ -138,18 +138,18 @@ def _compare(before: Mapping[str, Any], now: Inputs, stages: Sequence[Execution]
 
 def _parameters(past: Mapping[str, Any], stage: Execution, now: Inputs, number: int) -> Iterator[Change]:
     """The parameters of a program that are others now. Those that say how long it goes on make no other run."""
-    for name, old, new in _different(_comparable(past), _comparable(spelled(stage.parameters))):
+    for name, old, new in different(_comparable(past), _comparable(spelled(stage.parameters))):
         yield Change(f"{stage.program}: {name}", old, new, name not in now.lengths[number])
 
 
 def _moved(record: Mapping[str, Any], now: Inputs) -> Iterator[Change]:
     """What a run may be moved to: another machine, other versions, another plan."""
     before = record.get("inputs", {})
-    for name, old, new in _different(before.get("machine", {}), now.record["machine"]):
+    for name, old, new in different(before.get("machine", {}), now.record["machine"]):
         yield Change(name, old, new, another=False)
     plan = [
         f"{name.removeprefix('plan: ')} {old} -> {new}"
-        for name, old, new in _different(before.get("plan", {}), now.record["plan"])
+        for name, old, new in different(before.get("plan", {}), now.record["plan"])
     ]
     if plan and before:
         yield Change("plan:", "", ", ".join(plan), another=False)
@@ -164,7 +164,8 @@ def _lost(left: Mapping[str, Any], missing: Sequence[str]) -> Iterator[Change]:
         yield Change(f"{name}, which the programs before have changed", "there", NOT_THERE, another=True)
 
 
-def _different(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def different(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield what is not the same, as (name, before, now)."""
     for name in dict.fromkeys([*before, *now]):
         if before.get(name) != now.get(name):
             yield name, before.get(name, NOT_THERE), now.get(name, NOT_THERE)

@@ -19,12 +19,13 @@ from ...graph.tracing.log_names import Logged, Names
 from ...placement.backends import packages
 from ..values.call import outcome
 from ..values.step_records import Step
+from .digest_lines import digest_lines
 from .disk import hexadecimal, writing
 from .jsonl import Lines, prefix_checksum
 from .run_record import records_within, write_record
 from .traffic import spread
 
-STREAMS = ("metrics", "timeline", "traffic", "trajectories", "events")
+STREAMS = ("metrics", "timeline", "traffic", "digests", "trajectories", "events")
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
 PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
 
@@ -85,7 +86,7 @@ class Recorder:
         return lines[-1]
 
     def note(self, program: str, step: Step) -> None:
-        """Write what ran and what moved in a step."""
+        """Write what ran in a step, what moved, and digests of what was made."""
         for timing in step.timings:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
@@ -94,6 +95,8 @@ class Recorder:
         traffic = step.traffic
         lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
         self.write("traffic", {"program": program, "step": step.number, **asdict(traffic), **lengths})
+        for line in digest_lines(step.made):
+            self.write("digests", {"program": program, "step": step.number, **line})
 
     def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
         """A line for each number of a step that was logged: between steps a program may count by itself.

@@ -11,6 +11,7 @@ from ...batch import Batch, Column, Key
 from ...errors import FieldError, RowsError, near
 from ...graph.stand_ins.argument_trees import find_in
 from ...marks import UNMARKED, Marks
+from .row_digests import RowDigests
 
 T = TypeVar("T")
 
@@ -53,10 +54,10 @@ class Stored:
     """An object that a rank holds: rows with some columns. It is freed there once the driver forgets it.
 
     ``sizes``: tokens of each row, by field; ``bytes`` of each column; ``oldest``: the version of each row's oldest
-    token, where it was sampled. What the driver drew itself is in ``batch``.
+    token, where it was sampled; ``digests`` of its rows. What the driver drew itself is in ``batch``.
     """
 
-    __slots__ = ("_index", "batch", "bytes", "drop", "id", "keys", "kinds", "oldest", "rank", "sizes")
+    __slots__ = ("_index", "batch", "bytes", "digests", "drop", "id", "keys", "kinds", "oldest", "rank", "sizes")
 
     def __init__(
         self,
@@ -69,9 +70,11 @@ class Stored:
         batch: Batch | None = None,
         bytes: Mapping[str, int] | None = None,
         oldest: Sequence[int | None] = (),
+        digests: RowDigests | None = None,
     ) -> None:
         self.rank, self.id, self.keys, self.kinds, self.sizes = rank, id, keys, kinds, sizes
         self.drop, self.batch, self.bytes, self.oldest = drop, batch, bytes or {}, oldest
+        self.digests = digests
         self._index: dict[Key, int] | None = None
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...graph.tracing.log_names import Logged
 from .call import Call
+from .row_digests import RowDigests
 
 
 class Interrupted(Exception):
@@ -63,11 +64,27 @@ class Traffic:
 
 
 @dataclass
+class Made:
+    """What one call of a step made: ``Made("actor.update", values={"loss": 0.25})``.
+
+    ``parts``: digests of its rows, of its chunks as they came. ``versions``: those of the weights that it was started
+    with, by worker. ``outside``: of the steps.
+    """
+
+    node: str
+    outside: bool = False
+    versions: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    parts: list[RowDigests] = field(default_factory=list[RowDigests])
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass
 class Step:
     """What a step gathers until it commits.
 
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
     name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
+    ``made``: what calls made, by their number in the program.
     """
 
     number: int
@@ -79,6 +96,7 @@ class Step:
     marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
     sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    made: dict[int, Made] = field(default_factory=dict[int, Made])
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
 

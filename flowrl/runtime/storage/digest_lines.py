@@ -1,0 +1,86 @@
+"""``digests.jsonl``: what each call of a step made, in so few bytes that two runs can be compared to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...batch import Key
+from ..values.row_digests import RowDigests, keys_of_text, keys_to_text
+from ..values.step_records import Made
+from .run_record import records_within
+
+
+@dataclass(frozen=True)
+class CallDigest:
+    """One call as it was recorded: ``CallDigest("grpo", 3, "reward.score", 17, keys=((48, 0), ...))``.
+
+    ``by_row``: four hexadecimal digits for each row, empty where it made no fields. ``values`` are the numbers that it
+    gave, ``versions`` those of the weights that it was started with. ``outside``: of the steps, before the one of that
+    number.
+    """
+
+    program: str
+    step: int
+    node: str
+    call: int
+    outside: bool = False
+    keys: tuple[Key, ...] = ()
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    by_row: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    versions: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
+
+    def row(self, number: int) -> str:
+        """The digits of a row."""
+        return self.by_row[4 * number : 4 * number + 4]
+
+
+def digest_lines(made: Mapping[int, Made]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each call of a step, such as ``{"node": "reward.score", "call": 17, "rows": "48.0-7", ...}``.
+
+    What is empty is left out, and ``rows`` where they are those of the line before. Arithmetic on fields has none.
+    """
+    last = None
+    for call, record in sorted(made.items()):
+        if not record.parts and not record.values:
+            continue
+        line: dict[str, Any] = {"node": record.node, "call": call, **({"outside": True} if record.outside else {})}
+        if record.parts:
+            whole = RowDigests.merged(record.parts)
+            rows = keys_to_text(whole.keys)
+            if rows != last:
+                line["rows"] = last = rows
+            line["fields"] = {name: f"{value:016x}" for name, value in whole.fields.items()}
+            line["by_row"] = whole.rows.hex()
+        if record.values:
+            line["values"] = record.values
+        if record.versions:
+            line["versions"] = record.versions
+        yield line
+
+
+def read_digests(run: Path) -> Iterator[CallDigest]:
+    """Yield the calls that a run has recorded, in their order; none for a run of an older flowrl."""
+    where, keys = None, tuple[Key, ...]()
+    for line in records_within(run / "digests.jsonl"):
+        if where != (where := (line["program"], line["step"])):
+            keys = ()
+        if "rows" in line:
+            keys = tuple(keys_of_text(line["rows"]))
+        versions = {name: tuple(seen) for name, seen in line.get("versions", {}).items()}
+        has_rows = "fields" in line
+        yield CallDigest(
+            line["program"],
+            line["step"],
+            line["node"],
+            line["call"],
+            line.get("outside", False),
+            keys if has_rows else (),
+            line.get("fields", {}),
+            line.get("by_row", ""),
+            line.get("values", {}),
+            versions,
+        )
