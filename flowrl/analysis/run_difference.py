@@ -95,14 +95,22 @@ class RunDifference:
         return {"equal": self.is_equal, **asdict(self)}
 
 
-def compare_runs(first: Path, second: Path, *, program: str | None = None) -> RunDifference:
-    """Compare what the folders of two runs hold, as far as both have come; of one ``program`` where that is said.
+def compare_runs(
+    first: Path,
+    second: Path,
+    *,
+    program: str | None = None,
+    steps: tuple[int, int] | None = None,
+    node: str | None = None,
+) -> RunDifference:
+    """Compare what the folders of two runs hold, as far as both have come.
 
-    Raises UsageError for a folder that holds no run.
+    ``program``, ``steps`` (the first and the last) and ``node`` leave all others out. Raises UsageError for a folder
+    that holds no run.
     """
     records = [_record(run) for run in (first, second)]
-    digests = [_digests(run, program) for run in (first, second)]
-    metrics = [_metrics(run, program) for run in (first, second)]
+    digests = [_digests(run, program, steps) for run in (first, second)]
+    metrics = [_metrics(run, program) if node is None else [] for run in (first, second)]
     done = _steps_done(*digests)
     both = {name: min(counts) for name, counts in done.items()}
     apart = {name: counts for name, counts in done.items() if counts[0] != counts[1]}
@@ -110,7 +118,8 @@ def compare_runs(first: Path, second: Path, *, program: str | None = None) -> Ru
     def in_both(place: _Place) -> bool:
         return place[1] < both[place[0]] or (place[2] and place[1] == both[place[0]] and place[0] not in apart)
 
-    places = [place for place in dict.fromkeys([*digests[0], *digests[1]]) if in_both(place)]
+    every = dict.fromkeys([*digests[0], *digests[1]])
+    places = [place for place in every if in_both(place) and node in (None, place[3])]
     pairs = [(p, digests[0].get(p), digests[1].get(p)) for p in places]
     found = [f for place, a, b in pairs if (f := _compare_calls(place, a, b)) is not None]
     found = [_with_rows(first, second, one) if number == 0 else one for number, one in enumerate(found)]
@@ -119,9 +128,9 @@ def compare_runs(first: Path, second: Path, *, program: str | None = None) -> Ru
         _first_metric(*metrics),
         tuple(found),
         len(pairs),
-        sum(both.values()),
+        sum(both.values()) if steps is None else steps[1] - steps[0] + 1,
         apart,
-        None if apart else _weights(*records),
+        None if apart or steps is not None or node is not None else _weights(*records),
     )
 
 
@@ -183,12 +192,12 @@ def _first_metric(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[s
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-def _digests(run: Path, program: str | None) -> dict[_Place, CallDigest]:
+def _digests(run: Path, program: str | None, steps: tuple[int, int] | None) -> dict[_Place, CallDigest]:
     """The recorded calls of a run by their place in the program."""
     found: dict[_Place, CallDigest] = {}
     counts: dict[tuple[str, int, bool, str], int] = {}
     for made in read_digests(run):
-        if program is None or made.program == program:
+        if program in (None, made.program) and (steps is None or steps[0] <= made.step <= steps[1]):
             node = made.program, made.step, made.outside, made.node
             counts[node] = counts.get(node, -1) + 1
             found[*node, counts[node]] = made

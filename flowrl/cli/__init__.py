@@ -25,6 +25,7 @@ from .help import COMMANDS, new_parser, overview
 from .options import add_common
 from .plan import add_options as plan_options
 from .plan import plan_command, show_command
+from .replay import replay_command
 from .reshard import reshard_command
 from .run import add_options as run_options
 from .run import run_command
@@ -48,6 +49,7 @@ WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "timeline": timeline_command,
     "gap": gap_command,
     "diff": diff_command,
+    "replay": replay_command,
 }
 
 

@@ -79,6 +79,11 @@ GROUPS: dict[str, dict[str, About]] = {
             "name the first step, call, field and row in which two runs part",
             ("flowrl diff runs/a runs/b", "flowrl diff runs/a runs/b --format json"),
         ),
+        "replay": About(
+            "RUN",
+            "do it, or a step of it, again, and say whether that gives the same to the last bit",
+            ("flowrl replay runs/grpo", "flowrl replay runs/grpo --step 120 --node actor.update"),
+        ),
     },
 }
 COMMANDS: dict[str, About] = {name: about for group in GROUPS.values() for name, about in group.items()}

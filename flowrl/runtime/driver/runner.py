@@ -22,6 +22,7 @@ from ..storage.checkpoints.left_behind import LeftBehind
 from ..storage.failed_rows import FailedRows
 from ..storage.journal import Journal
 from ..storage.recorder import Recorder, versions
+from ..storage.replay_folder import read_replay
 from ..storage.run_folder import take_folder
 from ..storage.run_origin import origin
 from ..storage.run_record import read_record
@@ -54,6 +55,7 @@ class Runner:
         self.executions, self.executor, self.settings = executions, executor, settings
         try:
             self._died = died_before(settings.out) if settings.resume else ""
+            self._replay = read_replay(settings.out) if settings.resume else None
             record, self._damage = read_record(settings.out) if settings.resume else ({}, "")
             self.recorder = Recorder(
                 settings.out, groups=settings.trajectories, every=settings.trajectories_every, record=record
@@ -65,6 +67,7 @@ class Runner:
         self._labels = labels([execution.program for execution in executions])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
+        self._replayed = False  # all that a replay was to do is done
         self._gap_alarm = GapAlarm()
         self._stop = Stop(self.progress.note)
         self._behind = LeftBehind(*(settings.programs or [e.fn for e in executions]))
@@ -80,6 +83,7 @@ class Runner:
         self._checkpoints = Checkpoints(
             settings, executor, self.recorder, self._position, self._gap_alarm, check=self._lock.check, warn=self._warn
         )
+        self._checkpoints.none = self._replay is not None
         self._losses = Losses(self._position, self._checkpoints, self.progress, self.journal, settings.out)
         self._services = RunServices(
             self.journal,
@@ -189,6 +193,8 @@ class Runner:
             if name in servers and servers[name].version != version:
                 self.executor.install(name, version)
         self._services.failed.reset()
+        if self._replay is not None and self._replay.program == self._position.number:
+            execution = execution.pinned(self._replay.pins, after=resume.calls if resume is not None else 0)
         session = Running(
             execution,
             self._position.number,
@@ -201,7 +207,7 @@ class Runner:
                 checkpoint=self._checkpoints.take,
                 marks=self._position.marks,
                 due=self._checkpoints.is_due,
-                stop=lambda: self._stop.asked,
+                stop=lambda: self._stop.asked or self._replayed,
                 sampled=self.recorder.sampled,
                 settle=self._services.failed.settle,
             ),
@@ -263,6 +269,8 @@ class Runner:
             self._checkpoints.overdue = True
             self.progress.note(f"look for the cause when the next step is done: flowrl gap {self._out}")
         self._losses.note_step()
+        if self._replay is not None and self._replay.ends_after(self._position.number, step.number):
+            self._replayed = True
         for settle in self._services.on_commit:
             settle(step.number)
         self.progress.step(line, step.timings)
@@ -272,10 +280,12 @@ class Runner:
         self.progress.note(f"started again: {what}; the step goes on")
 
     def _say_what_changed(self, point: Continuation) -> None:
-        self.progress.note(f"resumed {self._describe(point.chosen.manifest)}")
+        if self._replay is None:  # which has a report of its own
+            self.progress.note(f"resumed {self._describe(point.chosen.manifest)}")
         for text in (*map(str, point.changes), *point.notes):
             self.recorder.event("changed", text)
-            self.progress.note(f"changed since the start: {text}" if text not in point.notes else text)
+            if self._replay is None:
+                self.progress.note(f"changed since the start: {text}" if text not in point.notes else text)
 
     def _record_start(self, point: Continuation | None) -> None:
         """Write down what this run is asked, or that it is resumed."""

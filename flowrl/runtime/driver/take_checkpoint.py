@@ -41,6 +41,7 @@ class Checkpoints:
         self._waits = False  # whether it was told that there is no memory to write them in the background
         self.overdue = False  # one was lost with a rank that was writing it, or the gap alarm asks for one
         self.asked: dict[str, Any] = {}
+        self.none = False  # nobody goes on from this run: it takes none
         self.wait, self.give_up = self._writer.wait, self._writer.give_up
 
     def is_due(self, step: int) -> bool:
@@ -49,6 +50,8 @@ class Checkpoints:
 
     def take(self, point: Point) -> None:
         """Keep all that the rest of the run depends on, in one piece: copied here, and written meanwhile."""
+        if self.none:
+            return
         self._check()
         self.wait_for_last()
         self._executor.sync()
@@ -76,6 +79,8 @@ class Checkpoints:
 
     def end_program(self) -> None:
         """The last checkpoint is that of the end of a loop: mark in it that the program has ended."""
+        if self.none:
+            return
         self._executor.sync()
         self.wait()
         checkpoint.end(self._folder, self._position.record(self._position.marks()))

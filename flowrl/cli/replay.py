@@ -1,0 +1,212 @@
+"""``flowrl replay``: do a run, a step or a call of it again, and say whether it gives the same to the last bit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..analysis.run_difference import RunDifference, compare_runs, in_words
+from ..errors import FlowError, UsageError, did_you_mean, shown
+from ..flow import Flow
+from ..placement.plan.plan import Plan
+from ..placement.plan.plan_file import read
+from ..runtime.driver.run_texts import labels
+from ..runtime.storage.digest_lines import read_digests
+from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay, seen_versions
+from ..runtime.storage.run_record import read_record, records_within
+from .help import new_parser
+from .options import Words, parse, put, read_known, whole_number
+from .run import add_options
+from .script import load_script
+
+
+def replay_command(words: Sequence[str]) -> int:
+    """Do what is asked again in a folder of its own. Returns the exit status: 0 where it is equal, bit for bit."""
+    options = read_options(words)
+    if not (options.run / "run.json").exists():
+        raise UsageError(f"{options.run} holds no run.", fix="Name the folder of a run.")
+    record = read_record(options.run)[0]
+    titles = labels(record["programs"])
+    program, last = _last(options, record, titles)
+    flow = load_script(record["script"])
+    said = parse(flow, "run", [str(w) for w in record.get("arguments") or []], add_options)
+    parameters = _parameters(record, said)
+    number = titles.index(program)
+    pins = _pins(flow, record, parameters, options.run, program, number)
+    first = (0, 0) if options.step is None else (number, options.step)
+    with _folder(options.keep) as out:
+        begin = prepare_replay(options.run, out, record, Replay(str(options.run), number, last, pins), *first)
+        changed = _run(flow, record, said, parameters, out, options.address)
+        steps = None if options.step is None else (begin.step if begin.program == number else 0, options.step)
+        which = program if options.step is not None else options.program
+        found = compare_runs(options.run, out, program=which, steps=steps, node=options.node)
+    if options.format == "json":
+        put(json.dumps({"changed": changed, **found.to_json()}, indent=1), options.out)
+    else:
+        put(_text(found, begin, titles, changed, options), options.out)
+    return 0 if found.is_equal and found.calls else 1
+
+
+def read_options(words: Sequence[str]) -> argparse.Namespace:
+    """The options of this command. Raises UsageError."""
+    if not words:
+        raise UsageError("flowrl replay needs the folder of a run.", fix="Write flowrl replay RUN.")
+    parser = new_parser("replay", "RUN")
+    parser.add_argument("run", type=Path, help="the folder of the run; nothing is changed in it")
+    parser.add_argument("--step", type=whole_number, metavar="K", help="up to this step, from the checkpoint before it")
+    parser.add_argument("--node", metavar="NODE", help="compare the calls of this node alone, such as actor.update")
+    parser.add_argument("--program", help="whose step; default: the last program of the run")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="do it in this folder, and leave it there")
+    parser.add_argument("--address", metavar="ADDRESS", help="of a run on ranks: running Ray cluster to join")
+    parser.add_argument("--format", default="text", choices=("text", "json"), help="text, json")
+    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
+    fix = "See flowrl replay --help."
+    options, unknown = read_known(parser, words, fix)
+    if unknown:
+        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
+    return options
+
+
+def _last(options: argparse.Namespace, record: Mapping[str, Any], titles: Sequence[str]) -> tuple[str, int | None]:
+    """The program and the step that a replay ends with, None for the end of the run. Raises UsageError."""
+    done: dict[str, int] = {}
+    nodes: dict[str, None] = {}
+    for made in read_digests(options.run):
+        nodes[made.node] = None
+        if not made.outside:
+            done[made.program] = made.step
+    if not done:
+        raise UsageError(
+            f"the run in {options.run} has recorded no calls: it has done no step, or an older flowrl has written it.",
+            fix="Run it again, and replay that run.",
+        )
+    if options.node is not None and options.node not in nodes:
+        fix = did_you_mean(options.node, list(nodes), form="Write --node {}.")
+        raise UsageError(f"the run has recorded no call of '{options.node}'.", have=list(nodes), fix=fix)
+    program = options.program or (titles[-1] if titles[-1] in done else list(done)[-1])
+    if program not in done:
+        fix = did_you_mean(program, list(done), form="Write --program {}.")
+        raise UsageError(f"the run in {options.run} has no steps of '{program}'.", have=list(done), fix=fix)
+    if options.step is None:
+        return program, None if record.get("status") == "done" and program == titles[-1] else done[program]
+    if not 0 <= options.step <= done[program]:
+        raise UsageError(f"--step {options.step}: '{program}' has done the steps 0 to {done[program]}.")
+    return program, options.step
+
+
+def _parameters(record: Mapping[str, Any], said: Words) -> dict[str, dict[str, Any]]:
+    """What each program was given: the plain values as the run has recorded them, others by its words."""
+    return {
+        name: {
+            **said.parameters.get(name, {}),
+            **{n: v for n, v in recorded.items() if v is None or isinstance(v, (bool, int, float, str))},
+        }
+        for name, recorded in zip(record["programs"], record["parameters"], strict=True)
+    }
+
+
+def _plan(record: Mapping[str, Any]) -> Plan | None:
+    """The plan as the run has recorded it; None for that of one process."""
+    said = record.get("plan")
+    return read(json.dumps(said), "the plan of the run") if said and said != Plan.one_process().to_json() else None
+
+
+def _pins(
+    flow: Flow,
+    record: Mapping[str, Any],
+    parameters: Mapping[str, Mapping[str, Any]],
+    run: Path,
+    program: str,
+    number: int,
+) -> dict[int, int]:
+    """The versions that calls saw where timing has decided it. Raises UsageError where they cannot be given again."""
+    plan, name = _plan(record), record["programs"][number]
+    if plan is None or record["runtime"] == "eager" or plan.pipeline.staleness == 0:
+        return {}
+    steps = plan.pipeline
+    if steps.order != "fifo" or steps.publish != "drain":
+        raise UsageError(
+            f"the run has order: {steps.order} and publish: {steps.publish}, and which tokens were sampled with which "
+            "version is then decided by timing within calls: it cannot be replayed.",
+            fix="Compare two runs with flowrl diff, or replay one with order: fifo and publish: drain.",
+        )
+    if steps.staleness == 1:
+        return {}  # the program alone decides them
+    scheme = flow.study(plan, name, runtime=record["runtime"], **parameters[name]).execution.scheme
+    if len(scheme.setup.followers) > 1:
+        raise UsageError(
+            f"{', '.join(scheme.setup.followers)} are trained and sampled from with staleness: {steps.staleness}: the "
+            "versions of one of them alone can be given again.",
+            fix="Compare two runs with flowrl diff.",
+        )
+    nodes = {scheme.nodes[site] for site in scheme.relaxed if site in scheme.nodes}
+    return seen_versions(run, program, nodes)
+
+
+def _run(
+    flow: Flow,
+    record: Mapping[str, Any],
+    said: Words,
+    parameters: Mapping[str, Mapping[str, Any]],
+    out: Path,
+    address: str | None,
+) -> list[str]:
+    """Run what is to be done again. Returns what has changed since the run, a line each; a failure has them too."""
+    try:
+        flow.run(
+            *record["programs"],
+            out=out,
+            plan=_plan(record),
+            runtime=record["runtime"],
+            seed=record["seed"],
+            parameters=parameters,
+            arguments=record.get("arguments", ()),
+            address=address,
+            resume=True,
+            allow_changed=True,
+            save_models=False,
+            trajectories=said.options.trajectories,
+            trajectories_every=1,
+            quiet=True,
+        )
+    except FlowError as error:
+        for text in _changed(out):
+            error.add_note(f"changed since the run: {text}")
+        raise
+    return _changed(out)
+
+
+def _changed(out: Path) -> list[str]:
+    return [line["text"] for line in records_within(out / "events.jsonl") if line["kind"] == "changed"]
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """The folder of a replay: a temporary one, unless one is to be kept."""
+    if keep is not None:
+        yield keep
+        return
+    folder = Path(tempfile.mkdtemp(prefix="flowrl-replay-"))
+    try:
+        yield folder / "run"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _text(
+    found: RunDifference, begin: Begin, titles: Sequence[str], changed: Sequence[str], options: argparse.Namespace
+) -> str:
+    """What was done again, and how it compares, in words."""
+    lines = ["Changed since the run:", *(f"  {text}" for text in changed)] if changed else []
+    where = f"from checkpoint {begin.folder.name}, {titles[begin.program]} step {begin.step}" if begin.folder else ""
+    where = where or "from its start"
+    upto = f", up to step {options.step}" if options.step is not None else ""
+    which = f"; compared: {options.node}" if options.node else ""
+    lines.append(f"{shown(str(options.run))} was done again {where}{upto}{which}.")
+    return "\n".join([*lines, in_words(found, "the run", "the replay")])

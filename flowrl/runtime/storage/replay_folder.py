@@ -1,0 +1,124 @@
+"""A folder in which a run is done again from a checkpoint: what it holds, up to where, and with which versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError, shown
+from .checkpoints import checkpoint_folder as checkpoint
+from .checkpoints.damage import damage
+from .digest_lines import read_digests
+from .recorder import STREAMS
+from .run_record import write_record
+
+NAME = "replay.json"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What is done again: ``Replay("runs/grpo", 0, 7, pins={41: 3})``.
+
+    ``program`` is the number of the last program in the run, and ``until`` its last step; None for all of it. ``pins``:
+    the version that each call of that program saw which could have seen another one.
+    """
+
+    run: str
+    program: int
+    until: int | None = None
+    pins: Mapping[int, int] = field(default_factory=dict[int, int])
+
+    def ends_after(self, program: int, step: int) -> bool:
+        """Whether this step of this program is the last one."""
+        return program == self.program and step == self.until
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Where a replay begins: a checkpoint, None for the start of the run; the program, and its first step."""
+
+    folder: Path | None
+    program: int
+    step: int
+
+
+def read_replay(folder: Path) -> Replay | None:
+    """What a folder is to do again; None for that of a run."""
+    try:
+        said = json.loads((folder / NAME).read_text())
+    except FileNotFoundError:
+        return None
+    return Replay(**{**said, "pins": {int(call): version for call, version in said["pins"].items()}})
+
+
+def prepare_replay(run: Path, out: Path, record: Mapping[str, Any], replay: Replay, program: int, step: int) -> Begin:
+    """Make ``out`` a copy of a run as it was at its newest whole checkpoint before a step of a program.
+
+    Nothing of ``run`` changes. Weights are linked where the file system allows that. Raises UsageError where ``out``
+    holds something.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{shown(str(out))} is not empty.", fix="Name another folder with --out.")
+    begin = _checkpoint_before(run, record, program, step)
+    (out / "checkpoints").mkdir(parents=True)
+    if begin.folder is not None:
+        copy = out / "checkpoints" / begin.folder.name
+        shutil.copytree(begin.folder, copy, copy_function=_link)
+        if begin.step:
+            checkpoint.reopen(copy)
+    names = {f"{stream}.jsonl" for stream in STREAMS} - {"events.jsonl"}
+    for file in (*(run / name for name in names), *run.glob("journal*.jsonl")):
+        if file.exists():
+            shutil.copyfile(file, out / file.name)
+    write_record(out, {**record, "status": "interrupted", "checkpoints": begin.folder is not None})
+    (out / NAME).write_text(json.dumps(asdict(replay)))
+    return begin
+
+
+def seen_versions(run: Path, program: str, nodes: Collection[str]) -> dict[int, int]:
+    """The version of the weights that each call of these nodes was started with, as a run has recorded it.
+
+    Raises UsageError where a call was started with several: its chunks had them.
+    """
+    pins: dict[int, int] = {}
+    for made in read_digests(run):
+        if made.program != program or made.outside or made.node not in nodes or not made.versions:
+            continue
+        seen = {version for versions in made.versions.values() for version in versions}
+        if len(seen) > 1:
+            raise UsageError(
+                f"{made.node} of step {made.step} has seen versions {', '.join(map(str, sorted(seen)))}: chunks of a "
+                "call, or several workers of it, had one each, and a replay can give a call one alone.",
+                fix="Replay steps before it, or run with chunks: 1.",
+            )
+        pins[made.call] = seen.pop()
+    return pins
+
+
+def _checkpoint_before(run: Path, record: Mapping[str, Any], program: int, step: int) -> Begin:
+    folder = run / "checkpoints"
+    best = Begin(None, 0, 0)
+    for path in checkpoint.numbered(folder) if folder.exists() else ():
+        if damage(path, record.get("id"))[0]:
+            continue
+        manifest = checkpoint.load_manifest(path, reopened=True)
+        places = [Begin(path, manifest["stage"], manifest["program"]["steps"] if manifest["program"] else 0)]
+        if "ended" in manifest:
+            places.append(Begin(path, manifest["ended"]["stage"], 0))
+        for place in places:
+            if (best.program, best.step) < (place.program, place.step) <= (program, step):
+                best = place
+    return best
+
+
+def _link(source: str, target: str) -> str:
+    with suppress(OSError):
+        os.link(source, target)
+        return target
+    return shutil.copyfile(source, target)
