@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import flowrl
-from flowrl.cli import OF_SCRIPTS, main
-from flowrl.cli.gap import read_options
+from flowrl.cli import OF_SCRIPTS, diff, gap, main, replay
 from flowrl.cli.help import COMMANDS, new_parser
 from flowrl.cli.timeline import read_run
 from flowrl.schedule.report import FORMATS
 
+#: What reads the words of commands that look at runs.
+OF_RUNS = {"gap": gap.read_options, "diff": diff.read_options, "replay": replay.read_options}
 SCRIPT = """
 from pathlib import Path
 
@@ -231,8 +232,8 @@ def test_examples_of_the_help_are_commands(command, monkeypatch, tmp_path):
         if command == "timeline":
             assert read_run(command, words, FORMATS, "table").run
             continue
-        if command == "gap":
-            assert read_options(words).run
+        if command in OF_RUNS:
+            assert OF_RUNS[command](words)
             continue
         parser = new_parser(command)
         add_common(parser)
