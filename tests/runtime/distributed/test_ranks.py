@@ -20,7 +20,6 @@ from flowrl.placement.cost.work import Role, Workload
 from flowrl.placement.cost.worker_memory import reading, training
 from flowrl.placement.model.model_shape import ModelShape
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
-from flowrl.runtime.storage.digest_lines import read_digests
 from flowrl.runtime.storage.recorder import Recorder
 from flowrl.schedule.events import Memory
 
@@ -52,22 +51,8 @@ def test_what_moved_is_counted_as_in_one_process(tmp_path):
         for out in ("local", "ranks")
     )
     assert ranks == local and [line["step"] for line in local] == [0, 1, 2, 2]
-    made = [list(read_digests(tmp_path / out)) for out in ("local", "ranks")]
-    assert [(m.node, m.keys, m.versions, m.fields.keys()) for m in made[1]] == [
-        (m.node, m.keys, m.versions, m.fields.keys()) for m in made[0]
-    ]
-    assert [m.versions for m in made[0] if m.node == "actor.generate"] == [{"actor": (v,)} for v in (0, 0, 1)]
     assert local[2]["lags"] == {"1": 4} and local[0]["weights"]["actor.publish"] > 0
     assert local[2]["weights"] == {} and local[3]["weights"] == local[0]["weights"], "the last publish has its own line"
-
-
-@pytest.mark.parametrize("plan", [ONE, SPLIT, MANY], ids=["one", "split", "many"])
-def test_digests_of_what_calls_made_do_not_depend_on_where_the_rows_lie(small, tmp_path, plan):
-    small.flow.run("train", out=tmp_path / "local", quiet=True)
-    run_direct(small.flow, plan, tmp_path / "ranks")
-    local, ranks = (list(read_digests(tmp_path / out)) for out in ("local", "ranks"))
-    assert ranks == local
-    assert {"counter.values", "world.judge", "batch.filter"} <= {made.node for made in ranks if made.keys}
 
 
 @pytest.mark.parametrize("program", ["ends", "two_loops"])
