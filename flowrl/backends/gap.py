@@ -56,7 +56,7 @@ def add_sums(total: dict[str, Any], more: Mapping[str, Any]) -> None:
     for name, value in more.items():
         if name not in total:
             total[name] = value
-        elif name == LARGEST:
+        elif name.endswith(LARGEST):
             total[name] = max(total[name], value, key=float)
         else:
             total[name] = total[name] + value

@@ -13,6 +13,7 @@ from ..batch import Batch, CallInfo, Key
 from ..errors import ProgramError, RowsError
 from ..rl.loss_spec import Loss
 from ..rl.math.losses import row_weights, token_weights
+from .measures import repeated_grams, silent_groups, without_signal
 from .team import Team
 
 
@@ -23,7 +24,8 @@ class Table:
     Numbers of rows are places in it, the same on every rank. By row: ``lengths`` i64, response tokens; ``counts`` i64,
     trained ones; ``silent`` bool, those that add nothing to the gradient; ``place`` i64, whose it is. ``mine``
     i64[local rows] are the numbers of this rank's rows, in the order of its batch. ``truncated`` is the share of rows
-    that are not ``finished``, None where the rows do not say.
+    that are not ``finished``, None where the rows do not say; ``silent_groups`` and ``repetition`` are what
+    :mod:`flowrl.backends.measures` says of them, None where the loss is none of a policy.
     """
 
     keys: tuple[Key, ...]
@@ -35,6 +37,8 @@ class Table:
     loss: Loss
     call: CallInfo | None = None
     truncated: float | None = None
+    silent_groups: float | None = None
+    repetition: float | None = None
 
     @staticmethod
     def of(team: Team, batch: Batch, loss: Loss) -> Table:
@@ -45,7 +49,11 @@ class Table:
         lengths, counts, silent = _measured(batch, loss)
         call = None if batch.call is None else list(vars(batch.call).values())
         cut = None if "finished" not in batch else int((~batch["finished"].values).sum())
-        said = team.gather([list(map(list, batch.keys)), lengths.tolist(), counts.tolist(), silent.tolist(), call, cut])
+        more = None
+        if loss.of_policy:
+            more = without_signal(batch), repeated_grams(batch) if "tokens" in batch else (0, 0)
+        mine = [list(map(list, batch.keys)), lengths.tolist(), counts.tolist(), silent.tolist(), call, cut, more]
+        said = team.gather(mine)
         keys = [tuple(key) for part in said for key in part[0]]
         order = sorted(range(len(keys)), key=keys.__getitem__)
         column = [torch.tensor([x for part in said for x in part[i]], dtype=torch.int64)[order] for i in (1, 2, 3)]
@@ -64,6 +72,7 @@ class Table:
             loss,
             next((CallInfo(*c) for c in calls if c is not None), None),
             _share([part[5] for part in said], len(keys)),
+            *_of_policy(keys, [part[6] for part in said]),
         )
         found._check()
         return found
@@ -90,6 +99,11 @@ class Table:
         for i in everything:
             units.setdefault(self.keys[i][0] if together else i, []).append(i)
         return _cut(sorted(units.values(), key=lambda u: drawn[u[0]]), self.lengths.tolist(), rows, tokens)
+
+    def measures(self) -> dict[str, float]:
+        """What an update reports of all its rows, by name."""
+        found = {name: getattr(self, name) for name in ("truncated", "silent_groups", "repetition")}
+        return {name: value for name, value in found.items() if value is not None}
 
     def share(self, number: int, of: int) -> Tensor:
         """Part ``number`` of the rows, split into ``of`` parts in the order of their keys."""
@@ -141,6 +155,14 @@ def _share(counts: Sequence[int | None], rows: int) -> float | None:
     """Of all rows the share that ranks have counted; None where none has."""
     known = [count for count in counts if count is not None]
     return sum(known) / rows if known and rows else None
+
+
+def _of_policy(keys: Sequence[Key], said: Sequence[Any]) -> tuple[float | None, float | None]:
+    """Of what ranks have measured the share of prompts without a signal, and that of repeated sequences of tokens."""
+    if any(part is None for part in said):
+        return None, None
+    again, grams = (sum(part[1][i] for part in said) for i in (0, 1))
+    return silent_groups(keys, [still for part in said for still in part[0]]), again / grams if grams else 0.0
 
 
 def _measured(batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:

@@ -158,6 +158,11 @@ class Loss(Spec):
             )
 
     @property
+    def of_policy(self) -> bool:
+        """Whether it trains a policy by advantages; updates measure more of such losses."""
+        return self.on == "logprobs" and "advantages" in parse_fields(self.reads)
+
+    @property
     def by_prompt(self) -> bool:
         """Whether rows of one prompt belong into one mini-batch: it compares them, or takes a mean over them."""
         return self.groups or self.aggregate == "prompt-mean"

@@ -311,7 +311,8 @@ class Actor(TrainedModel):
                 sampled at another temperature.
 
         Returns: ``loss``, ``grad_norm``, ``lr``, ``tokens``, and what the loss reports, each a mean over the
-        response tokens of the call; ``truncated``, the share of rows that are not ``finished``; and how far the
+        response tokens of the call; ``truncated``, the share of rows that are not ``finished``; of a loss that reads
+        ``advantages`` what every update of a policy measures (docs/metrics.md); and how far the
         log-probabilities of the engine that sampled lie from those that the update computes, of the tokens of its first
         optimizer step that were sampled with the weights as they are: ``gap_mean`` and ``gap_max`` of the difference,
         ``gap_k3`` (KL), ``gap_beyond`` (the share of tokens beyond ``gap_bound``) and ``gap_tokens`` (how many).

@@ -111,6 +111,7 @@ def token_logprobs(
     temperature: Tensor | None = None,
     support: Support | None = None,
     entropy: bool = False,
+    entropy_gradient: bool = True,
     budget: int = LOGITS_BYTES,
 ) -> tuple[Tensor, Tensor | None]:
     """``log softmax(logits / temperature)[target]`` and, if asked, the entropy of that distribution, in nats.
@@ -121,7 +122,7 @@ def token_logprobs(
         targets: i64[tokens].
         temperature: [tokens], above 0, without gradient; None is 1 for all.
         support: of each token, the part of the vocabulary that the distribution is of; None is all of it.
-        entropy: also give the entropy.
+        entropy: also give the entropy; with ``entropy_gradient=False`` as a number to look at, without gradient.
         budget: bytes of logits held at a time. They are computed again in the backward pass.
 
     Returns f32[tokens] each (f64 for a float64 model); None for the entropy where it is not asked for.
@@ -129,7 +130,7 @@ def token_logprobs(
     rows = torch.tensor([head.weight.shape[0]], device=hidden.device)  # ranks of a vocabulary may differ by one
     chunk = max(1, budget // (head.wide.itemsize * int(head.together(rows, most=True))))
     wide, weights = _wide(temperature, head), (head.weight, head.bias)
-    found = _Chunked.apply(hidden, *weights, targets, wide, head, chunk, entropy, support)
+    found = _Chunked.apply(hidden, *weights, targets, wide, head, chunk, entropy, entropy_gradient, support)
     return found if entropy else (found, None)
 
 
@@ -171,6 +172,7 @@ class _Chunked(torch.autograd.Function):
         head: Head,
         chunk: int,
         entropy: bool,
+        entropy_gradient: bool,
         support: Support | None,
     ) -> Any:
         low, table = hidden.to(head.compute), weight.to(head.compute)
@@ -189,7 +191,9 @@ class _Chunked(torch.autograd.Function):
                 logits -= total[a : a + chunk, None]
                 shares = logits.exp() if inside is None else logits.exp().masked_fill_(~inside, 0)
                 spread[a : a + chunk] = head.together(-shares.mul_(logits).sum(-1))
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, total, spread)
+        if spread is not None and not entropy_gradient:
+            ctx.mark_non_differentiable(spread)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, total, spread if entropy_gradient else None)
         ctx.head, ctx.chunk, ctx.support = head, chunk, support
         return logprobs if spread is None else (logprobs, spread)
 
@@ -236,7 +240,7 @@ class _Chunked(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *[None] * 6,
+            *[None] * 7,
         )
 
 

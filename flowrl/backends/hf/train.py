@@ -18,6 +18,7 @@ from ...rl.supervised import sft
 from ...workers.model_options import Optim
 from ...workers.weights.weight_boxes import Shard
 from ..gap import EXPECTED, add_sums, bound_of, gap_of, is_measure
+from ..measures import is_measured, measured_names, measures_of
 from ..team import Team
 from .finite import not_finite
 from .micro_batches import Micro
@@ -99,8 +100,8 @@ class Trainer:
                 reports.append(self.step([(data, chosen, 1.0), *extra], micro_tokens, lr))
                 data.expected = None  # what follows is computed with other weights
         bound = bound_of(self.net.compute) if EXPECTED in batch else None
-        found = summary(reports, loss.reports, self.team, bound)
-        return found if data.table.truncated is None else {**found, "truncated": data.table.truncated}
+        found = summary(reports, (*loss.reports, *measured_names(loss, batch)), self.team, bound)
+        return found | data.table.measures()
 
     def restart(self) -> None:
         """Forget the moments, and start the schedule again."""
@@ -224,7 +225,8 @@ def _forward(data: Data, item: Micro | Tensor | None, weights: Tensor) -> Passed
     by_row = {n for n, column in reports.items() if data.loss.per == "row" and len(column) == rows}
     told = {n: c.detach() if n in by_row else c.detach() * inputs.mask for n, c in reports.items()}
     sums = {n: c.sum(dtype=torch.float64) for n, c in told.items()}
-    return value, sums | data.gap(inputs.predicted, item), frozenset(by_row)
+    sums |= data.gap(inputs.predicted, item) | data.measured(inputs, reports)
+    return value, sums, frozenset(by_row)
 
 
 def learning_rate(optim: Optim, step: int) -> float:
@@ -255,18 +257,22 @@ def summary(
     with_more = [float(r.pretraining) for r in reports if r.pretraining is not None]
     if with_more:
         found["pretraining_loss"] = sum(with_more) / steps
-    told = {name: 0.0 for r in reports for name in r.sums if not is_measure(name)}
+    told = {n: 0.0 for r in reports for n in r.sums if not is_measure(n) and not is_measured(n)}
     for report in reports:
         for name in told.keys() & report.sums:
             told[name] += float(report.sums[name])
     gap = {name: float(v) for r in reports for name, v in r.sums.items() if is_measure(name)}
-    said = (team or Team()).gather([told, sorted({name for r in reports for name in r.by_row}), gap, bound])
+    measured: dict[str, float] = {}
+    for report in reports:
+        add_sums(measured, {name: float(v) for name, v in report.sums.items() if is_measured(name)})
+    said = (team or Team()).gather([told, sorted({n for r in reports for n in r.by_row}), measured, gap, bound])
     by_row = {name for _, listed, *_ in said for name in listed}
     for name in dict.fromkeys(name for totals, *_ in said for name in totals):
         total = sum(totals[name] for totals, *_ in said if name in totals)
         found[name] = total / max(1, rows if name in by_row else tokens)
     if bounds := [bound for *_, bound in said if bound is not None]:
         found |= gap_of([gap for *_, gap, _ in said], bounds[0])
+    found |= measures_of([measured for _, _, measured, *_ in said], tokens)
     found = {**dict.fromkeys(names, math.nan), **found}
     counts = {"tokens": tokens, "rows": rows, "steps": steps}
     return found | {name: float(count) for name, count in counts.items()}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from ...batch import Batch
 from ...rl.loss_spec import Loss, LossInputs
 from ..gap import EXPECTED, bound_of, gap_sums
+from ..measures import token_sums
 from ..team import Team
 from ..update_rows import Table
 from .logits import distributions, token_logprobs
@@ -24,6 +27,7 @@ class Data:
 
     def __init__(self, net: Net, batch: Batch, loss: Loss, version: int = 0, team: Team | None = None) -> None:
         self.net, self.loss, self.version = net, loss, version
+        self.of_policy = loss.of_policy
         self.table = Table.of(team or Team(), batch, loss)
         self.tokens = batch.tokens
         self.group = batch.group_index()[0]
@@ -42,6 +46,7 @@ class Data:
         self.temperature = self.rows.temperature_at(net.device) if self.rows is not None else None
         self.support = self.rows.support_at(net.device) if self.rows is not None else None
         self.mask_there = self.mask.to(net.device)
+        self._entropy: Tensor | None = None  # of the tokens of the last pass, where the loss does not ask for it
 
     def weights(self, chosen: Tensor) -> Tensor:
         """The weight of each response token, or row, of this rank in the loss of the rows ``chosen`` of the table."""
@@ -80,6 +85,13 @@ class Data:
         at = item.at.to(self.net.device)
         return gap_sums(predicted, self.expected[at], bound_of(self.net.compute))
 
+    def measured(self, inputs: LossInputs, reports: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sums of what every policy update measures over the tokens of the last pass; none of other updates."""
+        if not self.of_policy:
+            return {}
+        entropy = self._entropy if inputs.entropy is None else inputs.entropy.detach()
+        return token_sums(inputs, reports, entropy)
+
     def padded(self, part: Tensor) -> Tensor:
         """The ids of the rows ``part``, [rows, tokens], padded at their ends."""
         lengths, starts = self.tokens.lengths[part], self.tokens.offsets[:-1][part]
@@ -109,7 +121,8 @@ class Data:
             targets,
             temperature=temperature,
             support=self.support(at),
-            entropy=self.loss.needs_entropy,
+            entropy=self.loss.needs_entropy or self.of_policy,
+            entropy_gradient=self.loss.needs_entropy,
         )
         return predicted, entropy, distribution
 
@@ -119,6 +132,8 @@ class Data:
             hidden = micro.hidden(self.net)
         here, row = torch.unique_consecutive(self.row[at], return_inverse=True)
         predicted, entropy, distribution = self._heads(hidden, micro.at)
+        if not self.loss.needs_entropy:
+            self._entropy, entropy = entropy, None
         return self._inputs(predicted, here, row, micro.at, entropy, distribution), here
 
     def _scored(self, part: Tensor) -> LossInputs:

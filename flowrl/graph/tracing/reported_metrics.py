@@ -14,6 +14,8 @@ from .trace_records import TCall, TMetrics
 #: Metrics that every update has, and those that it has or may have.
 ALWAYS_REPORTED = ("loss", "grad_norm", "lr", "tokens", "rows", "steps")
 UPDATES = (*ALWAYS_REPORTED, "truncated", "pretraining_loss")
+#: Those that an update of a policy by advantages has or may have (docs/metrics.md).
+OF_POLICY = ("entropy", "rollout_kl", "ratio_max", "ess", "clip_low", "clip_high", "silent_groups", "repetition")
 
 
 def recorded(item: Logged, calls: Sequence[TCall]) -> list[str]:
@@ -34,9 +36,8 @@ def unknown_metric(ref: TMetrics, name: str, calls: Sequence[TCall], at: At) -> 
     """The error of a metric that an update does not report, where its loss says what it does; else None."""
     loss: Any = calls[ref.call].arguments.get("loss")
     told: tuple[str, ...] = getattr(loss, "reports", ())
-    have = [*UPDATES, *told]
+    have = [*UPDATES, *told, *(OF_POLICY if getattr(loss, "of_policy", False) else ())]
     if not told or name in have:
         return None
-    weighted = name in ("kl", "entropy")
-    fix = f"Give {name}= of the loss a weight above 0." if weighted else did_you_mean(name, have)
+    fix = "Give kl= of the loss a weight above 0." if name == "kl" else did_you_mean(name, have)
     return FieldError(f"the metrics of {ref.title} have no '{name}'.", at=at, have=have, fix=fix)

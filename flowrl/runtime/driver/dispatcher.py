@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from ...batch import Batch
-from ...errors import FlowError, RankLost, ResumeError, RunError, cut
+from ...errors import FlowError, NotFinite, RankLost, ResumeError, RunError, cut
 from ...graph.ops.op import Op
 from ...graph.stand_ins.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
@@ -228,6 +228,8 @@ class Dispatcher:
             end = self._free[thread] = perf_counter()
             self._keep(call, command, result)
         except BaseException as error:
+            if isinstance(error, NotFinite):
+                self.hooks.not_finite(call, job.rows)
             self._break(call, error)
             return
         if result is not NOTHING and call.op.owner != "data":
@@ -256,6 +258,8 @@ class Dispatcher:
         if call.op.external and isinstance(result, (Batch, RemoteBatch)):
             self.hooks.settle(call, len(result))
         step = self.step_log.of(call)
+        if call.op.updates and step.rows is not None and {"rewards", "source"} <= set(step.rows.fields):
+            step.sourced = self.executor.get(step.rows.select("rewards", "source"))
         if isinstance(result, (Batch, RemoteBatch)) and "response_ids" in result.fields and call.index > step.last:
             step.rows, step.last = result, call.index
             if step.marked is None and "failed" in result.fields:

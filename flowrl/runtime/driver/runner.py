@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...errors import DiskError, ModelError, RankLost
+from ...batch import Batch
+from ...errors import DiskError, FlowError, ModelError, RankLost
 from ...graph.stand_ins import current_session as sessions
 from ...lowering.lower import Execution
 from ...marks import other_ids, vocabulary
@@ -21,15 +22,17 @@ from ..storage.changes_since_start import Continuation, find_continuation
 from ..storage.checkpoints.left_behind import LeftBehind
 from ..storage.failed_rows import FailedRows
 from ..storage.journal import Journal
+from ..storage.not_finite_rows import save_rows
 from ..storage.recorder import Recorder, versions
 from ..storage.replay_folder import read_replay
 from ..storage.run_folder import take_folder
 from ..storage.run_origin import origin
 from ..storage.run_record import read_record
+from ..values.call import Call
 from ..values.step_records import Hooks, Interrupted, Point, ResumePoint, Step
-from .gap_alarm import GapAlarm
 from .go_back import Losses
-from .learning_stalled import STEPS, stalled
+from .health import Health
+from .learning_stalled import stalled
 from .progress import Progress
 from .run_position import RunPosition
 from .run_settings import Outcome, Settings
@@ -68,7 +71,7 @@ class Runner:
         self.progress = Progress(quiet=settings.quiet)
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         self._replayed = False  # all that a replay was to do is done
-        self._gap_alarm = GapAlarm()
+        self._health = Health()
         self._stop = Stop(self.progress.note)
         self._behind = LeftBehind(*(settings.programs or [e.fn for e in executions]))
         self._position = RunPosition(
@@ -78,10 +81,16 @@ class Runner:
             self._behind,
             warn=self._warn,
             note=self.progress.note,
-            on_cut_back=lambda: self._tracking.rewind(self.recorder.history),
+            on_cut_back=self._rewind,
         )
         self._checkpoints = Checkpoints(
-            settings, executor, self.recorder, self._position, self._gap_alarm, check=self._lock.check, warn=self._warn
+            settings,
+            executor,
+            self.recorder,
+            self._position,
+            self._health.gap_alarm,
+            check=self._lock.check,
+            warn=self._warn,
         )
         self._checkpoints.none = self._replay is not None
         self._losses = Losses(self._position, self._checkpoints, self.progress, self.journal, settings.out)
@@ -210,6 +219,7 @@ class Runner:
                 stop=lambda: self._stop.asked or self._replayed,
                 sampled=self.recorder.sampled,
                 settle=self._services.failed.settle,
+                not_finite=self._keep_not_finite,
             ),
             resume=resume,
         )
@@ -258,15 +268,12 @@ class Runner:
                 tokenizer = self.executor.tokenizer(None)
         label = self._labels[self._position.number]
         line = self.recorder.commit(label, step, tokenizer)
-        lately = [h for h in self.recorder.history[-STEPS - 1 :] if h["program"] == label]
-        if (text := stalled(lately)) is not None:
-            self._warn(f"{label}: {text}")
-        rang = self._gap_alarm.rang
-        for text in self._gap_alarm.look(label, line["step"], step.gaps):
-            self.recorder.event("gap", text)
+        rang = self._health.gap_alarm.rang
+        for kind, text in self._health.look(label, line, step, self.recorder.history):
+            self.recorder.event(kind, text)
             self.progress.note(text)
-        if self._gap_alarm.rang and not rang:  # with the weights that the next rows are sampled with, for flowrl gap
-            self._checkpoints.overdue = True
+        if self._health.gap_alarm.rang and not rang:
+            self._checkpoints.overdue = True  # with the weights that the next rows are sampled with, for flowrl gap
             self.progress.note(f"look for the cause when the next step is done: flowrl gap {self._out}")
         self._losses.note_step()
         if self._replay is not None and self._replay.ends_after(self._position.number, step.number):
@@ -274,6 +281,21 @@ class Runner:
         for settle in self._services.on_commit:
             settle(step.number)
         self.progress.step(line, step.timings)
+
+    def _rewind(self) -> None:
+        """Have what looks at the lines of metrics go back to where those end that are left."""
+        self._tracking.rewind(self.recorder.history)
+        self._health.rewind(self.recorder.history)
+
+    def _keep_not_finite(self, call: Call, rows: Any) -> None:
+        """Write down the rows of a call whose numbers are not finite, as far as they can be had."""
+        with suppress(FlowError):
+            rows = None if rows is None else self.executor.get(rows)
+            if isinstance(rows, Batch):
+                path = save_rows(self.settings.out, step=call.step, op=call.title, rows=rows)
+                text = f"{call.title} of step {call.step} met numbers that are not finite: its rows are in {path}"
+                self.recorder.event("not finite", text)
+                self.progress.note(text)
 
     def _note_renewal(self, what: str) -> None:
         self.recorder.event("renewed", what)

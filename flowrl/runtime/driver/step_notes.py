@@ -10,6 +10,7 @@ from ...batch import Batch, Column
 from ...graph.may_see_older_weights import Site
 from ...graph.ops.batch_ops import STRUCTURAL
 from ...graph.ops.op import Op
+from ...graph.tracing.reported_metrics import OF_POLICY
 from ...schedule.events import Publish
 from ...schedule.scheme import Scheme
 from ..storage.traffic import bytes_made, bytes_read, row_tokens
@@ -19,6 +20,9 @@ from ..values.row_digests import RowDigests
 from ..values.step_records import Made, Step, StepLog, Timing
 from .gap_alarm import gap_in
 from .staleness import lags
+
+#: Metrics of all updates that are recorded beside those of a policy.
+_OF_UPDATES = ("loss", "grad_norm", "clip_fraction", "truncated")
 
 
 class StepNotes:
@@ -70,6 +74,8 @@ class StepNotes:
             step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, chunk))
             if call.op.updates == "weights" and (gap := gap_in(result)):
                 step.gaps[node] = gap
+            if call.op.updates == "weights" and (measured := _measured(result)):
+                step.updates[node] = measured
             if call.op.cost in ("generate", "external") and call.op.rows == "expand":
                 name = "" if site_of(call) in self.scheme.main else node
                 tokens, responses = step.sampled.get(name, (0, 0))
@@ -103,6 +109,13 @@ class StepNotes:
     def _node(self, call: Call) -> str:
         """Return the id of a call in the graph."""
         return self.scheme.nodes.get(site_of(call), call.title)
+
+
+def _measured(metrics: Any) -> dict[str, float]:
+    """Return what an update of a policy measures without being asked; nothing of another."""
+    if not isinstance(metrics, Mapping) or "silent_groups" not in metrics:
+        return {}
+    return {name: metrics[name] for name in (*_OF_UPDATES, *OF_POLICY) if name in metrics}
 
 
 def site_of(call: Call) -> Site:

@@ -26,6 +26,7 @@ from .run_record import records_within, write_record
 from .traffic import spread
 
 STREAMS = ("metrics", "timeline", "traffic", "digests", "trajectories", "events")
+SOURCES = 50  # whose rewards are told apart
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
 PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
 
@@ -43,9 +44,7 @@ class Recorder:
         self.history: list[dict[str, Any]] = []
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
         self._kept: set[int] = set()  # steps whose rows are written down beside every so many
-        self.tell: Callable[[str, Mapping[str, Any]], None] = lambda stream, line: (
-            None
-        )  # of every line, as it is written
+        self.tell: Callable[[str, Mapping[str, Any]], None] = lambda stream, line: None  # each line, as it is written
         self._last = time.perf_counter()
         age = time.time() - self.record["started"] if "started" in self.record else 0.0  # of a run that is continued
         self._zero = self._last - age
@@ -74,6 +73,8 @@ class Recorder:
                 line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
             if line is lines[-1]:
                 _add_gaps(line, step.gaps)
+                _add_measures(line, step.updates)
+                _add_sources(line, step.sourced)
             self.write("metrics", line)
             self.history.append(line)
         self.note(program, step)
@@ -248,6 +249,24 @@ def _add_gaps(line: dict[str, Any], gaps: Mapping[str, Mapping[str, float]]) -> 
     for node, gap in gaps.items():
         if gap["gap_tokens"] and gap["gap_mean"] not in logged:
             line |= {f"{node}/{name}": value for name, value in gap.items()}
+
+
+def _add_measures(line: dict[str, Any], updates: Mapping[str, Mapping[str, float]]) -> None:
+    """Add what a step's updates have measured, under their calls, where the program has not logged their metrics."""
+    logged = {value for name, value in line.items() if name.rpartition("/")[2] == "silent_groups"}
+    norms = {value for name, value in line.items() if name.rpartition("/")[2] == "grad_norm"}
+    for node, update in updates.items():
+        if not (update["silent_groups"] in logged and update["grad_norm"] in norms):
+            line |= {f"{node}/{name}": value for name, value in update.items()}
+
+
+def _add_sources(line: dict[str, Any], rows: Any) -> None:
+    """Add the mean reward of the rows of each source, as ``reward/math``, where the program has not logged it."""
+    found: dict[str, list[float]] = {}
+    for source, reward in zip(rows["source"].to_list(), rows["rewards"].to_list(), strict=True) if rows else ():
+        found.setdefault(f"reward/{source}", []).append(reward)
+    for name in list(found)[:SOURCES]:
+        line.setdefault(name, sum(found[name]) / len(found[name]))
 
 
 def _failed(marked: Batch, rows: Batch) -> Batch:

@@ -84,7 +84,8 @@ class Step:
 
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
     name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
-    ``made``: what calls made, by their number in the program.
+    ``made``: what calls made, by their number in the program. ``updates``: what updates
+    of a policy measure besides.
     """
 
     number: int
@@ -93,10 +94,12 @@ class Step:
     traffic: Traffic = field(default_factory=Traffic)
     rows: Any = None  # a Batch, or a RemoteBatch: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it
+    sourced: Any = None  # rewards and sources of the rows that were trained on, where they have both
     marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
     sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     made: dict[int, Made] = field(default_factory=dict[int, Made])
+    updates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
 
@@ -129,6 +132,7 @@ class Hooks:
     """What a session tells and asks its run: a step to record, whether to stop after it, a checkpoint to take.
 
     ``note`` is told what a recorded step did later. ``sampled`` says how many prompt groups of a step are written down.
+    ``not_finite`` is told the rows of a call that met numbers which are not finite.
     ``settle`` looks at the rows that failed in a call of so many rows, and raises where they are too many.
     """
 
@@ -140,6 +144,7 @@ class Hooks:
     stop: Callable[[], bool]
     sampled: Callable[[int], int]
     settle: Callable[[Call, int], None]
+    not_finite: Callable[[Call, Any], None]
 
 
 class StepLog:

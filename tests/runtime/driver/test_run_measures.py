@@ -1,0 +1,95 @@
+"""A run records what updates measure, also where its program does not log it, and keeps rows that are not finite."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from flows import events
+from letters import model_of
+
+import flowrl as fl
+from flowrl import rl
+from flowrl.errors import NotFinite
+from flowrl.graph.tracing.reported_metrics import OF_POLICY
+
+MODEL = model_of(
+    hidden_size=16,
+    intermediate_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    num_hidden_layers=1,
+    initializer_range=0.3,
+)
+
+
+def length(response: str) -> float:
+    return float(len(response))
+
+
+class Breaks(fl.Worker):
+    """Advantages of which one is not finite in step 1."""
+
+    @fl.op(reads="rewards, response_mask", adds="advantages: f32[*response]")
+    def advantages(self, batch):
+        values = batch.rewards.values.repeat_interleave(batch.response_mask.lengths).clone()
+        if batch.call.step == 1:
+            values[int(batch.response_mask.offsets[2])] = float("inf")
+        return {"advantages": batch.response_mask.with_values(values)}
+
+
+def prompts():
+    easy, hard = (fl.data.rows([{"prompt": text}], batch=1) for text in ("ab", "cde"))
+    return fl.data.mix({"easy": easy, "hard": hard}, batch=4)
+
+
+def program(*, logs, breaks=False):
+    flow = fl.Flow("measured")
+    actor = flow.worker(fl.Actor, MODEL, name="actor", lr=1e-2, max_tokens=6)
+    reward = flow.worker(fl.FunctionReward, length, name="reward")
+    broken = flow.worker(Breaks, name="broken")
+
+    @flow.program
+    def measured(steps: int = 2) -> None:
+        for step, rows in flow.steps(prompts(), steps):
+            batch = reward.score(actor.generate(rows, n=3))
+            batch = broken.advantages(batch) if breaks else rl.group_advantages(batch)
+            metrics = actor.update(batch, loss=rl.ppo_clip())
+            flow.log(step, *([metrics] if logs else []), mean=batch.rewards.mean())
+
+    return flow
+
+
+def lines(out, name="metrics"):
+    return [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_an_update_that_is_not_logged_has_its_measures_under_its_call(tmp_path):
+    program(logs=True).run(out=tmp_path / "logged", quiet=True, save_models=False)
+    program(logs=False).run(out=tmp_path / "plain", quiet=True, save_models=False)
+    for logged, plain in zip(lines(tmp_path / "logged"), lines(tmp_path / "plain"), strict=True):
+        assert set(OF_POLICY) <= set(logged) and not any(name.startswith("actor.update/") for name in logged)
+        assert {name: plain[f"actor.update/{name}"] for name in OF_POLICY} == {name: logged[name] for name in OF_POLICY}
+
+
+def test_rewards_are_told_apart_by_source(tmp_path):
+    program(logs=True).run(out=tmp_path / "run", quiet=True, save_models=False, trajectories=4, trajectories_every=1)
+    for number, line in enumerate(lines(tmp_path / "run")):
+        rows = [row for row in lines(tmp_path / "run", "trajectories") if row["step"] == number]
+        for source in {row["source"] for row in rows}:
+            of_it = [row["rewards"] for row in rows if row["source"] == source]
+            assert line[f"reward/{source}"] == pytest.approx(sum(of_it) / len(of_it))
+        assert {n for n in line if n.startswith("reward/")} == {f"reward/{row['source']}" for row in rows}
+
+
+@pytest.mark.parametrize("runtime", ["eager", "local"])
+def test_rows_that_are_not_finite_are_kept_as_the_run_stops(tmp_path, runtime):
+    with pytest.raises(NotFinite, match="the field 'advantages' is not finite"):
+        program(logs=True, breaks=True).run(out=tmp_path / "run", quiet=True, runtime=runtime)
+    [file] = (tmp_path / "run" / "not_finite").iterdir()
+    assert file.name == "1-actor.update.jsonl"
+    [row] = [json.loads(line) for line in file.read_text().splitlines()]
+    assert row["not_finite"] == {"advantages": [0]} and row["advantages"][0] is None
+    assert row["tokens"] and all(row["response_mask"]) and row["rewards"] > 0
+    [event] = events(tmp_path / "run", "not finite")
+    assert event["text"] == f"actor.update of step 1 met numbers that are not finite: its rows are in {file}"
