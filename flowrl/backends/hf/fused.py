@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 BODIES = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 #: Rotary embeddings in which the angle of a position does not depend on how long a sequence is.
 ROTARY = ("default", "linear", "llama3", "yarn")
+#: Tokens up to which attention with a mask is faster on a CPU as plain products than in torch's kernel.
+SHORT = 64
 
 
 def fuse(net: Net) -> None:
@@ -161,6 +163,11 @@ class _Layer:
             query = qk[:, 0, :heads].reshape(rows, kv, heads // kv, self.size)
             found = scaled_dot_product_attention(query, key, value, **how)
             found = found.reshape(rows, 1, heads * self.size)
+        elif mask is not None and tokens <= SHORT and hidden.device.type == "cpu":
+            query = (qk[:, :, :heads] * self.scale).transpose(1, 2).reshape(rows, kv, heads // kv * tokens, self.size)
+            scores = (query @ key.transpose(2, 3)).view(rows, heads, tokens, tokens) + mask
+            found = scores.softmax(-1).view(rows, kv, heads // kv * tokens, tokens) @ value
+            found = found.view(rows, heads, tokens, self.size).transpose(1, 2).reshape(rows, tokens, heads * self.size)
         else:
             query = qk[:, :, :heads].transpose(1, 2)
             how["is_causal"] = mask is None and tokens > 1

@@ -52,10 +52,10 @@ def _contents(name: str, column: Column) -> list[bytes]:
     head = f"{name}:{column.type}:".encode()
     if isinstance(column.values, list):
         return [head + json.dumps(value, sort_keys=True).encode() for value in column.values]
-    if column.lengths is None:
-        return [head + raw_bytes(column.values[i : i + 1]) for i in range(len(column))]
-    ends = column.offsets.tolist()
-    return [head + raw_bytes(column.values[a:b]) for a, b in pairwise(ends)]
+    raw, count = raw_bytes(column.values), len(column.values)
+    size = len(raw) // max(1, count)  # of an element along the first dim
+    ends = range(count + 1) if column.lengths is None else column.offsets.tolist()
+    return [head + raw[a * size : b * size] for a, b in pairwise(ends)]
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ At = Callable[[int], Row]
 #: Told what a row gave, by its place, as soon as it is there.
 Tell = Callable[[int, Any], None]
 _SLACK = 0.2  # seconds that an event loop has to end a row by itself
+_AT_ONCE = 0.001  # seconds within which a row is done before others are begun beside it
 
 
 def run_rows(
@@ -113,9 +114,14 @@ def _run_threads(
         whole = copy_context()  # so that Python's warnings are told to whom those of the op are
         threading.Thread(target=whole.run, args=(work,), daemon=True, name="flowrl-reward").start()
 
-    for _ in range(min(concurrency, len(rows))):
+    if rows:
         spawn()
     with change:
+        # Threads of quick rows hold each other up: there are others once a row is not done at once.
+        while waiting and (not started or time.monotonic() - min(started.values()) < _AT_ONCE):
+            change.wait(_AT_ONCE)
+        for _ in range(min(concurrency - 1, len(waiting))):
+            spawn()
         while not all(done):
             now = time.monotonic()
             late = [i for i, t in started.items() if timeout is not None and now - t >= timeout]
