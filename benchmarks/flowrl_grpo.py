@@ -15,13 +15,13 @@ def rows():
     return [{"prompt": work.prompt(p), "a": p[0], "b": p[1]} for p in work.rl_prompts(1000)]
 
 
-def exact_match(response: str, a: int, b: int) -> float:
-    return 1.0 if response == work.answer((a, b)).removesuffix(";") else 0.0
+def matches(response: str, a: int, b: int) -> float:
+    return work.reward((a, b), response if work.LONG else f"{response};")
 
 
 flow = fl.Flow("grpo")
 actor = flow.worker(fl.Actor, model=work.CKPT, lr=work.LR, grad_clip=work.CLIP, max_tokens=work.MAX_NEW)
-reward = flow.worker(fl.FunctionReward, exact_match)
+reward = flow.worker(fl.FunctionReward, matches)
 
 
 @flow.program
