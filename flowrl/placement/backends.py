@@ -18,12 +18,12 @@ ORDERS = ("fifo", "window")
 class Option:
     """What a plan may say beside an engine: ``Option("rows", 256, "rows of one batch, at most", least=1)``.
 
-    The default says what it is: a whole number or None, a number (``2.0``) or ``false``. Numbers are not below
-    ``least``.
+    The default says what it is: a whole number or None, a number (``2.0``), ``false`` or a text (``""``). Numbers are
+    not below ``least``.
     """
 
     name: str
-    default: float | bool | None
+    default: float | bool | str | None
     what: str
     least: float = 0
 
@@ -32,12 +32,16 @@ class Option:
         """What a value is, in words."""
         if isinstance(self.default, bool):
             return "true or false"
+        if isinstance(self.default, str):
+            return "a text"
         return f"{'a number' if isinstance(self.default, float) else 'a whole number'} from {self.least:g} up"
 
     def takes(self, value: object) -> bool:
         """Return whether a plan may say this value."""
         if isinstance(self.default, bool) or isinstance(value, bool):
             return isinstance(self.default, bool) and isinstance(value, bool)
+        if isinstance(self.default, str):
+            return isinstance(value, str)
         kinds = (int, float) if isinstance(self.default, float) else int
         return isinstance(value, kinds) and self.least <= value < inf
 
@@ -229,16 +233,26 @@ _ROWS = (
     Backend(
         "sglang",
         "the rollout engine SGLang",
+        module="flowrl.backends.sglang.engine",
         extra="sglang",
         packages=("sglang",),
         generates=True,
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
-        publishes=PUBLISH,
-        orders=ORDERS,
+        publishes=("drain",),
         logprobs=("raw", "processed"),
-        batch_invariant=True,
         layout=LayoutRules(64, longer="last", fused=_fused("experts")),
+        options=(
+            Option("python", "", "the Python that has SGLang; that of the rank unless it is said"),
+            Option("url", "", "a server of this host that runs; one is started unless it is said"),
+            Option("kv_cache", 1.0, "GiB for keys and values", least=0.0625),
+            Option("context", None, "tokens of a row, its prompt included; the model's positions unless it is said", 2),
+            Option("rows", 256, "rows of one batch, at most", 1),
+            Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
+            Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
+            Option("patience", 120.0, "seconds in which the server has to answer, or to go on", least=1),
+        ),
+        run_axes=("dp",),
     ),
 )
 #: The table, by name.

@@ -1,0 +1,463 @@
+"""SGLang as an engine that generates: the weights lie here, in a file that its server reads, and it has its rows."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...batch import Column
+from ...errors import DataError, ModelError, RunError
+from ...placement.backends import backend
+from ...workers.model_options import Build, Sampled, Sampling
+from ...workers.streaming import FailedCall, SampledRow, gathered
+from ...workers.weights.weight_boxes import Shard
+from ..continuous import check_lengths
+from ..hf import engine as reference
+from ..hf.finite import check_finite, not_finite
+from ..vllm.proof import TOLERANCE, expected, probe_rows
+from .answers import AskedRow
+from .calls import Calls
+from .client import Client
+from .process import ServerProcess, free_port, installed
+from .proof import check_probe, check_sums, sums
+from .versions import check_version
+from .weight_file import WeightFile
+
+#: The kinds of models whose weights are known to arrive, by their name in a configuration.
+KINDS = ("llama", "qwen2", "qwen3")
+START_SECONDS = 900.0
+#: The environment variable with the key of a server of ``url:``.
+KEY = "FLOWRL_SGLANG_KEY"
+#: What a server of ``url:`` has to be started with, by its name among the server's arguments.
+NEEDED = {
+    "enable_custom_logit_processor": "--enable-custom-logit-processor",
+    "disable_overlap_schedule": "--disable-overlap-schedule",
+    "skip_tokenizer_init": "--skip-tokenizer-init",
+}
+
+
+def open_engine(build: Build) -> SGLangEngine:
+    """Start a server with the model of ``build``, or take that of ``url:``. Raises ModelError for what it does not do."""
+    options = {**{o.name: o.default for o in backend("sglang").options}, **build.options}
+    if build.head != "lm":
+        raise ModelError("SGLang generates, and this model has a scalar head.", fix="Leave engine: sglang out for it.")
+    if build.lora is not None:
+        raise ModelError(
+            f"The model '{build.model.title}' has adapters of its own here, which SGLang is not given.",
+            fix="Add train: {backend: hf} to its place: what is trained there is published with its adapters merged.",
+        )
+    if not options["url"]:
+        if reference.pick_device(build.device).type != "cpu":
+            raise ModelError(
+                "A server of SGLang was started on the CPU alone, and this place has a GPU.",
+                fix="Write url: of a server that runs, or engine: hf, or give the pool processes or device: cpu.",
+            )
+        check_version(installed(options["python"] or sys.executable))
+    mirror = reference.open_engine(replace(build, device="cpu", optim=None, gradient_checkpointing=False))
+    kind = mirror.net.config.model_type
+    if kind not in KINDS:
+        raise ModelError(
+            f"The engine 'sglang' does not know models of the kind '{kind}'.", fix="Write engine: hf.", have=KINDS
+        )
+    return SGLangEngine(build, mirror, options)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publish was: ``Published(bytes=6_400_000, load=0.06, proof=0.02, gap=4e-6, rows=4)``, times in seconds.
+
+    ``gap``: the largest difference of a log-probability of the probe, which had so many ``rows``.
+    """
+
+    bytes: int
+    load: float
+    proof: float
+    gap: float
+    rows: int
+
+
+class SGLangEngine:
+    """A server of SGLang: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), options={"python": "/venv/bin/python"}))``.
+
+    A copy of the model with the weights as they were last published is in this process, where they are moved, compared
+    and saved as those of the reference engine; the server reads them as a file. A token depends on its row's seed and
+    its place alone: rows are those of the reference engine, save rounding. Rows run on the server by themselves: a step
+    waits a moment for those that have ended.
+    """
+
+    #: What a publish may do while rows run.
+    publish_modes = ("drain", "interrupt", "continue")
+
+    def __init__(self, build: Build, mirror: Any, options: Mapping[str, Any]) -> None:
+        self.build, self.mirror, self.options = build, mirror, options
+        self.published: Published | None = None  # the last one
+        self.publishes = 0
+        self._name = secrets.token_hex(4)  # of the labels of its weights
+        self._submitted = 0
+        self._paused = self._server_paused = False
+        self._version = 0
+        self._held: list[tuple[list[AskedRow], Sampling]] = []  # that came in a pause
+        self._found: list[SampledRow | FailedCall] = []  # of streamed calls, not told yet
+        self._unproven: Callable[[], None] | None = None
+        self._sums: Mapping[str, str] = {}
+        self._file = WeightFile({s.name: s.tensor for s in mirror.shards()})
+        for name, weight in mirror.net.model.named_parameters():
+            weight.data = self._file.views[name]
+        self._vocab = mirror.net.config.vocab_size
+        self._probe = probe_rows(self._vocab, self.positions)
+        self._folder = tempfile.TemporaryDirectory(prefix="flowrl-sglang-")
+        self._write_folder(Path(self._folder.name))
+        self.process: ServerProcess | None = None
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _write_folder(self, folder: Path) -> None:
+        """Write what a server finds of the model: its configuration, and where the weights are."""
+        config = self.mirror.net.model.config
+        config.architectures = [type(self.mirror.net.model).__name__]
+        config.eos_token_id = sorted(self.mirror.eos_ids) or None  # those that end a row here
+        config.save_pretrained(folder)
+        (folder / "model.safetensors").symlink_to(self._file.path)
+
+    def _open(self) -> None:
+        """Start a server, or find that of ``url:``, and see that it does what is needed."""
+        url, key, patience = self.options["url"], os.environ.get(KEY, ""), float(self.options["patience"])
+        if not url:
+            key, port = secrets.token_hex(16), free_port()
+            url = f"http://127.0.0.1:{port}"
+            self.process = ServerProcess(
+                self.options["python"] or sys.executable,
+                {
+                    "folder": self._folder.name,
+                    "host": "127.0.0.1",
+                    "port": port,
+                    "key": key,
+                    "dtype": self._dtype,
+                    "positions": self.positions,
+                    "kv_tokens": self._kv_tokens(),
+                    "rows": self.options["rows"],
+                    "prefix_cache": self.options["prefix_cache"],
+                },
+            )
+        client = Client(url, key, patience)
+        self.calls = Calls(client, self._process_ended, self._vocab)
+        self.calls.not_finite = lambda what: not_finite(what, self.mirror.parameters)
+        if self.process is not None:
+            self._wait(client)
+        try:
+            self._server = client.ask("/server_info")
+            model = client.ask("/model_info")
+        except (OSError, RunError) as error:
+            how = error.what if isinstance(error, RunError) else str(error)
+            fix = f"Start it, and put its key into {KEY}."
+            raise ModelError(f"The server of SGLang at {url} does not answer: {how}", fix=fix) from error
+        check_version(str(self._server.get("version")))
+        if lacking := [flag for name, flag in NEEDED.items() if not self._server.get(name)]:
+            fix = f"Start it with {' '.join(lacking)}."
+            raise ModelError(f"The server of SGLang at {url} runs without what flowrl needs.", fix=fix)
+        ours = [type(self.mirror.net.model).__name__]
+        if model.get("architectures") != ours:
+            what = f"The server of SGLang at {url} has a model of {model.get('architectures')}; here it is {ours}."
+            raise ModelError(what, fix="Start it with the model of the worker.")
+
+    def _wait(self, client: Client) -> None:
+        """Wait until the server that was started answers. Raises ModelError where it does not."""
+        assert self.process is not None, "a server of url: is there"
+        end = time.monotonic() + START_SECONDS
+        while True:
+            if how := self.process.ended(0.5):
+                raise ModelError(f"SGLang does not start. {how}", fix="See what it says above.")
+            with suppress(OSError, RunError):
+                client.ask("/model_info", seconds=5)
+                return
+            if time.monotonic() > end:
+                what = f"SGLang does not start in {START_SECONDS:g} s.{self.process.written()}"
+                raise ModelError(what, fix="See what it says above.")
+
+    def _process_ended(self, seconds: float) -> str | None:
+        return self.process.ended(seconds) if self.process is not None else None
+
+    def _kv_tokens(self) -> int:
+        """How many tokens' keys and values ``kv_cache`` takes, and at least those of one row."""
+        config = self.mirror.net.config
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        size = 2 * config.num_hidden_layers * config.num_key_value_heads * head * self.mirror.net.compute.itemsize
+        most = self.options["rows"] * (self.positions or 1 << 20)
+        return min(int(self.options["kv_cache"] * (1 << 30)) // size, most)
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer. ModelError where it has none."""
+        return self.mirror.tokenizer
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens a sequence may have: the model's, or fewer where the plan says ``context``."""
+        found = [p for p in (self.mirror.positions, self.options["context"]) if p]
+        return min(found) if found else None
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.mirror.net.compute).removeprefix("torch.")
+
+    def close(self) -> None:
+        """End its server, where it has started one."""
+        if hasattr(self, "calls"):
+            self.calls.close()
+        if self.process is not None:
+            self.process.close()
+        self._folder.cleanup()
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
+    ) -> Sampled:
+        """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
+        if self._paused:
+            raise RunError("The engine is paused.", fix="Call resume() first.")
+        call, rows = self._begin(prompts, n, seeds, sampling, starts), []
+        while len(rows) < len(seeds):
+            for found in self.calls.take():
+                if found.call != call:
+                    self._found.append(found)
+                elif isinstance(found, FailedCall):
+                    raise found.error
+                else:
+                    rows.append(found)
+        made = gathered(rows, sampling)
+        check_finite("log-probabilities of sampled tokens", made.rollout_logprobs.values, self.mirror.parameters)
+        return made
+
+    def _begin(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None) -> int:
+        """Send a call, or hold it in a pause; return its number."""
+        if sampling.support:
+            raise RunError("SGLang does not record which tokens could be drawn.", fix="Leave support=True out.")
+        most = check_lengths(self.positions, prompts.lengths)
+        stops = frozenset({*self.mirror.eos_ids, *sampling.stop})
+        texts = [tuple(row.tolist()) for row in prompts]
+        for number, text in enumerate(texts):
+            if wrong := [token for token in text if not 0 <= token < self._vocab]:
+                what = f"The prompt of row {number} has the token {wrong[0]}; the model has {self._vocab}."
+                raise DataError(what, fix="Use the model's own tokenizer.")  # a server dies of it
+        if not self.publishes:
+            self._publish()
+        self._submitted += 1
+        call, rows = self._submitted, []
+        firsts = [0] * len(seeds) if starts is None else starts.tolist()
+        for row, (seed, start) in enumerate(zip(seeds.tolist(), firsts, strict=True)):
+            text = texts[row // n]
+            limit = sampling.max_tokens if most is None else min(sampling.max_tokens, most - len(text))
+            rows.append(AskedRow(call, row, text, seed, start, limit, stops))
+        self.calls.rows.update({(call, row.row): row for row in rows})
+        if self._paused:
+            self._held.append((rows, sampling))
+        else:
+            self.calls.begin(rows, sampling)
+        return call
+
+    # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
+
+    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+        """Begin a call whose rows leave one by one."""
+        return self._begin(prompts, n, seeds, sampling, starts)
+
+    def step(self) -> list[SampledRow | FailedCall]:
+        """Return what has ended, after a moment at most."""
+        if not self._paused and self.calls.rows and not self._found:
+            self._found += self.calls.take()
+        found, self._found = self._found, []
+        return found
+
+    def running(self) -> list[tuple[int, int]]:
+        """Return ``(call, row)`` of the rows that have not left."""
+        told = [(each.call, each.row) for each in self._found if isinstance(each, SampledRow)]
+        return sorted([*self.calls.rows, *told])
+
+    def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
+        """End rows of a call, or all of them; return them with the tokens that they have.
+
+        In a pause these are the tokens that the server has told of by then.
+        """
+        numbers = [row for c, row in self.calls.rows if c == call] if rows is None else dict.fromkeys(rows)
+        wanted = [self.calls.rows[call, row] for row in numbers if (call, row) in self.calls.rows]
+        if self._paused:
+            unsent = {id(row) for held, _ in self._held for row in held}
+            self._held = [([row for row in held if row not in wanted], how) for held, how in self._held]
+            return [self.calls.give_up(row, sent=id(row) not in unsent) for row in wanted]
+        keys = {(row.call, row.row) for row in wanted}
+        found, ended = self.calls.abort(wanted), []
+        for each in found:
+            aborted = isinstance(each, SampledRow) and each.reason == "aborted" and (each.call, each.row) in keys
+            (ended if aborted else self._found).append(each)
+        return sorted(ended, key=lambda row: row.row)
+
+    def pause(self) -> None:
+        """Make no tokens until :meth:`resume`, so that weights may be written."""
+        if not self._paused and self.calls.rows:
+            self.calls.ask("/pause_generation", {"mode": "in_place"})
+            self._server_paused = True
+        self._paused = True
+
+    def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
+        """Go on, under the weights of ``version``: with keys and values computed again, or kept with ``keep_cache``."""
+        if version is not None:
+            self._version = version
+            if self.calls.labels:
+                self.calls.labels[self._label] = version
+        if self._server_paused:
+            if version is not None and not keep_cache:
+                self.calls.ask("/pause_generation", {"mode": "retract"})
+                self.calls.ask("/flush_cache", {})
+            self.calls.ask("/continue_generation", {"torch_empty_cache": False})
+        self._paused = self._server_paused = False
+        prove, self._unproven = self._unproven, None
+        if prove is not None:
+            prove()
+        held, self._held = self._held, []
+        for rows, sampling in held:
+            self.calls.begin(rows, sampling)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def release_memory(self) -> None:
+        """Have the server give its memory for keys, values and weights to others. RunError while rows run."""
+        if self.calls.rows:
+            raise RunError(f"SGLang cannot release its memory while {len(self.calls.rows)} rows run.")
+        self.calls.ask("/release_memory_occupation", {})
+
+    def resume_memory(self) -> None:
+        """Have it take its memory back, and publish the weights again: what was released is lost."""
+        self.calls.ask("/resume_memory_occupation", {})
+        self._publish()
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _label(self) -> str:
+        return f"{self._name}.{self.publishes}"
+
+    def _publish(self) -> None:
+        """Have the server take the weights as they are here. Raises RunError where it does not compute with them after.
+
+        In a pause of the server it cannot compute: the probe then comes as it goes on, before any row is handed out.
+        """
+        if self.calls.rows and not self._paused:
+            raise RunError(
+                f"The weights were written while {len(self.calls.rows)} rows were being sampled with them.",
+                fix="Call pause() before they are written and resume(version) after.",
+            )
+        for row in self.calls.rows.values():
+            row.sure = len(row.ids) if row.sure is None else row.sure
+        self.publishes += 1
+        what = f"publish {self.publishes} of {self.build.model.title}"
+        began = time.monotonic()
+        said = {"model_path": self._folder.name, "load_format": "auto", "weight_version": self._label}
+        try:
+            self.calls.ask("/update_weights_from_disk", {**said, "flush_cache": not self._server_paused})
+        except RunError as error:
+            raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
+        self.calls.labels[self._label] = self._version
+        loaded = time.monotonic()
+        self._check_sums(what)
+        summed = time.monotonic()
+        full = (self.publishes - 1) % self.options["probe"] == 0
+        probe = self._probe if full else self._probe[:1]
+
+        def prove() -> None:
+            start = time.monotonic()
+            gap = self._check_probe(what, probe)
+            proof = summed - loaded + time.monotonic() - start
+            self.published = Published(self._file.size, load=loaded - began, proof=proof, gap=gap, rows=len(probe))
+
+        if self._server_paused:
+            self._unproven = prove
+        else:
+            prove()
+
+    def _check_sums(self, what: str) -> None:
+        """Hold the sums of the server's weights against those here. On a GPU they are others, and are not looked at."""
+        if self._server.get("device") != "cpu":
+            return
+        (rank,) = self.calls.ask("/weights_checker", {"action": "checksum"})["ranks"]
+        here = sums(self.mirror.plain_weights(), backend("sglang").layout.fused)
+        check_sums(what, rank["checksums"], here, self._sums)
+        self._sums = here
+
+    def _check_probe(self, what: str, probe: list[list[int]]) -> float:
+        wanted = expected(self.mirror, probe)
+        said = {
+            "input_ids": probe,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "extra_key": self._label,
+        }
+        answer = self.calls.ask("/generate", said)
+        if not isinstance(answer, list) or len(answer) != len(probe):
+            raise RunError(f"{what}: SGLang did not answer the {len(probe)} rows of the probe.")
+        if other := [
+            r["meta_info"]["weight_version"] for r in answer if r["meta_info"]["weight_version"] != self._label
+        ]:
+            raise RunError(f"{what}: SGLang answers with weights '{other[0]}', and was given '{self._label}'.")
+        return check_probe(what, answer, wanted, TOLERANCE[self._dtype])
+
+    def plain_weights(self) -> Mapping[str, Tensor]:
+        """The weights by name; they are views."""
+        return self.mirror.plain_weights()
+
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take whole weights by name, and publish them. Raises ModelError when one is missing or has another shape."""
+        self.mirror.take_weights(weights)
+        self._publish()
+
+    def shards(self) -> list[Shard]:
+        """The weights as boxes: views on the file that the server reads when :meth:`weights_written` is called."""
+        return self.mirror.shards()
+
+    def weights_written(self) -> None:
+        """Publish what somebody has written into the views of :meth:`shards`."""
+        self.mirror.weights_written()
+        self._publish()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights as tensors by name, and JSON."""
+        return self.mirror.state()
+
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state` gave."""
+        self.mirror.load_state(tensors, meta)
+        self._publish()
+
+    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
+        """What a checkpoint saves, as boxes, and JSON."""
+        return self.mirror.state_shards()
+
+    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_shards` gave, on whichever ranks."""
+        self.mirror.load_state_shards(read, meta)
+        self._publish()
+
+    def digest(self) -> str:
+        """A digest of all weights; the same for every layout."""
+        return self.mirror.digest()
+
+    def save(self, folder: str) -> None:
+        """A Hugging Face folder."""
+        self.mirror.save(folder)
