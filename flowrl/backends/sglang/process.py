@@ -1,4 +1,4 @@
-"""The process of a server, as the process that began it sees it: started in a Python that has SGLang, watched, ended."""
+"""The process of a server, as the one that began it sees it: started in a Python that has SGLang, watched, ended."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Place:
     backend: str = REFERENCE
     at: At | None = field(default=None, compare=False, repr=False)
     offload: bool = False
-    options: Mapping[str, float | bool] = field(default_factory=dict[str, "float | bool"], hash=False)
+    options: Mapping[str, float | bool | str] = field(default_factory=dict[str, "float | bool | str"], hash=False)
 
     def to_json(self, use: str = "train") -> dict[str, Any]:
         """``{"pool": "train", "mesh": {"fsdp": 8}, "backend": ...}``; without a mesh where it is a single rank."""

@@ -126,12 +126,8 @@ def check_option(worker: str, name: str, option: str, value: object, at: At | No
     found = known[option]
     if not found.takes(value):
         said = str(value).lower() if isinstance(value, bool) else value
-        plain = "false" if found.default is False or found.default is True else f"'{found.default}'"
-        if found.default is None or isinstance(found.default, float | int) and not isinstance(found.default, bool):
-            plain = f"{max(found.default or 0, found.least):g}"
-        raise PlanError(
-            f"'{worker}': {option} is {found.form}, not {said}: {found.what}.", at=at, fix=f"Write {option}: {plain}."
-        )
+        what = f"'{worker}': {option} is {found.form}, not {said}: {found.what}."
+        raise PlanError(what, at=at, fix=f"Write {option}: {found.example}.")
 
 
 def refuse_mesh(
