@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-import flowrl
-
 from ...errors import ModelError
 
 END_SECONDS = 10.0
@@ -61,7 +59,7 @@ class ServerProcess:
         self._log = tempfile.TemporaryFile(prefix="flowrl-sglang-")  # noqa: SIM115  what the process writes
         # Only flowrl of this Python is found there: the other one has its own torch.
         self._source = tempfile.TemporaryDirectory(prefix="flowrl-sglang-")
-        (Path(self._source.name) / "flowrl").symlink_to(Path(flowrl.__file__).parent)
+        (Path(self._source.name) / "flowrl").symlink_to(Path(__file__).parents[2])
         self._process = subprocess.Popen(
             [python, "-m", f"{__package__}.server"],
             stdin=subprocess.PIPE,
