@@ -13,6 +13,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -59,7 +60,8 @@ class Scripted:
     def __init__(self, folder, *, port=0, key="", auto=True, **info):
         self.changed = threading.Condition(threading.RLock())
         self.key, self.auto, self.fault, self.asked = key, auto, "", []
-        self.model, self.version, self.paused = None, "default", ""
+        self.version, self.paused = "default", ""
+        self.model: Any = None
         self.config = AutoConfig.from_pretrained(folder)
         self.info = {
             "version": "0.5.23",

@@ -481,6 +481,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
     with subprocess.Popen(
         [sys.executable, str(script), str(python), str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as it:
+        assert it.stdout is not None
         server = int(it.stdout.readline())
         assert os.path.exists(f"/proc/{server}")
         it.kill()

@@ -81,7 +81,7 @@ def read(engine, prompt, ids):
     return engine.logprobs(batch).to_list()[0]
 
 
-def slow(engine, seconds=0.1):
+def slow(engine, seconds: float | None = 0.1):
     """Have each token take so long: what happens in the middle of rows does so on any machine."""
     engine.calls.ask("/slow_down", {"forward_sleep_time": seconds})
 

@@ -39,7 +39,7 @@ def sums(weights: Mapping[str, Tensor], fused: Sequence[Fused]) -> dict[str, str
 def _sum(parts: Sequence[Tensor]) -> str:
     found = hashlib.sha256()
     for part in parts:
-        found.update(memoryview(part.detach().contiguous().view(torch.uint8).reshape(-1).numpy()))
+        found.update(part.detach().contiguous().view(torch.uint8).reshape(-1).numpy().data)
     return found.hexdigest()[:16]
 
 
