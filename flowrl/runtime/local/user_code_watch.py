@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,24 @@ FIRST = 60.0  # seconds after which a row is told of, and again after twice as m
 LOOK = 5.0  # seconds between two looks at the notes
 
 
-@contextmanager
 def user_call(
     op: Op, worker: Any, args: Iterable[Any], info: CallInfo, notes: Notes, warn: Callable[[str], None]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Run a call of an op inside: an exit in it is its failure, a child that it has forked and comes back is ended,
     and what it prints without end is cut off.
 
     One that touches the world is noted, unless its worker notes its rows itself, and what it does to the working
     directory is undone.
     """
-    if not op.external:
+    if op.external:
+        return _noted(op, worker, args, info, notes, warn)
+    return _contained(lambda: Row(step=info.step, op=info.op, code=code_of(op.fn)), info, notes, warn)
 
-        def called() -> Row:
-            return Row(step=info.step, op=info.op, code=code_of(op.fn))
 
-        with _without_exit(info), _without_child(notes, called), bounded_output(called, warn):
-            yield
-        return
+@contextmanager
+def _noted(
+    op: Op, worker: Any, args: Iterable[Any], info: CallInfo, notes: Notes, warn: Callable[[str], None]
+) -> Iterator[None]:
     number = 0
     batch = next((a for a in args if isinstance(a, Batch)), None)
     row = Row(info.program, info.step, info.op, code=code_of(op.fn))
@@ -49,7 +49,7 @@ def user_call(
         number = notes.begin(row)
     before = _folder()
     try:
-        with _without_exit(info), _without_child(notes, lambda: row), bounded_output(lambda: row, warn):
+        with _contained(lambda: row, info, notes, warn):
             yield
     finally:
         notes.end(number)
@@ -60,9 +60,12 @@ def user_call(
 
 
 @contextmanager
-def _without_exit(info: CallInfo) -> Iterator[None]:
+def _contained(row: Callable[[], Row], info: CallInfo, notes: Notes, warn: Callable[[str], None]) -> Iterator[None]:
+    """A child that the op has forked off is ended as soon as it comes back, before it writes anywhere."""
+    token = IN_A_CHILD.set(lambda: notes.end_fork(row()))
     try:
-        yield
+        with bounded_output(row, warn):
+            yield
     except SystemExit as error:
         raise RunError(
             f"{info.op} of step {info.step} failed: SystemExit: {error.code}",
@@ -72,14 +75,6 @@ def _without_exit(info: CallInfo) -> Iterator[None]:
         if info.op and info.op not in error.what.partition(":")[0]:  # an engine does not know for whom it works
             error.what = f"{info.op} of step {info.step}: {error.what}"
         raise
-
-
-@contextmanager
-def _without_child(notes: Notes, row: Callable[[], Row]) -> Iterator[None]:
-    """A child that the op has forked off is ended as soon as it comes back, before it writes anywhere."""
-    token = IN_A_CHILD.set(lambda: notes.end_fork(row()))
-    try:
-        yield
     finally:
         IN_A_CHILD.reset(token)
 

@@ -45,6 +45,7 @@ class Call:
         "reads",
         "result",
         "step",
+        "title",
         "values",
         "worker",
     )
@@ -64,6 +65,7 @@ class Call:
         self.values: tuple[Value, ...] = tuple(find(arguments))
         self.handles = tuple(a.name for a in arguments.values() if is_handle(a))
         self.at, self.info, self.step, self.program = at, info, info.step, program
+        self.title = f"{worker or op.owner}.{op.name}"
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -80,10 +82,6 @@ class Call:
         """From which calls its rows come, in words: ``reward.score -> actor.update``."""
         makers = dict.fromkeys(maker(v.ref).title for v in self.values)
         return f"{', '.join(makers)} -> {self.title}" if makers else ""
-
-    @property
-    def title(self) -> str:
-        return f"{self.worker or self.op.owner}.{self.op.name}"
 
     def finish(self, result: Any, error: BaseException | None = None) -> None:
         """Set the outcome, and let go of the inputs."""

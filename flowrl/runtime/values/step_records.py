@@ -156,7 +156,8 @@ class StepLog:
 
     def step(self, number: int) -> Step:
         """The record of a step."""
-        return self.steps.setdefault(number, Step(number))
+        step = self.steps.get(number)
+        return self.steps.setdefault(number, Step(number)) if step is None else step
 
     def of(self, call: Call) -> Step:
         """The record that a call belongs into."""
