@@ -7,23 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from ..splitmix import GOLDEN, mix
 from ..workers.model_options import Sampling
-
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
-_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
-_SECOND = -7723592293110705685  # 0x94D049BB133111EB
-
-
-def _mix(z: Tensor) -> Tensor:
-    """The finaliser of splitmix64 (Steele et al. 2014): every bit of i64 in moves about half of those out."""
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _FIRST
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _SECOND
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
 def uniforms(seeds: Tensor, counters: Tensor) -> Tensor:
     """Numbers in [0, 1), f64, each a function of its own seed and counter alone; the two are i64 and broadcast."""
-    bits = _mix(_mix(seeds) + (counters + 1) * _GOLDEN)
+    bits = mix(mix(seeds) + (counters + 1) * GOLDEN)
     return ((bits >> 11) & 0x1FFFFFFFFFFFFF).double() * 2.0**-53
 
 

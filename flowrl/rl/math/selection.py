@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...splitmix import GOLDEN, mix
+
 
 def selected_by_covariance(
     advantages: Tensor, logprobs: Tensor, mask: Tensor, *, share: float, low: float, high: float, drawn: Tensor | None
@@ -30,10 +32,7 @@ def drawn_numbers(seeds: Tensor, lengths: Tensor) -> Tensor:
     """A pseudo-random number i64[total] for each token, of its row's seed i64[rows] and its place in the row alone."""
     row = torch.arange(len(lengths)).repeat_interleave(lengths)
     place = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
-    z = seeds[row] + (place + 1) * -7046029254386353131  # splitmix64 (Steele et al. 2014)
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+    return mix(seeds[row] + (place + 1) * GOLDEN)
 
 
 def selected_by_entropy(entropies: Tensor, mask: Tensor, share: float) -> Tensor:

@@ -63,9 +63,10 @@ class StepNotes:
         made, digests = bytes_made(result, given, call.op), digests_of(call.op, result, given)
         with self._lock:
             step, node = self.steps.of(call), self._node(call)
+            record = self._made(call)
             if digests is not None:
-                self._made(call).parts.append(digests)
-            self._made(call).values.update(numbers_in(result))
+                record.parts.append(digests)
+            record.values.update(numbers_in(result))
             _add(step.traffic.makes.setdefault(node, {}), made)
             if call.worker is None and call.op.owner == "batch":
                 return
@@ -104,7 +105,10 @@ class StepNotes:
 
     def _made(self, call: Call) -> Made:
         """Return the record of what a call made."""
-        return self.steps.of(call).made.setdefault(call.index, Made(self._node(call), call.outside))
+        found = self.steps.of(call).made
+        if call.index not in found:
+            found[call.index] = Made(self._node(call), call.outside)
+        return found[call.index]
 
     def _node(self, call: Call) -> str:
         """Return the id of a call in the graph."""

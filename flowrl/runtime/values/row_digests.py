@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 from ...batch import Batch, Column, Key
 from ...column import raw_bytes
+from ...splitmix import GOLDEN, mix
 
 _ALL = (1 << 64) - 1
-_OF_ROW = 0xFFFF  # of a row 16 bits are kept: they say where a difference is, not whether there is one
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class RowDigests:
     """Digests of rows with these keys: ``RowDigests(((0, 0), (0, 1)), {"rewards": 0x9f2c...}, b"...")``.
 
     That of a field is the sum, modulo 2**64, of one digest for each row's key and contents. ``rows`` has two bytes for
-    each row, of all its fields together.
+    each row, of all its fields together: they say where a difference is, not whether there is one.
     """
 
     keys: Sequence[Key]
@@ -32,21 +31,17 @@ class RowDigests:
     @staticmethod
     def of(batch: Batch, names: Collection[str]) -> RowDigests:
         """Those of some fields of a batch."""
-        heads = [repr(key).encode() for key in batch.keys]
+        import numpy as np
+
+        keys = _mixed_keys(tuple(batch.keys))
         fields: dict[str, int] = {}
-        rows = array("H", bytes(2 * len(heads)))
+        rows = np.zeros(len(keys), np.int64)
         for name in names:
-            total = 0
-            title = f"{name}:{batch[name].type}:".encode()
-            for i, (head, contents) in enumerate(zip(heads, contents_by_row(batch[name]), strict=True)):
-                whole = blake2b(title, digest_size=8)
-                whole.update(head)
-                whole.update(contents)
-                found = int.from_bytes(whole.digest(), "little")
-                total += found
-                rows[i] ^= found & _OF_ROW
-            fields[name] = total & _ALL
-        return RowDigests(batch.keys, fields, rows.tobytes() if fields else b"")
+            title = _number(f"{name}:{batch[name].type}:".encode())
+            found = mix(mix(keys ^ title) + _mixed_contents(batch[name]))
+            fields[name] = int(found.sum()) & _ALL
+            rows ^= found
+        return RowDigests(batch.keys, fields, rows.astype("<u2").tobytes() if fields else b"")
 
     @staticmethod
     def merged(parts: Iterable[RowDigests]) -> RowDigests:
@@ -63,16 +58,57 @@ class RowDigests:
         return RowDigests(keys, fields, b"".join(found[key] for key in keys))
 
 
-def contents_by_row(column: Column) -> list[Any]:
-    """Return the bytes of each row of a column."""
+@lru_cache(maxsize=32)  # a step's calls are of the same rows
+def _mixed_keys(keys: tuple[Key, ...]) -> Any:
+    """Return a number for each key, of 64 bits."""
+    import numpy as np
+
+    found = np.zeros(len(keys), np.int64)
+    for length in set(map(len, keys)):
+        same = [i for i, key in enumerate(keys) if len(key) == length]
+        found[same] = _mixed_words(np.array([keys[i] for i in same], np.int64).reshape(len(same), length)) + length
+    return found
+
+
+def _mixed_contents(column: Column) -> Any:
+    """Return a number for the contents of each row, of 64 bits."""
+    import numpy as np
+
     if isinstance(column.values, list):
-        return [json.dumps(value, sort_keys=True, default=_kind).encode() for value in column.values]
-    whole = memoryview(raw_bytes(column.values))
+        texts = [json.dumps(value, sort_keys=True, default=_kind).encode() for value in column.values]
+        return np.array([_number(text) for text in texts], np.int64)
+    found = _mixed_words(_words(raw_bytes(column.values), len(column.values)))
     if column.lengths is None:
-        size = len(whole) // len(column) if len(column) else 0
-        return [whole[i * size : (i + 1) * size] for i in range(len(column))]
-    size = len(whole) // len(column.values) if len(column.values) else 0
-    return [whole[a * size : b * size] for a, b in pairwise(column.offsets.tolist())]
+        return found
+    offsets = column.offsets.numpy()
+    place = np.arange(len(found)) - np.repeat(offsets[:-1], np.diff(offsets))
+    sums = np.concatenate([[0], np.cumsum(mix(found + (place + 1) * GOLDEN))])
+    return sums[offsets[1:]] - sums[offsets[:-1]]
+
+
+def _words(contents: bytes, count: int) -> Any:
+    """Return the contents of so many elements as i64[elements, words]."""
+    import numpy as np
+
+    size = len(contents) // count if count else 8
+    if size in (1, 2, 4, 8):
+        return np.frombuffer(contents, f"<i{size}").astype(np.int64)[:, None]
+    padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = np.frombuffer(contents, np.uint8).reshape(count, size)
+    return padded.view("<i8")
+
+
+def _mixed_words(words: Any) -> Any:
+    """Return a number for each row of i64[rows, words], of their values and places; one word stands for itself."""
+    import numpy as np
+
+    if words.shape[1] == 1:
+        return words[:, 0]
+    return mix(words + np.arange(1, words.shape[1] + 1) * GOLDEN).sum(1)
+
+
+def _number(text: bytes) -> int:
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
 def _kind(value: object) -> str:

@@ -12,14 +12,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError
+from ...splitmix import GOLDEN, mix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Box = tuple[tuple[int, int], ...]
 
-#: The multipliers of SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2660193.2660195).
-_MIX = (-0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 #: Numbers at a time: in the caches of a CPU, which is nine times as fast as out of them; more where calls cost more.
 _CHUNK = 1 << 18
 
@@ -112,7 +111,7 @@ def _summed(tensor: Tensor, shape: tuple[int, ...], offset: tuple[int, ...]) -> 
         part = rows[a : a + step].contiguous()
         lead = (torch.arange(part.shape[0], device=tensor.device) + begin[0] + a) * strides[0]
         place = lead.view(-1, *[1] * inner.dim()) + inner if inner.dim() else lead
-        total += _mixed(place.add_(1).mul_(_MIX[0]).add_(_bits(part))).sum()
+        total += mix(place.add_(1).mul_(GOLDEN).add_(_bits(part))).sum()
     return int(total.item()) % (1 << 64)
 
 
@@ -124,15 +123,3 @@ def _bits(tensor: Tensor) -> Tensor:
     if tensor.is_floating_point():
         tensor = torch.where(tensor == 0, torch.zeros_like(tensor), tensor)
     return tensor.view(whole).to(torch.int64) if tensor.dtype != torch.bool else tensor.to(torch.int64)
-
-
-def _mixed(bits: Tensor) -> Tensor:
-    """SplitMix64's finish, with products modulo 2^64."""
-    for shift, factor in ((30, _MIX[1]), (27, _MIX[2])):
-        bits = (bits ^ _right(bits, shift)) * factor
-    return bits ^ _right(bits, 31)
-
-
-def _right(bits: Tensor, shift: int) -> Tensor:
-    """A shift that fills with zeros."""
-    return (bits >> shift) & ((1 << (64 - shift)) - 1)
