@@ -1,12 +1,15 @@
 """What each engine does whose rows leave one by one: the same tests for all of them.
 
-An engine joins with a function that opens it and one that gives it other weights. vLLM needs `make vllm-test`.
+An engine joins with a function that opens it and one that gives it other weights. vLLM needs `make vllm-test`; SGLang is
+here over its protocol, and tests/backends/test_sglang_server.py has its real server.
 """
 
 import asyncio
 import math
 import runpy
 import threading
+import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +22,7 @@ from flowrl.backends.stream import generate_streamed, stream_of
 from flowrl.batch import Column
 from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
-from flowrl.workers.model_options import Sampling
+from flowrl.workers.model_options import Build, Model, Sampling
 from flowrl.workers.streaming import FailedCall, streams
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
@@ -117,6 +120,59 @@ class OfVLLM(OfNet):
         self.fault(f"spoiled {token}")
 
 
+class OfSGLang(OfNet):
+    """SGLang, with a server that speaks its protocol and makes a token of each row when a step is made here."""
+
+    server: Any = None
+    engine: Any = None
+
+    def __init__(self, folder=None):
+        self.alone = T.engine("llama")
+        if folder is not None:
+            from sglang_scripted import Scripted
+
+            config = self.alone.net.model.config
+            config.architectures = ["LlamaForCausalLM"]
+            config.save_pretrained(folder)
+            OfSGLang.server = Scripted(folder, auto=False)
+            build = Build(Model(config=T.CONFIGS["llama"]), device="cpu", options={"url": OfSGLang.server.url})
+            OfSGLang.engine = engine = T.open_engine("sglang", build)
+            engine.step, engine.generate = partial(self.step, engine.step), partial(self.whole, engine.generate)
+            engine.take_weights(self.alone.plain_weights())
+
+    def step(self, take):
+        """A token of each row on the server, and what has ended by it here."""
+        if self.engine._paused:
+            return take()
+        while len(self.server.requests) < len(self.engine.running()):
+            time.sleep(0.001)  # rows are on their way there
+        ended, found = self.server.step(), []
+        while (len(found) < ended and self.engine.running()) or self.waits():
+            found += take()
+        return found
+
+    def waits(self):
+        """Whether something that the server has told is on its way here."""
+        rows = {row.rid: row for row in self.engine.calls.rows.values()}
+        return any(r.rid in rows and len(rows[r.rid].ids) < r.told for r in list(self.server.requests))
+
+    def whole(self, generate, *said):
+        """A whole call: the server goes on by itself."""
+        self.server.auto = True
+        try:
+            return generate(*said)
+        finally:
+            self.server.auto = False
+
+    def spoil(self, token):
+        with torch.no_grad():
+            self.server.model.get_input_embeddings().weight[token] = torch.nan
+
+    def close(self):
+        self.engine.close()
+        self.server.close()
+
+
 VLLM = pytest.param(
     "vllm",
     marks=[
@@ -127,13 +183,15 @@ VLLM = pytest.param(
 )
 
 
-@pytest.fixture(params=["hf", "fake", VLLM])
-def it(request):
-    if request.param != "vllm":
-        return {"hf": OfNet, "fake": OfTable}[request.param]()
-    found = OfVLLM(request.getfixturevalue("opened"), request.getfixturevalue("fault"))
-    found.begin()
-    return found
+@pytest.fixture(params=["hf", "fake", "sglang", VLLM])
+def it(request, tmp_path):
+    if request.param == "vllm":
+        found = OfVLLM(request.getfixturevalue("opened"), request.getfixturevalue("fault"))
+        found.begin()
+    else:
+        found = OfSGLang(tmp_path) if request.param == "sglang" else {"hf": OfNet, "fake": OfTable}[request.param]()
+    yield found
+    found.close()
 
 
 def prompts(rows=PROMPTS):
