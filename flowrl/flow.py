@@ -270,6 +270,8 @@ class Flow:
         unlock: bool = False,
         overwrite: bool = False,
         checkpoint_every: int = 50,
+        keep_last: int = 2,
+        keep_best: str = "",
         save_models: bool = True,
         trajectories: int = 2,
         trajectories_every: int = 10,
@@ -288,9 +290,11 @@ class Flow:
         ``trajectories_every``-th step are written down. ``address`` is that of a running Ray cluster, for
         ``runtime="ray"``. ``resume`` goes on with the run in ``out``; what has changed since its start is told, and
         refused where it makes another run, unless ``allow_changed``. ``unlock`` says that the process on another host
-        which has the folder is gone. ``track`` names trackers that show the run too: ``"tensorboard"``,
-        ``["wandb", "module:Class"]``. Raises UsageError for an unknown keyword or value, CheckError with every
-        finding before anything is loaded, ResumeError for a run that cannot go on so.
+        which has the folder is gone. The newest ``keep_last`` checkpoints are kept, and with ``keep_best="accuracy"``
+        that with the largest such metric (``"loss:min"``: the smallest), whose models are saved in ``best/``.
+        ``track`` names trackers that show the run too: ``"tensorboard"``, ``["wandb", "module:Class"]``. Raises
+        UsageError for an unknown keyword or value, CheckError with every finding before anything is loaded,
+        ResumeError for a run that cannot go on so.
         """
         options = {name: value for name, value in locals().items() if name in RUN_OPTIONS}
         from .analysis.placed_graph import recorded_graph

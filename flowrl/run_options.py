@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import UsageError, did_you_mean
-from .graph.ops.allowed import flag, one_of, whole
+from .graph.ops.allowed import flag, one_of, text, whole
 from .graph.script.site import caller
 from .program import Program
 
@@ -19,6 +19,8 @@ RUN_OPTIONS = {
     "unlock": flag(),
     "overwrite": flag(),
     "checkpoint_every": whole(least=1),
+    "keep_last": whole(least=1),
+    "keep_best": text(),
     "save_models": flag(),
     "trajectories": whole(least=0),
     "trajectories_every": whole(least=1),

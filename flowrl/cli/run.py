@@ -46,6 +46,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every", type=whole_number, default=50, metavar="STEPS", help="steps between checkpoints (50)"
     )
     parser.add_argument(
+        "--keep-last", type=whole_number, default=2, metavar="COUNT", help="newest checkpoints that are kept (2)"
+    )
+    parser.add_argument(
+        "--keep-best",
+        default="",
+        metavar="METRIC",
+        help="keep the checkpoint with the largest METRIC too (METRIC:min: the smallest), and save its models in best/",
+    )
+    parser.add_argument(
         "--no-save", dest="save_models", action="store_false", help="do not save the trained models at the end"
     )
     parser.add_argument(
@@ -77,7 +86,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     begun = recorded_words(words) if "--resume" in words else []
     given = parse(flow, "run", [*begun, *words], add_options)
     options = given.options
-    for name in ("checkpoint_every", "trajectories", "trajectories_every"):
+    for name in ("checkpoint_every", "keep_last", "trajectories", "trajectories_every"):
         rule, value = RUN_OPTIONS[name], getattr(options, name)
         if not rule.accepts(value):
             raise UsageError(f"--{name.replace('_', '-')} {value}: give {rule.least:g} or more.")

@@ -24,6 +24,8 @@ class Settings:
     unlock: bool = False
     overwrite: bool = False
     checkpoint_every: int = 50
+    keep_last: int = 2  # checkpoints
+    keep_best: str = ""  # the metric whose best checkpoint is kept too
     save_models: bool = True
     trajectories: int = 2  # prompt groups of a step that are written down
     trajectories_every: int = 10  # steps

@@ -39,7 +39,7 @@ from .run_settings import Outcome, Settings
 from .run_texts import describe_continuation, labels, start_record, unused_words
 from .run_trackers import close_tracking, open_tracking
 from .running_program import Running
-from .save_models import save_models
+from .save_models import save_best, save_models
 from .stop_signals import Stop
 from .take_checkpoint import Checkpoints
 
@@ -286,6 +286,7 @@ class Runner:
         """Have what looks at the lines of metrics go back to where those end that are left."""
         self._tracking.rewind(self.recorder.history)
         self._health.rewind(self.recorder.history)
+        self._checkpoints.score.rewind(self.recorder.history)
 
     def _keep_not_finite(self, call: Call, rows: Any) -> None:
         """Write down the rows of a call whose numbers are not finite, as far as they can be had."""
@@ -334,7 +335,11 @@ class Runner:
         """All programs are done: save the models, and give the digest of all weights."""
         self._checkpoints.wait()
         self._position.settle_in()
-        return save_models(self.executor, self.recorder, self.settings.out / "model", save=self.settings.save_models)
+        out, save = self.settings.out, self.settings.save_models
+        digest = save_models(self.executor, self.recorder, out / "model", save=save)
+        if save and self.settings.keep_best:
+            save_best(self.executor, self.recorder, out / "checkpoints", out / "best")
+        return digest
 
     def _end(self, status: str, digest: str | None) -> Outcome:
         out = self._out

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from ..executor import Executor
+from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.disk import writing
 from ..storage.recorder import Recorder
+from .model_card import model_card
 
 
 def save_models(executor: Executor, recorder: Recorder, out: Path, *, save: bool) -> str:
@@ -18,7 +21,36 @@ def save_models(executor: Executor, recorder: Recorder, out: Path, *, save: bool
     digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
     recorder.run_record(weights_digest=digest, weights_digests=digests)
     for name, worker in workers.items() if save else ():
-        if getattr(worker, "trains", hasattr(type(worker), "update")):
-            with writing(out / name):
-                worker.save_model(str(out / name))
+        if is_trained(worker):
+            _save(worker, out / name, model_card(recorder.record, name, recorder.history))
     return digest
+
+
+def save_best(executor: Executor, recorder: Recorder, checkpoints: Path, out: Path) -> None:
+    """Save the trained models as the best checkpoint has them, which the workers are given back; none where none is.
+
+    Nothing may be computed with them after that.
+    """
+    folder = checkpoint.best(checkpoints) if checkpoints.exists() else None
+    if folder is None:
+        return
+    manifest = checkpoint.load_manifest(folder, reopened=True)
+    said = manifest["best"]
+    for name in executor.workers:
+        worker = executor.open(name)
+        if is_trained(worker) and name in manifest["stamps"]:
+            checkpoint.load_worker(folder, name, worker)
+            _save(worker, out / name, model_card(recorder.record, name, recorder.history, best=said))
+    recorder.run_record(best={**{n: v for n, v in said.items() if n != "score"}, "checkpoint": folder.name})
+
+
+def is_trained(worker: Any) -> bool:
+    """Whether a worker has a model that the run trains."""
+    return getattr(worker, "trains", hasattr(type(worker), "update"))
+
+
+def _save(worker: Any, folder: Path, card: str) -> None:
+    with writing(folder):
+        worker.save_model(str(folder))
+        if folder.is_dir():  # a worker of one's own may save nothing
+            (folder / "README.md").write_text(card, encoding="utf-8")

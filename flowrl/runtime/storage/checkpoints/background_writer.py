@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ..disk import remove
@@ -21,8 +22,10 @@ class CheckpointWriter:
     wrong in the thread is raised once, by whoever asks next.
     """
 
-    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        self.folder, self._check = folder, check
+    def __init__(
+        self, folder: Path, check: Callable[[], None] = lambda: None, *, keep: int = checkpoint.KEEP, best: bool = False
+    ) -> None:
+        self.folder, self._check, self._keep, self._best = folder, check, keep, best
         self._number, self._part = -1, folder  # of the last one that was begun
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -36,7 +39,7 @@ class CheckpointWriter:
         been written by now, else that goes on in the thread.
         """
         self.wait()
-        begun = capture(self._number)
+        begun = replace(capture(self._number), keep=self._keep, keep_best=self._best)
         self._number, self._part = begun.number, begun.part
         lacking = max((c.lacking for c in begun.captured), default=0)
         self._thread = threading.Thread(

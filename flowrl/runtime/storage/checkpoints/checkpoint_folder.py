@@ -35,12 +35,17 @@ CaptureRows = Callable[[Any, Path], tuple[Mapping[str, Any], Captured]]
 
 @dataclass(frozen=True)
 class Begun:
-    """A checkpoint that is not there yet: ``number``, the ``part`` folder that becomes it, and what goes into it."""
+    """A checkpoint that is not there yet: ``number``, the ``part`` folder that becomes it, and what goes into it.
+
+    When it is there, the newest ``keep`` stay, and with ``keep_best`` the one with the largest score.
+    """
 
     folder: Path
     number: int
     manifest: Mapping[str, Any]
     captured: tuple[Captured, ...]
+    keep: int = KEEP
+    keep_best: bool = False
 
     @property
     def part(self) -> Path:
@@ -119,7 +124,7 @@ def _capture(
 
 
 def write(begun: Begun, commit: Callable[[Callable[[], None]], None] = lambda do: do()) -> Path:
-    """Write a checkpoint that was begun, its manifest last, and take those away that are older than two.
+    """Write a checkpoint that was begun, its manifest last; then keep as many of the newest as it says, and the best.
 
     The manifest has the checksums of all files, and of itself. ``commit`` is handed what makes the checkpoint count,
     to do it or to raise. Raises DiskError where the disk does not take it: then nothing of it stays.
@@ -138,7 +143,7 @@ def write(begun: Begun, commit: Callable[[Callable[[], None]], None] = lambda do
     except BaseException:
         take_away(part)
         raise
-    kept = _all(folder)[-KEEP:]
+    kept = [*_all(folder)[-begun.keep :], *filter(None, [best(folder) if begun.keep_best else None])]
     for stale in ours:
         if stale not in kept and not stale.name.startswith("."):
             remove(stale)
@@ -158,6 +163,16 @@ def _ours(folder: Path) -> dict[Path, int]:
 def latest(folder: Path) -> Path | None:
     """Return the newest checkpoint in a folder. Nothing is said of whether it is damaged."""
     return next(reversed(_all(folder)), None)
+
+
+def best(folder: Path) -> Path | None:
+    """Return the checkpoint with the largest score, the newest of equal ones; None where none was compared."""
+    scores: list[tuple[float, int, Path]] = []
+    for number, path in enumerate(_all(folder)):
+        with suppress(OSError, ValueError):  # a damaged one is not compared
+            if said := _read(path).get("best"):
+                scores.append((said["score"], number, path))
+    return max(scores)[2] if scores else None
 
 
 def end(folder: Path, progress: Mapping[str, Any]) -> None:

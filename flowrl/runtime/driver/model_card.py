@@ -1,0 +1,69 @@
+"""The card of a trained model: which run it comes from, and how that was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def model_card(
+    record: Mapping[str, Any], worker: str, history: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None = None
+) -> str:
+    """Return the card of a worker's model as Markdown, from run.json and the lines of metrics.
+
+    ``best`` says that it is that of the best checkpoint, by which metric of which step.
+    """
+    workers: Mapping[str, str] = record.get("inputs", {}).get("workers", {})
+    mine = {n.partition(": ")[2]: value for n, value in workers.items() if n.startswith(f"{worker}: ")}
+    programs = zip(record.get("programs", ()), record.get("parameters", ()), strict=False)
+    versions = record.get("versions", {})
+    last = history[-1] if best is None and history else next((h for h in history if best and _is_of(h, best)), {})
+    numbers = {n: v for n, v in last.items() if isinstance(v, (int, float)) and n not in ("step", "seconds")}
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags: [flowrl, reinforcement-learning]",
+        "---",
+        "",
+        f"# {worker}, trained with flowrl",
+        "",
+        _about(record, best),
+        "",
+        "| asked for | |",
+        "|---|---|",
+        *(_row(f"{program}: {name}", value) for program, given in programs for name, value in given.items()),
+        *(_row(f"{worker}: {name}", value) for name, value in mine.items()),
+        _row("seed", record.get("seed")),
+        *(_row(name, versions[name]) for name in ("flowrl", "torch", "transformers") if name in versions),
+        "",
+        f"| at step {last['step']} of {last['program']} | |" if last else "| nothing was logged | |",
+        "|---|---|",
+        *(_row(name, f"{value:.4g}") for name, value in numbers.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _about(record: Mapping[str, Any], best: Mapping[str, Any] | None) -> str:
+    what = "The final weights" if best is None else f"The weights of the best checkpoint, by `{best['metric']}`,"
+    code = (
+        f" on commit `{record['commit']}`{' with changes' if record.get('dirty') else ''}"
+        if record.get("commit")
+        else ""
+    )
+    digest = (
+        f" Digest of all final weights of the run: `{record['weights_digest']}`."
+        if record.get("weights_digest")
+        else ""
+    )
+    return f"{what} of run `{record.get('id', '')}` of `{record.get('script', '')}`{code}.{digest}"
+
+
+def _is_of(line: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    return (line["program"], line["step"]) == (best["program"], best["step"])
+
+
+def _row(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return f"| {name} | {text} |".replace("\n", " ")
