@@ -252,6 +252,3 @@ def edge_records(graph: Graph) -> Sequence[Mapping[str, object]]:
         for e in graph.edges
         if e.bytes
     ]
-
-
-__all__ = ["edge_records", "overlaid", "placed_graph", "transport"]

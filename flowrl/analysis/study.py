@@ -16,8 +16,8 @@ from ..lowering.lower import Execution, choose_runtime, lower
 from ..lowering.roles import roles_of
 from ..lowering.scheme_of_program import scheme_of
 from ..lowering.unsupported import unsupported
-from ..placement.cost.calibrated_costs import placed
-from ..placement.cost.cost_model import Calibrated, Costs
+from ..placement.cost.calibrated_costs import Calibrated, placed
+from ..placement.cost.cost_model import Costs
 from ..placement.cost.pool_memory import PoolMemory, Turn, pool_memory
 from ..placement.cost.roofline import Efficiency, Roofline
 from ..placement.cost.work import Role, Work, Workload

@@ -14,7 +14,9 @@ from ..analysis.study import Study
 from ..errors import UsageError, near
 from ..flow import Flow
 from ..graph.ops.op import Op
-from ..placement.cost.cost_model import Calibrated, GivenCosts, load_costs
+from ..placement.cost.calibrated_costs import Calibrated
+from ..placement.cost.cost_model import load_costs
+from ..placement.cost.given_costs import GivenCosts
 from ..placement.cost.length_distribution import read_lengths
 from ..placement.plan.plan import Plan
 from ..run_options import RUN_OPTIONS

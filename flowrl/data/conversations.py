@@ -145,6 +145,3 @@ def _named(tokenizer: Any) -> str:
     """The name of a tokenizer, or its class where it has none."""
     name = str(getattr(tokenizer, "name_or_path", "") or "")
     return f"'{name}'" if name else type(tokenizer).__name__
-
-
-__all__ = ["Conversation", "read_conversation", "templated"]

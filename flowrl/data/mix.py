@@ -235,6 +235,3 @@ class MixtureCursor:
                 break
             rows.append((name, row))
         return rows
-
-
-__all__ = ["Mixture", "MixtureCursor"]

@@ -263,6 +263,3 @@ def _plain(value: Any, name: str, row: Row, at: Callable[[int], At]) -> Any:
         at=at(row.index),
         fix="Leave it out: columns=[...] names those to keep.",
     )
-
-
-__all__ = ["Prompts", "encode"]

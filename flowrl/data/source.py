@@ -300,6 +300,3 @@ def shuffled(size: int, seed: int, epoch: int) -> Sequence[int]:
     digest = hashlib.blake2b(repr((seed, epoch)).encode(), digest_size=16).digest()
     random.Random(int.from_bytes(digest, "little")).shuffle(order)
     return order
-
-
-__all__ = ["Cursor", "Options", "Reading", "Source", "shuffled"]

@@ -292,20 +292,3 @@ def listed(use: str, **traits: object) -> str:
 def packages() -> tuple[str, ...]:
     """Return the packages that backends import, whose versions decide a result."""
     return tuple(package for row in BACKENDS.values() for package in row.packages)
-
-
-__all__ = [
-    "BACKENDS",
-    "ORDERS",
-    "PUBLISH",
-    "REFERENCE",
-    "Backend",
-    "Fused",
-    "LayoutRules",
-    "Option",
-    "backend",
-    "listed",
-    "names_of",
-    "packages",
-    "proposed",
-]

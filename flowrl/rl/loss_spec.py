@@ -302,6 +302,3 @@ def where(field: str, loss: Loss) -> Loss:
     'rollout_logprobs, advantages, response_mask, finished: bool[]'
     """
     return replace(loss, where=field, reads=f"{loss.reads}, {field}: bool[]" if loss.reads else f"{field}: bool[]")
-
-
-__all__ = ["AGGREGATES", "Loss", "LossInputs", "loss", "where"]

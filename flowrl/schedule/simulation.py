@@ -175,6 +175,3 @@ def steady(commits: Mapping[int, float], makespan: float, staleness: int) -> flo
     last = count - 2 if staleness and count > 3 else count - 1
     first = min(max(count // 2 - 1, 0), last - 1)
     return (times[last] - times[first]) / (last - first)
-
-
-__all__ = ["Bar", "PoolTime", "Simulation", "bars_of", "by_call", "covered", "pool_times", "steady"]

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..ops.op import Op
     from .values import Value
 
-__all__ = ["Session", "caller", "current", "using"]
-
 
 class Session(Protocol):
     """What stands behind the values of a program."""

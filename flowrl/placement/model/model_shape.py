@@ -116,6 +116,3 @@ def shape_named(name: str) -> ModelShape:
     from .zoo import find_shape
 
     return find_shape(name)
-
-
-__all__ = ["ModelShape", "Stack", "Weight", "shape_named"]

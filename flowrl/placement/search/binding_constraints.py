@@ -8,7 +8,8 @@ from dataclasses import replace
 from ...errors import PlanError
 from ..cluster.cluster import Cluster, Nodes
 from ..cost.communication import publish_bytes
-from ..cost.cost_model import Costs, Roofline
+from ..cost.cost_model import Costs
+from ..cost.roofline import Roofline
 from .abstract_problem import Asked
 from .branch_and_bound import Choice, cheapest
 from .problem import Problem
