@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..placement.cluster.mesh import Mesh
+from ..placement.cost.continuous_batch import Engine
+from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Work, Workload
 from ..schedule.engine_slots import Rows
 from ..schedule.events import Call
@@ -46,6 +48,7 @@ class Pace:
         self._works: dict[int, Work] = {}
         self._made: dict[int, Made] = {}
         self._known: dict[tuple[str, Workload], float] = {}
+        self._engines: dict[tuple[str, Workload], Engine] = {}
         self._moves: dict[tuple[str, str], float] = {}
 
     def note(self, made: Made) -> int:
@@ -68,16 +71,29 @@ class Pace:
         return self._known[key]
 
     def rows(self, call: Call) -> Rows | None:
-        """Rows of their own lengths. An engine runs as many at once as one call has; a row takes its share of the
-        seconds that the call has for rows of average length."""
+        """Rows of their own lengths, in an engine that is as fast as the costs have it for so many rows."""
         made = self._made.get(call.id)
         lengths = self._study.lengths.of(made) if made is not None else None
         if made is None or lengths is None or not lengths.varies or not made.rows:
             return None
-        each = self.seconds(call) / lengths.mean
-        drawn = [each * tokens for tokens in lengths.draw(made.rows, f"{self._study.seed} {call.id}")]
+        drawn = lengths.draw(made.rows, f"{self._study.seed} {call.id}")
         size = max(1, made.rows // max(1, call.groups or prompts_of(made)))
-        return Rows([drawn[i : i + size] for i in range(0, len(drawn), size)], made.rows)
+        return Rows([drawn[i : i + size] for i in range(0, len(drawn), size)], self._engine(call, lengths.mean))
+
+    def _engine(self, call: Call, mean: float) -> Engine:
+        """Of a roofline, the engine that it prices; of costs that are seconds of a whole call, one that runs all of its
+        rows at once, each token taking what it takes in a row of average length."""
+        work = self._works[call.id]
+        key = (work.node, work.load)
+        if key not in self._engines:
+            costs = self._study.cost_model
+            each = self.seconds(call) / mean
+            self._engines[key] = (
+                costs.engine(work)
+                if isinstance(costs, Roofline) and work.role.model is not None
+                else Engine(work.load.rows, lambda rows: each)
+            )
+        return self._engines[key]
 
     def publish(self, worker: str) -> float:
         return self._move(("publish", worker), lambda: self._study.publish(worker))

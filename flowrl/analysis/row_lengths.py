@@ -45,8 +45,16 @@ class RowLengths:
         tokens = self.tokens
         if not tokens.numbers:
             return Lengths(prompt, response)
-        most = max(response, tokens.numbers[0]) if tokens.kind == "fixed" else inf
-        return Lengths(prompt, most, tokens.kind, tokens.numbers)
+        if tokens.kind == "fixed":
+            return Lengths(prompt, max(response, tokens.numbers[0]), tokens.kind, tokens.numbers)
+        if tokens.kind == "lognormal" and len(tokens.numbers) == 3:
+            return Lengths(prompt, tokens.numbers[2], tokens.kind, tokens.numbers[:2])
+        return Lengths(prompt, self._most(made, tokens.numbers[0]), tokens.kind, tokens.numbers)
+
+    def _most(self, made: Made, mean: float) -> float:
+        """The call's ``max_tokens``; no limit where what was said is longer on average: another model's lengths."""
+        most = self._asked(made)
+        return most if self.tokens.kind == "lognormal" and most is not None and most > mean else inf
 
     def prompt(self, made: Made) -> tuple[float, str]:
         """Tokens of a call's average prompt, and in words where that is from."""
@@ -60,14 +68,19 @@ class RowLengths:
 
     def response(self, made: Made) -> tuple[float, str]:
         """Tokens of a call's responses where nothing was said of them, and in words where that is from."""
-        call, texts, vocab = made.call, self._texts(made), self._vocabulary(made)
+        texts, vocab = self._texts(made), self._vocabulary(made)
         if texts is not None and texts.response is not None:
             return texts.tokens(texts.response, vocab), texts.basis(vocab)
+        asked = self._asked(made)
+        return (asked, "max_tokens, the most") if asked is not None else (RESPONSE, "assumed")
+
+    def _asked(self, made: Made) -> int | None:
+        """The most tokens that a call may sample for a row, where the script says."""
+        call = made.call
         most: Any = call.arguments.get("max_tokens")
         names = (*call.serves, call.worker, *(r.name for r in self.roles.values() if r.generates))
         given = {h.name: h.arguments.get("max_tokens") for h in self.handles}
-        asked = most if most is not None else next((m for m in map(given.get, names) if isinstance(m, int)), None)
-        return (asked, "max_tokens, the most") if asked is not None else (RESPONSE, "assumed")
+        return most if most is not None else next((m for m in map(given.get, names) if isinstance(m, int)), None)
 
     def _texts(self, made: Made) -> Texts | None:
         """The texts of the first of a call's sources that says something of them."""

@@ -159,7 +159,9 @@ class Study:
             fit = self.costs.fits.get(self.ids.get(made.call.place, "")) or self.costs.fits.get(made.call.title)
             return Workload(made.rows, 0, fit.row_tokens if fit is not None else 0)
         lengths = self.lengths.of(made)
-        return Workload(made.rows, lengths.prompt, lengths.mean)
+        if not lengths.varies:
+            return Workload(made.rows, lengths.prompt, lengths.mean)
+        return Workload(made.rows, lengths.prompt, lengths.mean, lengths.longest(made.rows), lengths)
 
     @cached_property
     def lengths(self) -> RowLengths:

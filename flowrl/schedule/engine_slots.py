@@ -1,18 +1,22 @@
-"""When the rows of a generate enter an engine that runs so many at once, and when they leave it."""
+"""The generates of a pool in one continuous batch: when their rows enter, when groups and calls are done."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ..placement.cost.continuous_batch import ContinuousBatch, Engine, Moved
+from .events import Entered, Finished, Grouped
+
+_Key = tuple[int, int]  # a call and its chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Seconds of each row, by prompt group, and how many rows the engine runs at once."""
+    """Tokens of each row of a generate, by prompt group, and how fast its engine is."""
 
     groups: Sequence[Sequence[float]]
-    slots: int
+    engine: Engine
 
     def chunk(self, number: int, chunks: int) -> Sequence[tuple[int, Sequence[float]]]:
         """Return the prompt groups of a chunk, each with its number."""
@@ -20,32 +24,76 @@ class Rows:
         return list(enumerate(self.groups))[number * size : (number + 1) * size]
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """When rows were in an engine: the first entered, the last ``entered``, each group ended, all were ``finished``."""
+@dataclass(slots=True)
+class _Left:
+    """What is left of a chunk: rows that wait for the engine, rows that have not ended, those of each group."""
 
-    first: float
-    entered: float
-    ends: Sequence[tuple[int, float]]
-    finished: float
+    waiting: int
+    rows: int
+    groups: dict[int, int]
+    windowed: bool
+
+    def copy(self) -> _Left:
+        return _Left(self.waiting, self.rows, dict(self.groups), self.windowed)
+
+    def take(self, key: tuple[int, int, int], moved: Moved) -> list[Entered | Grouped | Finished]:
+        """Count rows that have moved; return what is to be told of it."""
+        call, chunk, group = key
+        self.waiting -= moved.entered
+        self.rows -= moved.left
+        self.groups[group] -= moved.left
+        told: list[Entered | Grouped | Finished] = []
+        if moved.left and not self.groups[group] and self.windowed:
+            told.append(Grouped(call, group))
+        if not self.rows:
+            told.append(Finished(call, chunk))
+        elif moved.entered and not self.waiting:
+            told.append(Entered(call))
+        return told
 
 
+@dataclass
 class EngineSlots:
-    """The slots of one engine, each taken until a time."""
+    """One engine, at the time that its rows have come to."""
 
-    def __init__(self, slots: int) -> None:
-        self._until = [0.0] * slots
+    batch: ContinuousBatch
+    first: dict[_Key, float] = field(default_factory=dict[_Key, float])  # when the first row of a chunk entered
+    _left: dict[_Key, _Left] = field(default_factory=dict[_Key, "_Left"])
 
-    def run(self, groups: Sequence[tuple[int, Sequence[float]]], begin: float) -> Taken:
-        """Have rows take the slots from ``begin`` on, each the one that is free first."""
-        slots, ends = self._until, list[tuple[int, float]]()
-        first, entered, finished = float("inf"), begin, begin
+    @staticmethod
+    def of(rows: Rows) -> EngineSlots:
+        """Return an empty engine that is as fast as one of these rows."""
+        return EngineSlots(ContinuousBatch(rows.engine))
+
+    def submit(self, key: _Key, rows: Rows, chunks: int, *, windowed: bool) -> None:
+        """Put the rows of a chunk of a call behind those that wait; ``windowed`` ones are told of by groups."""
+        self.batch.use(rows.engine)
+        groups = rows.chunk(key[1], chunks)
+        count = sum(len(group) for _, group in groups)
+        self._left[key] = _Left(count, count, {number: len(group) for number, group in groups}, windowed)
         for number, group in groups:
-            end = begin
-            for seconds in group:
-                start = max(begin, heapq.heappop(slots))
-                heapq.heappush(slots, start + seconds)
-                first, entered, end = min(first, start), max(entered, start), max(end, start + seconds)
-            finished = max(finished, end)
-            ends.append((number, end))
-        return Taken(first, entered, ends, finished)
+            self.batch.submit((*key, number), group)
+
+    def advance(self, time: float) -> list[Entered | Grouped | Finished]:
+        """Go on to a time; return what the schedule has to know of the way."""
+        told: list[Entered | Grouped | Finished] = []
+        for moved in self.batch.advance(time):
+            key = _key(moved)
+            call, chunk = key[:2]
+            if moved.entered:
+                self.first.setdefault((call, chunk), moved.time)
+            told += self._left[call, chunk].take(key, moved)
+            if not self._left[call, chunk].rows:
+                del self._left[call, chunk]
+        return told
+
+    def next(self) -> float:
+        """Return when there is something to tell, if nothing comes between."""
+        left = {key: each.copy() for key, each in self._left.items()}
+        return self.batch.until(lambda moved: bool(left[_key(moved)[:2]].take(_key(moved), moved)))
+
+
+def _key(moved: Moved) -> tuple[int, int, int]:
+    key = moved.key
+    assert isinstance(key, tuple), "rows of a call have its number, its chunk and their group"
+    return key  # type: ignore[return-value]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Protocol
 
 from .engine_slots import EngineSlots, Rows
@@ -14,7 +15,6 @@ from .events import (
     Closed,
     Commit,
     Ended,
-    Entered,
     Event,
     Finished,
     Grouped,
@@ -72,6 +72,17 @@ class Deadlock(Exception):
     """Nothing runs, and the program waits: a bug of the schedule. It tells the whole story."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    """The rows of a pool's engine have something to tell, unless another wake was asked for since."""
+
+    pool: str
+    number: int
+
+
+_Due = Event | _Wake | Callable[[], None]
+
+
 class VirtualClock:
     """Drives a machine as a runtime does. The program itself takes no time; where it waits, the clock goes on.
 
@@ -87,10 +98,12 @@ class VirtualClock:
         self.time = 0.0
         self.flown = Flown()
         self._because = "the start"
-        self._due: list[tuple[float, int, Event | None, str, float]] = []  # time, number, event, pool, pauses then
+        self._due: list[tuple[float, int, _Due, str, float]] = []  # time, number, what, pool, pauses then
         self._number = 0
         self._pauses: dict[str, float] = {}  # by pool: seconds for which running requests stood still
-        self._slots: dict[str, EngineSlots] = {}  # by pool
+        self._engines: dict[str, EngineSlots] = {}  # by pool
+        self._wakes: dict[str, int] = {}  # by pool: the number of the wake that counts
+        self._spans: dict[tuple[int, int], int] = {}  # call and chunk in an engine: the place of its span
         self._calls: dict[int, Call] = {}
         self._titles: dict[int, str] = {}
         self._sources: dict[int, frozenset[int]] = {}  # the generates whose rows came into a call
@@ -157,19 +170,30 @@ class VirtualClock:
     def _pass(self) -> None:
         """Go on to the next thing that happens."""
         time, _, event, pool, pauses = heapq.heappop(self._due)
+        if isinstance(event, _Wake) and event.number != self._wakes[event.pool]:
+            return
         late = self._pauses.get(pool, 0.0) - pauses
         if late > 0:
             self._number += 1
             heapq.heappush(self._due, (time + late, self._number, event, pool, pauses + late))
             return
         self.time = time
-        if isinstance(event, Finished):
-            self._because = self._titles.get(event.id, self._because)
-            self._at_home.pop((event.id, event.chunk), None)
-        if event is not None:
+        if isinstance(event, _Wake):
+            self._go_on(event.pool)
+        elif isinstance(event, Finished):
+            self._finish(event)
+        elif callable(event):
+            event()
+        else:
             self.tell(event)
 
-    def _later(self, seconds: float, event: Event, pool: str = "") -> None:
+    def _finish(self, event: Finished) -> None:
+        """A call, or a chunk of it, is done."""
+        self._because = self._titles.get(event.id, self._because)
+        self._at_home.pop((event.id, event.chunk), None)
+        self.tell(event)
+
+    def _later(self, seconds: float, event: _Due, pool: str = "") -> None:
         self._number += 1
         pauses = self._pauses.get(pool, 0.0)
         heapq.heappush(self._due, (self.time + seconds, self._number, event, pool, pauses))
@@ -196,17 +220,40 @@ class VirtualClock:
 
     def _run_rows(self, call: Call, command: Start, rows: Rows, begin: float) -> None:
         """Rows enter the engine as others leave it; a call is in when its last row is."""
-        pool = call.pools[0]
-        slots = self._slots.setdefault(pool, EngineSlots(rows.slots))
-        taken = slots.run(rows.chunk(command.chunk, command.chunks), begin)
+        pool, key = call.pools[0], (call.id, command.chunk)
+        engine = self._engines.setdefault(pool, EngineSlots.of(rows))
         self._note_home(command)
-        if call.groups and call.relaxed and self.machine.setup.order == "window":
-            for number, end in taken.ends:
-                self._later(end - self.time, Grouped(call.id, number), pool)
-        self._span(call, command, min(taken.first, taken.finished), taken.finished)
-        if taken.entered < taken.finished:
-            self._later(taken.entered - self.time, Entered(call.id), pool)
-        self._later(taken.finished - self.time, Finished(call.id, command.chunk), pool)
+        place = len(self.flown.spans)
+        self._span(call, command, begin, begin)  # until its last row has left
+        windowed = bool(call.groups and call.relaxed and self.machine.setup.order == "window")
+
+        def submit() -> None:
+            self._go_on(pool)
+            engine.submit(key, rows, command.chunks, windowed=windowed)
+            self._go_on(pool)
+
+        if rows.chunk(command.chunk, command.chunks):
+            self._spans[key] = place
+            self._later(begin - self.time, submit)
+        else:  # fewer prompts than chunks
+            self._later(begin - self.time, Finished(*key))
+
+    def _go_on(self, pool: str) -> None:
+        """Tell what the rows of a pool's engine have come to by now, and come back when there is more to tell."""
+        engine = self._engines[pool]
+        told = engine.advance(self.time)
+        self._wakes[pool] = self._wakes.get(pool, 0) + 1
+        if (time := engine.next()) < inf:
+            self._later(time - self.time, _Wake(pool, self._wakes[pool]))
+        for event in told:
+            if isinstance(event, Finished):
+                key = (event.id, event.chunk)
+                place = self._spans.pop(key)
+                first = engine.first.pop(key)
+                self.flown.spans[place] = replace(self.flown.spans[place], start=first, end=self.time)
+                self._finish(event)
+            else:
+                self.tell(event)
 
     def _publish(self, command: Publish) -> None:
         seconds = self.pace.publish(command.worker)
@@ -216,10 +263,21 @@ class VirtualClock:
         self._note_home(command)
         if self.machine.setup.publish != "drain":  # running requests stand still meanwhile
             self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
+            self._hold_rows(pool, seconds)
         if seconds > 0:
             span = Span(title, command.step, (pool,), self.time, self.time + seconds, self._because)
             self.flown.spans.append(span)
         self._later(seconds, Finished(command.id))
+
+    def _hold_rows(self, pool: str, seconds: float) -> None:
+        """Have rows that run wait for a publish, and pay for keys and values that are computed again."""
+        if pool in self._engines:
+            self._go_on(pool)
+            batch = self._engines[pool].batch
+            batch.stall(seconds)
+            if self.machine.setup.publish == "interrupt":
+                batch.interrupt()
+            self._go_on(pool)
 
     def _note_home(self, command: Start | Publish) -> None:
         """Note what the program's own thread begins now, or as soon as the program waits."""

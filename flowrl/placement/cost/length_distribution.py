@@ -7,7 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from statistics import NormalDist
 
 from ...errors import UsageError, did_you_mean
 
@@ -18,9 +20,10 @@ _KINDS = ("fixed", "lognormal", "uniform")
 class Lengths:
     """Tokens of a prompt and of responses: ``Lengths(prompt=512, kind="lognormal", numbers=(800, 1.0), most=4096)``.
 
-    ``fixed`` has one number, the length; ``lognormal`` the mean and the sigma of the logarithm; ``uniform`` the
-    shortest and the longest; ``measured`` quantiles from the shortest to the longest, equal parts of the rows apart.
-    No response is longer than ``most``. Without a kind every response has ``most`` tokens.
+    ``fixed`` has one number, the length; ``lognormal`` the mean and the sigma of the logarithm, before ``most`` cuts
+    the longest; ``uniform`` the shortest and the longest; ``measured`` quantiles from the shortest to the longest,
+    equal parts of the rows apart. No response is longer than ``most``. Without a kind every response has ``most``
+    tokens.
     """
 
     prompt: float
@@ -28,17 +31,57 @@ class Lengths:
     kind: str = "fixed"
     numbers: tuple[float, ...] = ()
 
-    @property
+    @cached_property
     def mean(self) -> float:
-        """Tokens of an average response."""
-        if not self.numbers:
-            return self.most
-        if self.kind == "uniform":
-            return min(sum(self.numbers) / 2, self.most)
-        if self.kind == "measured":
-            between = [(a + b) / 2 for a, b in pairwise(self.numbers)]
-            return min(sum(between) / len(between), self.most)
-        return min(self.numbers[0], self.most)
+        """Tokens of an average response, none being longer than ``most``."""
+        return self._moment(1)
+
+    @cached_property
+    def running(self) -> float:
+        """Tokens that a running response has so far, on average over rows and time: longer rows run for longer."""
+        return self._moment(2) / 2 / self.mean if self.mean else 0.0
+
+    def longest(self, rows: int) -> float:
+        """Tokens of the longest of so many responses, as a rule."""
+        return self.quantile(1 - 0.5 / rows) if rows else 0.0
+
+    def spread(self, rows: int) -> list[float]:
+        """Return the lengths of so many responses, equal parts of the distribution, the shortest first."""
+        return [self.quantile((i + 0.5) / rows) for i in range(rows)]
+
+    def quantile(self, part: float) -> float:
+        """Return the length that this part of all responses does not exceed."""
+        if self.kind == "lognormal":
+            mu, sigma = self._normal
+            return min(math.exp(mu + sigma * NormalDist().inv_cdf(part)) if sigma else math.exp(mu), self.most)
+        if self.kind == "fixed" or not self.numbers:
+            return self.mean
+        return min(self._between(part * (len(self.numbers) - 1)), self.most)
+
+    def _moment(self, power: int) -> float:
+        """The mean of a response's tokens to the power 1 or 2."""
+        if not self.numbers or self.kind == "fixed":
+            return min(self.numbers[0], self.most) ** power if self.numbers else self.most**power
+        if self.kind == "lognormal":
+            return self._moment_of_lognormal(power)
+        return sum(_moment(a, b, self.most, power) for a, b in pairwise(self.numbers)) / (len(self.numbers) - 1)
+
+    def _moment_of_lognormal(self, power: int) -> float:
+        """E[min(X, most)^k]: ``exp(k mu + k^2 s^2 / 2) P(Z < z - k s) + most^k P(Z > z)``, z being where most lies."""
+        mu, sigma = self._normal
+        if not sigma:
+            return min(math.exp(mu), self.most) ** power
+        whole = math.exp(power * mu + (power * sigma) ** 2 / 2)
+        if math.isinf(self.most):
+            return whole
+        z, normal = (math.log(self.most) - mu) / sigma, NormalDist()
+        return whole * normal.cdf(z - power * sigma) + self.most**power * normal.cdf(-z)
+
+    @property
+    def _normal(self) -> tuple[float, float]:
+        """Mean and sigma of the logarithm."""
+        mean, sigma = self.numbers
+        return math.log(mean) - sigma * sigma / 2, sigma
 
     @property
     def words(self) -> str:
@@ -50,7 +93,8 @@ class Lengths:
         if self.kind == "uniform":
             return f"uniform from {self.numbers[0]:g} to {self.numbers[1]:g}"
         if self.kind == "lognormal":
-            return f"lognormal, mean {self.numbers[0]:g}, sigma {self.numbers[1]:g}"
+            most = f", at most {self.most:g}" if self.most < math.inf else ""
+            return f"lognormal, mean {self.numbers[0]:g}, sigma {self.numbers[1]:g}{most}"
         return f"as measured, mean {self.mean:.3g}, from {self.numbers[0]:g} to {self.numbers[-1]:g}"
 
     @property
@@ -66,8 +110,7 @@ class Lengths:
 
     def _one(self) -> Callable[[random.Random], float]:
         if self.kind == "lognormal":
-            mean, sigma = self.numbers
-            mu = math.log(mean) - sigma * sigma / 2
+            mu, sigma = self._normal
             return lambda chance: chance.lognormvariate(mu, sigma)
         if self.kind == "uniform":
             return lambda chance: chance.uniform(*self.numbers)
@@ -82,18 +125,30 @@ class Lengths:
         return a + (b - a) * (place - low)
 
 
+def _moment(low: float, high: float, most: float, power: int) -> float:
+    """Mean of min(x, most)^power for x uniform from ``low`` to ``high``."""
+    if most <= low or low == high:
+        return min(low, most) ** power
+    top = min(high, most)
+    inside = (top ** (power + 1) - low ** (power + 1)) / (power + 1)
+    return (inside + most**power * (high - top) if high > top else inside) / (high - low)
+
+
 def read_lengths(text: str) -> tuple[str, tuple[float, ...]]:
-    """Read ``fixed:1024``, ``lognormal:800,1.0`` (mean, sigma) or ``uniform:1,2048``. Raises UsageError."""
+    """Read ``fixed:1024``, ``lognormal:800,1.0`` (mean, sigma), ``lognormal:800,1.0,4096`` (and the most) or
+    ``uniform:1,2048``. Raises UsageError."""
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
         fix = did_you_mean(kind, _KINDS, form="Did you mean {}?")
         raise UsageError(f"--lengths {text}: '{kind}' is no distribution.", have=_KINDS, fix=fix)
-    wanted = 1 if kind == "fixed" else 2
+    wanted = {"fixed": (1,), "uniform": (2,), "lognormal": (2, 3)}[kind]
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
         numbers = tuple(float(part) for part in rest.split(","))
-    fits = len(numbers) == wanted and min(numbers) >= 0 and sum(numbers[:1]) > 0 and math.isfinite(sum(numbers))
+    fits = len(numbers) in wanted and min(numbers) >= 0 and sum(numbers[:1]) > 0 and math.isfinite(sum(numbers))
     if not fits or (kind == "uniform" and list(numbers) != sorted(numbers)):
-        fix = {"fixed": "fixed:TOKENS", "lognormal": "lognormal:MEAN,SIGMA", "uniform": "uniform:LEAST,MOST"}[kind]
+        fix = {"fixed": "fixed:TOKENS", "lognormal": "lognormal:MEAN,SIGMA[,MOST]", "uniform": "uniform:LEAST,MOST"}[
+            kind
+        ]
         raise UsageError(f"--lengths {text}: these are no lengths.", fix=f"Write {fix}, such as lognormal:800,1.0.")
     return kind, numbers

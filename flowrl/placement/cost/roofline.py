@@ -7,6 +7,7 @@ and are no promise of seconds. ``flowrl calibrate`` gives those.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -15,6 +16,7 @@ from ..cluster.cluster import Cluster
 from ..cluster.hardware import Hardware
 from . import communication as traffic
 from .communication import model_of
+from .continuous_batch import Engine, between_points, seconds_of
 from .per_device_counts import (
     decode_operations,
     forward_operations,
@@ -26,8 +28,10 @@ from .per_device_counts import (
     rows_of_replica,
     touched_parameters,
 )
-from .work import Work
+from .work import Work, Workload
 from .worker_memory import room
+
+_STAND_INS = 256  # rows that are looked at one by one
 
 _SOURCES = {
     "train": "assumed; Narayanan et al. 2021 (arXiv:2104.04473) report 44 to 52 % of peak in pre-training",
@@ -123,33 +127,62 @@ class Roofline:
         return operations / shards / self._hardware(work).flops(model_of(work).dtype_bytes) / part
 
     def _generate(self, work: Work) -> dict[str, float]:
-        rows = rows_of_replica(work.load, work.mesh, work.processes)
-        prefill = self._compute(work, prefill_operations(work.role, rows, work.load), self.efficiency.prefill)
-        prefill += traffic.activations(work, self._hardware(work), rows * work.load.prompt, passes=1)
-        return {"prefill": prefill, **self._decode(work, rows)}
-
-    def _decode(self, work: Work, rows: float) -> dict[str, float]:
         """A token for every row at a time: the slower of reading memory and computing, then what ranks exchange.
 
         Rows that the KV cache has no room for wait for the next wave; waves are even. With ``longest`` the last wave
-        is as long as its longest response, all others as the mean: finished rows make room. With pp the rows go round
-        in as many groups as there are stages, each of which reads the weights of a stage when it comes by.
+        is as long as its longest response, all others as the mean: finished rows make room. Where lengths are
+        distributed, rows enter as others leave, and the engine is the faster the fewer run.
         """
-        mesh, load, hardware, e = work.mesh, work.load, self._hardware(work), self.efficiency
+        load = work.load
+        rows = rows_of_replica(load, work.mesh, work.processes)
+        prefill = self._prefill(work, rows)
+        if not load.response:
+            return {"prefill": prefill, "decode": 0.0, "exchange": 0.0, "steps": 0.0}
+        if load.lengths is not None and load.lengths.varies:
+            seconds = seconds_of(replace(self._replica(work, rows), prefill=0.0), *_stand_ins(load, ceil(rows)))
+            return {"prefill": prefill, "decode": seconds}
         waves = ceil(rows / self.rows_at_once(work))
         steps = (waves - 1) * load.response + max(load.response, load.longest)
-        if not load.response:
-            return {"decode": 0.0, "exchange": 0.0, "steps": 0.0}
-        groups = min(mesh["pp"], max(1.0, rows / waves))
-        weights = touched_parameters(work.role, mesh, rows / waves / groups) * model_of(work).dtype_bytes
-        cache = kv_bytes(model_of(work), mesh, load.prompt + load.response / 2) * mesh["pp"] / groups
-        reading = (steps * weights + rows * load.response * cache) / hardware.bandwidth / e.memory
-        operations = decode_operations(work.role, rows, load) * mesh["pp"] / groups
+        running = rows * load.response / steps
+        return {"prefill": prefill, **{k: s * steps for k, s in self._token(work, running, rows / waves).items()}}
+
+    def _token(self, work: Work, running: float, together: float) -> dict[str, float]:
+        """Seconds of a token for ``running`` rows, of at most ``together`` in a wave.
+
+        With pp the rows go round in as many groups as there are stages, each of which reads the weights of a stage when
+        it comes by.
+        """
+        mesh, load, hardware, e = work.mesh, work.load, self._hardware(work), self.efficiency
+        groups = min(mesh["pp"], max(1.0, together))
+        weights = touched_parameters(work.role, mesh, together / groups) * model_of(work).dtype_bytes
+        answered = load.response / 2 if load.lengths is None else load.lengths.running
+        cache = kv_bytes(model_of(work), mesh, load.prompt + answered) * mesh["pp"] / groups
+        reading = (weights + running * cache) / hardware.bandwidth / e.memory
+        operations = decode_operations(work.role, running, load) / load.response * mesh["pp"] / groups
         return {
             "decode": max(reading, self._compute(work, operations, e.decode)),
-            "exchange": steps * traffic.decoded_token(work, hardware, rows * load.response / steps, groups),
-            "steps": steps * e.step_s,
+            "exchange": traffic.decoded_token(work, hardware, running, groups),
+            "steps": e.step_s,
         }
+
+    def _prefill(self, work: Work, rows: float) -> float:
+        computed = self._compute(work, prefill_operations(work.role, rows, work.load), self.efficiency.prefill)
+        return computed + traffic.activations(work, self._hardware(work), rows * work.load.prompt, passes=1)
+
+    def _replica(self, work: Work, rows: float) -> Engine:
+        """The engine of one replica with so many rows."""
+        at_once = ceil(rows / ceil(rows / self.rows_at_once(work)))
+        tokens = rows * work.load.prompt
+        prefill = self._prefill(work, rows) / tokens if tokens else 0.0
+        step = between_points(lambda n: sum(self._token(work, n, n).values()))
+        return Engine(at_once, step, prefill, work.load.prompt)
+
+    def engine(self, work: Work) -> Engine:
+        """Return the replicas of a generate as one engine, among which its rows are divided evenly."""
+        rows = rows_of_replica(work.load, work.mesh, work.processes)
+        replicas = max(1, ceil(work.load.rows / rows))
+        one = self._replica(work, rows)
+        return Engine(one.slots * replicas, lambda n: one.step(ceil(n / replicas)), one.prefill / replicas, one.prompt)
 
     def rows_at_once(self, work: Work) -> int:
         """Return rows of a replica whose KV cache fits beside the weights and what others hold; one at least."""
@@ -209,3 +242,23 @@ class Roofline:
         moved = 2 * width + 24 if width < 4 else 2 * width + 20  # fp32 weights are their own master: read as well
         size = optimizer_parameters(work.role, work.mesh, work.backend) * moved
         return size / self._hardware(work).bandwidth / self.efficiency.memory
+
+
+def _stand_ins(load: Workload, rows: int) -> tuple[list[float], list[int]]:
+    """Lengths of the rows of the replica that has the longest one, and of how many rows each is the length.
+
+    Up to :data:`_STAND_INS` rows stand for themselves. Of more, the longest do, and each other stands for several. They
+    come in an order that depends on nothing.
+    """
+    assert load.lengths is not None
+    lengths = load.lengths.spread(rows)
+    lengths[-1] = max(lengths[-1], load.lengths.longest(load.rows))
+    weights = [1] * rows
+    if rows > _STAND_INS:
+        tail = _STAND_INS // 4
+        each = ceil((rows - tail) / (_STAND_INS - tail))
+        parts = [lengths[i : min(i + each, rows - tail)] for i in range(0, rows - tail, each)]
+        lengths = [sum(part) / len(part) for part in parts] + lengths[rows - tail :]
+        weights = [len(part) for part in parts] + [1] * tail
+    order = random.Random(0).sample(range(len(lengths)), len(lengths))
+    return [lengths[i] for i in order], [weights[i] for i in order]

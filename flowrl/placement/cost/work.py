@@ -8,6 +8,7 @@ from ..backends import REFERENCE
 from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
+from .length_distribution import Lengths
 
 KINDS = ("generate", "forward", "train", "external", "none", "publish", "offload", "onload")
 
@@ -16,13 +17,15 @@ KINDS = ("generate", "forward", "train", "external", "none", "publish", "offload
 class Workload:
     """The rows of one call: ``Workload(rows=1024, prompt=1024, response=1024)``, tokens per row on average.
 
-    ``longest`` is the most tokens of a response, where that is known to differ from ``response``.
+    ``longest`` is the most tokens of a response, where that is known to differ from ``response``; ``lengths`` is how
+    those of a generate are distributed, where they vary.
     """
 
     rows: int
     prompt: float
     response: float
     longest: float = 0.0
+    lengths: Lengths | None = None
 
     @property
     def tokens(self) -> float:
