@@ -219,7 +219,34 @@ def test_lengths():
 
 
 @pytest.mark.parametrize(
-    "text", ["lognormal:800", "lognormal", "uniform:9,3", "fixed:-1", "fixed:x", "fixed:nan", "fixed:1,2"]
+    "lengths",
+    [
+        Lengths(10, 4096, "lognormal", (800.0, 1.0)),
+        Lengths(10, float("inf"), "lognormal", (800.0, 0.7)),
+        Lengths(10, 500, "lognormal", (800.0, 1.0)),
+        Lengths(10, 700, "uniform", (100.0, 900.0)),
+        Lengths(10, 50, "uniform", (100.0, 900.0)),
+        Lengths(10, 8, "measured", (1.0, 2.0, 2.0, 9.0)),
+        Lengths(10, 64, "lognormal", (32.0, 0.0)),
+        Lengths(10, 64),
+    ],
+)
+def test_the_mean_of_lengths_is_that_of_their_quantiles(lengths):
+    spread = lengths.spread(100_000)
+    assert spread == sorted(spread) and spread[-1] <= lengths.most
+    assert lengths.mean == pytest.approx(sum(spread) / len(spread), rel=2e-3)
+    assert lengths.running == pytest.approx(sum(n * n for n in spread) / sum(spread) / 2, rel=2e-2)
+    assert lengths.longest(1000) == pytest.approx(lengths.quantile(0.9995))
+
+
+def test_the_most_tokens_of_a_call_end_a_long_tail():
+    assert read_lengths("lognormal:800,1.0,4096") == ("lognormal", (800.0, 1.0, 4096.0))
+    assert Lengths(10, 4096, "lognormal", (800.0, 1.0)).words == "lognormal, mean 800, sigma 1, at most 4096"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["lognormal:800", "lognormal", "uniform:9,3", "fixed:-1", "fixed:x", "fixed:nan", "fixed:1,2", "lognormal:1,2,3,4"],
 )
 def test_lengths_that_are_none(text):
     with pytest.raises(UsageError, match="these are no lengths"):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from programs import SHARED, SPLIT, Driver, Times, pools_of, setup
 
+from flowrl.placement.cost.continuous_batch import Engine
 from flowrl.schedule.engine_slots import Rows
 from flowrl.schedule.events import Memory
 from flowrl.schedule.simulation import Bar, Simulation, bars_of, pool_times, steady
@@ -78,7 +79,9 @@ def overlapping(steps: int) -> Simulation:
     chance = random.Random(3)
 
     def engine(call) -> Rows:
-        return Rows([[chance.lognormvariate(1.2, 0.5) for _ in range(4)] for _ in range(8)], slots=40)
+        return Rows(
+            [[chance.lognormvariate(1.2, 0.5) for _ in range(4)] for _ in range(8)], Engine(40, lambda rows: 1.0)
+        )
 
     return ppo(steps, engine, staleness=4, order="window", publish="interrupt")
 

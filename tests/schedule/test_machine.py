@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import COLOCATED, SHARED, SPLIT, Driver, Times, pools_of, setup
 
+from flowrl.placement.cost.continuous_batch import Engine
 from flowrl.schedule.events import Call, Closed, Ended, Finished, Follower, Issued, Memory, Opened, Setup
 from flowrl.schedule.group_window import Window, width
 from flowrl.schedule.machine import IllegalEvent, Machine
@@ -402,7 +403,10 @@ def test_a_window_drops_nothing_and_keeps_its_bound(staleness, fraction, groups,
     chance = random.Random(seed)
 
     def engine(call: Call) -> Rows:
-        return Rows([[chance.lognormvariate(0, 1.2) for _ in range(2)] for _ in range(groups)], slots=3 * groups)
+        return Rows(
+            [[chance.lognormvariate(0, 1.2) for _ in range(2)] for _ in range(groups)],
+            Engine(3 * groups, lambda rows: 1.0),
+        )
 
     made = setup(staleness=staleness, order="window", window=fraction, publish=publish)
     driver = Driver(
@@ -430,7 +434,7 @@ def test_a_window_of_one_group_is_fifo():
 
 def test_stragglers_hold_up_fifo_and_not_a_window():
     def engine(call: Call) -> Rows:
-        return Rows([[10.0 if call.id % 20 == 0 and g == 0 else 1.0] for g in range(4)], slots=12)
+        return Rows([[10.0 if call.id % 20 == 0 and g == 0 else 1.0] for g in range(4)], Engine(12, lambda rows: 1.0))
 
     spent = {}
     for order in ("fifo", "window"):

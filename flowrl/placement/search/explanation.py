@@ -58,7 +58,8 @@ def _pools(placed: Placed) -> list[str]:
             if pool.device
             else f"{pool.processes} process{'' if pool.processes == 1 else 'es'} of the host"
         )
-        busy = placed.busy[pool.name] / placed.step_seconds if placed.step_seconds else 0.0
+        # More than a step takes: generates of open steps share an engine, which a simulation has counted and this has not.
+        busy = min(1.0, placed.busy[pool.name] / placed.step_seconds) if placed.step_seconds else 0.0
         lines.append(f"  pool {pool.name} ({where}), busy {busy:.0%} of a step:")
         for name, way in pool.members.items():
             away = ", leaves the device between its turns" if name in pool.moved else ""
