@@ -58,7 +58,7 @@ def _pools(placed: Placed) -> list[str]:
             if pool.device
             else f"{pool.processes} process{'' if pool.processes == 1 else 'es'} of the host"
         )
-        # More than a step takes: generates of open steps share an engine, which a simulation has counted and this has not.
+        # It may be more than a step: generates of open steps share an engine, and only a simulation has counted that.
         busy = min(1.0, placed.busy[pool.name] / placed.step_seconds) if placed.step_seconds else 0.0
         lines.append(f"  pool {pool.name} ({where}), busy {busy:.0%} of a step:")
         for name, way in pool.members.items():
