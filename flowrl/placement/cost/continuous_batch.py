@@ -50,13 +50,14 @@ class ContinuousBatch:
     """
 
     def __init__(self, engine: Engine, time: float = 0.0) -> None:
-        self.engine, self.time = engine, time  # of what has happened last
-        self._token = 0.0  # tokens that each running row could have made so far
-        self._stalled = 0.0  # seconds in which no token is made: prompts, and a publish
-        self._active = 0  # slots that are taken
+        self.engine = engine
+        self.time: float = time  # of what has happened last
+        self._token: float = 0.0  # tokens that each running row could have made so far
+        self._stalled: float = 0.0  # seconds in which no token is made: prompts, and a publish
+        self._active: int = 0  # slots that are taken
         self._waiting: deque[tuple[float, int, Hashable]] = deque()  # tokens, slots, key
         self._running: list[tuple[float, int, int, Hashable, float]] = []  # last token, number, slots, key, tokens
-        self._number = 0
+        self._number: int = 0
         self._steps: dict[int, float] = {}
         self._ahead: tuple[ContinuousBatch, list[Moved]] | None = None  # what until() has looked ahead to
 
