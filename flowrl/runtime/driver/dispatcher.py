@@ -23,6 +23,7 @@ from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.remote_batch import RemoteBatch
 from ..values.step_records import Hooks, StepLog
 from .pool_threads import Everywhere, Pools
+from .row_ledger import RowLedger
 from .step_notes import StepNotes, site_of
 
 MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
@@ -79,12 +80,13 @@ class Dispatcher:
         executor: Executor,
         hooks: Hooks,
         eager: bool,
+        ledger: RowLedger,
     ) -> None:
         self.workers, self.servers, self.scheme, self.machine = workers, servers, scheme, machine
         self.executor, self.hooks, self.eager = executor, hooks, eager
         self.step_log = StepLog()
         self._changed = threading.Condition()
-        self.notes = StepNotes(scheme, self.step_log, self._changed)
+        self.notes = StepNotes(scheme, self.step_log, self._changed, ledger)
         self.cutter = Cutter(scheme.setup.chunks)
         self.failures: list[tuple[int, BaseException]] = []
         self.committed: deque[int] = deque()
@@ -226,14 +228,13 @@ class Dispatcher:
         try:
             result = job.pending.result()
             end = self._free[thread] = perf_counter()
+            if result is not NOTHING and call.op.owner != "data":  # before it lets go of its inputs
+                self.notes.note_end(call, command.chunk, result, job.rows, start, end)
             self._keep(call, command, result)
         except BaseException as error:
             if isinstance(error, NotFinite):
                 self.hooks.not_finite(call, job.rows)
             self._break(call, error)
-            return
-        if result is not NOTHING and call.op.owner != "data":
-            self.notes.note_end(call, command.chunk, result, job.rows, start, end)
 
     def _break(self, call: Call, error: BaseException) -> None:
         told = error if isinstance(error, Skipped) else _with_line(error, call)

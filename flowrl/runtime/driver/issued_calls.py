@@ -112,6 +112,10 @@ class IssuedCalls:
         for call in self._live.values():
             call.base = None
 
+    def results(self) -> list[Any]:
+        """Return the results of the calls that the program still holds, or that other calls wait for."""
+        return [call.result for call in list(self._live.values())]
+
     def snapshot(self, steps: int, held: Iterable[str]) -> tuple[dict[str, Any], dict[int, Any]]:
         """Return where the program is after so many steps, as a JSON record, and the values that it still holds."""
         live = {

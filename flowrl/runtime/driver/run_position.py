@@ -123,4 +123,5 @@ class RunPosition:
             cursors=program["cursors"],
             draws=program["draws"],
             held=tuple(program.get("held", ())),
+            ledger=program.get("ledger"),
         )

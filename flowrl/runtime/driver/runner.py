@@ -173,7 +173,7 @@ class Runner:
                     self._end_writing()
                 close_tracking(self._tracking, status, self.recorder, self.progress.note, patience=5.0)
                 self.recorder.event(kind, text)
-                self.recorder.run_record(status=status)
+                self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
                 self.recorder.curve()
         self._checkpoints.give_up()
         self.recorder.close()
@@ -240,6 +240,7 @@ class Runner:
         finally:
             session.close(wait)
         label = self._labels[self._position.number]
+        self.recorder.ledgers[label] = session.end_ledger()
         mine = [h for h in self.recorder.history if h["program"] == label]
         if (text := stalled(mine, ended=True)) is not None:
             self._warn(f"{label}: {text}")
@@ -345,7 +346,8 @@ class Runner:
         out = self._out
         close_tracking(self._tracking, status, self.recorder, self.progress.note)
         self.recorder.curve()
-        self.recorder.run_record(status=status, ended=time.time(), **self.executor.record())
+        ledgers = self.recorder.ledgers
+        self.recorder.run_record(status=status, ended=time.time(), ledger=ledgers, **self.executor.record())
         self.recorder.close()
         self.journal.close()
         self.executor.close()

@@ -28,6 +28,7 @@ from ..values.step_records import Draws, Hooks, Interrupted, Point, ResumePoint,
 from .dependencies import MERGE, fields_after, read_signature, shortest
 from .dispatcher import Dispatcher, Skipped
 from .issued_calls import IssuedCalls
+from .row_ledger import RowLedger, keys_of
 from .staleness import note_origins, refuse_stale
 
 
@@ -62,9 +63,12 @@ class Running:
             versions={w: (servers.get(w) or workers[w]).version for w in scheme.setup.followers},
             held=held,
         )
+        self.ledger = RowLedger(self.program)
+        if resume is not None and resume.ledger is not None:
+            self.ledger.restore(resume.ledger, keys_of(resume.live.values()))
         eager = execution.runtime == "eager"
         self.dispatcher = Dispatcher(
-            workers, servers, scheme, self.machine, executor=executor, hooks=hooks, eager=eager
+            workers, servers, scheme, self.machine, executor=executor, hooks=hooks, eager=eager, ledger=self.ledger
         )
         self.step_log = self.dispatcher.step_log
         self._counts: dict[tuple[str, int], int] = {}
@@ -136,6 +140,11 @@ class Running:
             )
         self._record_outside()
         return self._loop_end is not None
+
+    def end_ledger(self) -> dict[str, Any]:
+        """Decide of all rows, as the program holds none any more. Returns what run.json has of them."""
+        self._settle_ledger()
+        return {**self.ledger.to_json(), "lengths": self.ledger.lengths()}
 
     def close(self, wait: bool = True) -> None:
         """End the threads; what runs comes to its end, unless nobody waits for it."""
@@ -263,7 +272,7 @@ class Running:
         if not call.done:
             tokenizer = self.executor.tokenizer(getattr(draws.source, "tokenizer", None))
             batch = draws.source.to_batch(rows, self.issued.draws, tokenizer)
-            self.dispatcher.notes.note_draw(call, batch)
+            self.dispatcher.notes.note_draw(call, batch, admit=draws is self._current)
             call.finish(self.executor.put(batch))
             self.issued.draws += len(rows)
         call.fields = frozenset(draws.source.schema())
@@ -321,7 +330,9 @@ class Running:
         """The point of the program after a step, when all that runs is done and recorded."""
         self._settle()
         self._record(upto=upto)
-        return Point(*self.issued.snapshot(self._recorded, self.machine.held()), self.hooks.marks())
+        record, live = self.issued.snapshot(self._recorded, self.machine.held())
+        self._settle_ledger()
+        return Point({**record, "ledger": self.ledger.state()}, live, self.hooks.marks())
 
     def _record(self, upto: int = -1) -> None:
         """Have the steps that are done recorded, in order. Raises what has failed, after all that runs is done."""
@@ -345,7 +356,14 @@ class Running:
             (said, [replace(v, value=_plain(v.value, readable)) for v in values]) for said, values in step.logs
         ]
         step.readable = readable
+        self._settle_ledger()
+        step.ledger = self.ledger.line(step.number)
         self.hooks.commit(step)
+
+    def _settle_ledger(self) -> None:
+        """Have the ledger decide of the rows that no value of the program holds any more."""
+        with self.dispatcher.notes.lock:
+            self.ledger.settle(keys_of(self.issued.results()))
 
     def _settle(self) -> None:
         """Wait until nothing runs, and record what is done by then."""

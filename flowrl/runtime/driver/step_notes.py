@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from ...batch import Batch, Column
@@ -19,6 +20,7 @@ from ..values.remote_batch import RemoteBatch, RemoteColumn
 from ..values.row_digests import RowDigests
 from ..values.step_records import Made, Step, StepLog, Timing
 from .gap_alarm import gap_in
+from .row_ledger import RowLedger
 from .staleness import lags
 
 #: Metrics of all updates that are recorded beside those of a policy.
@@ -28,8 +30,8 @@ _OF_UPDATES = ("loss", "grad_norm", "clip_fraction", "truncated")
 class StepNotes:
     """Writes into the records of ``steps``, from several threads at a time: each note is made under ``lock``."""
 
-    def __init__(self, scheme: Scheme, steps: StepLog, lock: AbstractContextManager[Any]) -> None:
-        self.scheme, self.steps, self._lock = scheme, steps, lock
+    def __init__(self, scheme: Scheme, steps: StepLog, lock: AbstractContextManager[Any], ledger: RowLedger) -> None:
+        self.scheme, self.steps, self.lock, self.ledger = scheme, steps, lock, ledger
 
     def note_start(
         self,
@@ -43,7 +45,7 @@ class StepNotes:
         """Note what a call is given: bytes by field, versions of weights, and of an update how old its rows are."""
         read = bytes_read(call, worker, arguments) if arguments else {}
         old = lags(call, worker.version, rows) if call.op.updates == "weights" else {}
-        with self._lock:
+        with self.lock:
             traffic, node = self.steps.of(call).traffic, self._node(call)
             _add(traffic.calls, {node: int(chunk == 0)})
             _add(traffic.reads.setdefault(node, {}), read)
@@ -61,12 +63,13 @@ class StepNotes:
         length = count_tokens(rows, "tokens")
         pools = self.scheme.pools(call.op, call.worker)
         made, digests = bytes_made(result, given, call.op), digests_of(call.op, result, given)
-        with self._lock:
+        with self.lock:
             step, node = self.steps.of(call), self._node(call)
             record = self._made(call)
             if digests is not None:
                 record.parts.append(digests)
             record.values.update(numbers_in(result))
+            self._enter(call, result, given, digests)
             _add(step.traffic.makes.setdefault(node, {}), made)
             if call.worker is None and call.op.owner == "batch":
                 return
@@ -84,24 +87,45 @@ class StepNotes:
                 step.traffic.prompts += row_tokens(result, "prompt_ids")
                 step.traffic.responses += row_tokens(result, "response_ids")
 
-    def note_draw(self, call: Call, rows: Batch) -> None:
-        """Note the rows that a step has drawn."""
+    def note_draw(self, call: Call, rows: Batch, *, admit: bool) -> None:
+        """Note the rows that a step has drawn; with ``admit`` they are those of its loop."""
         digests = RowDigests.of(rows, rows.fields)
-        with self._lock:
+        with self.lock:
+            self.ledger.draw(rows.keys, admit=admit)
             self._made(call).parts.append(digests)
 
     def note_publish(self, command: Publish, moved: int, start: float, end: float) -> None:
         """Note how long a publish took, and the bytes that it has moved; its step may be recorded already."""
         title = f"{command.worker}.publish"
-        with self._lock:
+        with self.lock:
             step = self.steps.step(command.step) if command.step >= 0 else self.steps.outside
             step.timings.append(Timing(title, command.step, command.pools[0], start, end))
             _add(step.traffic.weights, {title: moved})
 
     def take_late(self, recorded: int) -> list[Step]:
         """Return what was noted of steps since they were recorded, which are those below ``recorded``; once."""
-        with self._lock:
+        with self.lock:
             return [self.steps.steps.pop(number) for number in sorted(self.steps.steps) if number < recorded]
+
+    def _enter(self, call: Call, result: Any, given: Batch | RemoteBatch | None, digests: RowDigests | None) -> None:
+        """Enter into the ledger what became of the rows that a call was given."""
+        op = call.op
+        if given is None:
+            return
+        if op.updates is not None:
+            self.ledger.train(given.keys)
+        elif isinstance(result, (Batch, RemoteBatch)):
+            if op.rows == "expand" and site_of(call) in self.scheme.main:
+                self.ledger.sample(result.keys, row_tokens(result, "response_ids"))
+            if op.rows == "same" and digests is not None and op.owner != "batch":
+                self.ledger.compare(f"{call.title} of step {call.step}", given.keys, digests.keys)
+            else:
+                self.ledger.leave_out(given.keys, result.keys, self._reason(call))
+
+    def _reason(self, call: Call) -> str:
+        """Return by whom rows were left out, with the line of the script."""
+        at = call.at
+        return f"{call.title}, {Path(at.file).name}:{at.line}" if at is not None else call.title
 
     def _made(self, call: Call) -> Made:
         """Return the record of what a call made."""

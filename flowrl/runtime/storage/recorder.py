@@ -25,7 +25,7 @@ from .jsonl import Lines, prefix_checksum
 from .run_record import records_within, write_record
 from .traffic import spread
 
-STREAMS = ("metrics", "timeline", "traffic", "digests", "trajectories", "events")
+STREAMS = ("metrics", "timeline", "traffic", "digests", "ledger", "trajectories", "events")
 SOURCES = 50  # whose rewards are told apart
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
 PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
@@ -42,6 +42,7 @@ class Recorder:
         self._files = {name: Lines(folder / f"{name}.jsonl") for name in STREAMS}
         self._damaged: set[str] = set()  # files with lines that are none, until they are mended
         self.history: list[dict[str, Any]] = []
+        self.ledgers: dict[str, dict[str, Any]] = {}  # what became of rows, by program
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
         self._kept: set[int] = set()  # steps whose rows are written down beside every so many
         self.tell: Callable[[str, Mapping[str, Any]], None] = lambda stream, line: None  # each line, as it is written
@@ -78,6 +79,9 @@ class Recorder:
             self.write("metrics", line)
             self.history.append(line)
         self.note(program, step)
+        if step.ledger is not None:
+            self.ledgers[program] = step.ledger
+            self.write("ledger", {"program": program, "step": step.number, **step.ledger})
         if step.rows is not None and (count := self.sampled(step.number)):
             rows = step.readable(first_groups(step.rows, count))
             self._trajectories(program, step.number, rows, tokenizer)

@@ -85,7 +85,7 @@ class Step:
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
     name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
     ``made``: what calls made, by their number in the program. ``updates``: what updates
-    of a policy measure besides.
+    of a policy measure besides. ``ledger``: what became of the rows so far.
     """
 
     number: int
@@ -100,6 +100,7 @@ class Step:
     gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     updates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    ledger: dict[str, Any] | None = None
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
 
@@ -114,6 +115,7 @@ class ResumePoint:
     live: Mapping[int, Any]
     cursors: list[dict[str, Any]]
     draws: int
+    ledger: Mapping[str, Any] | None = None  # None: an older flowrl kept none
     held: tuple[str, ...] = ()  # workers whose last publish was waiting for the next step
 
 
