@@ -24,8 +24,8 @@ class GroupLengths:
 class LengthBias:
     """``LengthBias(0.02, 0.06, rows=512, trained=448, groups=64)``.
 
-    ``distance`` is that of Kolmogorov and Smirnov between the lengths of trained rows and those of all admitted ones: the
-    largest difference of the two shares of rows that are at most so long. ``bound`` is what it stays below in 99 of
+    ``distance`` is that of Kolmogorov and Smirnov between the lengths of trained rows and those of all admitted ones:
+    the largest difference of the two shares of rows that are at most so long. ``bound`` is what it stays below in 99 of
     100 cases where which rows are trained has nothing to do with their lengths: the choice of each group is handed to
     another group as a whole, and to its rows in any order. Above the bound, the choice depends on lengths.
     """
