@@ -13,13 +13,18 @@ from pathlib import Path
 import pytest
 
 import flowrl
-from flowrl.cli import OF_SCRIPTS, diff, gap, main, replay
+from flowrl.cli import OF_SCRIPTS, diff, doctor, gap, main, replay
 from flowrl.cli.help import COMMANDS, new_parser
 from flowrl.cli.timeline import read_run
 from flowrl.schedule.report import FORMATS
 
 #: What reads the words of commands that look at runs.
-OF_RUNS = {"gap": gap.read_options, "diff": diff.read_options, "replay": replay.read_options}
+OF_RUNS = {
+    "gap": gap.read_options,
+    "diff": diff.read_options,
+    "replay": replay.read_options,
+    "doctor": doctor.read_options,
+}
 SCRIPT = """
 from pathlib import Path
 
@@ -172,7 +177,7 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
     [
         (
             ["chek", "SCRIPT"],
-            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, run, timeline, calibrate, gap, diff, replay.\n  fix  Did you mean flowrl check?",
+            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, run, timeline, calibrate, gap, diff, replay, doctor.\n  fix  Did you mean flowrl check?",
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),

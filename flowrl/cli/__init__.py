@@ -18,6 +18,7 @@ from .calibrate import calibrate_command
 from .check import add_options as check_options
 from .check import check_command
 from .diff import diff_command
+from .doctor import doctor_command
 from .gap import gap_command
 from .graph import add_options as graph_options
 from .graph import graph_command, graph_of_run
@@ -50,6 +51,7 @@ WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "gap": gap_command,
     "diff": diff_command,
     "replay": replay_command,
+    "doctor": doctor_command,
 }
 
 

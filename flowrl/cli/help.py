@@ -84,6 +84,11 @@ GROUPS: dict[str, dict[str, About]] = {
             "do it, or a step of it, again, and say whether that gives the same to the last bit",
             ("flowrl replay runs/grpo", "flowrl replay runs/grpo --step 120 --node actor.update"),
         ),
+        "doctor": About(
+            "RUN",
+            "tell what it waits for and who is to blame, also of a run that is dead",
+            ("flowrl doctor runs/grpo",),
+        ),
     },
 }
 COMMANDS: dict[str, About] = {name: about for group in GROUPS.values() for name, about in group.items()}

@@ -143,6 +143,11 @@ class Executor(Protocol):
         """Close all workers, to be opened as they were made."""
         ...
 
+    def unanswered(self) -> list[dict[str, Any]]:
+        """Return what ranks were asked and have not answered, as
+        :class:`flowrl.runtime.storage.wait_record.WaitingRank`; asked by another thread."""
+        ...
+
     def record(self) -> Mapping[str, Any]:
         """Return what the record of a run keeps of where it ran."""
         ...

@@ -32,7 +32,7 @@ from .events import (
     Take,
 )
 from .group_window import Window
-from .node import Node
+from .node import Node, Unfinished
 from .pool_residency import Residency
 from .publish_rules import PublishRules
 
@@ -138,6 +138,33 @@ class Machine:
                 said = f"waits for pool {', '.join(busy)}" if busy else "ready"
             lines.append(f"  {self._title(node)} of step {node.step}: {said}")
         return "\n".join(lines)
+
+    def unfinished(self) -> list[Unfinished]:
+        """Everything that is not finished, the earliest first, with what each thing waits for by name."""
+        on: dict[int, list[int]] = {}
+        for node in self._nodes.values():
+            for other in dict.fromkeys((*node.after, *node.after_chunk)):
+                on.setdefault(other.id, []).append(node.id)
+        found: list[Unfinished] = []
+        for node in self._nodes.values():
+            running = node.id in self._started
+            blocked = node.held or node.left or any(node.chunks_left)
+            busy = [] if running or blocked else [n for pool in node.pools for n in self._running[pool]]
+            title, version = self._title(node), node.version if node.call is None else None
+            found.append(
+                Unfinished(
+                    node.id,
+                    title,
+                    node.step,
+                    running,
+                    node.held,
+                    node.pools,
+                    tuple(on.get(node.id, ())),
+                    tuple(dict.fromkeys(busy)),
+                    version,
+                )
+            )
+        return found
 
     # -- events -------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .events import Call
 
 OUTSIDE = -1  # the step of what is outside of steps
+
+
+class Unfinished(NamedTuple):
+    """What is on its way, for people: ``Unfinished(17, "reward.score", 3, running=True, held=False, ...)``.
+
+    ``on`` are those that it waits for; ``busy`` those that run in a pool that it needs. ``version``: of a publish.
+    """
+
+    id: int
+    title: str
+    step: int
+    running: bool
+    held: bool
+    pools: tuple[str, ...]
+    on: tuple[int, ...]
+    busy: tuple[int, ...]
+    version: int | None
 
 
 @dataclass(eq=False, slots=True)

@@ -15,6 +15,7 @@ from ...workers.engine import Engine
 from ...workers.model_options import Build, Model
 from ..executor import PendingCall, RunServices, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
+from ..storage.run_lock import began
 from ..values.call import Call
 from ..values.remote_batch import RemoteBatch, RemoteValue
 from .bring_rows import bring_rows, capture_rows
@@ -134,6 +135,19 @@ class DistributedExecutor(OpenGroups):
     def recover(self, lost: RankLost) -> None:
         """Start lost ranks again, without their state. Raises ``lost`` where it names none."""
         self.recovery.restart_empty(lost)
+
+    def unanswered(self) -> list[dict[str, Any]]:
+        """Return what ranks were asked and have not answered yet, with the process of each."""
+        where = self.client.link.where
+        found: list[dict[str, Any]] = []
+        for asked in self.client.asked():
+            for rank in asked.ranks:
+                there = where.get(rank, {})
+                pid = there.get("pid", 0)
+                said = {"rank": rank, "pool": self.client.pool_of(rank), "pid": pid, "node": str(there.get("node", ""))}
+                more = {"what": asked.what, "since": asked.since, "deadline": self.client.deadline}
+                found.append({**said, "began": began(pid) if pid else "", **more})
+        return found
 
     def record(self) -> Mapping[str, Any]:
         """Return the bytes that moved, and where the ranks are."""

@@ -125,7 +125,7 @@ class CallOnRanks:
         client, call = self.client, self.call
         changes = self.group is not None and bool(call.op.updates)
         try:
-            answers = client.link.wait(sent.answers, self._describe(), client.deadline)
+            answers = client.wait_for(sent.answers, self._describe())
             failed = [a for a in answers.values() if isinstance(a, Failed)]
             asks = call.op.external  # of other ranks too, while it runs
             if any(a.before or asks for a in failed) and client.restarted_since(sent.epoch):

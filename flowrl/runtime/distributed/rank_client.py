@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,15 @@ class Traffic:
     payload: int = 0
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What ranks were asked: ``Asked("actor.update of step 3", (0, 1), since=1764000000.0)``."""
+
+    what: str
+    ranks: tuple[int, ...]
+    since: float
+
+
 class RankClient:
     """Calls the ranks of a run. ``pools`` gives the ranks of each pool; ``deadline`` the seconds that a call may take.
 
@@ -72,7 +82,8 @@ class RankClient:
         self.order = threading.RLock()  # who holds it begins calls; while ranks are restarted nobody else does
         self.lineage = Lineage()
         self.restart: Callable[[RankLost], Collection[int]] = _refuse
-        self._ids, self._turns = itertools.count(1), itertools.count(1)
+        self._ids, self._turns, self._waits = itertools.count(1), itertools.count(1), itertools.count()
+        self._asked: dict[int, Asked] = {}  # what threads wait for
         self._dropped: dict[int, deque[int]] = defaultdict(deque)
         self._restarted: dict[int, int] = {}  # by rank: the epoch that its last restart began
         self._epoch = 0
@@ -90,12 +101,27 @@ class RankClient:
 
     def wait(self, sent: Mapping[int, Any], what: str, on_death: Callable[[], None] | None = None) -> dict[int, Any]:
         """Wait for calls that were sent. Returns the answers; raises what failed first."""
-        answers = self.link.wait(sent, what, self.deadline, on_death)
+        answers = self.wait_for(sent, what, on_death)
         failed = [(rank, a) for rank, a in sorted(answers.items()) if isinstance(a, Failed)]
         if failed:
             rank, first = failed[0]
             raise to_error(first, what, rank, self.pool_of(rank), None, len(failed) - 1)
         return answers
+
+    def wait_for(
+        self, sent: Mapping[int, Any], what: str, on_death: Callable[[], None] | None = None
+    ) -> dict[int, Any]:
+        """Wait for calls that were sent. Returns the answers, those that are failures too."""
+        number = next(self._waits)
+        self._asked[number] = Asked(what, tuple(sent), time.time())
+        try:
+            return self.link.wait(sent, what, self.deadline, on_death)
+        finally:
+            del self._asked[number]
+
+    def asked(self) -> list[Asked]:
+        """Return what is waited for now, in any thread."""
+        return [asked for _, asked in sorted(dict(self._asked).items())]
 
     def pool_of(self, rank: int) -> str:
         """Return the pool of a rank."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +15,7 @@ from ...errors import FlowError, NotFinite, RankLost, ResumeError, RunError, cut
 from ...graph.ops.op import Op
 from ...graph.stand_ins.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
-from ...schedule.events import Command, Commit, Event, Finished, Issued, Publish, Stage, Start
+from ...schedule.events import Command, Commit, Event, Finished, Issued, Publish, Stage, Start, Take
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
 from ..executor import Executor, PendingCall, Ready
@@ -95,6 +97,8 @@ class Dispatcher:
         self._driver = threading.current_thread()
         self._issued: dict[int, Call] = {}  # not done yet
         self._staged: dict[tuple[str, int], Any] = {}
+        self._since: dict[int, float] = {}  # when what runs was begun
+        self._quiet_since = perf_counter()  # the last event
         self._free: dict[str, float] = {}  # by thread: when its last call was through
 
     # -- what the session asks ------------------------------------------------------------------------------------
@@ -117,6 +121,17 @@ class Dispatcher:
     def close(self, wait: bool) -> None:
         """End the threads."""
         self._pools.close(wait)
+
+    def waits(self) -> tuple[list[dict[str, Any]], float]:
+        """Return what is not done, as :class:`flowrl.runtime.storage.wait_record.WaitingCall`, and for how long nothing
+        has happened."""
+        with self._changed:
+            now = time.time()
+            found = [
+                {**node._asdict(), "since": self._since.get(node.id), "at": self._line(node.id)}
+                for node in self.machine.unfinished()
+            ]
+            return found, max([perf_counter() - self._quiet_since, *(now - s for s in self._since.values())])
 
     def first_failure(self) -> BaseException | None:
         """Wait for what runs; the first failure in program order, which counts the others."""
@@ -144,6 +159,9 @@ class Dispatcher:
         """Tell the machine, and give its commands to the threads of their pools. Returns those that need none."""
         here: list[_Job] = []
         with self._changed:
+            self._quiet_since = perf_counter()
+            if isinstance(event, Finished):
+                self._since.pop(event.id, None)
             for command in self.machine.handle(event):
                 if isinstance(command, Commit):
                     self.committed.append(command.step)
@@ -157,6 +175,11 @@ class Dispatcher:
             self._changed.notify_all()
         return here
 
+    def _line(self, number: int) -> str:
+        """The line of a call in the script."""
+        call = self._issued.get(number)
+        return f"{Path(call.at.file).name}:{call.at.line}" if call is not None and call.at is not None else ""
+
     def _thread(self, pools: Sequence[str]) -> str:
         """Of the pools that a call takes, the one whose thread runs it: the driver's own if it is among them."""
         return next((p for p in pools if self._pools.is_home(p)), pools[0] if pools else NO_POOL)
@@ -164,6 +187,8 @@ class Dispatcher:
     def _start(self, job: _Job) -> bool:
         """Start a call, or move weights. Returns whether there is something to wait for."""
         command = job.command
+        assert not isinstance(command, (Commit, Take)), command
+        self._since[command.id] = time.time()
         if isinstance(command, Start):
             job.call = self._issued.get(command.id)
             return job.call is not None and self._start_call(job, job.call, command)  # None: a chunk of it has failed

@@ -42,6 +42,7 @@ from .running_program import Running
 from .save_models import save_best, save_models
 from .stop_signals import Stop
 from .take_checkpoint import Checkpoints
+from .wait_notes import WaitNotes
 
 WARNINGS = 1000  # of Python's that a run tells, each of another place or text
 
@@ -70,6 +71,8 @@ class Runner:
         self._labels = labels([execution.program for execution in executions])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
+        self._session: Running | None = None  # while a program runs
+        self._since = time.monotonic()  # when the last program ended, or the run began
         self._replayed = False  # all that a replay was to do is done
         self._health = Health()
         self._stop = Stop(self.progress.note)
@@ -134,7 +137,9 @@ class Runner:
         first, resume = 0, None
         status, digest = "done", None
         try:
-            with self._stop.listening(), self.progress, Watch(self.settings.out, self._warn).watching():
+            watch = Watch(self.settings.out, self._warn).watching()
+            waits = WaitNotes(self.settings.out, self.settings.script, self._waits).watching()
+            with self._stop.listening(), self.progress, watch, waits:
                 if (text := unused_words(self.settings)) is not None:
                     self._warn(text)
                 if self._died:
@@ -227,6 +232,7 @@ class Runner:
         self.progress.start(execution.program, steps if isinstance(steps, int) else None, resume.steps if resume else 0)
         self.recorder.restart_clock()
         wait, can_go_on = True, False
+        self._session = session
         try:
             with sessions.using(session):
                 execution.fn(**execution.parameters)
@@ -238,6 +244,7 @@ class Runner:
             wait = False
             raise
         finally:
+            self._session, self._since = None, time.monotonic()
             session.close(wait)
         label = self._labels[self._position.number]
         self.recorder.ledgers[label] = session.end_ledger()
@@ -298,6 +305,13 @@ class Runner:
                 text = f"{call.title} of step {call.step} met numbers that are not finite: its rows are in {path}"
                 self.recorder.event("not finite", text)
                 self.progress.note(text)
+
+    def _waits(self) -> tuple[Mapping[str, Any], float]:
+        """What the run waits for now, and for how long nothing has happened: asked by a thread of its own."""
+        session = self._session
+        if session is not None:
+            return session.waits()
+        return {"ranks": self.executor.unanswered()}, time.monotonic() - self._since
 
     def _note_renewal(self, what: str) -> None:
         self.recorder.event("renewed", what)

@@ -146,6 +146,12 @@ class Running:
         self._settle_ledger()
         return {**self.ledger.to_json(), "lengths": self.ledger.lengths()}
 
+    def waits(self) -> tuple[dict[str, Any], float]:
+        """Return what the program waits for now, and for how long nothing has happened; asked by another thread."""
+        calls, quiet = self.dispatcher.waits()
+        step = self._open_step.number if self._open_step is not None else None
+        return {"program": self.program, "step": step, "calls": calls, "ranks": self.executor.unanswered()}, quiet
+
     def close(self, wait: bool = True) -> None:
         """End the threads; what runs comes to its end, unless nobody waits for it."""
         self.dispatcher.close(wait)

@@ -137,6 +137,10 @@ class LocalExecutor:
         """Close all workers, to be opened as they were made."""
         self.close()
 
+    def unanswered(self) -> list[dict[str, Any]]:
+        """Return nothing: there are no ranks."""
+        return []
+
     def record(self) -> Mapping[str, Any]:
         """Return nothing: where a process ran is said by its run."""
         return {}

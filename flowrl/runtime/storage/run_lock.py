@@ -131,6 +131,19 @@ def in_use(folder: Path, holder: Mapping[str, Any], *, visible: bool = True) -> 
     )
 
 
+def holder_of(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """Who has the lock of a folder, and whether that process is ``live``, ``gone``, or ``unknown`` from here."""
+    holder = _holder(folder / NAME)
+    return holder, _state(holder, (folder / NAME).absolute())
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this host is stopped, as by SIGSTOP."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
 def began(pid: int) -> str:
     """When a process began, as a text that no other process of any boot has; empty where there is none."""
     with suppress(OSError, IndexError):

@@ -1,0 +1,132 @@
+"""The doctor tells from files alone what a run waits for: a function that never returns, processes stopped or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from flowrl.analysis.wait_story import wait_story
+from flowrl.cli import main
+from flowrl.runtime.storage.run_lock import is_stopped
+from flowrl.runtime.storage.wait_record import read_waits
+
+FLOW = Path(__file__).parents[1] / "runtime" / "hang_flow.py"
+PATIENCE = 300.0  # seconds: a busy machine is no fault
+
+
+def until(holds) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.1)
+
+
+@contextmanager
+def started(out: Path, *words: str):
+    """A run in a process of its own, which is killed at the end."""
+    with (out.parent / "said").open("wb") as said:
+        command = [sys.executable, str(FLOW), "--out", str(out), "--quiet", "--no-save", *words]
+        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_function_that_never_returns_and_a_driver_that_is_stopped_or_killed(tmp_path, capsys):
+    out = tmp_path / "run"
+    with started(out) as process:
+        until(lambda: read_waits(out) is not None)
+        story = wait_story(out)
+        assert f"process {process.pid} on " in story.state and "is alive" in story.state
+        assert [wait.who.partition(" (")[0] for wait in story.waits][-1] == "judge.judge of step 1"
+        assert "the program at hang_flow.py:" in story.waits[0].who
+        assert story.waits[-1].producer.startswith("user code: judge, ")
+        assert "hang_flow.py" in story.blame and "rows from 4 on of judge.judge" in story.blame
+        assert main(["doctor", str(out)]) == 1
+        assert "To blame: judge, " in capsys.readouterr().out
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: is_stopped(process.pid))
+        story = wait_story(out)
+        assert (
+            story.blame
+            == f"process {process.pid} on {os.uname().nodename}, which is stopped, as by SIGSTOP or a debugger"
+        )
+        assert story.fix == f"kill -CONT {process.pid}"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        story = wait_story(out)
+        assert (
+            "is gone, and could say nothing: it was killed. The last step that was recorded is 0 of hang."
+            in story.state
+        )
+        assert (
+            f"process {process.pid} on {os.uname().nodename}, which is dead, while it was at judge.judge" in story.blame
+        )
+        assert story.fix.endswith(f"--out {out} --resume")
+        assert story.waits, "the waits that it had written down are still told"
+
+
+def test_a_run_that_goes_on_or_is_done_waits_for_nothing(tmp_path):
+    out = tmp_path / "run"
+    sys.path.insert(0, str(FLOW.parent))
+    from flows import module_of
+
+    module_of("small_flow").flow.run("train", out=out, steps=2, quiet=True)
+    assert wait_story(out).text() == f"{out} is done, and waits for nothing."
+    assert not (out / "waits.json").exists()
+
+
+@pytest.mark.nightly
+def test_a_rank_that_is_stopped_is_named(tmp_path):
+    out, plan = tmp_path / "run", tmp_path / "plan.yaml"
+    plan.write_text("pools: {a: {device: cpu}, b: {device: cpu}}\nplace: {judge: {pool: b}}\n")
+    with started(out, "--how", "stop", "--runtime", "ray", "--plan", str(plan)):
+        until(lambda: (found := read_waits(out)) is not None and any(is_stopped(r.pid) for r in found.ranks))
+        story = wait_story(out)
+        assert "rank 1 of pool 'b', process " in story.blame and story.blame.endswith("which is stopped")
+        assert story.fix.startswith("kill -CONT ")
+        assert "judge.judge of step 1" in story.waits[-1].who
+        pid = int(story.fix.rpartition(" ")[2])
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_chain_ends_with_who_runs_and_says_deadline_and_version(tmp_path):
+    (tmp_path / "run.json").write_text('{"status": "running", "script": "grpo.py"}')
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    call = {"pools": ["train"], "on": [], "busy": [], "held": False, "running": False}
+    now = time.time()
+    said = {
+        "time": now,
+        "quiet": 40.0,
+        "driver": "grpo.py:31",
+        "calls": [
+            {**call, "id": -2, "title": "actor.publish v4", "step": 3, "on": [9], "version": 4},
+            {**call, "id": 9, "title": "actor.update", "step": 3, "running": True, "since": now - 40, "at": "grpo.py:30"},
+            {**call, "id": 12, "title": "actor.generate", "step": 4, "on": [-2]},
+        ],
+        "ranks": [
+            {"rank": 2, "pool": "train", "pid": dead.pid, "node": "n1", "began": "x", "what": "actor.update of step 3",
+             "since": now - 40, "deadline": 600.0}
+        ],
+    }  # fmt: skip
+    (tmp_path / "waits.json").write_text(json.dumps(said))
+    story = wait_story(tmp_path)
+    assert [str(wait) for wait in story.waits] == [
+        "the program at grpo.py:31 waits for actor.generate of step 4",
+        "actor.generate of step 4 waits for actor.publish v4 of step 3 (version 4)",
+        "actor.publish v4 of step 3 waits for actor.update of step 3 (grpo.py:30)",
+        f"actor.update of step 3 (grpo.py:30) waits for rank 2 of pool 'train', process {dead.pid} on n1, which is dead "
+        "(40 s so far, of 600 s at most)",
+    ]
