@@ -143,6 +143,18 @@ def test_another_attention_is_the_models_own():
     assert len(passes) == 4
 
 
+def test_what_is_set_on_layers_later_counts():
+    opened = T.engine("qwen2")
+    plain, modules = check_follows(opened), list(opened.net.model.modules())
+    rotary = [m for m in modules if hasattr(m, "inv_freq")]
+    scaled = [m for m in modules if isinstance(getattr(m, "scaling", None), float)]
+    for said in ([(m, "inv_freq", m.inv_freq / 3) for m in rotary], [(m, "scaling", 1.0) for m in scaled]):
+        assert said
+        with attributes(said):
+            assert not torch.equal(check_follows(opened), plain)
+        assert torch.equal(check_follows(opened), plain)
+
+
 def test_adapters_are_used_and_can_be_off():
     opened = T.engine("qwen2", optim=T.OPTIM, lora=Lora(r=4, alpha=8, targets=("q_proj", "up_proj")))
     plain = check_follows(opened)

@@ -70,7 +70,7 @@ class Fused(torch.nn.Module):
         super().__init__()
         self.whole, self.config = whole, whole.config
         self.layers_here = [_Layer(layer, self.config) for layer in whole.layers[: self.config.num_hidden_layers]]
-        self._table: tuple[tuple[Any, ...], Tensor] | None = None
+        self._table: tuple[Tensor, tuple[Any, ...], Tensor] | None = None  # of these frequencies, as they were then
 
     def forward(
         self,
@@ -117,13 +117,14 @@ class Fused(torch.nn.Module):
     def _table_of(self, hidden: Tensor, width: int) -> Tensor:
         """Cosines and sines of at least the first ``width`` positions, [positions, 2, head size]."""
         rotary = self.whole.rotary_emb
-        key = (hidden.dtype, hidden.device, rotary.inv_freq, rotary.inv_freq._version)
+        frequencies: Tensor = rotary.inv_freq
+        key = (hidden.dtype, hidden.device, frequencies._version, rotary.attention_scaling)
         held = self._table
-        if held is None or len(held[1]) < width or any(a is not b and a != b for a, b in zip(held[0], key)):  # noqa: B905
+        if held is None or held[0] is not frequencies or held[1] != key or len(held[2]) < width:
             at = torch.arange(-(-width // 64) * 64, device=hidden.device)[None]
             cos, sin = rotary(hidden, at)
-            held = self._table = key, torch.stack([cos[0], _signed(sin)[0]], 1)
-        return held[1]
+            held = self._table = frequencies, key, torch.stack([cos[0], _signed(sin)[0]], 1)
+        return held[2]
 
 
 def _signed(sin: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class _Layer:
 
     def __init__(self, layer: Any, config: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.number, self.scale, self.size = attention.layer_idx, attention.scaling, attention.head_dim
+        self.attention, self.number, self.size = attention, attention.layer_idx, attention.head_dim
         self.heads, self.kv = config.num_attention_heads, config.num_key_value_heads
         self.before, self.between = layer.input_layernorm, layer.post_attention_layernorm
         self.qkv = Joined((attention.q_proj, attention.k_proj, attention.v_proj))
@@ -158,13 +159,17 @@ class _Layer:
         key, value = qk[:, :, heads:].transpose(1, 2), qkv[:, :, heads + kv :].transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, self.number)
-        how: dict[str, Any] = {"attn_mask": mask, "scale": self.scale}
+        how: dict[str, Any] = {"attn_mask": mask, "scale": self.attention.scaling}
         if alone:  # heads that share keys and values are like tokens that do
             query = qk[:, 0, :heads].reshape(rows, kv, heads // kv, self.size)
             found = scaled_dot_product_attention(query, key, value, **how)
             found = found.reshape(rows, 1, heads * self.size)
         elif mask is not None and tokens <= SHORT and hidden.device.type == "cpu":
-            query = (qk[:, :, :heads] * self.scale).transpose(1, 2).reshape(rows, kv, heads // kv * tokens, self.size)
+            query = (
+                (qk[:, :, :heads] * self.attention.scaling)
+                .transpose(1, 2)
+                .reshape(rows, kv, heads // kv * tokens, self.size)
+            )
             scores = (query @ key.transpose(2, 3)).view(rows, heads, tokens, tokens) + mask
             found = scores.softmax(-1).view(rows, kv, heads // kv * tokens, tokens) @ value
             found = found.view(rows, heads, tokens, self.size).transpose(1, 2).reshape(rows, tokens, heads * self.size)
