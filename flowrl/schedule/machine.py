@@ -44,6 +44,7 @@ class IllegalEvent(Exception):
 class Machine:
     """The schedule of one program.
 
+    >>> from flowrl.schedule.events import Follower
     >>> machine = Machine(Setup(("train", "rollout"), {"actor": Follower("train", "rollout")}))
     >>> machine.handle(Opened(0))
     []
