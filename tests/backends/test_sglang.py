@@ -340,6 +340,15 @@ def test_sums_are_those_that_the_real_server_gave(tmp_path):
     assert sums(weights, backend("sglang").layout.fused) == RECORDED
 
 
+def test_nothing_of_a_call_is_left_when_the_engine_is_closed(server, engines):
+    ours, _ = engines
+    ours.submit(prompts(), 1, seeds(4), Sampling(12))
+    rows_there(server, 4)
+    until(ours, lambda rows: ours.calls._streams)
+    ours.close()
+    until(ours, lambda rows: not ours.calls._streams)
+
+
 def test_weights_are_not_written_while_rows_run(server, engines):
     ours, _ = engines
     ours.submit(prompts(), 1, seeds(4), Sampling(12))

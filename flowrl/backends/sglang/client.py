@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -57,7 +58,8 @@ class Client:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=None)
         try:
             connection.connect()
-            return Stream(connection, self._request(connection, path, said))
+            line = connection.sock
+            return Stream(line, self._request(connection, path, said))
         except http.client.HTTPException as error:
             connection.close()
             raise ConnectionError(f"the connection ended ({type(error).__name__})") from error
@@ -78,8 +80,8 @@ class Client:
 class Stream:
     """The parts of an answer, as they come: JSON, until the server has said that it is the end."""
 
-    def __init__(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
-        self._connection, self._answer = connection, answer
+    def __init__(self, line: socket.socket, answer: http.client.HTTPResponse) -> None:
+        self._line, self._answer = line, answer
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -95,9 +97,8 @@ class Stream:
 
     def close(self) -> None:
         """Have who waits for a part wait no more."""
-        with suppress(OSError, AttributeError):
-            self._connection.sock.shutdown(2)  # also wakes a thread that reads
-        self._connection.close()
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
 
 
 def _read(text: str) -> Any:
