@@ -69,6 +69,21 @@ PAGES = (
         },
     ),
     Page(
+        "environments",
+        "Write an environment",
+        "Environments of messages and tools. `fl.Env` is their base, for states and texts.",
+        {
+            "An environment": ("fl.environments.Environment", "fl.environments.State"),
+            "What ends and grades it": (
+                "fl.environments.stop",
+                "fl.environments.reward",
+                "fl.environments.metric",
+                "fl.environments.group_reward",
+            ),
+            "By name": ("fl.environments.find_environment", "fl.environments.load_environment"),
+        },
+    ),
+    Page(
         "data",
         "Draw rows",
         "Sources of prompts. Nothing is read when one is made.",
@@ -227,17 +242,24 @@ response token ([vocabulary](../vocabulary.md#fields)). Examples run as they sta
 """
 
 #: Public modules: their entries are those of ``__all__``.
-MODULES = {"fl": fl, "fl.allowed": fl.allowed, "fl.data": fl.data, "fl.errors": fl.errors}
+MODULES = {
+    "fl": fl,
+    "fl.allowed": fl.allowed,
+    "fl.data": fl.data,
+    "fl.environments": fl.environments,
+    "fl.errors": fl.errors,
+}
 MODULES |= {"fl.testing": fl.testing, "rl": rl, "rl.gates": rl.gates}
 #: Methods that users call, of classes that have others for the runtime.
 METHODS = {
     "fl.Flow": ("worker", "program", "steps", "more", "take", "log", "check", "graph", "study", "use_model",
                 "run", "main"),
     "fl.Worker": ("open", "program_starts", "close", "check_declaration", "save_model"),
-    "fl.Env": ("reset", "step", "anchor", "rollout"),
+    "fl.Env": ("reset", "step", "anchor", "rollout", "outcomes"),
     "fl.Loss": ("compute",),
     "fl.testing.FakeEngine": ("tokenizer", "generate", "submit", "step", "running", "abort", "pause", "resume",
                               "stream"),
+    "fl.environments.Environment": ("rows", "setup", "respond", "source", "source_of", "grade"),
     "fl.data.Source": ("schema", "cursor", "to_batch"),
     "fl.data.Mixture": ("schema", "cursor", "to_batch"),
     "fl.allowed.Allowed": ("accepts",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import data, errors, rl, testing
+from . import data, environments, errors, rl, testing
 from .batch import Batch, Column
 from .by_hand import open_worker as open
 from .errors import FlowError
@@ -61,6 +61,7 @@ __all__ = [
     "Worker",
     "allowed",
     "data",
+    "environments",
     "errors",
     "load_script",
     "op",

@@ -14,6 +14,7 @@ import pytest
 
 import flowrl
 from flowrl.cli import OF_SCRIPTS, diff, doctor, gap, main, replay
+from flowrl.cli.eval import read_options as read_eval
 from flowrl.cli.help import COMMANDS, new_parser
 from flowrl.cli.timeline import read_run
 from flowrl.schedule.report import FORMATS
@@ -24,6 +25,7 @@ OF_RUNS = {
     "diff": diff.read_options,
     "replay": replay.read_options,
     "doctor": doctor.read_options,
+    "eval": read_eval,
 }
 SCRIPT = """
 from pathlib import Path

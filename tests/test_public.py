@@ -59,6 +59,7 @@ def test_the_pages_use_public_names_alone():
         for words in imported:
             names = words.partition(" import ")[2].split(", ")
             plain = words == "flowrl as fl" or (words.startswith("flowrl import ") and {*names} <= {"rl", *fl.__all__})
+            plain |= words.startswith("flowrl.environments import ") and {*names} <= {*fl.environments.__all__}
             assert plain, f"{page.name}: {words}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,22 @@ class Stream:
         if lost:
             raise RunError(f"{type(self.engine).__name__} has lost rows (call.row): {', '.join(lost[:20])}.")
 
+    def rows_of(self, calls: Collection[StreamedCall]) -> list[SampledRow]:
+        """Return rows of some calls that have ended; where there are none a step is made, which may end none.
+
+        Raises the error of a call that cannot go on, once its rows are handed out.
+        """
+        with self._turn(lambda: any(call._has_news() for call in calls)) as mine:
+            if mine and not any(call._has_news() for call in calls):
+                self._step()
+        ready = [call for call in calls if call._has_news()]
+        found = [row for call in ready for row in call._take_all()]
+        for call in ready:
+            if not found and call._error is not None:
+                self._forget(call.number)
+                raise call._error
+        return found
+
     def _advance(self, call: StreamedCall) -> None:
         """Take a turn for a call, unless it has a row meanwhile."""
         with self._turn(call._is_settled) as mine:
@@ -197,6 +213,22 @@ class StreamedCall:
         for _ in self:
             pass
         return gathered(self.rows, self.sampling)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of its rows have been handed out."""
+        return not (self._ready or self._left or self._error)
+
+    def _has_news(self) -> bool:
+        return bool(self._ready or self._error)
+
+    def _take_all(self) -> list[SampledRow]:
+        """Hand out the rows that are there; a call that is over is forgotten."""
+        rows = list(self._ready)
+        self._ready.clear()
+        if self.is_over:
+            self._stream._forget(self.number)
+        return rows
 
     def _more(self) -> bool:
         """Whether the iteration goes on; a call that is over is forgotten."""

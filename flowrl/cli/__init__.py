@@ -19,6 +19,7 @@ from .check import add_options as check_options
 from .check import check_command
 from .diff import diff_command
 from .doctor import doctor_command
+from .eval import eval_command
 from .gap import gap_command
 from .graph import add_options as graph_options
 from .graph import graph_command, graph_of_run
@@ -52,6 +53,7 @@ WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "diff": diff_command,
     "replay": replay_command,
     "doctor": doctor_command,
+    "eval": eval_command,
 }
 
 

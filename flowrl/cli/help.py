@@ -89,6 +89,14 @@ GROUPS: dict[str, dict[str, About]] = {
             "tell what it waits for and who is to blame, also of a run that is dead",
             ("flowrl doctor runs/grpo",),
         ),
+        "eval": About(
+            "ENV",
+            "play an environment with a model and save the results, or compare two of them",
+            (
+                "flowrl eval tasks/calculator.py:Calculator --policy runs/tools/model/actor --greedy --out after",
+                "flowrl eval --compare before after",
+            ),
+        ),
     },
 }
 COMMANDS: dict[str, About] = {name: about for group in GROUPS.values() for name, about in group.items()}

@@ -53,11 +53,22 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at:
     return Conversation(text, ids[:first], ids[first:], mask[first:])
 
 
-def templated(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At, *, answer: bool) -> str:
-    """The text that the chat template makes of messages, with the beginning of an ``answer`` if asked for."""
+def templated(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    at: At,
+    *,
+    answer: bool,
+    tools: Sequence[Any] | None = None,
+) -> str:
+    """The text that the chat template makes of messages, with the beginning of an ``answer`` if asked for.
+
+    ``tools`` are schemas of functions that the model may call.
+    """
     _template(tokenizer, at)
+    more = {"tools": list(tools)} if tools else {}
     try:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer)
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer, **more)
     except Exception as error:
         what = f"The chat template refuses these messages: {error}."
         raise DataError(what, at=at, fix="Give the messages in the order and roles that it takes.") from error

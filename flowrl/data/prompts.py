@@ -53,6 +53,8 @@ class Prompts:
             )
         if reading.system is not None and not (reading.chat or messages):
             raise DataError("system= is for chats, and the prompts are plain text.", fix="Add chat=True.")
+        if reading.tools is not None and not (reading.chat or messages):
+            raise DataError("tools= is for chats, and the prompts are plain text.", fix="Add chat=True.")
         supervised = _SUPERVISED if reading.response or reading.messages else ()
         learned = (*supervised, *(["preferred"] if reading.rejected else ()))
         made = ("prompt", "prompt_ids", *learned, *(["messages"] if messages else ()))
@@ -79,7 +81,11 @@ class Prompts:
             return self._conversations(rows, first_uid, tokenizer, at)
         if self.chat:
             chats = [self._chat(row, at) for row in rows]
-            texts = [templated(c, tokenizer, at(row.index), answer=True) for c, row in zip(chats, rows, strict=True)]
+            shown = self.reading.tools
+            texts = [
+                templated(c, tokenizer, at(row.index), answer=True, tools=shown)
+                for c, row in zip(chats, rows, strict=True)
+            ]
         else:
             chats, texts = [], [self._value(row, at, str) for row in rows]
         ids = encode(texts, tokenizer, special=not self.chat, at=lambda i: at(rows[i].index))

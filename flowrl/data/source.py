@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     messages: str | None  # a column of whole conversations to learn from, in the place of prompt and response
     chat: bool  # put text prompts through the tokenizer's chat template; lists of messages always are
     system: str | None  # the system message of chats that have none
+    tools: Sequence[Any] | None  # JSON schemas of functions that the chat template shows to the model
     columns: Sequence[str] | None  # the other columns to keep; None keeps all
     shuffle: bool  # a new seeded order in every epoch (the default), or the order of the data
     seed: int  # of that order, which depends on nothing else
@@ -75,6 +76,7 @@ class Reading:
     messages: str | None = None
     chat: bool = False
     system: str | None = None
+    tools: Sequence[Any] | None = None
     columns: Sequence[str] | None = None
     shuffle: bool = True
     seed: int = 0

@@ -185,7 +185,7 @@ class Actor(TrainedModel):
         each response token has; 0 is the whole vocabulary. ``logprobs``, ``entropies`` and ``update`` take it, so a
         ratio to ``sampling_logprobs`` is exact. Raises ModelError where the engine does not record it.
         """
-        how = replace(self._how(SamplingArguments.of(locals())), support=support)
+        how = replace(self.how(SamplingArguments.of(locals())), support=support)
         if support:
             check_penalty(how.repetition_penalty)
         children = batch.expand(n)
@@ -198,7 +198,7 @@ class Actor(TrainedModel):
             )
         return marked(sampled_fields(children, sampled, self.read_version()), self._sampled_marks(how))
 
-    def _how(self, said: SamplingArguments) -> Sampling:
+    def how(self, said: SamplingArguments) -> Sampling:
         """How a call samples: what it says, and else what the worker was declared with."""
         return said.over(self.sampling, self.stop, self.tokenizer)
 
@@ -236,13 +236,23 @@ class Actor(TrainedModel):
         """How many tokens a row may have, prompt and response; None where the model does not say."""
         return self.generating_engine().positions
 
+    @property
+    def stream(self) -> Any:
+        """The stream of its engine, where rows leave one by one; None for one that answers in whole calls.
+
+        A subclass with a :meth:`respond` of its own is asked through that.
+        """
+        if type(self).respond is not Actor.respond:
+            return None
+        return getattr(self.generating_engine(), "stream", None)
+
     def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments) -> Sampled:
         """One response per prompt, for an environment that holds this handle.
 
         ``prompts`` ``i32[*prompt]``, ``seeds`` i64[rows], ``starts`` i64[rows]: how many tokens of the row's
         random sequence were used before.
         """
-        return self.generating_engine().generate(prompts, 1, seeds, self._how(said), starts)
+        return self.generating_engine().generate(prompts, 1, seeds, self.how(said), starts)
 
     @op(
         reads=tempered("tokens, response_mask"),

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..batch import Batch, Column, Key
+from ..errors import RunError
 from ..graph.ops.field_types import FieldType, parse_fields
 from ..marks import Marks, spelled, vocabulary
 from .tokens.packed_tokens import marked
 from .tokens.sampling import GENERATED, sampled_marks
+from .user_code.failed_rewards import Died
 
 PLAYED = (
     GENERATED
     + ", rewards: f32[], turns: i32[], turn_rewards: f32[*turn], turn_states: i64[*turn], turn_ids: i32[*response]"
+    + ", outcome: any, sampled_tokens: i32[], scores: any"
 )
+#: What a rollout that marks failures adds besides.
+MARKED = "failed: bool[], failed_why: any"
+
+#: How an episode may end: the environment ended it, a limit did, or something failed.
+OUTCOMES = (
+    "finished",
+    "truncated_turns",
+    "truncated_tokens",
+    "truncated_wall",
+    "environment_failure",
+    "grader_failure",
+    "infrastructure_failure",
+)
+_TRUNCATED = {"turns": "truncated_turns", "length": "truncated_tokens", "time": "truncated_wall"}
+
+
+class GraderFailed(Exception):
+    """What grades an episode has failed; its cause is what it raised."""
+
+
+def failure_of(error: BaseException) -> str:
+    """Return the outcome of an episode whose user code failed.
+
+    What the machine and the network do is no fault of the environment: an OSError, a process that died, a call that
+    does not come back.
+    """
+    if isinstance(error, GraderFailed):
+        cause = error.__cause__
+        return "infrastructure_failure" if isinstance(cause, OSError) else "grader_failure"
+    return "infrastructure_failure" if isinstance(error, (OSError, Died)) else "environment_failure"
 
 
 @dataclass
@@ -37,26 +71,26 @@ class Episode:
     outcome: str = ""  # what the environment called its end
     cut: bool = False  # the latest action was cut off at the most tokens of a turn
     full: bool = False  # no room was left for what the environment said and an answer
-
-    def plays(self, turn: int) -> bool:
-        """Whether it is sampled for in a turn."""
-        del turn
-        return not self.over
-
-    def before(self, turn: int) -> list[int]:
-        """The tokens of its response before a turn."""
-        del turn
-        return self.tokens
+    begun: bool = False  # its environment has reset
+    late: bool = False  # its seconds have run out
+    sampled: list[int] = field(default_factory=list[int])  # all ids that came from the engine, in their order
+    wasted: int = 0  # tokens that were sampled for it and are not in it
+    failed: str = ""  # which failure ended it, of OUTCOMES
+    why: str = ""  # what failed
+    grade: float = 0.0  # of an episode that had no turn
+    scores: dict[str, float] = field(default_factory=dict[str, float])  # what each function that grades it gave
 
     @property
     def over(self) -> bool:
         """Whether nothing more is sampled: the environment said so, or there is no room for another token."""
-        return bool(self.outcome) or self.full or not self._fits(1)
+        return bool(self.outcome or self.failed) or self.late or self.full or not self._fits(1)
 
     @property
     def reason(self) -> str:
         """How it ended: the environment's outcome; ``length`` where tokens ran out; ``turns`` where turns did."""
-        return self.outcome or ("length" if self.over or self.cut else "turns")
+        if self.failed:
+            return "failed"
+        return self.outcome or ("time" if self.late else "length" if self.over or self.cut else "turns")
 
     def _fits(self, count: int) -> bool:
         return self.room is None or len(self.prompt) + len(self.tokens) + count <= self.room
@@ -66,21 +100,31 @@ class Episode:
         if not self._fits(len(ids) + 1):
             self.full = True
             return
-        self._append(ids, -1, [0.0] * len(ids), [0.0] * len(ids), 0)
+        self._append(ids, -1, [0.0] * len(ids), [0.0] * len(ids), [0] * len(ids))
 
-    def act(self, ids: list[int], rollout: list[float], sampling: list[float], version: int) -> None:
+    def act(self, ids: list[int], rollout: list[float], sampling: list[float], versions: list[int]) -> None:
         """Append what the policy sampled, as it was sampled."""
-        self._append(ids, len(self.turn_rewards), rollout, sampling, version)
+        self.sampled += ids
+        self._append(ids, len(self.turn_rewards), rollout, sampling, versions)
 
-    def _append(self, ids: list[int], turn: int, rollout: list[float], sampling: list[float], version: int) -> None:
+    def give(self, reward: float) -> None:
+        """Add a reward to the latest turn."""
+        if self.turn_rewards:
+            self.turn_rewards[-1] += reward
+        else:
+            self.grade += reward
+
+    def _append(
+        self, ids: list[int], turn: int, rollout: list[float], sampling: list[float], versions: list[int]
+    ) -> None:
         self.tokens += ids
         self.turn_ids += [turn] * len(ids)
         self.rollout_logprobs += rollout
         self.sampling_logprobs += sampling
-        self.versions += [version] * len(ids)
+        self.versions += versions
 
-    def fields(self) -> dict[str, list[Any]]:
-        """The fields of this row, in lists of one."""
+    def fields(self, *, marks: bool = False) -> dict[str, list[Any]]:
+        """The fields of this row, in lists of one; with ``marks`` also whether and why it failed."""
         found = {
             "response_ids": self.tokens,
             "tokens": self.prompt + self.tokens,
@@ -89,14 +133,19 @@ class Episode:
             "sampling_logprobs": self.sampling_logprobs,
             "versions": self.versions,
             "temperature": self.temperature,
-            "finished": bool(self.outcome),
+            "finished": bool(self.outcome) and not self.failed,
             "finish_reason": self.reason,
-            "rewards": sum(self.turn_rewards),
+            "rewards": math.nan if self.failed else self.grade + sum(self.turn_rewards),
             "turns": len(self.turn_rewards),
             "turn_rewards": self.turn_rewards,
-            "turn_states": self.turn_states,
+            "turn_states": self.turn_states[: len(self.turn_rewards)],
             "turn_ids": self.turn_ids,
+            "outcome": self.failed or _TRUNCATED.get(self.reason if not self.outcome else "", "finished"),
+            "sampled_tokens": len(self.sampled) + self.wasted,
+            "scores": self.scores,
         }
+        if marks:
+            found |= {"failed": bool(self.failed), "failed_why": self.why}
         return {name: [value] for name, value in found.items()}
 
 
@@ -118,29 +167,46 @@ class Played:
         turns = range(max(turn_ids, default=-1) + 1)
         return Played(prompt, tokens, tuple(turn_ids.index(turn) for turn in turns))
 
-    def plays(self, turn: int) -> bool:
-        """See :meth:`Episode.plays`."""
-        return turn < len(self.begins)
-
     def before(self, turn: int) -> list[int]:
-        """See :meth:`Episode.before`."""
+        """The tokens of its response before a turn."""
         return self.tokens[: self.begins[turn]]
 
 
 def columns_of(
-    keys: Sequence[Key], episodes: Sequence[Episode | Played], known: Batch | None, policy: Any
+    keys: Sequence[Key], episodes: Sequence[Episode | Played], known: Batch | None, policy: Any, *, marks: bool = False
 ) -> dict[str, Column]:
-    """The fields of episodes; ``known`` has those of episodes that were played before."""
-    fresh = [(key, e.fields()) for key, e in zip(keys, episodes, strict=True) if isinstance(e, Episode)]
+    """The fields of episodes; ``known`` has those of episodes that were played before. Raises as :func:`check_ids`."""
+    own = [(key, e) for key, e in zip(keys, episodes, strict=True) if isinstance(e, Episode)]
+    fresh = [(key, e.fields(marks=marks)) for key, e in own]
+    types = _TYPES | _MARKED if marks else _TYPES
     made = Batch(
         [key for key, _ in fresh],
-        {name: _column(type_, [fields[name][0] for _, fields in fresh]) for name, type_ in _TYPES.items()},
+        {name: _column(type_, [fields[name][0] for _, fields in fresh]) for name, type_ in types.items()},
     )
+    check_ids(made, [e for _, e in own])
     whole = made if known is None else known.select(*made.fields).concat(made).take_keys(keys)
     return marked(whole.columns, _marks(whole, policy))
 
 
-_TYPES: dict[str, FieldType] = {name: type_ for name, type_ in parse_fields(PLAYED).items() if type_ is not None}
+def check_ids(made: Batch, episodes: Sequence[Episode]) -> None:
+    """Raise RunError where the ids that are trained are not those that the engine sampled, in their order."""
+    import torch
+
+    trained = made["response_ids"].values[made["response_mask"].values.bool()] if len(made) else torch.tensor([])
+    came = torch.tensor([token for episode in episodes for token in episode.sampled], dtype=trained.dtype)
+    if not torch.equal(trained.cpu(), came):
+        raise RunError(
+            f"{len(trained)} tokens of these episodes would be trained, and they are not the {len(came)} that the "
+            "engine sampled.",
+            fix="Give an environment no access to the tokens of its episodes.",
+        )
+
+
+def _typed(declared: str) -> dict[str, FieldType]:
+    return {name: type_ for name, type_ in parse_fields(declared).items() if type_ is not None}
+
+
+_TYPES, _MARKED = _typed(PLAYED), _typed(MARKED)
 
 
 def _column(type_: FieldType, rows: list[Any]) -> Column:

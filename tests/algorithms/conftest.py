@@ -44,7 +44,7 @@ def small_model(drivers_path, tmp_path_factory):
 
 @pytest.fixture
 def load_driver(small_model):
-    """A driver's flow, fresh, on the small model; a game and a judge have models of their own, teachers other weights."""
+    """A driver's flow, fresh, on the small model; games and a judge have models of their own, teachers other weights."""
 
     def load(name: str):
         flow = load_script(str(ALGORITHMS / f"{name}.py"))
@@ -52,7 +52,7 @@ def load_driver(small_model):
         for handle in flow.handles:
             said = handle.arguments.get("model")
             teaches = name == "distillation" and handle.name in ("short", "long")
-            if said is not None and name != "gigpo" and not teaches and handle.name not in own:
+            if said is not None and name not in ("gigpo", "tool_use") and not teaches and handle.name not in own:
                 flow.use_model(handle.name, small_model)
         return flow
 

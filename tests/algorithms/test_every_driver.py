@@ -62,7 +62,7 @@ def parameters(flow, preset, **more):
 
 
 def test_the_drivers_are_those_of_the_field():
-    wanted = "sft reward_model dpo grpo ppo remax dapo gigpo safe_rlhf raft distillation judge online_dpo rlhf"
+    wanted = "sft reward_model dpo grpo ppo remax dapo gigpo safe_rlhf raft distillation judge online_dpo rlhf tool_use"
     assert set(wanted.split()) <= set(DRIVERS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from ...batch import Column
 from ...errors import FlowError, RunError
 from ...workers.model_options import Sampling
-from ...workers.streaming import FailedCall, PrefixTokens, SampledRow
+from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, Streams
 from ..continuous import ContinuousBatch, Draw, RunningRow
+from ..stream import Stream, stream_of
 from .decode import Plain, prefill_tokens
 from .finite import not_finite
 from .generate import default_cache_bytes
@@ -50,6 +51,11 @@ class Streaming(ABC):
         """The batch of all calls."""
         self.check_generates()
         return NetBatch(self.net, self.parameters, self.eos_ids)
+
+    @property
+    def stream(self) -> Stream:
+        """Its calls, for threads and for asyncio."""
+        return stream_of(cast("Streams", self))
 
     def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
         """Begin a call whose rows leave one by one; see :class:`flowrl.workers.streaming.Streams`."""

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,11 +19,12 @@ from ...placement.model.model_shape import ModelShape
 from ...placement.model.rank_parameters import Parameter, parameters_of
 from ...placement.model.weight_layout import Layout
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.streaming import FailedCall, SampledRow, gathered
+from ...workers.streaming import FailedCall, SampledRow, Streams, gathered
 from ...workers.weights.weight_boxes import Shard, sums
 from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite, not_finite
+from ..stream import Stream, stream_of
 from .child import Child
 from .proof import check_proof, expected, probe_rows
 from .versions import installed
@@ -162,6 +163,11 @@ class VLLMEngine:
         }
 
     # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
+
+    @property
+    def stream(self) -> Stream:
+        """Its calls, for threads and for asyncio."""
+        return stream_of(cast("Streams", self))
 
     def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
         """Begin a call whose rows leave one by one."""

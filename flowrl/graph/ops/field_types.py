@@ -119,4 +119,7 @@ preferred: bool[]
 turns: i32[]
 turn_rewards: f32[*turn]
 turn_states: i64[*turn]
-turn_ids: i32[*response]""")
+turn_ids: i32[*response]
+outcome: any
+sampled_tokens: i32[]
+scores: any""")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import os
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import copy_context
-from typing import Any
+from typing import Any, Protocol
 
 from .failed_rewards import Late
 from .printed_output import PRINTING, printing_for
@@ -194,7 +192,7 @@ class _Loop:
             try:
                 async with limit:
                     PRINTING.set(row)  # of this task alone
-                    outcome = await _Steps(self, i, row, self.fn(**self.rows[i]))
+                    outcome = await Steps(self, i, row, self.fn(**self.rows[i]))
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
@@ -205,17 +203,24 @@ class _Loop:
                 self.outcomes[i], self.begun[i] = _told(self.tell, i, outcome), True
 
 
-class _Steps:
-    """Awaits something, and has its loop know while its code runs, as opposed to waits."""
+class Within(Protocol):
+    """What is told whose code runs in its loop, and since when."""
 
-    def __init__(self, loop: _Loop, i: int, row: Row, awaited: Any) -> None:
-        self._loop, self._i, self._row, self._awaited = loop, i, row, awaited
+    within: Any
+    notes: Notes
+
+
+class Steps:
+    """Awaits something, and has its loop know while its code runs, as opposed to waits; ``who`` is whose code it is."""
+
+    def __init__(self, loop: Within, who: Any, row: Row, awaited: Any) -> None:
+        self._loop, self._who, self._row, self._awaited = loop, who, row, awaited
 
     def __await__(self) -> Generator[Any, Any, Any]:
         inner, process = self._awaited.__await__(), os.getpid()
         error: BaseException | None = None
         while True:
-            self._loop.within = self._i, time.monotonic()
+            self._loop.within = self._who, time.monotonic()
             try:
                 waits = next(inner) if error is None else inner.throw(error)
             except StopIteration as done:
@@ -229,70 +234,3 @@ class _Steps:
                 yield waits
             except BaseException as thrown:  # a cancellation: it is for the code inside
                 error = thrown
-
-
-class Aside:
-    """Calls of user code one after another in one thread, which is left behind where a call takes too long."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] | None = None
-
-    def run(self, jobs: Sequence[Callable[[], Any]], timeout: float | None, notes: Notes, at: At) -> list[Any]:
-        """What jobs give, up to the first that fails, whose exception comes last. Without ``timeout`` they run here.
-
-        Of jobs that are left behind none is begun any more.
-        """
-        outcomes: list[Any] = []
-        began = math.inf  # of the job that runs
-        change, ended = threading.Lock(), threading.Event()
-        left = False
-
-        def work() -> None:
-            nonlocal began
-            for i, job in enumerate(jobs):
-                with change:
-                    if left:
-                        return
-                    began = time.monotonic()
-                outcome = called(job, notes, at(i))
-                with change:
-                    began = math.inf
-                    if left:
-                        return
-                    outcomes.append(outcome)
-                if isinstance(outcome, BaseException):
-                    break
-            ended.set()
-
-        if timeout is None:
-            work()
-            return outcomes
-        self._queue().put(work)
-        while not ended.wait(max(0.001, min(timeout, began + timeout - time.monotonic()))):
-            with change:
-                left = time.monotonic() - began >= timeout
-            if left:
-                self.close()
-                return [*outcomes, Late(timeout)]
-        return outcomes
-
-    def _queue(self) -> queue.SimpleQueue[Callable[[], None]]:
-        if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name="flowrl-env").start()
-        return self._jobs
-
-    def close(self) -> None:
-        """Let go of the thread, which ends once its call has."""
-        if self._jobs is not None:
-            self._jobs.put(_end)
-            self._jobs = None
-
-
-def _serve(jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
-    while (job := jobs.get()) is not _end:
-        job()
-
-
-def _end() -> None:
-    """The last job of a thread."""

@@ -7,17 +7,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-import flowrl as fl
-from flowrl.errors import RewardError, WorkerError
-from flowrl.workers.user_code.rows_in_progress import Notes, Row, at_work
-from flowrl.workers.user_code.run_rows import Aside, run_rows
+from flowrl.errors import RewardError
+from flowrl.workers.user_code.rows_in_progress import at_work
+from flowrl.workers.user_code.run_rows import run_rows
 
 HERE = Path(__file__).parents[1]
 
@@ -141,38 +139,3 @@ def test_a_coroutine_that_blocks_its_loop_is_named_and_the_others_are_called():
     assert "it waits without await, which stops all others" in str(outcomes[1])
     assert outcomes[2:] == [2, 3, 4, 5], "rows that were not begun are called in another loop"
     assert set(told) >= {2, 3, 4, 5} and 1 not in told, "nothing of what was left behind is handed over"
-
-
-# -- threads that are left behind -----------------------------------------------------------------------------------
-
-
-def test_no_row_is_begun_behind_one_that_was_left_behind(tmp_path):
-    go, done, notes, others = threading.Event(), [], Notes(tmp_path), set(threading.enumerate())
-
-    def job(number):
-        if number == 1:
-            go.wait(60)
-        done.append(number)
-        return number
-
-    aside = Aside()
-    jobs = [lambda i=i: job(i) for i in range(4)]
-    outcomes = aside.run(jobs, 0.2, notes, lambda place: Row("p", 0, "game.step", (place,), "f, a.py:1"))
-    assert outcomes[0] == 0 and "took longer than 0.2 s" in str(outcomes[1]) and len(outcomes) == 2
-    [thread] = set(threading.enumerate()) - others
-    go.set()
-    thread.join(60)
-    assert done == [0, 1] and not at_work(tmp_path)
-
-
-def test_an_environment_that_is_async_is_refused():
-    class Waits(fl.Env):
-        def reset(self, row, seed):
-            return 0, ""
-
-        async def step(self, state, action):
-            return 0, "", 0.0, True
-
-    with pytest.raises(WorkerError, match=r"Waits.step is async; its episodes are stepped one after another") as error:
-        fl.Flow("f").worker(Waits)
-    assert "asyncio.run(...)" in error.value.fix

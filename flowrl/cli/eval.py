@@ -1,0 +1,92 @@
+"""``flowrl eval``: play an environment's tasks with a model, save what came of it, and compare two evaluations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .help import new_parser
+from .options import read_known, whole_number
+
+
+def eval_command(words: Sequence[str]) -> int:
+    """Evaluate, or compare two evaluations. Returns the exit status."""
+    options = read_options(words)
+    from ..environments.evaluate import compare, evaluate, save_results, summary_of
+
+    if options.compare:
+        print(json.dumps(compare(*options.compare), indent=1))
+        return 0
+    from ..by_hand import open_worker
+    from ..data import jsonl
+    from ..environments import Environment, load_environment
+    from ..workers.actor import Actor
+
+    arguments = dict(_argument(word) for word in options.arg)
+    env = load_environment(options.environment, **arguments)
+    how: dict[str, Any] = {"batch": min(options.rows, options.batch), "shuffle": False, "repeat": False}
+    if options.data is not None:
+        of_env = isinstance(env, Environment)
+        source = env.source_of(jsonl, options.data, **how) if of_env else jsonl(options.data, **how)
+    elif isinstance(env, Environment):
+        source = env.source(**how)
+    else:
+        raise UsageError(f"{type(env).__name__} has no tasks of its own.", fix="Give --data FILE.jsonl.")
+    policy = open_worker(Actor(options.policy, lr=None, max_tokens=options.max_tokens), name="policy")
+    played = {name: getattr(options, name) for name in ("n", "rows", "seed", "greedy", "turns", "tokens", "seconds")}
+    played |= {"temperature": options.temperature, "retries": options.retries}
+    records = evaluate(open_worker(env), policy, source, **played)
+    about = {"environment": options.environment, "arguments": arguments, "policy": options.policy, **played}
+    summary = summary_of(records, {**about, "max_tokens": options.max_tokens})
+    save_results(options.out, records, summary)
+    print(json.dumps(summary, indent=1))
+    return 0
+
+
+def read_options(words: Sequence[str]) -> argparse.Namespace:
+    """The options of this command. Raises UsageError."""
+    parser = new_parser("eval", "ENV")
+    parser.add_argument("environment", nargs="?", help="an installed name, package.module:Class or file.py:Class")
+    parser.add_argument("--policy", metavar="MODEL", help="a hub name or a folder, such as RUN/model/actor")
+    parser.add_argument(
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__"
+    )
+    parser.add_argument("--data", metavar="FILE", help="tasks as JSON lines, in the place of the environment's own")
+    parser.add_argument("--rows", type=whole_number, default=64, metavar="N", help="tasks at most (64)")
+    parser.add_argument("--n", type=whole_number, default=1, metavar="N", help="episodes of each task (1)")
+    parser.add_argument("--batch", type=whole_number, default=64, metavar="N", help="tasks that are live at once (64)")
+    parser.add_argument("--greedy", action="store_true", help="take the likeliest tokens")
+    parser.add_argument("--temperature", type=float, metavar="T", help="what logits are divided by (1)")
+    parser.add_argument("--max-tokens", type=whole_number, default=256, metavar="N", help="tokens of a turn (256)")
+    parser.add_argument("--turns", type=whole_number, metavar="N", help="turns of an episode at most")
+    parser.add_argument("--tokens", type=whole_number, metavar="N", help="sampled tokens of an episode at most")
+    parser.add_argument("--seconds", type=float, metavar="S", help="seconds of an episode at most")
+    parser.add_argument("--retries", type=int, default=0, metavar="N", help="how often what fails is played anew (0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampling (0)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where results.jsonl and summary.json go")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar="FOLDER", help="two evaluations of the same tasks")
+    fix = "See flowrl eval --help."
+    options, unknown = read_known(parser, words, fix)
+    if unknown:
+        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
+    missing = [word for word in ("environment", "policy", "out") if getattr(options, word) is None]
+    if missing and not options.compare:
+        said = {"environment": "an environment", "policy": "--policy MODEL", "out": "--out FOLDER"}[missing[0]]
+        fix = "Write flowrl eval ENV --policy MODEL --out FOLDER."
+        raise UsageError(f"flowrl eval needs {said}.", fix=fix)
+    return options
+
+
+def _argument(word: str) -> tuple[str, Any]:
+    """``level=2`` as a name and a value: JSON where it is that, else the text itself."""
+    name, equals, value = word.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--arg {word} is no NAME=VALUE.", fix="Write --arg level=2.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

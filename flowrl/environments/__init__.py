@@ -1,0 +1,21 @@
+"""Environments of messages and tools: ``fl.environments.Environment``, what marks its functions, and how one is found.
+
+docs/environments.md shows one in twenty lines.
+"""
+
+from __future__ import annotations
+
+from .environment import Environment, State
+from .hooks import group_reward, metric, reward, stop
+from .loading import find_environment, load_environment
+
+__all__ = [
+    "Environment",
+    "State",
+    "find_environment",
+    "group_reward",
+    "load_environment",
+    "metric",
+    "reward",
+    "stop",
+]

@@ -1,0 +1,373 @@
+"""An environment of messages: it replies to what the policy says; marked functions stop it and grade it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from .. import data
+from ..errors import WorkerError
+from ..graph.script.site import defined_at
+from ..workers.env import Env
+from ..workers.episodes import GraderFailed
+from .chat import ids_behind
+from .hooks import Hook, hooks_of
+from .tool_calls import ToolCall, read_tool_calls
+from .tools import BadCall, Tool, tools_of
+
+if TYPE_CHECKING:
+    from ..workers.env import Game
+    from ..workers.episodes import Episode
+
+Message = Mapping[str, Any]
+_LONGEST = 8192  # characters of what a tool gives
+_OPEN = ("state", "response", "responses")
+
+
+class State:
+    """What is known of an episode under way; an environment may put attributes of its own on it.
+
+    ``row`` are the columns of the data, ``seed`` is the episode's own, ``messages`` the conversation so far,
+    ``responses`` the texts of the policy, ``turn`` how many there are. ``tool_calls`` and ``bad_tool_calls`` count.
+
+    >>> state = fl.environments.State({"prompt": "1+2?", "answer": "3"}, seed=7)
+    >>> state.messages, state.response
+    ([{'role': 'user', 'content': '1+2?'}], '')
+    """
+
+    def __init__(self, row: Mapping[str, Any], seed: int) -> None:
+        self.row, self.seed = row, seed
+        found = row.get("messages")
+        self.messages: list[Message] = (
+            [dict(m) for m in found] if found else [{"role": "user", "content": str(row.get("prompt", ""))}]
+        )
+        self.responses: list[str] = []
+        self.tool_calls = self.bad_tool_calls = 0
+        self.scores: dict[str, float] = {}
+        self._said: list[Message] = []
+
+    @property
+    def response(self) -> str:
+        """The latest text of the policy; empty before the first."""
+        return self.responses[-1] if self.responses else ""
+
+    @property
+    def turn(self) -> int:
+        """How many turns the policy has had."""
+        return len(self.responses)
+
+
+class Replied(str):
+    """An observation: the messages that follow an answer, and their texts as one."""
+
+    messages: Sequence[Message]
+
+    @staticmethod
+    def of(messages: Sequence[Message]) -> Replied:
+        """From the messages of one turn."""
+        made = Replied("\n".join(str(message.get("content") or "") for message in messages))
+        made.messages = messages
+        return made
+
+
+class Environment(Env):
+    """Base of environments of messages. Subclass it; each of these is left out where it is not needed.
+
+    ``rows()`` gives the tasks, each a dict with a ``prompt``. ``setup(state)`` begins an episode. ``respond(state)``
+    replies to ``state.response``: a text, a message, several, or None, which ends the episode. ``tools`` are plain
+    typed functions that the model may call. Functions marked by ``stop`` end an episode, those marked by ``reward``,
+    ``metric`` and ``group_reward`` grade it, also one that a limit has cut off. Any of them may be ``async``.
+
+    >>> from flowrl.environments import reward, stop
+    >>> class Guess(fl.environments.Environment):
+    ...     turns = 5
+    ...
+    ...     def rows(self):
+    ...         return [{"prompt": "Guess a digit.", "secret": str(i)} for i in range(10)]
+    ...
+    ...     def respond(self, state):
+    ...         return "higher" if state.response < state.row["secret"] else "lower"
+    ...
+    ...     @stop
+    ...     def found(self, state):
+    ...         return state.response == state.row["secret"]
+    ...
+    ...     @reward()
+    ...     def quick(self, state, secret):
+    ...         return (state.response == secret) / state.turn
+    >>> env = Guess()
+    >>> state, _ = env.reset({"prompt": "Guess a digit.", "secret": "7"}, seed=0)
+    >>> env.step(state, "5")[1:]
+    ('higher', 0.0, False)
+    >>> env.step(state, "7")[1:]
+    ('', 0.0, 'found')
+    """
+
+    #: Functions that the model may call.
+    tools: Sequence[Callable[..., Any]] = ()
+    #: The system message of chats that have none.
+    system: str | None = None
+    #: Whether prompts that are text go through the tokenizer's chat template.
+    chat: bool = True
+
+    @classmethod
+    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
+        super().check_declaration(arguments)
+        if not isinstance(cls.tools, (tuple, list)):
+            raise WorkerError(
+                f"{cls.__name__}: tools = {cls.tools!r} is no tuple of functions.",
+                at=defined_at(cls.rows),
+                fix="Write tools = (fn,).",
+            )
+        tools_of(cls.tools)
+        hooks_of(cls)
+
+    # -- what a subclass writes ---------------------------------------------------------------------------------------
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """The tasks: each a dict with a ``prompt``, a text or a list of messages, and other columns."""
+        raise WorkerError(f"{type(self).__name__} has no tasks.", fix="Define rows(self), which gives dicts.")
+
+    def setup(self, state: State) -> str | None:
+        """Begin an episode. A text is shown after the prompt, where the tokenizer has no chat template."""
+        return None
+
+    def respond(self, state: State) -> str | Message | Sequence[Message] | None:
+        """Reply to ``state.response``. What tools gave is in the reply already; None adds nothing to it."""
+        return None
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def source(self, **options: Any) -> data.Source:
+        """The tasks as a source for ``flow.steps``, with options of :func:`fl.data.rows`; tools are in the prompts."""
+        rows = self.rows()
+        return self.source_of(data.rows, rows if isinstance(rows, Sequence) else list(rows), **options)
+
+    def source_of(self, kind: Callable[..., data.Source], *where: Any, **options: Any) -> data.Source:
+        """Tasks from elsewhere, such as ``env.source_of(fl.data.jsonl, "tasks.jsonl", batch=16)``."""
+        own: dict[str, Any] = {"chat": self.chat}
+        if self.chat and self.system is not None:
+            own["system"] = self.system
+        if self.chat and self.schemas:
+            own["tools"] = self.schemas
+        return kind(*where, **{**own, **options})
+
+    @cached_property
+    def by_name(self) -> dict[str, Tool]:
+        """The tools by their names."""
+        return tools_of(self.tools)
+
+    @cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them."""
+        return [tool.schema for tool in self.by_name.values()]
+
+    # -- an episode, as Env plays it ----------------------------------------------------------------------------------
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> tuple[State, str]:
+        """Begin an episode."""
+        return _finished(self._reset(row, seed))
+
+    def step(self, state: State, action: str) -> tuple[State, str, float, bool | str]:
+        """Take what the policy said: call its tools, ask what stops, and reply. Grades come at the end."""
+        return _finished(self._step(state, action))
+
+    def grade(self, state: State) -> tuple[float, dict[str, float]]:
+        """The reward of an episode, and what each function gave."""
+        return _finished(self._graded(state))
+
+    async def _reset(self, row: Mapping[str, Any], seed: int) -> tuple[State, str]:
+        state = State(row, seed)
+        said = await _value(self.setup(state))
+        if said is None:
+            said = ""
+        if not isinstance(said, str):
+            raise TypeError(f"setup returned {said!r}, which is no text")
+        state._said = list(state.messages)
+        return state, said
+
+    async def _step(self, state: State, action: str) -> tuple[State, str, float, bool | str]:
+        state.responses.append(action)
+        calls = read_tool_calls(action, self.by_name) if self.by_name else []
+        answer: dict[str, Any] = {"role": "assistant", "content": action}
+        state.messages.append(answer)
+        if name := await self._stopped(state):
+            return state, "", 0.0, name
+        replies = [await self._called(call, state) for call in calls]
+        replies += _messages(await _value(self.respond(state)))
+        if state.messages[: len(state._said)] != state._said or state.messages[len(state._said) :] != [answer]:
+            raise ValueError(
+                "it has rewritten state.messages, whose tokens are sampled already; reply with messages, which are "
+                "put behind them"
+            )
+        if not replies:
+            return state, "", 0.0, True
+        state.messages += replies
+        state._said = list(state.messages)
+        if name := await self._stopped(state):
+            return state, "", 0.0, name
+        return state, Replied.of(replies), 0.0, False
+
+    async def _stopped(self, state: State) -> str:
+        """The name of the first function that ends the episode; empty where none does."""
+        for hook in self._hooks("stop"):
+            if await _value(getattr(self, hook.name)(state)):
+                return hook.name
+        return ""
+
+    async def _called(self, call: ToolCall, state: State) -> Message:
+        """What a tool gives, as a message. What the model did wrong, or the tool raised, is told to the model."""
+        state.tool_calls += 1
+        try:
+            if call.error:
+                raise BadCall(call.error)
+            tool = self.by_name.get(call.name)
+            if tool is None:
+                raise BadCall(f"there is no tool '{call.name}'; there are {', '.join(self.by_name)}")
+            given = tool.arguments(call.arguments)
+            text = _text(await _value(tool.fn(**given, **({"state": state} if tool.takes_state else {}))))
+        except BadCall as error:
+            state.bad_tool_calls += 1
+            text = f"error: {error}"
+        except OSError:  # the machine's or the network's fault, and no matter of the model
+            raise
+        except Exception as error:
+            text = f"error: {type(error).__name__}: {error}"
+        return {"role": "tool", "name": call.name, "content": text[:_LONGEST]}
+
+    async def _graded(self, state: State) -> tuple[float, dict[str, float]]:
+        total = 0.0
+        for hook in self._hooks("reward", "metric"):
+            value = _number(await _value(getattr(self, hook.name)(**self._given(hook, state))), hook.name)
+            state.scores[hook.name] = value
+            total += hook.weight * value
+        if self.by_name:
+            state.scores |= {"tool_calls": float(state.tool_calls), "bad_tool_calls": float(state.bad_tool_calls)}
+        return total, state.scores
+
+    def _given(self, hook: Hook, state: State) -> dict[str, Any]:
+        known = {**state.row, "state": state, "response": state.response, "responses": state.responses}
+        missing = [name for name in hook.asks if name not in known]
+        if missing:
+            have = ", ".join([*_OPEN, *state.row])
+            raise TypeError(f"{hook.name} asks for '{missing[0]}', which is no column of the data; there are {have}")
+        return {name: known[name] for name in hook.asks}
+
+    def _hooks(self, *kinds: str) -> list[Hook]:
+        return [hook for hook in self._all_hooks.values() if hook.kind in kinds]
+
+    @cached_property
+    def _all_hooks(self) -> Mapping[str, Hook]:
+        return hooks_of(type(self))
+
+    # -- what Env asks ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _is_async(self) -> bool:
+        """Whether any function that is written for it is async."""
+        functions = [self.setup, self.respond, *(tool.fn for tool in self.by_name.values())]
+        functions += [getattr(self, name) for name in self._all_hooks]
+        return any(inspect.iscoroutinefunction(fn) for fn in functions)
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        own = {"reset": self._reset, "step": self._step, "grade": self._grade_state, "group": self._group}
+        fn = own.get(name)
+        if fn is None or (name in ("reset", "step") and getattr(type(self), name) is not getattr(Environment, name)):
+            return super()._function(name)
+        return fn if self._is_async else lambda *given: _finished(fn(*given))
+
+    async def _grade_state(self, state: State) -> tuple[float, dict[str, float]]:
+        try:
+            return await self._graded(state)
+        except Exception as error:
+            raise GraderFailed(f"{type(error).__name__}: {error}") from error
+
+    async def _group(self, states: Sequence[State]) -> list[list[float]]:
+        found: list[list[float]] = []
+        try:
+            for hook in self._hooks("group_reward"):
+                values = list(await _value(getattr(self, hook.name)(states)))
+                if len(values) != len(states):
+                    raise ValueError(f"{hook.name} returned {len(values)} numbers for {len(states)} episodes")
+                found.append([_number(value, hook.name) for value in values])
+        except Exception as error:
+            raise GraderFailed(f"{type(error).__name__}: {error}") from error
+        return found
+
+    async def _grade(self, game: Game, i: int, episode: Episode) -> None:
+        reward, scores = await self._code(game, i, "grade", (episode.state,), lambda returned: returned)
+        episode.give(reward)
+        episode.scores = dict(scores)
+
+    @property
+    def _grades_groups(self) -> bool:
+        return bool(self._hooks("group_reward"))
+
+    async def _grade_group(self, game: Game, episodes: Mapping[int, Episode]) -> None:
+        first, states = next(iter(episodes)), [episode.state for episode in episodes.values()]
+        given = await self._code(game, first, "group", (states,), lambda returned: returned)
+        for hook, values in zip(self._hooks("group_reward"), given, strict=True):
+            for episode, value in zip(episodes.values(), values, strict=True):
+                episode.scores[hook.name] = value
+                episode.give(hook.weight * value)
+
+    def _encode(self, tokenizer: Any, episode: Episode) -> list[int]:
+        said = episode.observation
+        if isinstance(said, Replied):
+            last = episode.tokens[-1] if episode.tokens else None
+            return ids_behind(said.messages, tokenizer, last=last, tools=self.schemas)
+        if getattr(tokenizer, "chat_template", None) is not None:
+            raise WorkerError(
+                f"{type(self).__name__}.setup returned a text, and the prompt of a chat ends where the answer begins.",
+                fix="Put it into the prompt of the row; rows() gives the prompts.",
+            )
+        return super()._encode(tokenizer, episode)
+
+
+def _finished(running: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives that waits for nothing."""
+    try:
+        running.send(None)
+    except StopIteration as done:
+        return done.value
+    running.close()
+    raise TypeError("a function of this environment waits and is not async; write async def, or do not await in it")
+
+
+async def _value(given: Any) -> Any:
+    return await given if inspect.isawaitable(given) else given
+
+
+def _messages(said: Any) -> list[Message]:
+    """A reply as messages. Raises TypeError for another thing."""
+    if said is None:
+        return []
+    several = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    several = [several] if isinstance(several, Mapping) else several
+    if not isinstance(several, (list, tuple)) or not all(
+        isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in several
+    ):
+        raise TypeError(f"respond returned {said!r}; it gives a text, a message, a list of messages, or None")
+    if any(message["role"] == "assistant" for message in several):
+        raise ValueError("respond returned a message of the assistant, which only the policy speaks for")
+    return [dict(message) for message in several]
+
+
+def _text(given: Any) -> str:
+    """What a tool gave, as text."""
+    if isinstance(given, str):
+        return given
+    try:
+        return json.dumps(given, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(given)
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, (str, bytes)) or not math.isfinite(number := float(value)):
+        raise ValueError(f"{name} returned {value!r}, which is no finite number")
+    return number

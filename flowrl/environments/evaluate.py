@@ -1,0 +1,142 @@
+"""Evaluates a policy on an environment by the rollout that trains it; saved results can be compared, task by task."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from ..batch import Batch, CallInfo
+from ..data import Source
+from ..errors import UsageError
+from ..workers.env import Env
+
+RESULTS, SUMMARY = "results.jsonl", "summary.json"
+Record = dict[str, Any]
+
+
+def evaluate(
+    env: Env, policy: Any, source: Source, *, n: int = 1, rows: int = 64, seed: int = 0, **how: Any
+) -> list[Record]:
+    """Play the first ``rows`` tasks of a source ``n`` times each; a record per episode, in their order.
+
+    ``how`` are further arguments of ``rollout``. Failures are marked; their reward is None.
+    """
+    cursor, found, first = source.cursor(), list[Record](), 0
+    while first < rows:
+        drawn = list(cursor.draw())[: rows - first]
+        if not drawn:
+            break
+        batch = source.to_batch(drawn, first, policy.tokenizer).with_call(CallInfo(seed=seed, op="eval.rollout"))
+        found += _records(env.rollout(batch, policy=policy, n=n, on_error="mark", max_failed=1.0, **how), policy)
+        first += len(drawn)
+    return found
+
+
+def _records(played: Batch, policy: Any) -> list[Record]:
+    names = ("reward", "scores", "outcome", "finish_reason", "turns", "sampled_tokens", "failed_why")
+    fields = [played["rewards" if name == "reward" else name].to_list() for name in names]
+    prompts, responses = played["prompt_ids"].to_list(), played["response_ids"].to_list()
+    found: list[Record] = []
+    for key, prompt, response, *values in zip(played.keys, prompts, responses, *fields, strict=True):
+        record: Record = {"task": key[0], "sample": key[-1], "prompt": policy.tokenizer.decode(prompt)}
+        record |= {"response": policy.tokenizer.decode(response), **dict(zip(names, values, strict=True))}
+        if record["failed_why"]:
+            record |= {"reward": None, "scores": {}}
+        else:
+            del record["failed_why"]
+        found.append(record)
+    return found
+
+
+def summary_of(records: Sequence[Record], about: Mapping[str, Any]) -> Record:
+    """What records come to: mean rewards with their standard error over tasks, scores, and how episodes ended."""
+    rewards = _by_task(records)
+    means = [sum(values) / len(values) for values in rewards.values()]
+    scored = [record["scores"] for record in records if record["scores"]]
+    names = sorted({name for scores in scored for name in scores})
+    return {
+        **about,
+        "tasks": len({record["task"] for record in records}),
+        "episodes": len(records),
+        "reward": _mean(means),
+        "reward_standard_error": _standard_error(means),
+        "best_of_n": _mean([max(values) for values in rewards.values()]),
+        "scores": {name: _mean([scores[name] for scores in scored if name in scores]) for name in names},
+        "outcomes": dict(sorted(Counter(record["outcome"] for record in records).items())),
+        "turns": _mean([record["turns"] for record in records]),
+        "sampled_tokens": sum(record["sampled_tokens"] for record in records),
+        "digest_of_tasks": _digest(records),
+    }
+
+
+def save_results(folder: Path, records: Sequence[Record], summary: Mapping[str, Any]) -> None:
+    """Write ``results.jsonl`` and ``summary.json`` into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    (folder / RESULTS).write_text("".join(f"{line}\n" for line in lines))
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def read_results(folder: Path) -> tuple[list[Record], Record]:
+    """Read what :func:`save_results` has written. Raises UsageError where a folder holds none."""
+    if not (folder / RESULTS).exists() or not (folder / SUMMARY).exists():
+        raise UsageError(f"{folder} holds no results of an evaluation.", fix="Name the --out of flowrl eval.")
+    lines = (folder / RESULTS).read_text().splitlines()
+    return [json.loads(line) for line in lines], json.loads((folder / SUMMARY).read_text())
+
+
+def compare(first: Path, second: Path) -> Record:
+    """The difference of two evaluations on the same tasks: its mean over tasks, and the standard error of that.
+
+    Raises UsageError where their tasks differ.
+    """
+    (one, of_one), (other, of_other) = read_results(first), read_results(second)
+    if of_one["digest_of_tasks"] != of_other["digest_of_tasks"]:
+        same = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(_tasks(one), _tasks(other), strict=False))]
+        raise UsageError(
+            f"{first} and {second} played other tasks: their first {len(same)} are the same.",
+            fix="Evaluate both with the same environment, --arg, --rows and data.",
+        )
+    rewards, others = _by_task(one), _by_task(other)
+    both = [task for task in rewards if task in others]
+    differences = [_mean(others[task]) - _mean(rewards[task]) for task in both]
+    return {
+        "tasks": len(both),
+        "first": of_one["reward"],
+        "second": of_other["reward"],
+        "difference": _mean(differences),
+        "standard_error": _standard_error(differences),
+    }
+
+
+def _by_task(records: Sequence[Record]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for record in records:
+        if record["reward"] is not None:
+            found.setdefault(record["task"], []).append(record["reward"])
+    return found
+
+
+def _tasks(records: Sequence[Record]) -> list[tuple[int, str]]:
+    return list(dict.fromkeys((record["task"], record["prompt"]) for record in records))
+
+
+def _digest(records: Sequence[Record]) -> str:
+    return hashlib.sha256(json.dumps(_tasks(records)).encode()).hexdigest()[:16]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.nan
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))

@@ -1,0 +1,190 @@
+"""How sessions ask a policy: rows that join the engine's batch one by one, or whole calls of all that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .streaming import SampledRow
+from .tokens.packed_tokens import pack
+from .tokens.sampling import SamplingArguments
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..batch import Column
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """What a session asks for: tokens behind ``tokens``, of which ``start`` were sampled or observed before.
+
+    ``Ask(7, [5, 6, 2], seed=91, start=1)``. ``most``: tokens at most; None is as the call says.
+    """
+
+    session: int
+    tokens: list[int]
+    seed: int
+    start: int
+    most: int | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended."""
+
+    ids: list[int]
+    rollout_logprobs: list[float]
+    sampling_logprobs: list[float]
+    versions: list[int]
+    temperature: float
+    stopped: bool  # by a stop token
+
+
+class PolicyCalls(Protocol):
+    """What a scheduler of sessions asks of the policy."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether answers are still to come."""
+        ...
+
+    def ask(self, asks: Sequence[Ask]) -> None: ...
+    def answers(self) -> list[tuple[int, Answer]]: ...
+    def forget(self, session: int) -> int:
+        """Ask no more for a session; return how many tokens were sampled in vain."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def policy_calls(policy: Any, said: SamplingArguments) -> PolicyCalls:
+    """Return how a policy is asked: row by row where its engine is in this process and streams, else in whole calls."""
+    stream = getattr(policy, "stream", None)
+    return WholeCalls(policy, said) if stream is None else StreamedCalls(policy, stream, said)
+
+
+def _columns(asks: Sequence[Ask]) -> tuple[Column, Tensor, Tensor]:
+    import torch
+
+    prompts = pack([ask.tokens for ask in asks], "prompt", "i32")
+    seeds = torch.tensor([ask.seed for ask in asks], dtype=torch.int64)
+    return prompts, seeds, torch.tensor([ask.start for ask in asks], dtype=torch.int64)
+
+
+def _together(asks: Sequence[Ask], said: SamplingArguments) -> list[tuple[SamplingArguments, list[Ask]]]:
+    """Asks that are sampled the same way, in the order of their sessions."""
+    found: dict[int | None, list[Ask]] = {}
+    for ask in sorted(asks, key=lambda ask: ask.session):
+        found.setdefault(ask.most, []).append(ask)
+    return [(said if most is None else replace(said, max_tokens=most), group) for most, group in found.items()]
+
+
+class WholeCalls:
+    """Whole calls of a policy, of all sessions that wait, one after another."""
+
+    waiting = False
+
+    def __init__(self, policy: Any, said: SamplingArguments) -> None:
+        self._policy, self._said = policy, said
+        self._asks: list[Ask] = []
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Have sessions be asked for with the next call."""
+        self._asks += asks
+        self.waiting = bool(self._asks)
+
+    def answers(self) -> list[tuple[int, Answer]]:
+        """Return the answers to all that wait."""
+        asks, self._asks, self.waiting = self._asks, [], False
+        found: list[tuple[int, Answer]] = []
+        for said, group in _together(asks, self._said):
+            sampled = self._policy.respond(*_columns(group), said)
+            version = self._policy.read_version()
+            rows = zip(
+                group,
+                sampled.ids.to_list(),
+                sampled.rollout_logprobs.to_list(),
+                sampled.sampling_logprobs.to_list(),
+                sampled.finished.tolist(),
+                strict=True,
+            )
+            for ask, ids, plain, own, stopped in rows:
+                answer = Answer(ids, plain, own, [version] * len(ids), sampled.temperature, stopped)
+                found.append((ask.session, answer))
+        return found
+
+    def forget(self, session: int) -> int:
+        """Ask for a session no more."""
+        self._asks = [ask for ask in self._asks if ask.session != session]
+        self.waiting = bool(self._asks)
+        return 0
+
+    def close(self) -> None:
+        """Nothing is under way between two calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Streamed:
+    """A call whose rows leave one by one, and whose they are."""
+
+    call: Any
+    asks: list[Ask]
+    version: int
+    temperature: float
+    is_policy: bool
+
+
+class StreamedCalls:
+    """Rows of an engine's batch, which sessions join whenever they have something to ask."""
+
+    def __init__(self, policy: Any, stream: Any, said: SamplingArguments) -> None:
+        self._policy, self._stream, self._said = policy, stream, said
+        self._calls: dict[int, _Streamed] = {}  # by number
+
+    @property
+    def waiting(self) -> bool:
+        """Whether rows are in the batch."""
+        return bool(self._calls)
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Have rows join the batch."""
+        for said, group in _together(asks, self._said):
+            prompts, seeds, starts = _columns(group)
+            how = self._policy.how(said)
+            call = self._stream.submit(prompts, 1, seeds, how, starts)
+            version = self._policy.read_version()
+            self._calls[call.number] = _Streamed(call, group, version, how.row_temperature, how.is_policy)
+
+    def answers(self) -> list[tuple[int, Answer]]:
+        """Go on by a token; return the rows that have ended, in the order of sessions."""
+        rows = self._stream.rows_of([each.call for each in self._calls.values()])
+        found = [self._answer(row) for row in rows]
+        self._calls = {number: each for number, each in self._calls.items() if not each.call.is_over}
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _answer(self, row: SampledRow) -> tuple[int, Answer]:
+        of = self._calls[row.call]
+        several = len(row.versions) > 1  # the weights were changed meanwhile
+        versions = list(row.token_versions) if several else [of.version] * len(row.ids)
+        plain = list(row.rollout_logprobs)
+        own = plain if of.is_policy else list(row.sampling_logprobs)
+        answer = Answer(list(row.ids), plain, own, versions, of.temperature, row.reason == "stop")
+        return of.asks[row.row].session, answer
+
+    def forget(self, session: int) -> int:
+        """Take a session's row out of the batch."""
+        for each in list(self._calls.values()):
+            at = [row for row, ask in enumerate(each.asks) if ask.session == session]
+            if at and (ended := each.call.abort(at)):
+                if each.call.is_over:
+                    del self._calls[each.call.number]
+                return sum(len(row.ids) for row in ended)
+        return 0
+
+    def close(self) -> None:
+        """Take all rows out of the batch."""
+        for each in self._calls.values():
+            each.call.abort()
+        self._calls.clear()

@@ -1,0 +1,178 @@
+"""Runs sessions beside each other: each is a coroutine that asks the policy, calls user code, or waits.
+
+A round has all user code that is quick answered, then lets the sessions that have something to ask join the policy's
+batch, and goes on by a step of it. User code that is slow holds up its own session alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .policy_calls import Answer, Ask, PolicyCalls
+from .user_code.code_calls import CodeCall, CodeCalls
+
+
+class OutOfTime(Exception):
+    """A session has had all the seconds that it may take."""
+
+
+class CodeFailed(Exception):
+    """User code that a session called has failed: ``CodeFailed(call, error)``."""
+
+    def __init__(self, call: CodeCall, error: BaseException) -> None:
+        super().__init__(call, error)
+        self.call, self.error = call, error
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A session that waits so many seconds: ``Pause(7, 2.0)``."""
+
+    session: int
+    seconds: float
+
+
+class _Request:
+    """Awaiting it hands a request to the scheduler, which comes back with what was asked for."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self._request)
+
+
+async def sampled(ask: Ask) -> Answer:
+    """What the policy samples."""
+    return await _Request(ask)
+
+
+async def called(call: CodeCall) -> Any:
+    """What user code returns. Raises CodeFailed."""
+    return await _Request(call)
+
+
+async def paused(session: int, seconds: float) -> None:
+    """Wait."""
+    await _Request(Pause(session, seconds))
+
+
+class Sessions:
+    """The sessions of one rollout, by their numbers.
+
+    ``seconds``: what each may take; then :class:`OutOfTime` is raised in it. ``wasted`` is told how many tokens were
+    sampled for a session in vain.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyCalls,
+        code: CodeCalls,
+        *,
+        seconds: float | None = None,
+        now: Callable[[], float] = time.monotonic,
+        wasted: Callable[[int, int], None] = lambda session, tokens: None,
+    ) -> None:
+        self._policy, self._code, self._now, self._wasted = policy, code, now, wasted
+        self._deadline = math.inf if seconds is None else now() + seconds
+        self._live: dict[int, Coroutine[Any, Any, None]] = {}
+        self._wants: dict[int, Any] = {}  # what each live session waits for
+        self._asks: list[Ask] = []
+        self._calls: list[CodeCall] = []
+        self._pauses: list[tuple[float, int]] = []
+
+    def run(self, sessions: Mapping[int, Coroutine[Any, Any, None]]) -> None:
+        """Run sessions to their ends. Raises what one of them raises, and ends the others."""
+        self._live = dict(sessions)
+        try:
+            for session in sessions:
+                self._resume(session)
+            while self._live:
+                self._round()
+        finally:
+            for coroutine in self._live.values():
+                coroutine.close()
+            self._live.clear()
+            self._policy.close()
+            self._code.close()
+
+    def _round(self) -> None:
+        self._answer_code()
+        self._end_late()
+        if self._asks:
+            asks, self._asks = self._asks, []
+            self._policy.ask(asks)
+        if self._policy.waiting:
+            for session, answer in self._policy.answers():
+                self._resume(session, answer)
+
+    def _answer_code(self) -> None:
+        """Go on with the sessions whose code has ended, until all that is under way is slow."""
+        quick = True
+        while quick or self._calls:
+            calls, self._calls = self._calls, []
+            if calls:
+                self._code.begin(calls)
+            ended, quick = self._code.collect(self._idle_seconds())
+            for call, outcome in ended:
+                if call.session in self._live and self._wants.get(call.session) is call:
+                    failed = CodeFailed(call, outcome) if isinstance(outcome, BaseException) else None
+                    self._resume(call.session, outcome, failed)
+            self._wake()
+            if self._now() >= self._deadline:
+                break
+
+    def _idle_seconds(self) -> float:
+        """How long may be waited for slow code: not at all where there is something to sample."""
+        if self._asks or self._policy.waiting or not self._live:
+            return 0.0
+        until = min(self._deadline, self._pauses[0][0] if self._pauses else math.inf)
+        if not self._code.under_way and not self._calls and until < math.inf:
+            time.sleep(min(max(0.0, until - self._now()), 60.0))
+            return 0.0
+        return min(max(0.0, until - self._now()), 60.0)
+
+    def _wake(self) -> None:
+        while self._pauses and self._pauses[0][0] <= self._now():
+            _, session = heapq.heappop(self._pauses)
+            if isinstance(self._wants.get(session), Pause):
+                self._resume(session)
+
+    def _end_late(self) -> None:
+        """Raise OutOfTime in every session where time is up; what each waits for is forgotten."""
+        if self._now() < self._deadline:
+            return
+        self._deadline = math.inf
+        for session in list(self._live):
+            wanted = self._wants[session]
+            if isinstance(wanted, CodeCall):
+                self._code.forget(wanted)
+                self._calls = [call for call in self._calls if call is not wanted]
+            elif isinstance(wanted, Ask):
+                self._asks = [ask for ask in self._asks if ask is not wanted]
+                if tokens := self._policy.forget(session):
+                    self._wasted(session, tokens)
+            self._resume(session, error=OutOfTime())
+
+    def _resume(self, session: int, value: Any = None, error: Exception | None = None) -> None:
+        coroutine = self._live[session]
+        try:
+            request = coroutine.send(value) if error is None else coroutine.throw(error)
+        except StopIteration:
+            del self._live[session]
+            self._wants.pop(session, None)
+            return
+        self._wants[session] = request
+        if isinstance(request, Ask):
+            self._asks.append(request)
+        elif isinstance(request, CodeCall):
+            self._calls.append(request)
+        else:
+            heapq.heappush(self._pauses, (self._now() + request.seconds, session))

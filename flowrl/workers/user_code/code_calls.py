@@ -1,0 +1,297 @@
+"""Calls of user code that sessions wait for: plain functions one after another in a thread, async ones in a loop.
+
+Whoever collects the answers waits for calls that are quick, so that what happens next depends on the answers and not on
+who was first. A call that is not quick is left to its thread, and the others go on in another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any
+
+from .failed_rewards import Late
+from .printed_output import PRINTING
+from .rows_in_progress import Notes, Row
+from .run_rows import Steps, called
+
+PATIENCE = 1.0  # seconds that others wait for a call; half as many after each one that took longer
+_LEAST = 0.005
+_SLICE = 0.02  # seconds that an answer lies here while others are waited for
+_HELD_UP = 0.2  # seconds that an event loop has to end a call by itself
+_THREADS = 256  # that are busy with a slow call each, at most
+
+
+@dataclass(slots=True, eq=False)
+class CodeCall:
+    """A call of user code for a session: ``CodeCall(7, step, (state, "up"), row)``.
+
+    ``take`` reads what it returned, and raises where that is wrong.
+    """
+
+    session: int
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    row: Row
+    take: Callable[[Any], Any] = lambda returned: returned
+    is_async: bool = False
+    began: float = math.inf
+    forgotten: bool = False  # nobody waits for it
+    task: asyncio.Task[None] | None = None
+
+    def run(self) -> Any:
+        """Call it here."""
+        return self.take(self.fn(*self.args))
+
+
+class CodeCalls:
+    """The calls of all sessions of a rollout: :meth:`begin` some, then :meth:`collect` their answers.
+
+    ``timeout`` is the most seconds of one; with None plain ones run in the thread that begins them. With
+    ``stop_at_error`` no plain one is begun after one that failed.
+    """
+
+    def __init__(self, timeout: float | None, notes: Notes, *, stop_at_error: bool = False) -> None:
+        self.timeout, self.notes = timeout, notes
+        self._stop_at_error = stop_at_error
+        self._patience = PATIENCE
+        self._waiting: deque[CodeCall] = deque()
+        self._quick: dict[CodeCall, None] = {}  # under way, and waited for; the oldest first
+        self._slow: dict[CodeCall, None] = {}
+        self._ended: list[tuple[CodeCall, Any]] = []
+        self._change = threading.Condition()
+        self._hand: _Hand | None = None
+        self._busy_hands = 0
+        self._loop: _Loop | None = None
+        self._loops: list[_Loop] = []
+        self._closed = False
+
+    def begin(self, calls: Sequence[CodeCall]) -> None:
+        """Begin calls, in their order."""
+        plain = [call for call in calls if not call.is_async]
+        coroutines = [call for call in calls if call.is_async]
+        if coroutines:
+            self._open_loop().begin(coroutines)
+        if plain and self.timeout is None:
+            for call in plain:
+                outcome = called(call.run, self.notes, call.row)
+                self._ended.append((call, outcome))
+                if self._stop_at_error and isinstance(outcome, BaseException):
+                    break
+        elif plain:
+            with self._change:
+                self._waiting.extend(plain)
+                if self._hand is None:
+                    self._hand = _Hand(self)
+                self._change.notify_all()
+
+    def collect(self, wait: float) -> tuple[list[tuple[CodeCall, Any]], bool]:
+        """Return calls that have ended with their outcomes, and whether quick ones are still under way.
+
+        Where none is quick, it waits ``wait`` seconds at most for another to end.
+        """
+        began = time.monotonic()
+        with self._change:
+            while True:
+                now = time.monotonic()
+                self._look(now)
+                quick = bool(self._quick) or self._moves()
+                if self._ended and (not quick or now - began >= _SLICE):
+                    break
+                if not quick and (now - began >= wait or not (self._slow or self._waiting)):
+                    break
+                until = began + (_SLICE if self._ended else math.inf if quick else wait)
+                if quick:  # one that is about to begin is looked at again, too
+                    since = next(iter(self._quick)).began if self._quick else now
+                    until = min(until, since + self._patience)
+                if self._slow and self.timeout is not None:
+                    until = min(until, next(iter(self._slow)).began + self.timeout)
+                self._change.wait(min(max(until - now, 0.0005), 60.0))
+            ended, self._ended = self._ended, []
+        return ended, quick
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a call has not ended."""
+        with self._change:
+            return bool(self._waiting or self._quick or self._slow or self._ended)
+
+    def forget(self, call: CodeCall) -> None:
+        """Wait for a call no more; what it gives is left aside."""
+        with self._change:
+            call.forgotten = True
+            self._quick.pop(call, None)
+            self._slow.pop(call, None)
+            if call in self._waiting:
+                self._waiting.remove(call)
+            self._ended = [(other, outcome) for other, outcome in self._ended if other is not call]
+            loop = next((loop for loop in self._loops if call.task is not None and call in loop.calls), None)
+        if loop is not None and call.task is not None:
+            loop.loop.call_soon_threadsafe(call.task.cancel)
+
+    def close(self) -> None:
+        """Begin nothing more, and let threads end once their calls have."""
+        with self._change:
+            self._closed = True
+            self._waiting.clear()
+            self._change.notify_all()
+        for loop in self._loops:
+            loop.close()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _moves(self) -> bool:
+        """Whether waiting calls are about to be begun."""
+        return bool(self._waiting) and self._hand is not None and (self._hand.call not in self._slow)
+
+    def _look(self, now: float) -> None:
+        """Leave calls that are not quick to their threads, and those that took too long altogether."""
+        while self._quick and now - (call := next(iter(self._quick))).began >= self._patience:
+            del self._quick[call]
+            self._slow[call] = None
+            self._patience = max(_LEAST, self._patience / 2)
+            if self._loop is not None and self._loop.is_held_up_by(call):
+                self._loop = None  # others go on in another one
+        hand = self._hand
+        if hand is not None and hand.call in self._slow and self._waiting and self._busy_hands < _THREADS:
+            self._busy_hands += 1
+            hand.alone = True
+            self._hand = _Hand(self)
+        if self.timeout is None:
+            return
+        while self._slow and now - (call := next(iter(self._slow))).began >= self.timeout + _HELD_UP * call.is_async:
+            held_up = next((loop.within for loop in self._loops if call in loop.calls and loop.within), None)
+            why = "" if held_up is None else "; it waits without await, which stops all others"
+            if held_up is not None and held_up[0] is not call:
+                why = f"; its loop was held up by {held_up[0].row}, which waits without await"
+            self._end(call, Late(self.timeout, why))
+            call.forgotten = True
+
+    def _begun(self, call: CodeCall) -> None:
+        call.began = time.monotonic()
+        self._quick[call] = None
+
+    def _end(self, call: CodeCall, outcome: Any) -> None:
+        if call.forgotten:
+            return
+        self._quick.pop(call, None)
+        self._slow.pop(call, None)
+        self._ended.append((call, outcome))
+
+    def _open_loop(self) -> _Loop:
+        if self._loop is None:
+            self._loop = _Loop(self)
+            self._loops.append(self._loop)
+        return self._loop
+
+
+class _Hand:
+    """A thread that works calls off, one after another; ``alone`` with a slow one, it ends after it."""
+
+    def __init__(self, calls: CodeCalls) -> None:
+        self._calls = calls
+        self.call: CodeCall | None = None
+        self.alone = False
+        whole = copy_context()  # so that what is printed and warned is told to whom that of the op is
+        threading.Thread(target=whole.run, args=(self._work,), daemon=True, name="flowrl-env").start()
+
+    def _work(self) -> None:
+        calls = self._calls
+        change = calls._change
+        while True:
+            with change:
+                while not calls._waiting and not calls._closed and not self.alone:
+                    change.wait()
+                if calls._closed or self.alone:
+                    return
+                call = self.call = calls._waiting.popleft()
+                calls._begun(call)
+            outcome = called(call.run, calls.notes, call.row)
+            with change:
+                self.call = None
+                calls._end(call, outcome)
+                if calls._stop_at_error and isinstance(outcome, BaseException):
+                    calls._waiting.clear()
+                if self.alone:
+                    calls._busy_hands -= 1
+                if self.alone or not calls._waiting:
+                    change.notify_all()
+
+
+class _Loop:
+    """An event loop in a thread, for async calls; what holds it up is known by ``within``."""
+
+    def __init__(self, calls: CodeCalls) -> None:
+        self._calls = calls
+        self.notes = calls.notes
+        self.within: tuple[CodeCall, float] | None = None
+        self.calls: set[CodeCall] = set()
+        self.loop = asyncio.new_event_loop()
+        whole = copy_context()
+        threading.Thread(target=whole.run, args=(self._run,), daemon=True, name="flowrl-env-loop").start()
+
+    def begin(self, calls: Sequence[CodeCall]) -> None:
+        """Begin calls, all at once."""
+        with self._calls._change:
+            for call in calls:
+                self.calls.add(call)
+                self._calls._begun(call)
+        self.loop.call_soon_threadsafe(self._start, calls)
+
+    def is_held_up_by(self, call: CodeCall) -> bool:
+        """Whether code of this loop has not come back since before a call was waited for."""
+        within = self.within
+        return call in self.calls and within is not None and time.monotonic() - within[1] >= _LEAST
+
+    def close(self) -> None:
+        """End what runs, and the loop."""
+        self.loop.call_soon_threadsafe(self._stop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        finally:
+            self.loop.close()
+
+    def _stop(self) -> None:
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.create_task(self._end(tasks))
+
+    async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.loop.stop()
+
+    def _start(self, calls: Sequence[CodeCall]) -> None:
+        for call in calls:
+            call.task = self.loop.create_task(self._one(call))
+
+    async def _one(self, call: CodeCall) -> None:
+        if call.forgotten:
+            return
+        number = self.notes.begin(call.row)
+        limit = asyncio.timeout(self._calls.timeout)
+        try:
+            async with limit:
+                PRINTING.set(call.row)  # of this task alone
+                outcome = call.take(await Steps(self, call, call.row, call.fn(*call.args)))
+        except asyncio.CancelledError as error:
+            outcome = error
+        except BaseException as error:
+            expired = limit.expired() and isinstance(error, TimeoutError)
+            outcome = Late(self._calls.timeout) if expired else error
+        finally:
+            self.notes.end(number)
+        with self._calls._change:
+            self.calls.discard(call)
+            self._calls._end(call, outcome)
+            self._calls._change.notify_all()

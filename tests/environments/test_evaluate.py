@@ -1,0 +1,134 @@
+"""Evaluation is the rollout of training; what it saves can be compared, task by task."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+import flowrl as fl
+from flowrl.cli import main
+from flowrl.environments.evaluate import compare, evaluate, read_results, save_results, summary_of
+from flowrl.errors import UsageError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from letters import build_tokenizer, model_of
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+TEXT = """
+from flowrl.environments import Environment, metric, reward
+
+class Letters(Environment):
+    chat = False
+
+    def __init__(self, letter="a", fails=-1):
+        self.letter, self.fails = letter, fails
+
+    def rows(self):
+        return [{"prompt": "ab", "number": i} for i in range(6)]
+
+    @reward()
+    def has(self, response, number):
+        if number == self.fails:
+            raise ConnectionError("down")
+        return float(self.letter in response)
+
+    @metric
+    def length(self, response):
+        return len(response)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("eval")
+    (made / "letters_env.py").write_text(TEXT)
+    fl.open(fl.Actor(model_of(**SIZES))).save(str(made / "model"))
+    return made
+
+
+def run(folder, out, *words):
+    name = f"{folder / 'letters_env.py'}:Letters"
+    more = ["--policy", str(folder / "model"), "--max-tokens", "4", "--out", str(folder / out), *words]
+    assert main(["eval", name, *more]) == 0
+    return read_results(folder / out)
+
+
+def test_it_is_the_rollout_of_a_program(folder, capsys):
+    records, summary = run(folder, "plain", "--n", "3", "--seed", "5")
+    assert json.loads(capsys.readouterr().out) == summary
+    env = fl.open(fl.environments.load_environment(f"{folder / 'letters_env.py'}:Letters"))
+    policy = fl.open(fl.Actor(str(folder / "model"), lr=None, max_tokens=4), name="policy")
+    again = evaluate(env, policy, env.source(batch=2, shuffle=False, repeat=False), n=3, rows=64, seed=5)
+    keep = ("task", "sample", "prompt", "response", "reward", "scores", "outcome", "turns", "sampled_tokens")
+    assert [{n: r[n] for n in keep} for r in again] == [{n: r[n] for n in keep} for r in records], "whatever the batch"
+    assert [(r["task"], r["sample"]) for r in records] == [(i, k) for i in range(6) for k in range(3)]
+    for record in records:
+        text = record["response"].replace("<pad>", "")
+        assert record["reward"] == float("a" in text) == record["scores"]["has"]
+    assert summary["reward"] == pytest.approx(sum(r["reward"] for r in records) / 18)
+    assert summary["scores"]["length"] == pytest.approx(sum(r["scores"]["length"] for r in records) / 18)
+    assert summary["outcomes"] == {"finished": 18} and summary["tasks"] == 6 and summary["seed"] == 5
+
+
+def test_failures_are_counted_and_no_reward(folder, capsys):
+    with pytest.warns(UserWarning, match="failed"):
+        records, summary = run(folder, "failing", "--arg", "fails=2", "--n", "2")
+    assert summary["outcomes"] == {"finished": 10, "infrastructure_failure": 2}
+    assert [r["reward"] for r in records if r["task"] == 2] == [None, None] and "down" in records[4]["failed_why"]
+    assert summary["reward"] == pytest.approx(sum(r["reward"] for r in records if r["task"] != 2) / 10)
+
+
+def test_two_evaluations_are_compared_task_by_task(folder, capsys):
+    first, _ = run(folder, "one", "--n", "2")
+    second, _ = run(folder, "two", "--n", "2", "--arg", "letter=b")
+    capsys.readouterr()
+    assert main(["eval", "--compare", str(folder / "one"), str(folder / "two")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    pairs = [(sum(r["reward"] for r in of if r["task"] == i) / 2) for of in (first, second) for i in range(6)]
+    differences = [b - a for a, b in zip(pairs[:6], pairs[6:], strict=True)]
+    assert told["difference"] == pytest.approx(sum(differences) / 6) and told["tasks"] == 6
+
+
+def test_other_tasks_are_not_compared(folder, tmp_path):
+    records, _ = run(folder, "all")
+    fewer, _ = run(folder, "fewer", "--rows", "4")
+    assert fewer == records[:4]
+    with pytest.raises(UsageError, match="played other tasks: their first 4 are the same"):
+        compare(folder / "all", folder / "fewer")
+    with pytest.raises(UsageError, match="holds no results"):
+        compare(tmp_path, folder / "all")
+
+
+def test_a_summary_of_nothing_has_no_mean(tmp_path):
+    summary = summary_of([], {"policy": "none"})
+    assert math.isnan(summary["reward"]) and summary["episodes"] == 0
+    save_results(tmp_path, [], summary)
+    assert read_results(tmp_path)[0] == []
+
+
+def test_tasks_of_a_file(folder):
+    file = folder / "tasks.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "ba", "number": i}) + "\n" for i in range(3)))
+    records, _ = run(folder, "file", "--data", str(file), "--greedy")
+    tokenizer = build_tokenizer()
+    assert [r["prompt"] for r in records] == [tokenizer.decode(tokenizer.encode("ba"))] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "needs an environment"),
+        (["x:Y"], "needs --policy MODEL"),
+        (["x:Y", "--policy", "m"], "needs --out FOLDER"),
+        (["x:Y", "--policy", "m", "--out", "o", "--arg", "level"], "--arg level is no NAME=VALUE"),
+        (["x:Y", "--policy", "m", "--out", "o", "--level", "2"], "'--level' is no option here"),
+        (["not_there.at_all", "--policy", "m", "--out", "o"], "no module 'not_there.at_all'"),
+    ],
+)
+def test_wrong_words_are_told(words, said, capsys):
+    assert main(["eval", *words]) == 2
+    assert said in capsys.readouterr().err
