@@ -281,7 +281,7 @@ class VirtualClock:
 
     def _note_home(self, command: Start | Publish) -> None:
         """Note what the program's own thread begins now, or as soon as the program waits."""
-        if any(pool in self._home for pool in command.pools):
+        if self._home and any(pool in self._home for pool in command.pools):
             self._at_home[command.id, command.chunk if isinstance(command, Start) else 0] = self.time
 
     def _swap(self, command: Start, call: Call) -> float:
