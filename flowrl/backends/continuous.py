@@ -132,6 +132,10 @@ class ContinuousBatch(ABC):
         """Return ``(call, row)`` of the rows that have not left."""
         return list(self._rows)
 
+    def waiting(self, call: int) -> bool:
+        """Return whether rows of a call have no token yet."""
+        return any(number == call and not row.ids for (number, _), row in self._rows.items())
+
     def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
         """End rows of a call, or all; see :meth:`flowrl.workers.streaming.Streams.abort`."""
         wanted = [row for c, row in self._rows if c == call] if rows is None else list(dict.fromkeys(rows))

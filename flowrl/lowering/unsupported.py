@@ -19,7 +19,7 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
 
     ``runtime``: ``eager``, ``local`` or ``ray``.
     """
-    yield from _pipeline(plan, _engines_that_follow(traced, plan, handles))
+    yield from _pipeline(plan, _engines_that_follow(traced, plan, handles), runtime)
     if runtime != "ray":
         yield from _devices(plan)
         yield from _engines(plan)
@@ -32,7 +32,7 @@ def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLik
     return [backend(plan.place_of(name, "generate").backend) for name in sorted(names)] or [backend(REFERENCE)]
 
 
-def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
+def _pipeline(plan: Plan, engines: Sequence[Backend], runtime: str) -> Iterator[PlanError]:
     """What every engine does, a whole call in program order, is not asked about."""
     steps, usual = plan.pipeline, Pipeline()
     if steps.order != usual.order and not all(row.built and steps.order in row.orders for row in engines):
@@ -42,13 +42,16 @@ def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
             at=steps.at.get("order"),
             fix="Write order: fifo. flowrl simulate says what a window would gain.",
         )
-    if steps.publish != usual.publish and not all(row.built and steps.publish in row.publishes for row in engines):
-        yield PlanError(
-            f"publish: {steps.publish} needs an engine that can be interrupted; "
-            "those of flowrl answer a whole call at once.",
-            at=steps.at.get("publish"),
-            fix=f"Write publish: drain. flowrl simulate says what {steps.publish} would gain.",
-        )
+    if steps.publish == usual.publish:
+        return
+    fix = f"Write publish: drain. flowrl simulate says what {steps.publish} would gain."
+    for row in dict.fromkeys(r for r in engines if not r.built or steps.publish not in r.publishes):
+        what = f"publish: {steps.publish} is not among what runs do with {row.name}"
+        have = f": {', '.join(row.publishes)}." if row.built else ", as no run has it."
+        yield PlanError(what + have, at=steps.at.get("publish"), fix=fix)
+    if runtime == "ray":
+        what = f"publish: {steps.publish} stops an engine between two tokens; ranks take whole calls of theirs."
+        yield PlanError(what, at=steps.at.get("publish"), fix=fix)
 
 
 def _devices(plan: Plan) -> Iterator[PlanError]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..errors import RankLost
 from ..workers.user_code.rows_in_progress import Notes
@@ -20,6 +20,20 @@ class PendingCall(Protocol):
 
     def result(self) -> Any:
         """Wait for the call. Returns what it gives; raises what it raised, or RankLost where it cannot be done."""
+        ...
+
+
+@runtime_checkable
+class SteppedCall(PendingCall, Protocol):
+    """A call whose rows leave the engine one by one, beside those of others: it goes on step by step."""
+
+    @property
+    def has_entered(self) -> bool:
+        """Whether all its rows have a place in the batch of the engine."""
+        ...
+
+    def step(self) -> bool:
+        """Go on by a token, unless the call is over; return whether it is. Raises what the call raised."""
         ...
 
 
@@ -92,7 +106,8 @@ class Executor(Protocol):
         """Start a call, or a chunk of it, on an open worker; None for an op of a library.
 
         ``arguments`` are by parameter: plain values, open workers, and values that calls or :meth:`put` gave. Raises
-        what is wrong with them as far as it can be known before the call runs.
+        what is wrong with them as far as it can be known before the call runs. One that ``streams`` may be a
+        :class:`SteppedCall`.
         """
         ...
 
@@ -110,9 +125,12 @@ class Executor(Protocol):
         """Copy a worker's weights as they are now, for an :meth:`install` while training goes on. Returns a handle."""
         ...
 
-    def install(self, name: str, version: int, weights: Any = None) -> int:
+    def install(self, name: str, version: int, weights: Any = None, *, keep_cache: bool = False) -> int:
         """Give the copy that generates ``weights`` that were staged, or those that the worker has. Returns the bytes
-        that moved."""
+        that moved.
+
+        Rows that it samples go on under them, with keys and values computed again, unless they ``keep_cache``.
+        """
         ...
 
     def offload(self, resident: str, forecast: float | None = None) -> None:

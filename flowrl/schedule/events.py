@@ -17,7 +17,8 @@ class Call:
     ``rowwise``: it can be done in chunks, prompt by prompt. ``groups``: prompt groups that it generates, where they
     finish one by one and may be exchanged. ``residents``: what it needs in the memory of each of its pools.
     ``rows``: its result holds rows, and not a number made of them. ``queues``: it may be handed to a pool that is busy
-    with others of the kind. ``instant``: it takes no pool and no time, and what is later waits for it.
+    with others of the kind. ``instant``: it takes no pool and no time, and what is later waits for it. ``whole``: its
+    rows do not leave the engine one by one, so that it has the engine for itself, and no publish comes in between.
     """
 
     id: int
@@ -35,6 +36,7 @@ class Call:
     rows: bool = True
     queues: bool = False
     instant: bool = False
+    whole: bool = False
 
 
 class Opened(NamedTuple):
@@ -181,3 +183,11 @@ class Setup:
     def settled(self) -> bool:
         """Whether the program alone settles which version a relaxed read sees, and timing does not."""
         return self.staleness == 1 and self.order == "fifo" and self.publish == "drain"
+
+    @property
+    def streams(self) -> bool:
+        """Whether a run has the rows of several calls in one batch of an engine, which they leave one by one.
+
+        Else an engine has one call at a time, and its numbers depend on the version that it sees alone.
+        """
+        return self.staleness > 0 and (self.publish != "drain" or self.order != "fifo")

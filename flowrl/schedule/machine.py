@@ -296,9 +296,10 @@ class Machine:
         if not running:
             return True
         if node.call is None:  # a publish into running requests
-            return self.setup.publish != "drain" and all(node.worker in _serving(n) for n in running.values())
-        if serves := node.call.serves:
-            return all(n.entered and _serving(n) == serves for n in running.values())
+            shared = (_shared_by(n) for n in running.values())
+            return self.setup.publish != "drain" and all(node.worker in serves for serves in shared)
+        if serves := _shared_by(node):
+            return all(n.entered and _shared_by(n) == serves for n in running.values())
         alike = all(n.call is not None and n.call.queues for n in (node, *running.values()))
         return alike and len(running) <= self.setup.queue and not self.setup.memory
 
@@ -348,5 +349,6 @@ class Machine:
         return node.call.title if node.call is not None else f"{node.worker}.{node.kind} v{node.version}"
 
 
-def _serving(node: Node) -> tuple[str, ...]:
-    return node.call.serves if node.call is not None else ()
+def _shared_by(node: Node) -> tuple[str, ...]:
+    """The workers whose engines a call shares with others of the kind, and with publishes."""
+    return node.call.serves if node.call is not None and not node.call.whole else ()

@@ -70,6 +70,7 @@ class Scheme:
             rows=gives_rows(op),
             queues=op.updates is None and not op.external and op.cost != "generate" and not handles,
             instant=op.owner == "data",
+            whole=bool(follows) and not op.asks,
         )
 
     def pools(self, op: Op, worker: str | None, handles: Sequence[str] = ()) -> tuple[str, ...]:

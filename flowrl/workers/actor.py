@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ..marks import OWN, Marks, marks, spelled
 from .base import Opening
 from .gap import compared_fields, with_expected
 from .model_options import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
+from .streaming import SampleRequest
 from .tokens.packed_tokens import marked
 from .tokens.prompt_template import asked_columns, written
 from .tokens.sampling import (
@@ -171,7 +172,7 @@ class Actor(TrainedModel):
         repetition_penalty: float | None = None,
         stop: Stop | None = None,
         support: bool = False,
-    ) -> Mapping[str, Any]:
+    ) -> Generator[SampleRequest, Sampled, Mapping[str, Any]]:
         """Sample ``n`` responses per row. Each row becomes ``n`` rows; their keys append 0 to n-1.
 
         Adds ``response_ids`` (with the stop token), ``tokens`` (prompt and response), ``response_mask`` (all true),
@@ -189,7 +190,9 @@ class Actor(TrainedModel):
         if support:
             check_penalty(how.repetition_penalty)
         children = batch.expand(n)
-        sampled = self.generating_engine().generate(batch["prompt_ids"], n, children.row_seeds(), how)
+        asked = SampleRequest(self.generating_engine(), batch["prompt_ids"], n, children.row_seeds(), how)
+        # No stream records what could be drawn, so such a call is answered as a whole.
+        sampled = asked.answer() if support else (yield asked)
         if support and sampled.support is None:
             raise ModelError(
                 "support=True: this engine does not record which tokens could be drawn.",

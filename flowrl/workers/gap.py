@@ -8,7 +8,9 @@ from ..graph.ops.signature import CallShape
 from ..marks import values
 
 if TYPE_CHECKING:
-    from ..batch import Batch
+    from torch import Tensor
+
+    from ..batch import Batch, Column
 
 #: A field that an update hands to its engine, f32[*response]: the log-probability that the engine should find for each
 #: token with the weights as they are; NaN where it is not known.
@@ -41,7 +43,8 @@ def _sampled(*, support: bool) -> str:
 def with_expected(batch: Batch, *, worker: str, version: int, temperature: float | None) -> Batch:
     """Return the rows with :data:`EXPECTED`, where ``worker`` sampled them at the temperature that they are read at.
 
-    Tokens are compared that were sampled with ``version`` of the weights, which the update starts from.
+    Tokens are compared that were sampled with ``version`` of the weights, which the update starts from: where rows kept
+    their keys and values through a publish, those of rows that began with it.
     """
     import torch
 
@@ -52,4 +55,14 @@ def with_expected(batch: Batch, *, worker: str, version: int, temperature: float
         return batch
     logprobs, mask = batch[sampled], batch["response_mask"].values
     same = mask & (batch["versions"].values == version)
+    if values(batch["versions"].marks, "cache"):
+        same &= _begun_with(batch["versions"], version)
     return batch.with_columns({EXPECTED: logprobs.with_values(torch.where(same, logprobs.values, torch.nan))})
+
+
+def _begun_with(versions: Column, version: int) -> Tensor:
+    """Return, for each token, whether the first one of its row was sampled with a version."""
+    lengths = versions.lengths
+    assert lengths is not None, "every token has a version"
+    first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    return versions.values[first] == version

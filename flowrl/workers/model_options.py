@@ -258,7 +258,9 @@ class Sampled:
     ``rollout_logprobs`` are the policy's at ``temperature``, over the whole vocabulary; ``sampling_logprobs`` are those
     of the distribution that was sampled from: after the repetition penalty, temperature, top-k, top-p and min-p.
     ``finished`` bool[rows]: whether a stop token ended the row; the others are cut off. ``support``, where it was asked
-    for: the ids that could be drawn, i32[*support], and how many at each token, i32[*response]; 0 is all.
+    for: the ids that could be drawn, i32[*support], and how many at each token, i32[*response]; 0 is all. ``versions``
+    i32[*response]: of the weights behind each token, where some were published while the rows were sampled;
+    ``kept_cache``: and rows kept their keys and values then.
     """
 
     ids: Column
@@ -267,3 +269,5 @@ class Sampled:
     finished: Tensor
     temperature: float = 1.0
     support: tuple[Column, Column] | None = None
+    versions: Column | None = None
+    kept_cache: bool = False

@@ -82,6 +82,25 @@ class PrefixTokens:
 
 
 @dataclass(frozen=True)
+class SampleRequest:
+    """What an op that samples asks of its engine: what ``generate`` is given. It yields it, and is sent the answer.
+
+    So a run may have the rows leave one by one, among those of other calls, while the op waits for all of its own.
+    """
+
+    engine: Generates
+    prompts: Column
+    n: int
+    seeds: Tensor
+    sampling: Sampling
+    starts: Tensor | None = None
+
+    def answer(self) -> Sampled:
+        """Return what the engine gives to the whole call."""
+        return self.engine.generate(self.prompts, self.n, self.seeds, self.sampling, self.starts)
+
+
+@dataclass(frozen=True)
 class FailedCall:
     """A call that cannot go on: ``FailedCall(1, RunError("row 2 of call 1: ..."))``. Its rows have left the batch.
 
@@ -159,11 +178,24 @@ def streams(engine: Engine) -> TypeGuard[Streams]:
     return hasattr(engine, "submit")
 
 
-def gathered(rows: Iterable[SampledRow], sampling: Sampling) -> Sampled:
+class Waits(Protocol):
+    """An engine that knows which rows wait for a place in the batch."""
+
+    def waiting(self, call: int) -> bool:
+        """Return whether rows of a call have no place in the batch yet."""
+        ...
+
+
+def knows_waiting(engine: object) -> TypeGuard[Waits]:
+    """Return whether an engine says which rows wait; those of another count as in the batch once they are submitted."""
+    return hasattr(engine, "waiting")
+
+
+def gathered(rows: Iterable[SampledRow], sampling: Sampling, *, versions: bool = False) -> Sampled:
     """Return the rows of one call, in the order of their numbers, as ``generate`` returns them.
 
     ``finished`` says whether a stop token ended a row. Where the distribution that was sampled from is the policy's,
-    both log-probabilities are one column.
+    both log-probabilities are one column. ``versions``: with that of each token.
     """
     import torch
 
@@ -183,6 +215,7 @@ def gathered(rows: Iterable[SampledRow], sampling: Sampling) -> Sampled:
         plain if own else column((row.sampling_logprobs for row in ordered), torch.float32),
         torch.tensor([row.reason == "stop" for row in ordered], dtype=torch.bool),
         sampling.row_temperature,
+        versions=column((row.token_versions for row in ordered), torch.int32) if versions else None,
     )
 
 

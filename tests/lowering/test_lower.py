@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 def sleeps():
     spec = importlib.util.spec_from_file_location("sleeps_flow", Path(__file__).parent / "sleeps_flow.py")
-    found = importlib.util.module_from_spec(spec)
+    assert spec is not None and spec.loader is not None
+    found: Any = importlib.util.module_from_spec(spec)
     sys.modules["sleeps_flow"] = found
     spec.loader.exec_module(found)
     found.SECONDS = dict.fromkeys(found.SECONDS, 0.0)
@@ -136,14 +138,8 @@ def test_ranks_are_handed_calls_ahead_and_a_process_is_not():
 
 
 @pytest.mark.parametrize("runtime", ["local", "ray", "eager"])
-@pytest.mark.parametrize(
-    "pipeline",
-    [{"order": "window"}, {"publish": "interrupt"}, {"publish": "continue"}],
-    ids=lambda p: "".join(p.values()),
-)
-def test_what_no_runtime_does_is_refused_by_check_and_run_alike_and_flown_with_a_note(
-    tmp_path, capsys, runtime, pipeline
-):
+def test_what_no_runtime_does_is_refused_by_check_and_run_alike_and_flown_with_a_note(tmp_path, capsys, runtime):
+    pipeline = {"order": "window"}
     ((key, word),) = pipeline.items()
     file = tmp_path / "plan.yaml"
     file.write_text(
@@ -153,8 +149,9 @@ def test_what_no_runtime_does_is_refused_by_check_and_run_alike_and_flown_with_a
     )
     with pytest.raises(PlanError) as refused:
         flow.run(out=tmp_path / "run", plan=file, runtime=runtime, quiet=True)
-    assert refused.value.what.startswith(f"{key}: {word} needs an engine") and refused.value.at.line == 3
-    assert refused.value.fix.startswith("Write ") and not (tmp_path / "run").exists()
+    at, fix = refused.value.at, refused.value.fix
+    assert refused.value.what.startswith(f"{key}: {word} needs an engine") and at is not None and at.line == 3
+    assert fix is not None and fix.startswith("Write ") and not (tmp_path / "run").exists()
     words = [str(ROOT / "algorithms" / "grpo.py"), "--plan", str(file)]
     assert main(["check", *words]) == 1
     assert f"PlanError: {refused.value.what}" in capsys.readouterr().out
@@ -162,7 +159,25 @@ def test_what_no_runtime_does_is_refused_by_check_and_run_alike_and_flown_with_a
     assert f"flowrl run refuses it: {key}: {word}" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("pipeline", [{}, {"order": "window"}, {"publish": "interrupt"}])
+@pytest.mark.parametrize("publish", ["interrupt", "continue"])
+def test_a_publish_into_rows_that_run_is_refused_on_ranks(publish):
+    pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
+    place = {"actor": {"train": Place("train"), "generate": Place("rollout")}}
+    plan = Plan(pools, place, pipeline=Pipeline(1, publish=publish))
+    refused = {r: [e.what for e in flow.study(plan, runtime=r).unsupported()] for r in ("local", "eager", "ray")}
+    assert refused["local"] == refused["eager"] == []
+    said = f"publish: {publish} stops an engine between two tokens; ranks take whole calls of theirs."
+    assert refused["ray"] == [said]
+
+
+def test_a_publish_that_an_engine_does_not_do_is_refused():
+    pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
+    place = {"actor": {"train": Place("train"), "generate": Place("rollout", backend="vllm")}}
+    (refused,) = flow.study(Plan(pools, place, pipeline=Pipeline(1, publish="continue")), runtime="local").unsupported()
+    assert refused.what == "publish: continue is not among what runs do with vllm: drain."
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"order": "window"}])
 def test_what_an_engine_does_is_read_from_its_row(monkeypatch, pipeline):
     """Of the engine that generates with weights that change; the table says it, and nothing else does."""
     pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}

@@ -69,6 +69,10 @@ class Streaming(ABC):
         """``(call, row)`` of the rows that have not left."""
         return self.batch.running()
 
+    def waiting(self, call: int) -> bool:
+        """Return whether rows of a call have no token yet."""
+        return self.batch.waiting(call)
+
     def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
         """End rows of a call, or all; return them with the tokens that they have."""
         return self.batch.abort(call, rows)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ...batch import Batch, Column
@@ -31,6 +32,78 @@ os.register_at_fork(after_in_child=lambda: _forks.append(None))
 
 def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str], call: CallInfo | None) -> Any:
     """Run an op on real values by parameter. ``into`` renames the fields that it adds."""
+    ready = _prepare(op, worker, arguments, into, call)
+    forks = len(_forks)
+    with _watch_state(worker, op):
+        try:
+            result = _collected(ready, ready.begin())
+        finally:
+            _end_child(forks)
+    return ready.finish(result)
+
+
+def run_asking(
+    op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str], call: CallInfo | None
+) -> Generator[Any, Any, Any]:
+    """Run an op that yields what it asks of its engine: yield that, and be sent the answer. Returns what :func:`run`
+    does."""
+    ready = _prepare(op, worker, arguments, into, call)
+    with _watch_state(worker, op):
+        asking: Generator[Any, Any, Any] = ready.begin()
+        result = yield from asking
+    return ready.finish(result)
+
+
+def _collected(ready: _Ready, given: Any) -> Any:
+    """Return what the function of an op gives: of a generator what it comes to."""
+    if isinstance(given, Generator) and ready.op.cost == "generate" and not ready.op.external:
+        return _answered(cast("Any", given))
+    if isinstance(given, Generator) and ready.main is not None and ready.op.external:
+        own = _in_this_process(cast("Any", given))
+        return gathered(ready.title, ready.called[ready.op.batch_parameter], own, ready.signature.adds)
+    return cast("Any", given)
+
+
+def _answered(asking: Generator[Any, Any, Any]) -> Any:
+    """Have everything that an op asks answered at once; return what it returns."""
+    try:
+        asked = next(asking)
+        while True:
+            asked = asking.send(asked.answer())
+    except StopIteration as end:
+        return end.value
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A call whose arguments were looked at. ``main`` is the batch to which it adds; None where it adds nothing."""
+
+    op: Op
+    worker: Any
+    title: str
+    called: Mapping[str, Any]
+    signature: Signature
+    into: Mapping[str, str]
+    main: Batch | None
+
+    def begin(self) -> Any:
+        """Call the function of the op."""
+        args, kwargs = self.op.parameters.passed(self.called)
+        return self.op.fn(self.worker, *args, **kwargs) if self.op.parameters.is_method else self.op.fn(*args, **kwargs)
+
+    def finish(self, result: Any) -> Any:
+        """Return what the op gives, made of what its function has returned."""
+        if self.op.updates and hasattr(self.worker, "mark_changed"):
+            self.worker.mark_changed()
+        if self.main is None:
+            return _plain_numbers(self.op, self.title, result)
+        return merge(self.op, self.title, self.main, result, self.signature, self.into)
+
+
+def _prepare(
+    op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str], call: CallInfo | None
+) -> _Ready:
+    """Return a call with the fields that it reads. Raises what is wrong with its arguments."""
     title = op.title(worker)
     for error in wrong_values(op.fn, arguments, title):
         raise error
@@ -46,21 +119,7 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
     called = {n: _narrow(title, n, v, signature, call) if isinstance(v, Batch) else v for n, v in arguments.items()}
     if op.reads is not None:
         _check_marks(op, worker, called, arguments)
-    args, kwargs = op.parameters.passed(called)
-    forks = len(_forks)
-    with _watch_state(worker, op):
-        try:
-            result = op.fn(worker, *args, **kwargs) if op.parameters.is_method else op.fn(*args, **kwargs)
-            if isinstance(result, Generator) and adds_to is not None and op.external:
-                own = _in_this_process(cast("Any", result))
-                result = gathered(title, called[op.batch_parameter], own, signature.adds)
-        finally:
-            _end_child(forks)
-    if op.updates and hasattr(worker, "mark_changed"):
-        worker.mark_changed()
-    if adds_to is None:
-        return _plain_numbers(op, title, result)
-    return merge(op, title, adds_to, result, signature, into)
+    return _Ready(op, worker, title, called, signature, into, adds_to)
 
 
 def _end_child(forks: int) -> None:

@@ -62,6 +62,7 @@ def op(
         rows: what it does to the rows: ``same``, ``expand`` (each row becomes some), ``filter``, ``apart`` (the same
             rows with the added fields alone), ``regroup``.
         cost: its class for the cost model: ``none``, ``local``, ``forward``, ``generate``, ``train``, ``external``.
+            One of ``generate`` may be a generator: it yields what it asks of its engine, and is sent the answer.
         external: it touches the world (a reward, an environment): its output is journalled, and never made twice.
             A generator that yields pairs (row of its batch, its fields) has each of them journalled as it comes.
         pieces: its rows do not depend on those of other prompts, so that a plan with ``chunks`` may run it in
@@ -86,7 +87,7 @@ def op(
         function = unchecked(declared_function)  # the op holds the rules of @takes against every call itself
         title = getattr(function, "__qualname__", str(function))
         _check_declaration(title, reads=reads, adds=adds, rows=rows, cost=cost, at=at)
-        if inspect.isgeneratorfunction(function):
+        if inspect.isgeneratorfunction(function) and (external or cost != "generate"):
             _check_generator(title, external=external or cost == "external", rows=rows, pieces=pieces, at=at)
         declared = Op(
             name=function.__name__,

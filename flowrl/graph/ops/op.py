@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from importlib import import_module
+from inspect import isgeneratorfunction
 from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import FlowError, WorkerError
 from ...marks import Marks
 from ..stand_ins import current_session as sessions
 from ..stand_ins.values import find
-from .apply import run
+from .apply import run, run_asking
 from .field_types import FieldType, parse_fields
 from .function_parameters import Parameters, parameters_of
 from .function_spec import Spec
@@ -173,6 +174,17 @@ class Op:
         Raises FieldError when a read field is missing or an added one is there already or of another type.
         """
         return run(self, worker, arguments, into or {}, call)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it yields what it asks of its engine: then its rows may leave the engine one by one."""
+        return self.cost == "generate" and not self.external and isgeneratorfunction(self.fn)
+
+    def run_asking(
+        self, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, str], call: CallInfo | None
+    ) -> Generator[Any, Any, Any]:
+        """Run an op that :attr:`asks`: yields what it asks, is sent the answers, and returns what :meth:`run` does."""
+        return run_asking(self, worker, arguments, into, call)
 
     def title(self, worker: Any) -> str:
         name = getattr(worker, "name", None) or self.owner

@@ -6,7 +6,7 @@ A function that returns the fields it adds is called for a batch. These classes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from ...batch import Batch
@@ -74,3 +74,5 @@ class Declare(Protocol):
     def __call__(
         self, fn: Callable[P, Batch | Mapping[str, Any] | Iterator[tuple[int, Mapping[str, Any]]]], /
     ) -> RowsOp[P]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Generator[Any, Any, Mapping[str, Any]]], /) -> RowsOp[P]: ...

@@ -97,9 +97,10 @@ class DistributedExecutor(OpenGroups):
         """Copy a worker's weights as they are now, on the ranks where they are."""
         return self.workers[name].stage()
 
-    def install(self, name: str, version: int, weights: Staged | None = None) -> int:
+    def install(self, name: str, version: int, weights: Staged | None = None, *, keep_cache: bool = False) -> int:
         """Give the copy that generates ``weights`` that were staged, or those that the worker has. Returns the bytes
         that its ranks have received."""
+        del keep_cache  # no call of a rank is under way
         return self.servers[name].install(self.workers[name].in_use() if weights is None else weights, version)
 
     def offload(self, resident: str, forecast: float | None = None) -> None:

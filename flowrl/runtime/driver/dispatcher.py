@@ -15,10 +15,10 @@ from ...errors import FlowError, NotFinite, RankLost, ResumeError, RunError, cut
 from ...graph.ops.op import Op
 from ...graph.stand_ins.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
-from ...schedule.events import Command, Commit, Event, Finished, Issued, Publish, Stage, Start, Take
+from ...schedule.events import Command, Commit, Entered, Event, Finished, Issued, Publish, Stage, Start, Take
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
-from ..executor import Executor, PendingCall, Ready
+from ..executor import Executor, PendingCall, Ready, SteppedCall
 from ..storage.recorder import first_groups
 from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
@@ -41,6 +41,8 @@ class _Job:
         self.pending: PendingCall | None = None
         self.rows: Batch | RemoteBatch | None = None  # the first batch of its arguments
         self.started = 0.0
+        self.stepped: SteppedCall | None = None  # the same, where it goes on step by step
+        self.entered = False  # the machine was told that all its rows are in the engine
 
     def start(self) -> bool:
         """Start it; tells the machine at once where nothing is to be waited for."""
@@ -52,13 +54,17 @@ class _Job:
                 self.dispatcher.tell(_done(self.command))
         return waits
 
-    def finish(self) -> None:
-        """Wait for it, and tell the machine."""
+    def finish(self) -> bool:
+        """Wait for it, or go on with it by a step of its engine; return whether it is over, and tell the machine."""
+        over = True
         try:
-            self.dispatcher._finish(self)
+            over = self.dispatcher._finish(self)
         finally:
-            self.call = self.pending = self.rows = None  # the thread may hold on to this job until the next one comes
-            self.dispatcher.tell(_done(self.command))
+            if over:
+                # The thread may hold on to this job until the next one comes.
+                self.call = self.pending = self.stepped = self.rows = None
+                self.dispatcher.tell(_done(self.command))
+        return over
 
 
 class Skipped(Exception):
@@ -152,7 +158,8 @@ class Dispatcher:
         while here:
             job = here.popleft()
             if self._start(job):
-                self._finish(job)
+                while not self._finish(job):
+                    pass
             here += self._hand_out(_done(job.command))
 
     def _hand_out(self, event: Event) -> list[_Job]:
@@ -210,7 +217,8 @@ class Dispatcher:
             self.workers[name].mark_published(version)  # from here on it is trained as the next one
             return 0
         if (name, version) in self._staged:
-            return self.executor.install(name, version, self._staged.pop((name, version)))
+            keep = self.scheme.setup.publish == "continue"
+            return self.executor.install(name, version, self._staged.pop((name, version)), keep_cache=keep)
         self.workers[name].mark_published(version)
         return self.executor.install(name, version) if name in self.servers else 0
 
@@ -230,6 +238,7 @@ class Dispatcher:
                 given = {} if empty else arguments
                 self.notes.note_start(call, command.chunk, worker, given, job.rows, command.versions)
             job.pending = Ready(NOTHING) if empty else self.executor.start(call, command.chunk, worker, arguments)
+            job.stepped = job.pending if call.streams and isinstance(job.pending, SteppedCall) else None
         except BaseException as error:
             self._break(call, error)
             return False
@@ -243,14 +252,17 @@ class Dispatcher:
         for pool, resident in command.onload:
             self.executor.onload(resident, memory[pool].sizes[resident])
 
-    def _finish(self, job: _Job) -> None:
-        """Wait for a call that was started, and keep what it gives."""
+    def _finish(self, job: _Job) -> bool:
+        """Wait for a call that was started, and keep what it gives. Returns whether it is over: one whose rows leave
+        the engine one by one goes on by a step."""
         call, command = job.call, job.command
         assert call is not None and isinstance(command, Start) and job.pending is not None, "only a call is waited for"
         thread, start = self._thread(command.pools), job.started
-        if command.pools:
+        if command.pools and not call.streams:
             start = max(start, self._free.get(thread, start))  # until then the pool was at the one before
         try:
+            if job.stepped is not None and not self._go_on(job, job.stepped):
+                return False
             result = job.pending.result()
             end = self._free[thread] = perf_counter()
             if result is not NOTHING and call.op.owner != "data":  # before it lets go of its inputs
@@ -260,6 +272,18 @@ class Dispatcher:
             if isinstance(error, NotFinite):
                 self.hooks.not_finite(call, job.rows)
             self._break(call, error)
+            return True
+        return True
+
+    def _go_on(self, job: _Job, pending: SteppedCall) -> bool:
+        """Have the engine of a call make a step; tell the machine once it has room for another call. Returns whether
+        the call is over."""
+        over = pending.step()
+        if not over and not job.entered and pending.has_entered:
+            assert isinstance(job.command, Start), "calls alone enter an engine"
+            job.entered = True
+            self.tell(Entered(job.command.id))
+        return over
 
     def _break(self, call: Call, error: BaseException) -> None:
         told = error if isinstance(error, Skipped) else _with_line(error, call)
@@ -336,6 +360,7 @@ class Dispatcher:
             arguments=call.arguments if cut else {},
             cut=cut,
         )
+        call.streams = self.scheme.setup.streams and bool(scheduled.serves) and not scheduled.whole
         if scheduled.rowwise:
             call.parts = [None] * self.scheme.setup.chunks
         return scheduled

@@ -20,8 +20,8 @@ class Job(Protocol):
         """Start it. Returns whether :meth:`finish` has something to wait for."""
         ...
 
-    def finish(self) -> None:
-        """Wait for it."""
+    def finish(self) -> bool:
+        """Wait for it, or go on with it where others of its pool may begin meanwhile; return whether it is over."""
         ...
 
 
@@ -75,7 +75,7 @@ class Pools:
                     return
                 job = self._at_home.popleft()
             if job.start():
-                job.finish()
+                _finish(job)
 
     def _queue(self, pool: str) -> queue.SimpleQueue[Job | None]:
         found = self._queues.get(pool)
@@ -93,14 +93,16 @@ class Pools:
             try:
                 job = work.get(block=not started)
             except queue.Empty:
-                started.popleft().finish()
+                job = started.popleft()
+                if not job.finish():
+                    started.append(job)
                 continue
             if job is None:
                 break
             if job.start():
                 started.append(job)
         for job in started:
-            job.finish()
+            _finish(job)
 
     def close(self, wait: bool = True) -> None:
         """End the threads. Without ``wait`` what is queued is dropped and what runs is left behind."""
@@ -114,3 +116,8 @@ class Pools:
             work.put(None)
         for thread in self._threads if wait else ():
             thread.join()
+
+
+def _finish(job: Job) -> None:
+    while not job.finish():
+        pass

@@ -14,6 +14,8 @@ from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
 from ...workers.engine import Engine
 from ...workers.model_options import Build
+from ...workers.model_worker import ModelWorker
+from ...workers.streaming import streams
 from ...workers.tokens.tokenizer import Tokenizers
 from ...workers.weights.offloaded import offloaded_of, sleep, wake
 from ..executor import PendingCall, RunServices, open_copies
@@ -23,6 +25,7 @@ from ..storage.journal import Journal
 from ..values.call import Call
 from ..values.remote_batch import RemoteColumn
 from .run_op import run_op
+from .shared_engine import SharedEngine, StreamedCall
 
 
 @dataclass
@@ -40,6 +43,7 @@ class LocalExecutor:
     servers: dict[str, Worker] = field(default_factory=dict[str, Worker])  # generating copies of their own
     run: RunServices = field(default_factory=RunServices)
     _copies: dict[str, Copies] = field(default_factory=dict[str, Copies])  # of states, for checkpoints
+    _shared: dict[str, SharedEngine] = field(default_factory=dict[str, SharedEngine])  # of servers that calls share
 
     def __post_init__(self) -> None:
         workers = {name: (d.cls, d.arguments) for name, d in self.declared.items()}
@@ -74,9 +78,18 @@ class LocalExecutor:
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def start(self, call: Call, chunk: int, worker: Any, arguments: Mapping[str, Any]) -> PendingCall:
-        """Return a call that is run by the thread that waits for it: two of a pool are never run side by side."""
+        """Return a call that is run by the thread that waits for it: of a pool, those alone are run side by side that
+        share an engine."""
         del chunk
+        if call.streams and (shared := self._share(call.worker, worker)) is not None:
+            return StreamedCall(call, worker, arguments, self.run, shared)
         return LocalCall(call, worker, arguments, self.run)
+
+    def _share(self, name: str | None, worker: Worker) -> SharedEngine | None:
+        """Return the engine of a copy that generates, for calls side by side; None where it takes whole calls alone."""
+        if name not in self._shared and isinstance(worker, ModelWorker) and streams(worker.engine):
+            self._shared[str(name)] = SharedEngine(worker.engine, worker.version)
+        return self._shared.get(str(name))
 
     def put(self, value: Any) -> Any:
         """Return a value as calls take it: as it is, but for a column that ranks have written into a checkpoint."""
@@ -93,9 +106,16 @@ class LocalExecutor:
         """Return a copy of a worker's weights as they are now."""
         return self.open(name).stage()
 
-    def install(self, name: str, version: int, weights: Any = None) -> int:
+    def install(self, name: str, version: int, weights: Any = None, *, keep_cache: bool = False) -> int:
         """Give the copy that generates ``weights`` that were staged, or those that the worker has."""
-        return self.open_server(name).install(self.open(name).in_use() if weights is None else weights, version) or 0
+
+        given = self.open(name).in_use() if weights is None else weights
+
+        def write() -> int:
+            return self.open_server(name).install(given, version) or 0
+
+        shared = self._shared.get(name)
+        return write() if shared is None else shared.publish(write, version, keep_cache=keep_cache)
 
     def offload(self, resident: str, forecast: float | None = None) -> None:
         """Take weights and optimizer of a worker out of its device's memory; its next call needs them back."""
@@ -191,6 +211,7 @@ class LocalExecutor:
             worker.close()
         self.workers.clear()
         self.servers.clear()
+        self._shared.clear()
 
 
 @dataclass(frozen=True)

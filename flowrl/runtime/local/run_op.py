@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ...batch import CallInfo
@@ -31,7 +32,16 @@ def run_op(
     ``place``: the numbers of its program and of the call, for one that touches the world; it is answered from the
     ``journal`` where it was made before. ``notes`` are of the rows that user code is at.
     """
-    with user_call(op, worker, arguments.values(), info, notes, warn), hear_warnings(warn, info):
+    with heard(op, worker, arguments.values(), info, notes=notes, warn=warn):
         if place is None:
             return op.run(worker, arguments, into, info)
         return once(journal(), place, op, worker, arguments, into, info, warn)
+
+
+@contextmanager
+def heard(
+    op: Op, worker: Any, arguments: Iterable[Any], info: CallInfo, *, notes: Notes, warn: Callable[[str], None]
+) -> Generator[None]:
+    """Run a call of an op inside, or a part of one: its warnings and faults are told."""
+    with user_call(op, worker, arguments, info, notes, warn), hear_warnings(warn, info):
+        yield

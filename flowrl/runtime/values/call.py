@@ -45,6 +45,7 @@ class Call:
         "reads",
         "result",
         "step",
+        "streams",
         "title",
         "values",
         "worker",
@@ -71,6 +72,7 @@ class Call:
         self.error: BaseException | None = None
         self.parts: list[Any] | None = None
         self.outside = False  # of the steps
+        self.streams = False  # its rows may leave the engine one by one, beside those of other calls
         self.base: Call | None = None
         self.adds: frozenset[str] = frozenset()
         self.fields: frozenset[str] | None = None

@@ -104,8 +104,12 @@ def check_penalty(penalty: Any) -> None:
 
 
 def sampled_fields(children: Batch, sampled: Sampled, version: int) -> dict[str, Any]:
-    """The fields that sampling adds to rows, one response each; ``version`` is that of the weights."""
+    """The fields that sampling adds to rows, one response each; ``version`` is that of the weights, unless each token
+    has its own."""
     support = sampled.support or ()
+    versions = constant(sampled.ids, version, "i32") if sampled.versions is None else sampled.versions
+    if sampled.kept_cache:
+        versions = versions.marked(marks(cache="kept"))
     return {
         **dict(zip(SUPPORT.split(", "), support, strict=False)),
         "response_ids": sampled.ids,
@@ -113,7 +117,7 @@ def sampled_fields(children: Batch, sampled: Sampled, version: int) -> dict[str,
         "response_mask": constant(sampled.ids, True, "bool"),
         "rollout_logprobs": sampled.rollout_logprobs,
         "sampling_logprobs": sampled.sampling_logprobs,
-        "versions": constant(sampled.ids, version, "i32"),
+        "versions": versions,
         "temperature": Column.of([sampled.temperature] * len(children), dtype="f32"),
         "finished": Column(sampled.finished),
         "finish_reason": Column(["stop" if stopped else "length" for stopped in sampled.finished.tolist()]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flows import module_of
@@ -221,7 +222,7 @@ def test_a_run_that_is_done_goes_on_as_if_it_had_not_ended(module, tmp_path, sta
 
 @pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (1, 4), (4, 1), (4, 0)])
 def test_a_run_goes_on_under_another_plan(module, tmp_path, before, after):
-    how = {"checkpoint_every": 3}
+    how: dict[str, Any] = {"checkpoint_every": 3}
     stopped = _stopped_at(module, tmp_path / "cut", plan("split", staleness=before), 5, how)
     kind = "split" if after else "one"
     outcome = run(module, stopped, plan(kind, staleness=after), parameters={"stale": {"steps": 9}}, resume=True, **how)
@@ -272,8 +273,8 @@ def test_what_one_process_cannot_do_is_said_before_anything_is_loaded(module, tm
     )
     with pytest.raises(CheckError, match="(?s)actor has a mesh of 8 devices.*actor: hf holds whole models"):
         run(module, tmp_path / "a", wide)
-    with pytest.raises(PlanError, match="publish: interrupt needs an engine that can be interrupted"):
-        run(module, tmp_path / "b", plan("split", staleness=1, publish="interrupt"))
+    with pytest.raises(PlanError, match="order: window needs an engine that finishes prompt groups one by one"):
+        run(module, tmp_path / "b", plan("split", staleness=1, order="window"))
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
 
 
@@ -282,7 +283,12 @@ def test_a_loss_that_does_not_correct_is_refused_where_rows_can_be_stale(module,
     with pytest.raises(FlowError) as refused:
         run(module, tmp_path / "s1", plan("split", staleness=1), "uncorrected")
     said = getattr(refused.value, "errors", (refused.value,))[0]
-    assert "ppo_clip" in said.what and "older than the weights" in said.what and said.at.file.endswith("stale_flow.py")
+    assert (
+        said.at is not None
+        and "ppo_clip" in said.what
+        and "older than the weights" in said.what
+        and said.at.file.endswith("stale_flow.py")
+    )
     run(
         module,
         tmp_path / "allowed",

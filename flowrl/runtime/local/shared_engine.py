@@ -1,0 +1,162 @@
+"""An engine that calls share: their rows are in one batch, leave it one by one, and publishes come in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import FlowError, RunError
+from ...workers.model_options import Sampled
+from ...workers.streaming import FailedCall, SampledRow, SampleRequest, Streams, gathered, knows_waiting
+from ..executor import RunServices
+from ..values.call import Call
+from .run_op import heard
+
+
+class SharedEngine:
+    """The rows of several calls in the batch of one engine. One thread uses it: that of the engine's pool.
+
+    ``version`` is that of the weights which the engine has.
+    """
+
+    def __init__(self, engine: Streams, version: int) -> None:
+        self.engine = engine
+        self._requests: dict[int, Rows] = {}
+        self._over: set[int] = set()  # those whose rows have left, and are not taken yet
+        self._broken: BaseException | None = None
+        engine.pause()
+        engine.resume(version)
+
+    def submit(self, asked: SampleRequest) -> Rows:
+        """Have the rows of a request join the batch. Raises DataError for a prompt that cannot be answered."""
+        number = self.engine.submit(asked.prompts, asked.n, asked.seeds, asked.sampling, asked.starts)
+        rows = self._requests[number] = Rows(number, asked, len(asked.prompts) * asked.n)
+        return rows
+
+    def step(self) -> None:
+        """Go on by a token of each row. Raises what the engine raises, which is of no more use then."""
+        try:
+            if self._broken is not None:
+                raise RunError("The engine of this call has failed.") from self._broken
+            ended = self.engine.step()
+            if not ended and not self.engine.running():
+                raise RunError(f"{type(self.engine).__name__} has lost rows of calls {sorted(self._requests)}.")
+        except BaseException as error:
+            self._broken = self._broken or error
+            raise
+        for each in ended:
+            rows = self._requests[each.call]
+            rows.take(each)
+            if rows.are_over:
+                del self._requests[each.call]
+                self._over.add(each.call)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the rows of a request have left that were not taken yet: its call goes first."""
+        return bool(self._over)
+
+    def take(self, rows: Rows) -> Sampled:
+        """Return the rows of a request that is over, with the version of each token. Raises its failure."""
+        self._over.discard(rows.number)
+        return rows.sampled()
+
+    def has_waiting(self, rows: Rows) -> bool:
+        """Return whether some of the rows wait for a place in the batch."""
+        return not rows.are_over and knows_waiting(self.engine) and self.engine.waiting(rows.number)
+
+    def publish(self, install: Callable[[], int], version: int, *, keep_cache: bool) -> int:
+        """Have ``install`` write the weights of ``version`` between two tokens; return what it returns.
+
+        Rows that run go on under the new weights, with keys and values computed again, or with those that they have.
+        """
+        try:
+            self.engine.pause()
+            moved = install()
+            self.engine.resume(version, keep_cache=keep_cache)
+            for rows in self._requests.values():
+                rows.kept_cache |= keep_cache
+        except BaseException as error:  # the rows that run would wait for ever
+            self._broken = error
+            raise
+        return moved
+
+
+class Rows:
+    """The rows of a request, as they leave the engine."""
+
+    def __init__(self, number: int, asked: SampleRequest, count: int) -> None:
+        self.number, self._asked, self._count = number, asked, count
+        self._ended: list[SampledRow] = []
+        self._error: FlowError | None = None
+        self.kept_cache = False  # through a publish
+
+    def take(self, ended: SampledRow | FailedCall) -> None:
+        """Take a row that has left, or the failure of the call."""
+        if isinstance(ended, FailedCall):
+            self._error = ended.error
+        else:
+            self._ended.append(ended)
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all have left."""
+        return self._error is not None or len(self._ended) == self._count
+
+    def sampled(self) -> Sampled:
+        """Return all of them. Raises the failure of the call."""
+        if self._error is not None:
+            raise self._error
+        return replace(gathered(self._ended, self._asked.sampling, versions=True), kept_cache=self.kept_cache)
+
+
+class StreamedCall:
+    """A call whose rows leave the engine one by one: see :class:`flowrl.runtime.executor.SteppedCall`.
+
+    It is begun at once, in the thread of the engine.
+    """
+
+    def __init__(
+        self, call: Call, worker: Any, arguments: Mapping[str, Any], run: RunServices, engine: SharedEngine
+    ) -> None:
+        self._call, self._worker, self._arguments, self._run, self._engine = call, worker, arguments, run, engine
+        self._steps: Generator[SampleRequest, Sampled | None, Any] = call.op.run_asking(
+            worker, arguments, call.into, call.info
+        )
+        self._rows: Rows | None = None
+        self._result: Any = None
+        self._go_on()
+
+    @property
+    def has_entered(self) -> bool:
+        """Whether all its rows have a place in the batch."""
+        return self._rows is None or not self._engine.has_waiting(self._rows)
+
+    def step(self) -> bool:
+        """Go on by a token, unless the call is over; return whether it is."""
+        while self._rows is not None and self._rows.are_over:
+            self._go_on()
+        if self._rows is None:
+            return True
+        if not self._engine.has_results:
+            self._engine.step()
+        return False
+
+    def result(self) -> Any:
+        """Wait for the call. Returns what the op gives; raises what it raises."""
+        while not self.step():
+            pass
+        return self._result
+
+    def _go_on(self) -> None:
+        """Run the op up to its next request, or to its end: it is sent the rows of the last one."""
+        call, run = self._call, self._run
+        with heard(call.op, self._worker, self._arguments.values(), call.info, notes=run.notes, warn=run.warn):
+            answer = None if self._rows is None else self._engine.take(self._rows)
+            try:
+                asked = self._steps.send(answer)
+            except StopIteration as end:
+                self._result, self._rows = end.value, None
+                return
+        self._rows = self._engine.submit(asked)
