@@ -45,11 +45,11 @@ def _pipeline(plan: Plan, engines: Sequence[Backend], runtime: str) -> Iterator[
     if steps.publish == usual.publish:
         return
     fix = f"Write publish: drain. flowrl simulate says what {steps.publish} would gain."
-    for row in dict.fromkeys(r for r in engines if not r.built or steps.publish not in r.publishes):
-        what = f"publish: {steps.publish} is not among what runs do with {row.name}"
-        have = f": {', '.join(row.publishes)}." if row.built else ", as no run has it."
-        yield PlanError(what + have, at=steps.at.get("publish"), fix=fix)
-    if runtime == "ray":
+    without = [row for row in dict.fromkeys(engines) if not row.built or steps.publish not in row.publishes]
+    for row in without:
+        have = f"runs with {row.name} have {', '.join(row.publishes)} alone" if row.built else f"no run has {row.name}"
+        yield PlanError(f"publish: {steps.publish}: {have}.", at=steps.at.get("publish"), fix=fix)
+    if runtime == "ray" and not without:
         what = f"publish: {steps.publish} stops an engine between two tokens; ranks take whole calls of theirs."
         yield PlanError(what, at=steps.at.get("publish"), fix=fix)
 

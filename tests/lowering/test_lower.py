@@ -174,7 +174,7 @@ def test_a_publish_that_an_engine_does_not_do_is_refused():
     pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
     place = {"actor": {"train": Place("train"), "generate": Place("rollout", backend="vllm")}}
     (refused,) = flow.study(Plan(pools, place, pipeline=Pipeline(1, publish="continue")), runtime="local").unsupported()
-    assert refused.what == "publish: continue is not among what runs do with vllm: drain."
+    assert refused.what == "publish: continue: runs with vllm have drain alone."
 
 
 @pytest.mark.parametrize("pipeline", [{}, {"order": "window"}])

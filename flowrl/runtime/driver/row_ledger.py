@@ -56,7 +56,8 @@ class _Group:
 class RowLedger:
     """Counts prompts and rows of one program. Whoever calls it holds the lock of the program's records.
 
-    A prompt is admitted as it is drawn from the source of a loop; it is its own row until rows are sampled from it.
+    A prompt is admitted as it is drawn from the source of a loop. What was drawn are its rows until others are sampled
+    from them.
     """
 
     def __init__(self, program: str) -> None:
@@ -75,10 +76,12 @@ class RowLedger:
         if again:
             raise RunError(f"{self.program}: the source gave numbers to rows that others have: {_prompts(again)}.")
         self._drawn = max([self._drawn, *(key[0] + 1 for key in keys)])
-        if admit:
-            self.prompts.admitted += len(keys)
-            self.rows.admitted += len(keys)
-            self._groups |= {key[0]: _Group({key: NO_UPDATE}) for key in keys}
+        for key in keys if admit else ():  # a source of pairs has several rows for a prompt
+            if key[0] not in self._groups:
+                self._groups[key[0]] = _Group()
+                self.prompts.admitted += 1
+            self._groups[key[0]].open[key] = NO_UPDATE
+            self.rows.admitted += 1
 
     def sample(self, keys: Sequence[Key], lengths: Sequence[int]) -> None:
         """Rows were sampled that are to be trained on; a prompt is no row of its own any more."""

@@ -107,6 +107,15 @@ def test_prompts_that_are_drawn_twice_and_rows_that_a_call_loses_are_named():
         ledger.settle([[(0, 0), (0, 1), (1, 0)]])
 
 
+def test_a_prompt_that_comes_with_several_rows_is_one_prompt():
+    ledger = RowLedger("dpo")
+    ledger.draw([(0, 0), (0, 1), (1, 0), (1, 1)], admit=True)
+    assert (ledger.prompts.admitted, ledger.rows.admitted) == (2, 4)
+    ledger.train([(0, 0), (0, 1), (1, 0)])
+    ledger.settle([])
+    assert (ledger.prompts.trained, ledger.rows.trained, ledger.rows.dropped) == (2, 3, {NO_UPDATE: 1})
+
+
 def test_a_ledger_that_does_not_close_is_an_error_that_names_prompts():
     ledger = RowLedger("grpo")
     ledger.draw([(0,), (1,)], admit=True)
