@@ -34,8 +34,10 @@ def token_sums(x: LossInputs, reports: Mapping[str, Tensor], entropy: Tensor | N
     found: dict[str, Tensor] = {}
     if entropy is not None:
         found["entropy"] = entropy[x.mask].sum(dtype=torch.float64)
-    if "rollout_logprobs" in x.fields:
-        divergence = estimate(x["rollout_logprobs"][x.mask], x.predicted.detach()[x.mask], "k3")
+    # With a support both are over it: the kind of numbers that the loss takes a ratio of.
+    engine = next((name for name in ("rollout_logprobs", "sampling_logprobs") if name in x.fields), None)
+    if engine is not None:
+        divergence = estimate(x[engine][x.mask], x.predicted.detach()[x.mask], "k3")
         found["rollout_kl"] = divergence.sum(dtype=torch.float64)
     if "ratio" in reports:
         ratio = reports["ratio"].detach()[x.mask].double()
