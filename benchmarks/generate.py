@@ -86,7 +86,9 @@ class Bench:
         self.sampling = fl.testing.Sampling(max_tokens=said.tokens)
         self.seeds = torch.arange(said.prompts * said.samples) * 7919
         self.engine: Any = open_engine("hf", Build(Model(str(folder))))
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False
+        ).eval()
         self.hand: Any = limit_grpo
         self.hand.N, self.hand.G, self.hand.P, work.MAX_NEW = said.prompts, said.samples, said.longest, said.tokens
 

@@ -26,7 +26,7 @@ LEARNING = DOCS / "learning.json"
 STALE = DOCS / "stale.json"
 LEARN = DOCS.parent / "benchmarks" / "learn.py"
 #: In the order of the page: from given data to sampled rows to several models.
-DRIVERS = ("sft", "reward_model", "dpo", "grpo", "ppo", "remax", "dapo", "gigpo", "safe_rlhf")
+DRIVERS = ("sft", "reward_model", "dpo", "grpo", "ppo", "remax", "dapo", "gigpo", "tool_use", "safe_rlhf")
 DRIVERS += ("raft", "distillation", "judge", "online_dpo", "rlhf")
 SIDE = ("warmup", "evaluate")  # programs that many drivers have, and that are no algorithm
 HEAD = ("program", "generate", "forward", "train", "external", "models trained", "frozen", "waits", "stale rows")

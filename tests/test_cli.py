@@ -179,7 +179,7 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
     [
         (
             ["chek", "SCRIPT"],
-            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, run, timeline, calibrate, gap, diff, replay, doctor.\n  fix  Did you mean flowrl check?",
+            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, run, timeline, calibrate, gap, diff, replay, doctor, eval.\n  fix  Did you mean flowrl check?",
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),

@@ -37,7 +37,7 @@ class RowDigests:
         fields: dict[str, int] = {}
         rows = np.zeros(len(keys), np.int64)
         for name in names:
-            title = _number(f"{name}:{batch[name].type}:".encode())
+            title = _number(f"{name}:{batch[name].type}:".encode("utf-8", "surrogatepass"))
             found = mix(mix(keys ^ title) + _mixed_contents(batch[name]))
             fields[name] = int(found.sum()) & _ALL
             rows ^= found
