@@ -27,7 +27,7 @@ class WorkerSpec:
     axes: Mapping[str, int] = field(default_factory=dict[str, int])
     collective: bool = False  # its ranks compute together; otherwise each for itself
     offload: bool = False
-    options: Mapping[str, float | bool] = field(default_factory=dict[str, "float | bool"])  # of its engine
+    options: Mapping[str, float | bool | str] = field(default_factory=dict[str, "float | bool | str"])  # of its engine
 
     @property
     def key(self) -> tuple[str, bool]:
