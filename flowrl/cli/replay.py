@@ -20,6 +20,7 @@ from ..runtime.driver.run_texts import labels
 from ..runtime.storage.digest_lines import read_digests
 from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay, seen_versions
 from ..runtime.storage.run_record import read_record, records_within
+from ..runtime.values.values_in_records import spelled
 from .help import new_parser
 from .options import Words, parse, put, read_known, whole_number
 from .run import add_options
@@ -36,7 +37,7 @@ def replay_command(words: Sequence[str]) -> int:
     program, last = _last(options, record, titles)
     flow = load_script(record["script"])
     said = parse(flow, "run", [str(w) for w in record.get("arguments") or []], add_options)
-    parameters = _parameters(record, said)
+    parameters = _parameters(flow, record, said)
     number = titles.index(program)
     pins = _pins(flow, record, parameters, options.run, program, number)
     first = (0, 0) if options.step is None else (number, options.step)
@@ -100,15 +101,25 @@ def _last(options: argparse.Namespace, record: Mapping[str, Any], titles: Sequen
     return program, options.step
 
 
-def _parameters(record: Mapping[str, Any], said: Words) -> dict[str, dict[str, Any]]:
-    """What each program was given: the plain values as the run has recorded them, others by its words."""
-    return {
-        name: {
-            **said.parameters.get(name, {}),
-            **{n: v for n, v in recorded.items() if v is None or isinstance(v, (bool, int, float, str))},
-        }
-        for name, recorded in zip(record["programs"], record["parameters"], strict=True)
-    }
+def _parameters(flow: Flow, record: Mapping[str, Any], said: Words) -> dict[str, dict[str, Any]]:
+    """What each program was given: what its words, presets and defaults give where the record says the same of it, and
+    other plain values as the record has them. Raises UsageError for a value that only the code has which began the run.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, recorded in zip(record["programs"], record["parameters"], strict=True):
+        here = flow.find_program(name).arguments(said.parameters.get(name, {}))
+        found[name] = {n: here[n] if n in here and spelled(here[n]) == v else v for n, v in recorded.items()}
+        for n, v in found[name].items():
+            if not (_is_plain(v) and _is_plain(here.get(n))) and v is not here.get(n):
+                raise UsageError(
+                    f"'{name}' was given {n}={v} by the code that began the run, and no option says that.",
+                    fix="Make it a preset or a default of the program, or begin the run again with flow.run.",
+                )
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _plan(record: Mapping[str, Any]) -> Plan | None:

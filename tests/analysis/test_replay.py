@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from flowrl import rl
 from flowrl.cli import main
+from flowrl.cli.script import load_script
 
 FLOWS = Path(__file__).parents[1] / "runtime"
+GRPO = Path(__file__).parents[2] / "algorithms" / "grpo.py"
 sys.path.insert(0, str(FLOWS))
 from flows import module_of  # noqa: E402  it lies with the tests of the runtime
 
@@ -137,3 +140,19 @@ def test_what_cannot_be_replayed_is_said(small_run, tmp_path, capsys):
     (run / "digests.jsonl").unlink()
     assert main(["replay", str(run)]) == 2
     assert "has recorded no calls" in capsys.readouterr().err
+
+
+def test_a_preset_gives_functions_as_it_did_then(tmp_path, capsys):
+    words = ["--preset", "rloo", "--steps", "2", "--prompts-per-step", "2", "--quiet", "--no-save"]
+    assert main(["run", str(GRPO), *words, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["replay", str(tmp_path / "run")]) == 0
+    assert "Bitwise equal" in capsys.readouterr().out
+
+
+def test_a_function_that_only_code_has_given_cannot_be_replayed(tmp_path, capsys):
+    flow = load_script(str(GRPO))
+    given = {"steps": 1, "prompts_per_step": 2, "advantages": lambda batch: rl.group_advantages(batch)}
+    flow.run("grpo", out=tmp_path / "run", quiet=True, save_models=False, parameters={"grpo": given})
+    assert main(["replay", str(tmp_path / "run")]) == 2
+    assert "'grpo' was given advantages=<lambda> by the code that began the run" in capsys.readouterr().err
