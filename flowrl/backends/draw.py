@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -93,3 +94,14 @@ def _most_likely(logprobs: Tensor, top_p: float, first: int = 1024) -> Tensor:
         if bool((ordered.double().exp().sum(-1) >= top_p).all()):
             return ordered
     return logprobs.sort(-1, descending=True).values
+
+
+def seen_tokens(rows: Iterable[Sequence[int]], logits: Tensor, sampling: Sampling) -> Tensor | None:
+    """Return which tokens each row has, bool[rows, vocab]; None where nothing is penalised."""
+    if sampling.repetition_penalty == 1.0:
+        return None
+    seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+    for mine, row in zip(seen, rows, strict=True):
+        ids = torch.tensor(row, device=logits.device)
+        mine[ids[ids < logits.shape[-1]]] = True
+    return seen

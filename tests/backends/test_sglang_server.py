@@ -236,7 +236,7 @@ def test_a_row_that_is_not_finite_is_named_and_other_calls_go_on(engines):
         failed = [each for each in ours.step() if hasattr(each, "error")]
     assert isinstance(failed[0].error, NotFinite)
     assert f"of call {bad}, token 0" in str(failed[0].error)  # row 1, or with a tied head all rows
-    from flowrl.backends.vllm.proof import probe_rows
+    from flowrl.backends.probe import probe_rows
 
     ours._probe = probe_rows(80, ours.positions)
     publish(ours, theirs, 1)

@@ -16,7 +16,7 @@ import torch
 from vllm_tiny import CONFIGS, EOS, POSITIONS, PROMPTS, train, whole
 
 from flowrl.backends import open_engine
-from flowrl.backends.vllm.proof import TOLERANCE
+from flowrl.backends.probe import TOLERANCE
 from flowrl.batch import Batch, Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
 from flowrl.workers.model_options import Build, Lora, Model, Sampling

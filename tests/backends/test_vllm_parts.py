@@ -12,9 +12,10 @@ import torch
 from flowrl.backends import open_engine
 from flowrl.backends.draw import draw_from
 from flowrl.backends.hf.sample import draw
+from flowrl.backends.probe import expected, probe_rows
 from flowrl.backends.vllm import versions
 from flowrl.backends.vllm.columns import differing, picked, wanted
-from flowrl.backends.vllm.proof import check_proof, expected, probe_rows
+from flowrl.backends.vllm.proof import check_proof
 from flowrl.backends.vllm.weight_memory import WeightMemory, open_weights
 from flowrl.errors import ModelError, PlanError, RunError
 from flowrl.lowering.deployment import deploy_on_ranks

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...workers.model_options import Sampling
-from ..draw import draw_from, uniforms
+from ..draw import draw_from, seen_tokens, uniforms
 
 #: Under which name log-probabilities stand in the ``meta_info`` of an answer: ``[[plain, sampled], ...]`` by token.
 LOGPROBS = "flowrl_logprobs"
@@ -42,7 +42,8 @@ class Draw:
         if not sampling.greedy:
             counters = torch.tensor([row["start"] + tokens for row, tokens in zip(rows, done, strict=True)])
             uniform = uniforms(torch.tensor([row["seed"] for row in rows]), counters).to(logits.device)
-        tokens, plain, sampled = draw_from(mine, uniform, sampling, _seen(requests, mine, sampling))
+        seen = seen_tokens(([*each.origin_input_ids, *each.output_ids] for each in requests), mine, sampling)
+        tokens, plain, sampled = draw_from(mine, uniform, sampling, seen)
         for request, number, *pair in zip(requests, done, plain.tolist(), sampled.tolist(), strict=True):
             if request.customized_info is None:
                 request.customized_info = {}
@@ -55,14 +56,3 @@ class Draw:
 def sampling_of(said: dict[str, Any]) -> Sampling:
     """Return the settings that came as JSON."""
     return Sampling(**{**said, "stop": tuple(said["stop"])})
-
-
-def _seen(requests: list[Any], logits: Tensor, sampling: Sampling) -> Tensor | None:
-    """Which tokens each row has, bool[rows, vocab]; None where nothing is penalised."""
-    if sampling.repetition_penalty == 1.0:
-        return None
-    seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-    for mine, request in zip(seen, requests, strict=True):
-        ids = torch.tensor([*request.origin_input_ids, *request.output_ids], device=logits.device)
-        mine[ids[ids < logits.shape[-1]]] = True
-    return seen

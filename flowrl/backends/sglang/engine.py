@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from ...errors import DataError, ModelError, RunError
 from ...placement.backends import backend
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, SampledRow, gathered
-from ...workers.weights.weight_boxes import Shard
 from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite, not_finite
-from ..vllm.proof import TOLERANCE, expected, probe_rows
+from ..mirror import Mirrored, Published, check_build, open_mirror
+from ..probe import TOLERANCE, expected, probe_rows
 from .answers import AskedRow
 from .calls import Calls
 from .client import Client
@@ -33,8 +32,6 @@ from .proof import check_probe, check_sums, sums
 from .versions import check_version
 from .weight_file import WeightFile
 
-#: The kinds of models whose weights are known to arrive, by their name in a configuration.
-KINDS = ("llama", "qwen2", "qwen3")
 START_SECONDS = 900.0
 #: The environment variable with the key of a server of ``url:``.
 KEY = "FLOWRL_SGLANG_KEY"
@@ -49,13 +46,7 @@ NEEDED = {
 def open_engine(build: Build) -> SGLangEngine:
     """Start a server with the model of ``build``, or take that of ``url:``. Raises ModelError for what is not done."""
     options = {**{o.name: o.default for o in backend("sglang").options}, **build.options}
-    if build.head != "lm":
-        raise ModelError("SGLang generates, and this model has a scalar head.", fix="Leave engine: sglang out for it.")
-    if build.lora is not None:
-        raise ModelError(
-            f"The model '{build.model.title}' has adapters of its own here, which SGLang is not given.",
-            fix="Add train: {backend: hf} to its place: what is trained there is published with its adapters merged.",
-        )
+    check_build(build, "sglang", "SGLang")
     if not options["url"]:
         if reference.pick_device(build.device).type != "cpu":
             raise ModelError(
@@ -63,30 +54,10 @@ def open_engine(build: Build) -> SGLangEngine:
                 fix="Write url: of a server that runs, or engine: hf, or give the pool processes or device: cpu.",
             )
         check_version(installed(options["python"] or sys.executable))
-    mirror = reference.open_engine(replace(build, device="cpu", optim=None, gradient_checkpointing=False))
-    kind = mirror.net.config.model_type
-    if kind not in KINDS:
-        raise ModelError(
-            f"The engine 'sglang' does not know models of the kind '{kind}'.", fix="Write engine: hf.", have=KINDS
-        )
-    return SGLangEngine(build, mirror, options)
+    return SGLangEngine(build, open_mirror(build, "sglang"), options)
 
 
-@dataclass(frozen=True)
-class Published:
-    """What a publish was: ``Published(bytes=6_400_000, load=0.06, proof=0.02, gap=4e-6, rows=4)``, times in seconds.
-
-    ``gap``: the largest difference of a log-probability of the probe, which had so many ``rows``.
-    """
-
-    bytes: int
-    load: float
-    proof: float
-    gap: float
-    rows: int
-
-
-class SGLangEngine:
+class SGLangEngine(Mirrored):
     """A server of SGLang: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), options={"python": "/venv/bin/python"}))``.
 
     A copy of the model with the weights as they were last published is in this process, where they are moved, compared
@@ -99,9 +70,7 @@ class SGLangEngine:
     publish_modes = ("drain", "interrupt", "continue")
 
     def __init__(self, build: Build, mirror: Any, options: Mapping[str, Any]) -> None:
-        self.build, self.mirror, self.options = build, mirror, options
-        self.published: Published | None = None  # the last one
-        self.publishes = 0
+        super().__init__(build, mirror, options)
         self._name = secrets.token_hex(4)  # of the labels of its weights
         self._submitted = 0
         self._paused = self._server_paused = False
@@ -197,23 +166,6 @@ class SGLangEngine:
         size = 2 * config.num_hidden_layers * config.num_key_value_heads * head * self.mirror.net.compute.itemsize
         most = self.options["rows"] * (self.positions or 1 << 20)
         return min(int(self.options["kv_cache"] * (1 << 30)) // size, most)
-
-    # -- what it is ---------------------------------------------------------------------------------------------------
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer. ModelError where it has none."""
-        return self.mirror.tokenizer
-
-    @property
-    def positions(self) -> int | None:
-        """How many tokens a sequence may have: the model's, or fewer where the plan says ``context``."""
-        found = [p for p in (self.mirror.positions, self.options["context"]) if p]
-        return min(found) if found else None
-
-    @property
-    def _dtype(self) -> str:
-        return str(self.mirror.net.compute).removeprefix("torch.")
 
     def close(self) -> None:
         """End its server, where it has started one."""
@@ -416,47 +368,3 @@ class SGLangEngine:
         ]:
             raise RunError(f"{what}: SGLang answers with weights '{other[0]}', and was given '{self._label}'.")
         return check_probe(what, answer, wanted, TOLERANCE[self._dtype])
-
-    def plain_weights(self) -> Mapping[str, Tensor]:
-        """The weights by name; they are views."""
-        return self.mirror.plain_weights()
-
-    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take whole weights by name, and publish them. Raises ModelError when one is missing or has another shape."""
-        self.mirror.take_weights(weights)
-        self._publish()
-
-    def shards(self) -> list[Shard]:
-        """The weights as boxes: views on the file that the server reads when :meth:`weights_written` is called."""
-        return self.mirror.shards()
-
-    def weights_written(self) -> None:
-        """Publish what somebody has written into the views of :meth:`shards`."""
-        self.mirror.weights_written()
-        self._publish()
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The weights as tensors by name, and JSON."""
-        return self.mirror.state()
-
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state` gave."""
-        self.mirror.load_state(tensors, meta)
-        self._publish()
-
-    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
-        """What a checkpoint saves, as boxes, and JSON."""
-        return self.mirror.state_shards()
-
-    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_shards` gave, on whichever ranks."""
-        self.mirror.load_state_shards(read, meta)
-        self._publish()
-
-    def digest(self) -> str:
-        """A digest of all weights; the same for every layout."""
-        return self.mirror.digest()
-
-    def save(self, folder: str) -> None:
-        """A Hugging Face folder."""
-        self.mirror.save(folder)

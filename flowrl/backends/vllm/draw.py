@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from ...workers.model_options import Sampling
-from ..draw import draw_from, uniforms
+from ..draw import draw_from, seen_tokens, uniforms
 
 #: By row: of each token its log-probability under the policy, and under the distribution that was sampled from.
 LOGPROBS: dict[str, dict[int, tuple[float, float]]] = {}
@@ -91,19 +91,9 @@ class Draw(LogitsProcessor):
         if not sampling.greedy:
             counters = torch.tensor([row.start + len(row.output) for row in rows])
             uniform = uniforms(torch.tensor([row.seed for row in rows]), counters).to(logits.device)
-        tokens, plain, sampled = draw_from(mine, uniform, sampling, _seen(rows, mine, sampling))
+        seen = seen_tokens(([*row.prompt, *row.output] for row in rows), mine, sampling)
+        tokens, plain, sampled = draw_from(mine, uniform, sampling, seen)
         for row, one, other in zip(rows, plain.tolist(), sampled.tolist(), strict=True):
             LOGPROBS[row.name][len(row.output)] = (one, other)
         mine.fill_(-torch.inf).scatter_(-1, tokens[:, None], 0.0)
         logits[at] = mine
-
-
-def _seen(rows: list[Row], logits: Tensor, sampling: Sampling) -> Tensor | None:
-    """Which tokens each row has, bool[rows, vocab]; None where nothing is penalised."""
-    if sampling.repetition_penalty == 1.0:
-        return None
-    seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-    for mine, row in zip(seen, rows, strict=True):
-        ids = torch.tensor([*row.prompt, *row.output], device=logits.device)
-        mine[ids[ids < logits.shape[-1]]] = True
-    return seen

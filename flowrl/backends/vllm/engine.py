@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
@@ -20,60 +20,32 @@ from ...placement.model.rank_parameters import Parameter, parameters_of
 from ...placement.model.weight_layout import Layout
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, SampledRow, Streams, gathered
-from ...workers.weights.weight_boxes import Shard, sums
+from ...workers.weights.weight_boxes import sums
 from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite, not_finite
+from ..mirror import Mirrored, Published, check_build, open_mirror
+from ..probe import expected, probe_rows
 from ..stream import Stream, stream_of
 from .child import Child
-from .proof import check_proof, expected, probe_rows
+from .proof import check_proof
 from .versions import installed
 from .weight_memory import WeightMemory
-
-#: The kinds of models whose weights are known to arrive, by their name in a configuration.
-KINDS = ("llama", "qwen2", "qwen3")
 
 
 def open_engine(build: Build) -> VLLMEngine:
     """Start a process with vLLM and the model of ``build``. Raises ModelError for what it does not do."""
     version = installed()
-    if build.head != "lm":
-        raise ModelError("vLLM generates, and this model has a scalar head.", fix="Leave engine: vllm out for it.")
-    if build.lora is not None:
-        raise ModelError(
-            f"The model '{build.model.title}' has adapters of its own here, which vLLM is not given.",
-            fix="Add train: {backend: hf} to its place: what is trained there is published with its adapters merged.",
-        )
+    check_build(build, "vllm", "vLLM")
     if reference.pick_device(build.device).type != "cpu":
         raise ModelError(
             "The engine 'vllm' has been run on the CPU alone, and this place has a GPU.",
             fix="Write engine: hf, or give the pool processes or device: cpu.",
         )
-    mirror = reference.open_engine(replace(build, device="cpu", optim=None, gradient_checkpointing=False))
-    kind = mirror.net.config.model_type
-    if kind not in KINDS:
-        raise ModelError(
-            f"The engine 'vllm' does not know models of the kind '{kind}'.", fix="Write engine: hf.", have=KINDS
-        )
-    return VLLMEngine(build, mirror, version)
+    return VLLMEngine(build, open_mirror(build, "vllm"), version)
 
 
-@dataclass(frozen=True)
-class Published:
-    """What a publish was: ``Published(bytes=6_400_000, load=0.06, proof=0.02, gap=4e-6, rows=4)``, times in seconds.
-
-    ``proof``: what it took in both processes to see that it has arrived. ``gap``: the largest difference of a
-    log-probability of the probe, which had so many ``rows``.
-    """
-
-    bytes: int
-    load: float
-    proof: float
-    gap: float
-    rows: int
-
-
-class VLLMEngine:
+class VLLMEngine(Mirrored):
     """A replica of vLLM: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), options={"kv_cache": 4.0}))``.
 
     A copy of the model with the weights as they were last published is in this process, where they are moved, compared
@@ -86,10 +58,7 @@ class VLLMEngine:
     publish_modes = ("drain", "interrupt")
 
     def __init__(self, build: Build, mirror: Any, version: str) -> None:
-        self.build, self.mirror = build, mirror
-        self.options = {**{o.name: o.default for o in backend("vllm").options}, **build.options}
-        self.published: Published | None = None  # the last one
-        self.publishes = 0
+        super().__init__(build, mirror, {**{o.name: o.default for o in backend("vllm").options}, **build.options})
         self._running: dict[tuple[int, int], None] = {}  # in the order of calls and rows
         self._paused, self._version = False, 0
         self._memory = WeightMemory(_parameters(mirror), mirror.net.compute)
@@ -108,23 +77,6 @@ class VLLMEngine:
                     "options": self.options,
                 }
             )
-
-    # -- what it is ---------------------------------------------------------------------------------------------------
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer. ModelError where it has none."""
-        return self.mirror.tokenizer
-
-    @property
-    def positions(self) -> int | None:
-        """How many tokens a sequence may have: the model's, or fewer where the plan says ``context``."""
-        found = [p for p in (self.mirror.positions, self.options["context"]) if p]
-        return min(found) if found else None
-
-    @property
-    def _dtype(self) -> str:
-        return str(self.mirror.net.compute).removeprefix("torch.")
 
     def close(self) -> None:
         """End its process."""
@@ -239,50 +191,6 @@ class VLLMEngine:
         self.published = Published(
             self._memory.size, load=seconds["load"], proof=reference + seconds["proof"], gap=gap, rows=len(probe)
         )
-
-    def plain_weights(self) -> Mapping[str, Tensor]:
-        """The weights by name; they are views."""
-        return self.mirror.plain_weights()
-
-    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take whole weights by name, and publish them. Raises ModelError when one is missing or has another shape."""
-        self.mirror.take_weights(weights)
-        self._publish()
-
-    def shards(self) -> list[Shard]:
-        """The weights as boxes: views on memory that vLLM's process reads when :meth:`weights_written` is called."""
-        return self.mirror.shards()
-
-    def weights_written(self) -> None:
-        """Publish what somebody has written into the views of :meth:`shards`."""
-        self.mirror.weights_written()
-        self._publish()
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The weights as tensors by name, and JSON."""
-        return self.mirror.state()
-
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state` gave."""
-        self.mirror.load_state(tensors, meta)
-        self._publish()
-
-    def state_shards(self) -> tuple[list[Shard], dict[str, Any]]:
-        """What a checkpoint saves, as boxes, and JSON."""
-        return self.mirror.state_shards()
-
-    def load_state_shards(self, read: Callable[[Shard], bool], meta: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_shards` gave, on whichever ranks."""
-        self.mirror.load_state_shards(read, meta)
-        self._publish()
-
-    def digest(self) -> str:
-        """A digest of all weights; the same for every layout."""
-        return self.mirror.digest()
-
-    def save(self, folder: str) -> None:
-        """A Hugging Face folder."""
-        self.mirror.save(folder)
 
 
 def _parameters(mirror: Any) -> list[Parameter]:
