@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 from ...batch import Batch, Column, Key
@@ -33,12 +34,10 @@ class RowDigests:
         """Those of some fields of a batch."""
         import numpy as np
 
-        keys = _mixed_keys(tuple(batch.keys))
         fields: dict[str, int] = {}
-        rows = np.zeros(len(keys), np.int64)
+        rows = np.zeros(len(batch.keys), np.int64)
         for name in names:
-            title = _number(f"{name}:{batch[name].type}:".encode("utf-8", "surrogatepass"))
-            found = mix(mix(keys ^ title) + _mixed_contents(batch[name]))
+            found = mix(_titled_keys(batch.keys, name, str(batch[name].type)) + _mixed_contents(batch[name]))
             fields[name] = int(found.sum()) & _ALL
             rows ^= found
         return RowDigests(batch.keys, fields, rows.astype("<u2").tobytes() if fields else b"")
@@ -47,6 +46,8 @@ class RowDigests:
     def merged(parts: Iterable[RowDigests]) -> RowDigests:
         """Those of the rows of all parts together, in the order of their keys."""
         parts = list(parts)
+        if len(parts) == 1 and _in_order(keys := tuple(parts[0].keys)):
+            return RowDigests(keys, parts[0].fields, parts[0].rows)
         fields: dict[str, int] = {}
         found: dict[Key, bytes] = {}
         for part in parts:
@@ -54,11 +55,22 @@ class RowDigests:
                 fields[name] = (fields.get(name, 0) + value) & _ALL
             for i, key in enumerate(part.keys):
                 found[key] = part.rows[2 * i : 2 * i + 2]
-        keys = sorted(found)
+        keys = tuple(sorted(found))
         return RowDigests(keys, fields, b"".join(found[key] for key in keys))
 
 
 @lru_cache(maxsize=32)  # a step's calls are of the same rows
+def _in_order(keys: tuple[Key, ...]) -> bool:
+    return all(one < other for one, other in pairwise(keys))
+
+
+@lru_cache(maxsize=128)
+def _titled_keys(keys: tuple[Key, ...], name: str, kind: str) -> Any:
+    """Return a number for the field of this name in each row, of 64 bits."""
+    return mix(_mixed_keys(keys) ^ _number(f"{name}:{kind}:".encode("utf-8", "surrogatepass")))
+
+
+@lru_cache(maxsize=32)
 def _mixed_keys(keys: tuple[Key, ...]) -> Any:
     """Return a number for each key, of 64 bits."""
     import numpy as np
@@ -116,12 +128,17 @@ def _kind(value: object) -> str:
     return f"<{type(value).__name__}>"
 
 
-def keys_to_text(keys: Sequence[Key]) -> str:
+def keys_to_text(keys: Iterable[Key]) -> str:
     """Return keys in order as a short text, in which the last numbers that follow each other are one entry.
 
     >>> keys_to_text([(3, 0), (3, 1), (3, 2), (4, 0)])
     '3.0-2 4.0'
     """
+    return _text_of(tuple(keys))
+
+
+@lru_cache(maxsize=32)
+def _text_of(keys: tuple[Key, ...]) -> str:
     runs: list[tuple[Key, int, int]] = []
     for key in keys:
         if runs and runs[-1][0] == key[:-1] and runs[-1][2] == key[-1] - 1:
