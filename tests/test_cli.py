@@ -16,8 +16,7 @@ import flowrl
 from flowrl.cli import OF_SCRIPTS, diff, doctor, gap, main, replay
 from flowrl.cli.eval import read_options as read_eval
 from flowrl.cli.help import COMMANDS, new_parser
-from flowrl.cli.timeline import read_run
-from flowrl.schedule.report import FORMATS
+from flowrl.cli.timeline import read_options
 
 #: What reads the words of commands that look at runs.
 OF_RUNS = {
@@ -237,7 +236,7 @@ def test_examples_of_the_help_are_commands(command, monkeypatch, tmp_path):
         if words[0] == "--show":
             continue  # a plan alone, without a script
         if command == "timeline":
-            assert read_run(command, words, FORMATS, "table").run
+            assert read_options(words).run
             continue
         if command in OF_RUNS:
             assert OF_RUNS[command](words)

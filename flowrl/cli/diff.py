@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..analysis.run_difference import compare_runs, in_words
-from ..errors import UsageError, shown
-from .help import new_parser
-from .options import put, read_known
+from ..errors import shown
+from .options import put, read_run_words
 
 
 def diff_command(words: Sequence[str]) -> int:
@@ -24,16 +23,10 @@ def diff_command(words: Sequence[str]) -> int:
 
 def read_options(words: Sequence[str]) -> argparse.Namespace:
     """The options of this command. Raises UsageError."""
-    if not words:
-        raise UsageError("flowrl diff needs the folders of two runs.", fix="Write flowrl diff RUN1 RUN2.")
-    parser = new_parser("diff", "RUN1 RUN2")
+    return read_run_words("diff", words, _add_options, runs=("RUN1", "RUN2"))
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", type=Path, metavar="RUN1", help="the folder of a run")
     parser.add_argument("second", type=Path, metavar="RUN2", help="the folder of another one")
     parser.add_argument("--program", help="which program of the runs; default: all")
-    parser.add_argument("--format", default="text", choices=("text", "json"), help="text, json")
-    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
-    fix = "See flowrl diff --help."
-    options, unknown = read_known(parser, words, fix)
-    if unknown:
-        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
-    return options

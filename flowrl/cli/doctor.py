@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..analysis.wait_story import wait_story
-from ..errors import UsageError
-from .help import new_parser
-from .options import put, read_known
+from .options import put, read_run_words
 
 
 def doctor_command(words: Sequence[str]) -> int:
@@ -23,14 +21,8 @@ def doctor_command(words: Sequence[str]) -> int:
 
 def read_options(words: Sequence[str]) -> argparse.Namespace:
     """The options of this command. Raises UsageError."""
-    if not words:
-        raise UsageError("flowrl doctor needs the folder of a run.", fix="Write flowrl doctor RUN.")
-    parser = new_parser("doctor", "RUN")
+    return read_run_words("doctor", words, _add_options)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the folder of the run")
-    parser.add_argument("--format", default="text", choices=("text", "json"), help="text, json")
-    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
-    fix = "See flowrl doctor --help."
-    options, unknown = read_known(parser, words, fix)
-    if unknown:
-        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
-    return options

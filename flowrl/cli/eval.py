@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .help import new_parser
-from .options import read_known, whole_number
+from .options import read_words, whole_number
 
 
 def eval_command(words: Sequence[str]) -> int:
@@ -69,10 +69,7 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampling (0)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where results.jsonl and summary.json go")
     parser.add_argument("--compare", type=Path, nargs=2, metavar="FOLDER", help="two evaluations of the same tasks")
-    fix = "See flowrl eval --help."
-    options, unknown = read_known(parser, words, fix)
-    if unknown:
-        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
+    options = read_words(parser, words, "flowrl eval --help")
     missing = [word for word in ("environment", "policy", "out") if getattr(options, word) is None]
     if missing and not options.compare:
         said = {"environment": "an environment", "policy": "--policy MODEL", "out": "--out FOLDER"}[missing[0]]

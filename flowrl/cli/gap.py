@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
-from ..runtime.storage.run_record import read_record
-from .help import new_parser
-from .options import parse, put, read_known, whole_number
-from .run import add_options
-from .script import load_script
+from .options import put, read_run_words, whole_number
+from .recorded_run import recorded_run, reopen
 
 if TYPE_CHECKING:
     from ..analysis.gap import Diagnosis
@@ -22,37 +18,27 @@ if TYPE_CHECKING:
 def gap_command(words: Sequence[str]) -> int:
     """Print what explains the gap in rows of a run. Returns the exit status: 1 where a gap has no known cause."""
     options = read_options(words)
-    if not (options.run / "run.json").exists():
-        raise UsageError(f"{options.run} holds no run.", fix="Name the folder of a run.")
-    record = read_record(options.run)[0]
-    flow = load_script(record["script"])
-    given = parse(flow, "run", [str(w) for w in record.get("arguments") or []], add_options)
+    flow, given = reopen(recorded_run(options.run))
     traces = [flow.trace(name, **given.parameters.get(name, {})) for name in given.programs]
 
     from ..analysis.gap import diagnose
 
     asked = {"step": options.step, "name": options.worker, "rows": options.rows}
     found = diagnose(options.run, flow.handles, **asked, traces=traces)
-    put(json.dumps(found.to_json(), indent=1) if options.json else text(found), options.out)
+    put(json.dumps(found.to_json(), indent=1) if options.format == "json" else text(found), options.out)
     return 1 if found.gap > found.bound and found.found is None else 0
 
 
 def read_options(words: Sequence[str]) -> argparse.Namespace:
     """The options of this command. Raises UsageError."""
-    if not words:
-        raise UsageError("flowrl gap needs the folder of a run.", fix="Write flowrl gap RUN.")
-    parser = new_parser("gap", "RUN")
+    return read_run_words("gap", words, _add_options)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the folder of the run; its script is loaded, not run")
     parser.add_argument("--step", type=whole_number, metavar="K", help="whose rows; default: the newest that can be")
     parser.add_argument("--worker", metavar="NAME", help="the actor; default: the one that is trained")
     parser.add_argument("--rows", type=whole_number, default=16, metavar="N", help="rows at most (16)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
-    fix = "See flowrl gap --help."
-    options, unknown = read_known(parser, words, fix)
-    if unknown:
-        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
-    return options
 
 
 def text(found: Diagnosis, most: int = 12) -> str:
@@ -77,5 +63,5 @@ def text(found: Diagnosis, most: int = 12) -> str:
         f"{f'{t.cause}: {t.what}':<{width}}  {t.before:>10.2g}  {t.after:>9.2g}  {t.explained:>9.1%}" for t in shown
     ]
     if len(found.tried) > most:
-        lines.append(f"and {len(found.tried) - most} more that explain less; --json has all")
+        lines.append(f"and {len(found.tried) - most} more that explain less; --format json has all")
     return "\n".join(lines)

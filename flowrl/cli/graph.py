@@ -11,9 +11,9 @@ from ..analysis.run_pages import look_at
 from ..errors import UsageError
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
-from .options import check_format, parse, put, whole_number
+from .options import check_format, parse, put, read_run_words, whole_number
 from .study_options import add_study_options, load_plan, study_of
-from .timeline import read_run
+from .timeline import add_run
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +30,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
 
 
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--narrow", action="store_true", help="with --format svg: one column, for a narrow screen")
+
+
 def graph_of_run(words: Sequence[str]) -> int:
     """Print or write the graph of a run, with what was measured so far. Returns the exit status."""
-    options = read_run("graph", words, FORMATS, "text")
+    options = read_run_words("graph", words, _add_run, formats=FORMATS)
     graph, _ = look_at(options.run, options.program)
     put(render(graph, options.format, narrow=options.narrow), options.out)
     return 0

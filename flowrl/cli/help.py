@@ -72,7 +72,7 @@ GROUPS: dict[str, dict[str, About]] = {
         "gap": About(
             "RUN",
             "say what explains the gap between the engine that sampled and the trainer",
-            ("flowrl gap runs/grpo", "flowrl gap runs/grpo --step 50 --json"),
+            ("flowrl gap runs/grpo", "flowrl gap runs/grpo --step 50 --format json"),
         ),
         "diff": About(
             "RUN1 RUN2",

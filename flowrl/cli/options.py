@@ -119,6 +119,25 @@ def chosen(flow: Flow, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(names.split(",")) if names else (flow.default_program(),)
 
 
+def read_run_words(
+    command: str,
+    words: Sequence[str],
+    add: Callable[[argparse.ArgumentParser], None],
+    *,
+    runs: Sequence[str] = ("RUN",),
+    formats: Sequence[str] = ("text", "json"),
+) -> argparse.Namespace:
+    """Read the words of a command about runs; ``add`` adds its own options, the folders too. Raises UsageError."""
+    if not words:
+        what = "the folder of a run" if len(runs) == 1 else "the folders of two runs"
+        raise UsageError(f"flowrl {command} needs {what}.", fix=f"Write flowrl {command} {' '.join(runs)}.")
+    parser = new_parser(command, " ".join(runs))
+    add(parser)
+    parser.add_argument("--format", default=formats[0], choices=formats, help=", ".join(formats))
+    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
+    return read_words(parser, words, f"flowrl {command} --help")
+
+
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str], help_: str) -> argparse.Namespace:
     """Read the words of a command, all of which its parser knows. Raises UsageError, which may name ``help_``."""
     options, unknown = read_known(parser, words)

@@ -19,24 +19,19 @@ from ..placement.plan.plan_file import read
 from ..runtime.driver.run_texts import labels
 from ..runtime.storage.digest_lines import read_digests
 from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay, seen_versions
-from ..runtime.storage.run_record import read_record, records_within
+from ..runtime.storage.run_record import records_within
 from ..runtime.values.values_in_records import spelled
-from .help import new_parser
-from .options import Words, parse, put, read_known, whole_number
-from .run import add_options
-from .script import load_script
+from .options import Words, put, read_run_words, whole_number
+from .recorded_run import recorded_run, reopen
 
 
 def replay_command(words: Sequence[str]) -> int:
     """Do what is asked again in a folder of its own. Returns the exit status: 0 where it is equal, bit for bit."""
     options = read_options(words)
-    if not (options.run / "run.json").exists():
-        raise UsageError(f"{options.run} holds no run.", fix="Name the folder of a run.")
-    record = read_record(options.run)[0]
+    record = recorded_run(options.run)
     titles = labels(record["programs"])
     program, last = _last(options, record, titles)
-    flow = load_script(record["script"])
-    said = parse(flow, "run", [str(w) for w in record.get("arguments") or []], add_options)
+    flow, said = reopen(record)
     parameters = _parameters(flow, record, said)
     number = titles.index(program)
     pins = _pins(flow, record, parameters, options.run, program, number)
@@ -56,22 +51,16 @@ def replay_command(words: Sequence[str]) -> int:
 
 def read_options(words: Sequence[str]) -> argparse.Namespace:
     """The options of this command. Raises UsageError."""
-    if not words:
-        raise UsageError("flowrl replay needs the folder of a run.", fix="Write flowrl replay RUN.")
-    parser = new_parser("replay", "RUN")
+    return read_run_words("replay", words, _add_options)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the folder of the run; nothing is changed in it")
     parser.add_argument("--step", type=whole_number, metavar="K", help="up to this step, from the checkpoint before it")
     parser.add_argument("--node", metavar="NODE", help="compare the calls of this node alone, such as actor.update")
     parser.add_argument("--program", help="whose step; default: the last program of the run")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="do it in this folder, and leave it there")
     parser.add_argument("--address", metavar="ADDRESS", help="of a run on ranks: running Ray cluster to join")
-    parser.add_argument("--format", default="text", choices=("text", "json"), help="text, json")
-    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
-    fix = "See flowrl replay --help."
-    options, unknown = read_known(parser, words, fix)
-    if unknown:
-        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
-    return options
 
 
 def _last(options: argparse.Namespace, record: Mapping[str, Any], titles: Sequence[str]) -> tuple[str, int | None]:

@@ -9,13 +9,12 @@ from pathlib import Path
 from ..analysis.run_pages import look_at
 from ..errors import UsageError
 from ..schedule.report import FORMATS, render
-from .help import new_parser
-from .options import put, read_known
+from .options import put, read_run_words
 
 
 def timeline_command(words: Sequence[str]) -> int:
     """Print or write the timeline of a run. Returns the exit status."""
-    options = read_run("timeline", words, FORMATS, "table")
+    options = read_options(words)
     _, flown = look_at(options.run, options.program)
     if flown is None:
         raise UsageError(f"the run in {options.run} has no step that is done.", fix="Look again when one is.")
@@ -23,19 +22,12 @@ def timeline_command(words: Sequence[str]) -> int:
     return 0
 
 
-def read_run(command: str, words: Sequence[str], formats: Sequence[str], usual: str) -> argparse.Namespace:
-    """The options of a command that looks at a run. Raises UsageError."""
-    if not words:
-        raise UsageError(f"flowrl {command} needs the folder of a run.", fix=f"Write flowrl {command} RUN.")
-    parser = new_parser(command, "RUN")
+def read_options(words: Sequence[str]) -> argparse.Namespace:
+    """The options of this command. Raises UsageError."""
+    return read_run_words("timeline", words, add_run, formats=FORMATS)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add what commands that look at a program of a run have."""
     parser.add_argument("run", type=Path, help="the folder of the run")
     parser.add_argument("--program", help="which program of the run; default: the one with most nodes")
-    parser.add_argument("--format", default=usual, choices=formats, help=", ".join(formats))
-    if "svg" in formats:
-        parser.add_argument("--narrow", action="store_true", help="with --format svg: one column, for a narrow screen")
-    parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
-    fix = f"See flowrl {command} --help."
-    options, unknown = read_known(parser, words, fix)
-    if unknown:
-        raise UsageError(f"'{unknown[0]}' is no option here.", fix=fix)
-    return options

@@ -481,7 +481,7 @@ def test_the_command_finds_the_cause_in_what_an_alarm_has_kept(tmp_path, monkeyp
     said = capsys.readouterr().out
     assert "small, step 1: 8 rows that 'actor' sampled with version 1" in said
     assert "The cause: temperature: 0.5 in place of 1. It explains 100.0% of the gap." in said
-    assert main(["gap", str(out), "--json"]) == 0
+    assert main(["gap", str(out), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["found"]["cause"] == "temperature" and found["found"]["explained"] > 0.99
     assert len(found["tried"]) > 100
