@@ -54,7 +54,7 @@ def select_by_covariance(
     >>> rl.select_by_covariance(batch, share=0.3).selected.to_list()
     [[True, False], [False]]
     """
-    from .math.selection import drawn_numbers, selected_by_covariance
+    from .math.token_selection import drawn_numbers, selected_by_covariance
 
     mask, advantages = batch.response_mask, batch.advantages
     drawn = None
@@ -94,7 +94,7 @@ def select_by_entropy(batch: Batch, *, share: float = 0.2) -> dict[str, Column]:
     >>> rl.select_by_entropy(batch, share=0.3).selected.to_list()
     [[False, True, False]]
     """
-    from .math.selection import selected_by_entropy
+    from .math.token_selection import selected_by_entropy
 
     mask = batch.response_mask
     return {"selected": mask.with_values(selected_by_entropy(batch.entropies.values, mask.values, float(share)))}
@@ -130,7 +130,7 @@ def select_by_second_moment(batch: Batch, *, limit: float = 0.04, among: str = "
     [[True, False]]
     """
     from .math.kl import guarded
-    from .math.selection import selected_by_second_moment
+    from .math.token_selection import selected_by_second_moment
 
     mask = batch.response_mask
     moved = guarded(batch.old_logprobs.values - batch.rollout_logprobs.values)

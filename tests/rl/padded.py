@@ -11,7 +11,7 @@ import torch
 from flowrl import rl
 from flowrl.batch import Batch, Column
 from flowrl.rl.math.losses import token_weights
-from flowrl.rl.math.selection import selected_by_covariance
+from flowrl.rl.math.token_selection import selected_by_covariance
 
 LONGEST = 7
 

@@ -10,7 +10,7 @@ from peers import AREAL, load
 from flowrl import rl
 from flowrl.rl.math.corrections import kept as kept_by
 from flowrl.rl.math.ratio import anchored
-from flowrl.rl.math.selection import selected_by_second_moment
+from flowrl.rl.math.token_selection import selected_by_second_moment
 
 pytestmark = pytest.mark.nightly
 torch.set_num_threads(1)

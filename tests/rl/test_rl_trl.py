@@ -14,7 +14,7 @@ import torch
 from padded import LONGEST, Rows, ours, same
 
 from flowrl import rl
-from flowrl.rl.math.selection import selected_by_entropy
+from flowrl.rl.math.token_selection import selected_by_entropy
 
 pytest.importorskip("trl")
 with warnings.catch_warnings():
