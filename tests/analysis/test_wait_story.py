@@ -79,7 +79,6 @@ def test_a_function_that_never_returns_and_a_driver_that_is_stopped_or_killed(tm
 
 def test_a_run_that_goes_on_or_is_done_waits_for_nothing(tmp_path):
     out = tmp_path / "run"
-    sys.path.insert(0, str(FLOW.parent))
     from flows import module_of
 
     module_of("small_flow").flow.run("train", out=out, steps=2, quiet=True)

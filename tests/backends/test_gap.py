@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from test_actor import fresh, trained_rows
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.backends.gap import bound_of
 from flowrl.graph.ops.signature import CallShape
 from flowrl.workers.gap import EXPECTED, MEASURES, compared_fields
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-from test_actor import fresh, trained_rows
 
 NAMES = {*MEASURES, "gap_bound"}
 

@@ -1,4 +1,4 @@
-"""Rows of a transformers model that join and leave between two tokens; test_streaming.py has what all engines do."""
+"""Rows of a transformers model that join and leave between two tokens; test_backends_streaming.py has what all engines do."""
 
 import random
 import runpy

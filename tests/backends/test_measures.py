@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from test_actor import fresh, trained_rows
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.backends.measures import repeated_grams
 from flowrl.graph.tracing.reported_metrics import OF_POLICY
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-from test_actor import fresh, trained_rows
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from letters import build_tokenizer, model_of
 
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.environments import Environment, State, group_reward, metric, reward, stop
 from flowrl.errors import ModelError, RewardError, WorkerError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from letters import build_tokenizer, model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rollout failed")
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
+from letters import build_tokenizer, model_of
 
 import flowrl as fl
 from flowrl.cli import main
 from flowrl.environments.evaluate import compare, evaluate, read_results, save_results, summary_of
 from flowrl.errors import UsageError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from letters import build_tokenizer, model_of
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 TEXT = """

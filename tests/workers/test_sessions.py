@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
+from letters import build_tokenizer, model_of
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
 from flowrl.errors import CheckError, FlowError, RewardError, RunError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from letters import build_tokenizer, model_of
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 

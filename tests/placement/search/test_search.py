@@ -1,4 +1,4 @@
-"""The search with models, meshes, memory and costs. The abstract search is in test_branch.py."""
+"""The search with models, meshes, memory and costs. The abstract search is in test_branch_and_bound.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from hybridflow import SHAPES, ordering, ppo
-from test_branch import brute
+from test_branch_and_bound import brute
 
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.cluster import Cluster

@@ -1,0 +1,156 @@
+"""A run, a step or a call of it is done again in another folder, and is equal to the last bit, or what differs is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from flows import module_of
+
+from flowrl import rl
+from flowrl.cli import main
+from flowrl.cli.script import load_script
+
+FLOWS = Path(__file__).parents[1] / "runtime"
+GRPO = Path(__file__).parents[2] / "algorithms" / "grpo.py"
+
+PLAN = """
+pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
+place:
+  actor: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
+  reward: {{pool: train}}
+pipeline: {{staleness: {}}}
+"""
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(run)): p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()}
+
+
+def ran(out: Path, *, staleness: int = 0, program: str = "stale", **options) -> Path:
+    plan = out.with_suffix(".yaml")
+    plan.write_text(PLAN.format(staleness))
+    module_of("stale_flow").flow.run(program, out=out, plan=str(plan), quiet=True, save_models=False, **options)
+    return out
+
+
+def asked_world(run: Path) -> int:
+    """How many rows the journal has answers of."""
+    lines = map(json.loads, (run / "journal.jsonl").read_text().splitlines())
+    return sum(len(line["keys"]) for line in lines if "adds" in line)
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "small"
+    module_of("small_flow").flow.run("train", out=out, steps=8, quiet=True, checkpoint_every=3)
+    return out
+
+
+def test_a_whole_run_is_bitwise_equal_and_nothing_of_it_changes(small_run, capsys):
+    before = contents(small_run)
+    assert main(["replay", str(small_run)]) == 0
+    said = capsys.readouterr().out
+    assert "was done again from its start." in said
+    assert "Bitwise equal: all" in said and "The final weights are equal." in said
+    assert contents(small_run) == before
+
+
+def test_a_step_is_done_again_from_the_checkpoint_before_it(small_run, tmp_path, capsys):
+    before = contents(small_run)
+    keep = tmp_path / "again"
+    said = ["replay", str(small_run), "--step", "6", "--node", "counter.update", "--keep", str(keep)]
+    assert main([*said, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["equal"], found["calls"], found["steps"], found["changed"]) == (True, 1, 1, [])
+    begun = [line["text"] for line in map(json.loads, (keep / "events.jsonl").read_text().splitlines())]
+    assert begun[0].startswith("train from step 6")
+    lines = [json.loads(line) for line in (keep / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(7)), "it ends after the step that was asked for"
+    assert asked_world(keep) == asked_world(small_run), "the world is not asked again"
+    assert contents(small_run) == before
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_of_a_model_is_bitwise_equal_at_staleness_0_and_1(tmp_path, capsys, staleness):
+    run = ran(tmp_path / "run", staleness=staleness, steps=4, checkpoint_every=2)
+    assert main(["replay", str(run)]) == 0, capsys.readouterr().out
+    assert main(["replay", str(run), "--step", "3"]) == 0, capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Bitwise equal" in said
+
+
+def test_with_more_staleness_calls_see_the_versions_that_they_saw(tmp_path, capsys):
+    run = ran(tmp_path / "run", staleness=3, steps=6)
+    lines = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
+    seen = [line["versions"]["actor"] for line in lines if line["node"] == "actor.generate"]
+    keep = tmp_path / "again"
+    assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
+    pins = json.loads((keep / "replay.json").read_text())["pins"]
+    assert [[version] for version in pins.values()] == seen, "each generate is given its version"
+
+
+def test_versions_are_kept_to_where_timing_had_given_others(tmp_path, capsys):
+    """The versions of a run whose every generate had seen the oldest ones that it may: a free run hardly gives these."""
+    run = ran(tmp_path / "run", staleness=2, steps=5)
+    keep = tmp_path / "again"
+    assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
+    lines = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
+    step = 0
+    for line in lines:
+        if line["node"] == "actor.generate":
+            line["versions"]["actor"] = [max(0, step - 2)]
+            step += 1
+    (run / "digests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    other = tmp_path / "oldest"
+    main(["replay", str(run), "--keep", str(other)])
+    found = [json.loads(line) for line in (other / "digests.jsonl").read_text().splitlines()]
+    seen = [line["versions"]["actor"] for line in found if line["node"] == "actor.generate"]
+    assert seen == [[0], [0], [0], [1], [2]]
+
+
+def test_a_changed_reward_is_told_first_and_what_it_changes_after(tmp_path, capsys):
+    script = tmp_path / "mine.py"
+    text = (FLOWS / "small_flow.py").read_text()
+    script.write_text(text)
+    run = tmp_path / "run"
+    assert main(["run", str(script), "--program", "train", "--steps", "4", "--out", str(run), "--quiet"]) == 0
+    script.write_text(text.replace("self.total * 0.5 + scale", "self.total * 0.25 + scale"))
+    capsys.readouterr()
+    assert main(["replay", str(run)]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("Changed since the run:\n  Counter.update in mine.py") or "Counter" in said.splitlines()[1]
+    assert "First call: train, step 0, counter.update:" in said
+    assert "  total " in said and "(by " in said
+
+
+def test_what_cannot_be_replayed_is_said(small_run, tmp_path, capsys):
+    run = shutil.copytree(small_run, tmp_path / "run")
+    for words, what in (
+        (["--step", "9"], "--step 9: 'train' has done the steps 0 to 7."),
+        (["--node", "counter.updat"], "Write --node counter.update."),
+        (["--program", "trian"], "Write --program train."),
+    ):
+        assert main(["replay", str(run), *words]) == 2
+        assert what in capsys.readouterr().err
+    (run / "digests.jsonl").unlink()
+    assert main(["replay", str(run)]) == 2
+    assert "has recorded no calls" in capsys.readouterr().err
+
+
+def test_a_preset_gives_functions_as_it_did_then(tmp_path, capsys):
+    words = ["--preset", "rloo", "--steps", "2", "--prompts-per-step", "2", "--quiet", "--no-save"]
+    assert main(["run", str(GRPO), *words, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["replay", str(tmp_path / "run")]) == 0
+    assert "Bitwise equal" in capsys.readouterr().out
+
+
+def test_a_function_that_only_code_has_given_cannot_be_replayed(tmp_path, capsys):
+    flow = load_script(str(GRPO))
+    given = {"steps": 1, "prompts_per_step": 2, "advantages": lambda batch: rl.group_advantages(batch)}
+    flow.run("grpo", out=tmp_path / "run", quiet=True, save_models=False, parameters={"grpo": given})
+    assert main(["replay", str(tmp_path / "run")]) == 2
+    assert "'grpo' was given advantages=<lambda> by the code that began the run" in capsys.readouterr().err
