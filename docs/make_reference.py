@@ -89,7 +89,7 @@ PAGES = (
         "Sources of prompts. Nothing is read when one is made.",
         {
             "Sources": ("fl.data.rows", "fl.data.jsonl", "fl.data.parquet", "fl.data.hf", "fl.data.generated"),
-            "Several sources": ("fl.data.mix",),
+            "Several sources": ("fl.data.mix", "fl.data.stratified"),
             "What they take and give": ("fl.data.Options", "fl.data.Source", "fl.data.Mixture", "fl.data.Cursor"),
         },
     ),

@@ -15,6 +15,7 @@ from .hub_store import Hf
 from .mix import Mixture
 from .source import Cursor, Options, Source
 from .stores import Generated, Listed
+from .strata import strata_of
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -90,13 +91,16 @@ def mix(
     batch: int,
     weights: Mapping[str, float] | None = None,
     seed: int = 0,
-    column: str = "source",
+    column: str | None = "source",
+    exact: bool = False,
 ) -> Mixture:
     """Draw each row from one of several sources, with a chance in proportion to its weight.
 
     ``fl.data.mix({"math": math, "code": code}, weights={"math": 3, "code": 1}, batch=16)``; without ``weights`` all
-    have the same. Which source gives a row depends on ``seed`` and the number of the draw alone. ``column`` is the name
-    of the column that says the source. Raises DataError for sources whose columns differ.
+    have the same. Which source gives a row depends on ``seed`` and the number of the draw alone. With ``exact=True`` it
+    is no chance: sources take turns, and every batch has as many rows of each as its weight says; where that is no
+    whole number, it is made good in the next batches. ``column`` is the name of the column that says the source; None
+    adds none. Raises DataError for sources whose columns differ.
 
     >>> math = fl.data.rows([{"prompt": "1+2="}], batch=1)
     >>> code = fl.data.rows([{"prompt": "print("}], batch=1)
@@ -104,7 +108,25 @@ def mix(
     >>> [(name, row["prompt"]) for name, row in mixed.cursor().draw()]
     [('math', '1+2='), ('code', 'print('), ('math', '1+2='), ('math', '1+2=')]
     """
-    return Mixture(parts, weights, batch, seed, column)
+    return Mixture(parts, weights, batch, seed, column, exact)
 
 
-__all__ = ["Cursor", "Mixture", "Options", "Source", "generated", "hf", "jsonl", "mix", "parquet", "rows"]
+def stratified(
+    source: Source, *, by: str, weights: Mapping[Any, float] | None = None, batch: int | None = None
+) -> Mixture:
+    """Draw batches that have as many rows of each value of a column as ``weights`` says: its strata.
+
+    An exact :func:`mix` of the source's rows by value. Each value goes on in an order of its own. Without ``weights``
+    all values have the same, and the source must be a list of rows; rows with a value that ``weights`` does not name
+    are left out. ``batch`` is that of the source unless it is given. Raises DataError for a column that is not there.
+
+    >>> tasks = [{"prompt": f"{a}+{a}=", "level": "hard" if a > 9 else "easy"} for a in range(40)]
+    >>> source = fl.data.stratified(fl.data.rows(tasks, batch=8), by="level", weights={"easy": 3, "hard": 1})
+    >>> [row["level"] for _, row in source.cursor().draw()]
+    ['easy', 'easy', 'hard', 'easy', 'easy', 'easy', 'hard', 'easy']
+    """
+    parts, shares = strata_of(source, by, weights)
+    return Mixture(parts, shares, source.batch if batch is None else batch, source.reading.seed, None, exact=True)
+
+
+__all__ = ["Cursor", "Mixture", "Options", "Source", "generated", "hf", "jsonl", "mix", "parquet", "rows", "stratified"]

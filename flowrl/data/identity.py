@@ -14,6 +14,7 @@ from .hub_store import Hf
 from .mix import Mixture
 from .source import Source
 from .stores import Generated, Listed
+from .strata import Stratum
 
 WHOLE = 1 << 26  # bytes: of a larger file blocks are read, evenly spaced
 BLOCKS, BLOCK = 64, 1 << 20
@@ -26,6 +27,7 @@ def identity(source: Any) -> dict[str, Any]:
     """
     if isinstance(source, Mixture):
         own = {"batch": source.batch, "seed": source.seed, "column": source.column}
+        own |= {"exact": True} if source.exact else {}
         weights = {f"weights.{name}": share for name, share in source.weights.items()}
         parts = {f"{name}.{key}": v for name, part in source.parts.items() for key, v in identity(part).items()}
         return {**own, **weights, **parts}
@@ -73,6 +75,8 @@ def files_digest(paths: Iterable[str], beside: Path | None = None) -> str:
 
 def _rows(store: Any) -> Any:
     """A digest of the rows of a store; the name of what makes them where they are made as they are drawn."""
+    if isinstance(store, Stratum):
+        return f"{_rows(store.whole)} where {store.column.name} is {store.value}"
     if isinstance(store, Generated):
         return store.title if store.size is None else f"{store.size} of {store.title}"
     if isinstance(store, Listed):

@@ -1,4 +1,4 @@
-"""A mixture of sources: each row is drawn from one of them, by weights and the number of the draw alone."""
+"""A mixture of sources: each row is drawn from one of them, by chance or in turn, as weights say."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import accumulate
 from typing import Any, cast
 
 from ..batch import Batch, Column
 from ..errors import DataError, did_you_mean, near
-from ..graph.ops.allowed import check_values, text
+from ..graph.ops.allowed import check_values, flag, text
 from ..graph.ops.field_types import FieldType
 from ..graph.script.site import caller
 from .source import OPTIONS, Source
@@ -39,15 +40,17 @@ class Mixture:
         weights: Mapping[str, float] | None,
         batch: int,
         seed: int,
-        column: str,
+        column: str | None,
+        exact: bool = False,
     ) -> None:
         self.made_at = caller()
         named: Any = parts if isinstance(cast("Any", parts), Mapping) else {}  # a list has no names
         self.parts: dict[str, Source | Mixture] = dict(named)
-        self.batch, self.seed, self.column = batch, seed, column
+        self.batch, self.seed, self.column, self.exact = batch, seed, column, exact
         self._check()
         self.weights = self._shares(dict.fromkeys(self.parts, 1.0) if weights is None else weights)
         self._limits = list(accumulate(self.weights.values()))
+        self._whole = whole_weights(self.weights)
         self._schema: dict[str, FieldType] | None = None
 
     def __repr__(self) -> str:
@@ -74,6 +77,9 @@ class Mixture:
                 for other, others in schemas.items():
                     self._compare((name, columns), (other, others))
             [first, *_] = schemas.values()
+            if self.column is None:
+                self._schema = dict(first)
+                return self._schema
             if self.column in first:
                 raise DataError(
                     f"The sources of this mixture have a column '{self.column}', and it adds one that says the source.",
@@ -110,12 +116,30 @@ class Mixture:
             if uids:
                 batch = part.read([row for drawn, row in rows if drawn == name], 0, tokenizer)
                 keys = [(uids[first], *rest) for first, *rest in batch.keys]
-                said = Column.of([name] * len(keys), dtype="any")
-                read.append(Batch(keys, {**batch.columns, self.column: said}))
+                said = {} if self.column is None else {self.column: Column.of([name] * len(keys), dtype="any")}
+                read.append(Batch(keys, {**batch.columns, **said}))
         return read[0].concat(*read[1:]).sort() if read else Batch([], {})
 
+    def picks(self, first: int, n: int, owed: dict[str, int]) -> list[str]:
+        """The parts that give the rows of n draws from the first one on; ``owed`` is brought up to date.
+
+        ``owed`` is what each part lacks of its share so far, in rows times the sum of the whole weights. The part that
+        lacks most gives the next row (smooth weighted round robin). What one lacks is above minus a row, and the sum is
+        0: after a number of draws of which every share is whole, none lacks anything.
+        """
+        if not self.exact:
+            return [self.pick(first + i) for i in range(n)]
+        total, found = sum(self._whole.values()), list[str]()
+        for _ in range(n):
+            for name, weight in self._whole.items():
+                owed[name] += weight
+            name = max(owed, key=lambda name: owed[name])
+            owed[name] -= total
+            found.append(name)
+        return found
+
     def pick(self, draw: int) -> str:
-        """The part that gives the row of that draw."""
+        """The part that gives the row of that draw by chance."""
         number = int.from_bytes(hashlib.blake2b(repr((self.seed, draw)).encode(), digest_size=8).digest(), "little")
         place = bisect_right(self._limits, number / 2**64 * self._limits[-1])
         return list(self.parts)[min(place, len(self.parts) - 1)]
@@ -130,8 +154,9 @@ class Mixture:
         )
         if wrong is not None or not given:
             raise DataError("A mixture is made of sources by name.", at=self.made_at, fix=_FORM)
-        given = {"batch": self.batch, "seed": self.seed, "column": self.column}
-        check_values("A mixture", given, {**{n: OPTIONS[n] for n in ("batch", "seed")}, "column": text()}, DataError)
+        given = {"batch": self.batch, "seed": self.seed, "column": self.column, "exact": self.exact}
+        allowed = {**{n: OPTIONS[n] for n in ("batch", "seed")}, "column": text() | None, "exact": flag()}
+        check_values("A mixture", given, allowed, DataError)
         (first, one), *others = self.parts.items()
         for name, part in others:
             if part.tokenizer is not one.tokenizer and part.tokenizer != one.tokenizer:
@@ -192,12 +217,14 @@ class MixtureCursor:
     def __init__(self, source: Mixture) -> None:
         self.source = source
         self.draws = 0
+        self._owed = dict.fromkeys(source.parts, 0)
         self._cursors = {name: part.cursor() for name, part in source.parts.items()}
 
     def state(self) -> dict[str, Any]:
         """The place, as a JSON record: ``{"draws": 32, "weights": {"math": 3.0}, "parts": {"math": {...}}}``."""
         parts = {name: cursor.state() for name, cursor in self._cursors.items()}
-        return {"draws": self.draws, "weights": dict(self.source.weights), "parts": parts}
+        owed = {"owed": dict(self._owed)} if self.source.exact else {}
+        return {"draws": self.draws, "weights": dict(self.source.weights), "parts": parts, **owed}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a place that :meth:`state` gave. DataError where it is one in another mixture."""
@@ -208,20 +235,31 @@ class MixtureCursor:
                 at=self.source.made_at,
                 fix="Resume with the mixture that the run began with.",
             )
+        if ("owed" in state) != self.source.exact:
+            now, then = ("exact", "by chance") if self.source.exact else ("by chance", "exact")
+            raise DataError(
+                f"This place is in a mixture that is {then}, and now it is {now}.",
+                at=self.source.made_at,
+                fix="Resume with the mixture that the run began with.",
+            )
         self.draws = state["draws"]
+        self._owed |= state.get("owed", {})
         for name, cursor in self._cursors.items():
             cursor.load_state(state["parts"][name])
 
     def draw(self, n: int | None = None) -> list[Drawn]:
         """The next n rows (a step's, if None); fewer, and then none, once a part has ended."""
         wanted = self.source.batch if n is None else n
-        picks = [self.source.pick(self.draws + i) for i in range(wanted)]
+        owed = dict(self._owed)
+        picks = self.source.picks(self.draws, wanted, self._owed)
         before = {name: cursor.state() for name, cursor in self._cursors.items()}
         rows = self._rows(picks)
         if len(rows) < len(picks):  # a part has ended: what others gave for draws after that one goes back
             for name, cursor in self._cursors.items():
                 cursor.load_state(before[name])
             rows = self._rows(picks[: len(rows)])
+            self._owed = owed
+            self.source.picks(self.draws, len(rows), self._owed)
         self.draws += len(rows)
         return rows
 
@@ -235,3 +273,14 @@ class MixtureCursor:
                 break
             rows.append((name, row))
         return rows
+
+
+def whole_weights(weights: Mapping[str, float]) -> dict[str, int]:
+    """Weights as whole numbers in the same proportion: of 0.1, 0.2 and 0.7 they are 1, 2 and 7.
+
+    >>> whole_weights({"a": 0.1, "b": 0.25})
+    {'a': 2, 'b': 5}
+    """
+    fractions = {name: Fraction(repr(weight)) for name, weight in weights.items()}
+    common = math.lcm(*(fraction.denominator for fraction in fractions.values()))
+    return {name: int(fraction * common) for name, fraction in fractions.items()}

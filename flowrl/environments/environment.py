@@ -31,8 +31,9 @@ _OPEN = ("state", "response", "responses")
 class State:
     """What is known of an episode under way; an environment may put attributes of its own on it.
 
-    ``row`` are the columns of the data, ``seed`` is the episode's own, ``messages`` the conversation so far,
-    ``responses`` the texts of the policy, ``turn`` how many there are. ``tool_calls`` and ``bad_tool_calls`` count.
+    ``row`` are the columns of the data, ``seed`` is the episode's own, ``row["task_seed"]`` that of all episodes of the
+    task, ``messages`` the conversation so far, ``responses`` the texts of the policy, ``turn`` how many there are.
+    ``tool_calls`` and ``bad_tool_calls`` count.
 
     >>> state = fl.environments.State({"prompt": "1+2?", "answer": "3"}, seed=7)
     >>> state.messages, state.response

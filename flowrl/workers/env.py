@@ -7,7 +7,7 @@ import inspect
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -36,6 +36,9 @@ from .user_code.rows_in_progress import DEATHS, Notes, Row, code_of, named_row
 
 if TYPE_CHECKING:
     from ..batch import Batch
+
+#: What ``row`` holds besides the columns of the data: a seed that all episodes of a task share.
+TASK_SEED = "task_seed"
 
 
 def _columns(shape: CallShape) -> str:
@@ -112,13 +115,22 @@ class Limits:
 class Game:
     """What one call plays: its rows and who plays them, and the episodes, a row each."""
 
-    def __init__(self, rows: Batch, policy: Any, limits: Limits, failing: Policy, answers: Answers | None) -> None:
+    def __init__(
+        self,
+        rows: Batch,
+        policy: Any,
+        limits: Limits,
+        failing: Policy,
+        answers: Answers | None,
+        task_seeds: Sequence[int],
+    ) -> None:
         self.rows, self.policy, self.limits, self.failing, self._answers = rows, policy, limits, failing, answers
         self.tokenizer = policy.tokenizer
         self.seeds: list[int] = rows.row_seeds().tolist()
         self.own_seeds: list[int] = rows.row_seeds("episode").tolist()
         columns = {n: rows[n].to_list() for n in rows.fields}
         self.prompts = [list(prompt) for prompt in columns.pop("prompt_ids")]
+        columns.setdefault(TASK_SEED, list(task_seeds))
         self.columns = columns
         self.known = answers.known if answers is not None else None
         self.told: dict[tuple[int, str], Row] = {}  # by row and function, as notes name them
@@ -155,8 +167,9 @@ class Game:
 class Env(Worker):
     """Base of environments. Subclass it and write two plain functions, :meth:`reset` and :meth:`step`.
 
-    ``row`` holds the columns of the batch. An observation is text; an empty one adds nothing. Rewards add up. ``done``
-    is true where the episode is over, or the name of its outcome: ``"won"``.
+    ``row`` holds the columns of the batch, and ``task_seed``, which the episodes of a task have in common: an opponent
+    that draws from it plays all of them alike. ``seed`` is the episode's own. An observation is text; an empty one adds
+    nothing. Rewards add up. ``done`` is true where the episode is over, or the name of its outcome: ``"won"``.
     ``turns`` is the most turns of an episode (32 unless a subclass or a call says otherwise). ``timeout`` is the most
     seconds of one call of these functions, ten minutes unless a subclass says otherwise; with None they are called in
     the thread of the op, where a debugger works, and may take for ever. A third function, :meth:`anchor`, says which
@@ -301,7 +314,8 @@ class Env(Worker):
         limits = Limits(self.turns if turns is None else turns, turn_tokens, tokens, seconds)
         failing = Policy(on_error, retries, backoff, max_failed)
         _expect_own_ids(self, children, policy)
-        game = Game(children, policy, limits, failing, answers)
+        task_seeds = [seed for seed in batch.row_seeds("task").tolist() for _ in range(n)]
+        game = Game(children, policy, limits, failing, answers, task_seeds)
         self._play_all(game, sampling)
         episodes = [game.episodes[i] for i in range(len(children))]
         self._settle_failures(game)

@@ -71,6 +71,27 @@ def test_replies_stops_rewards_and_metrics():
     assert set(found.finish_reason.to_list()) == {"nothing_said", "length"}
 
 
+def test_the_episodes_of_a_task_share_a_seed_and_have_one_of_their_own():
+    class Seeds(Talk):
+        @metric
+        def shared(self, state):
+            return state.row["task_seed"] % 2**50
+
+        @metric
+        def own(self, state):
+            return state.seed % 2**50
+
+    def seeds(name, **how):
+        return [scores[name] for scores in played(Seeds(), n=4, **how).scores]
+
+    shared, own = seeds("shared"), seeds("own")
+    assert len(set(own)) == 24 and len(set(shared)) == 6
+    assert shared == [seed for seed in shared[::4] for _ in range(4)]
+    assert shared == seeds("shared"), "the same call, the same seeds"
+    rows = [{"prompt": "ab", "answer": "1", "task_seed": 7}]
+    assert seeds("shared", rows=rows) == [7.0] * 4, "a column of the data comes first"
+
+
 def test_async_functions_give_what_plain_ones_give():
     class Async(Talk):
         async def setup(self, state):
