@@ -174,7 +174,7 @@ def test_what_has_no_strata_is_said():
 @pytest.fixture
 def curriculum():
     """The worker of the page on data."""
-    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     [lines] = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "class Curriculum" in block]
     names = {"fl": fl}
     exec(lines, names)
