@@ -12,6 +12,17 @@ settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """One thread for torch, and the number of before afterwards: ``pytest.mark.usefixtures("one_thread")``."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def forget_scripts(tmp_path_factory):
     """Take modules of temporary folders out of ``sys.modules``, and put ``sys.path`` back: a later test may use their names."""

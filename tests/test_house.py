@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def test_a_test_file_lies_and_is_named_as_its_module():
 
 def test_names_are_unique():
     assert [name for name, count in Counter(file.name for file in FILES).items() if count > 1] == []
+
+
+def test_what_tests_share_is_no_test():
+    """No test is opened by another one: what both use is a module of its own."""
+    opens = re.compile(r"^ *(?:from|import) test_\w|with_name\([\"']test_", re.M)
+    assert [
+        file.name for file in TESTS.rglob("*.py") if file.parent.name != "wrong" and opens.search(file.read_text())
+    ] == []
 
 
 def test_exceptions_are_needed():

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import flowrl as fl
 from flowrl import rl
@@ -19,6 +18,8 @@ from flowrl.backends.hf.engine import HFEngine
 from flowrl.batch import CallInfo
 from flowrl.errors import RunError
 from flowrl.placement.plan.plan import Place, Plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("grpo", "ppo", "sft")
@@ -28,14 +29,6 @@ FEW = {
     "sft": {"steps": 3, "rows": 16},
 }
 TIMED = ("seconds", "tokens_per_second")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", autouse=True)

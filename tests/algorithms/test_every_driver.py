@@ -5,27 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from pathlib import Path
 
 import pytest
-import torch
+from short_runs import ALGORITHMS, DRIVERS, parameters
 
 from flowrl.cli import load_script
 from flowrl.graph.draw import render
 
-ALGORITHMS = Path(__file__).parents[2] / "algorithms"
-FEW = {
-    "steps": 3,
-    "prompts_per_step": 8,
-    "group_size": 4,
-    "groups": 4,
-    "samples": 4,
-    "pairs": 6,
-    "rows": 8,
-    "games": 2,
-    "episodes": 4,
-}
-DRIVERS = sorted(path.stem for path in ALGORITHMS.glob("*.py"))
+pytestmark = pytest.mark.usefixtures("one_thread", "drivers_path")
+
 #: Workers whose weights the program of a driver changes.
 TRAINED = {"reward_model": "judge", "rlhf": "actor"}
 SERIAL = {"dapo"}
@@ -45,20 +33,6 @@ def cases():
 
 
 CASES = list(cases())
-
-
-@pytest.fixture(autouse=True)
-def one_thread(drivers_path):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def parameters(flow, preset, **more):
-    program = flow.find_program(None)
-    values = program.preset(preset) if preset else {}
-    return {**values, **{n: v for n, v in {**FEW, **more}.items() if n in program.parameters}}
 
 
 def test_the_drivers_are_those_of_the_field():

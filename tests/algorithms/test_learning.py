@@ -6,20 +6,13 @@ import json
 import random
 
 import pytest
-import torch
 
 import flowrl as fl
 from flowrl import rl
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CHARS = "abcdef;"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build_tokenizer():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from direct import run_direct
-from test_every_driver import DRIVERS, parameters
+from short_runs import DRIVERS, parameters
 
 from flowrl.cli import load_script
 from flowrl.placement.plan.plan import Place, Plan, Pool

@@ -27,6 +27,8 @@ from flowrl.cli import main
 from flowrl.cli.gap import text
 from flowrl.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -38,14 +40,6 @@ SIZES = {
 }
 PROMPTS = [{"prompt": "ab"}, {"prompt": "cdefabc"}, {"prompt": "fbad"}]
 SAMPLING = {"max_tokens": 7}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def digits(response: str) -> float:

@@ -6,16 +6,14 @@ here over its protocol, and tests/backends/test_sglang_server.py has its real se
 
 import asyncio
 import math
-import runpy
 import threading
 import time
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny as T
 import torch
 
 from flowrl.backends.stream import generate_streamed, stream_of
@@ -25,7 +23,6 @@ from flowrl.testing import FakeEngine
 from flowrl.workers.model_options import Build, Model, Sampling
 from flowrl.workers.streaming import FailedCall, streams
 
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20]]
 CLOSE = 1e-4
 OTHER = Sampling(max_tokens=14, temperature=1.3, top_k=9, top_p=0.9, repetition_penalty=1.2, min_p=0.01, stop=(3, 21))

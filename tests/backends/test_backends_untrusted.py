@@ -3,12 +3,10 @@
 import builtins
 import json
 import os
-import runpy
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import tiny as T
 import torch
 from safetensors.torch import load_file
 
@@ -19,7 +17,6 @@ from flowrl.placement.model.zoo import find_shape
 from flowrl.workers.model_options import Build, Lora, Model, Optim
 from flowrl.workers.tokens.tokenizer import find_tokenizer
 
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 CODE = """
 from pathlib import Path
 Path({mark!r}).touch()

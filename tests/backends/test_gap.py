@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from test_actor import fresh, trained_rows
+from ten_letters import MODEL, fresh, trained_rows
 
 import flowrl as fl
 from flowrl import rl
@@ -14,15 +14,9 @@ from flowrl.backends.gap import bound_of
 from flowrl.graph.ops.signature import CallShape
 from flowrl.workers.gap import EXPECTED, MEASURES, compared_fields
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NAMES = {*MEASURES, "gap_bound"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +101,6 @@ def test_rows_of_others_and_other_temperatures_have_no_gap(rows):
 
 
 def _settings():
-    from test_actor import MODEL
-
     return {"model": MODEL, "lr": 1e-3}
 
 

@@ -1,11 +1,9 @@
 """Rows of a transformers model that join and leave between two tokens; test_backends_streaming.py has what all engines do."""
 
 import random
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import tiny as T
 import torch
 
 from flowrl import rl
@@ -16,7 +14,6 @@ from flowrl.errors import ProgramError, RunError
 from flowrl.workers.model_options import Sampling
 from flowrl.workers.streaming import PrefixTokens
 
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 CLOSE = 1e-4
 #: With the engine's own cache; with windows, for which short rows have it and long ones do not; with the model's own
 #: cache; with none.

@@ -1,17 +1,13 @@
 """The same numbers on a CUDA device as on the CPU, and its own defaults."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
+import tiny as T
 import torch
 
 from flowrl import rl
 from flowrl.backends.stream import stream_of
 from flowrl.workers.model_options import Sampling
 
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -13,7 +13,7 @@ from flowrl.backends.hf.fused import Fused, Joined, fuse
 from flowrl.backends.hf.switches import attributes, weights_in_place
 from flowrl.workers.model_options import Lora, Sampling
 
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
+T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))  # its own, as it adds models
 T.CONFIGS["mistral"] = {**T.CONFIGS["mistral-window"], "sliding_window": None}
 T.CONFIGS["llama-biased"] = {**T.CONFIGS["llama"], "attention_bias": True, "mlp_bias": True}
 T.CONFIGS["llama-one-head"] = {**T.CONFIGS["llama"], "num_key_value_heads": 4}

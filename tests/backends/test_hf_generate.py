@@ -1,10 +1,7 @@
 """Generation against a slow oracle: the whole sequence computed again for each token, one row at a time."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
+import tiny as T
 import torch
 from transformers import (
     LogitsProcessorList,
@@ -18,8 +15,6 @@ from flowrl.backends.hf import generate as generation
 from flowrl.batch import Column
 from flowrl.errors import DataError
 from flowrl.workers.model_options import Sampling
-
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 
 
 def oracle(opened, prompt, seed, sampling, start=0, stops=(T.EOS,)):

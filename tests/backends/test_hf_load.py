@@ -1,10 +1,7 @@
 """Loading: names, folders, configurations, tokenizers, and the errors that say what to write instead."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
+import tiny as T
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, Qwen2ForCausalLM
 
@@ -13,7 +10,6 @@ from flowrl.backends.hf.net import Net
 from flowrl.errors import ModelError, PlanError
 from flowrl.workers.model_options import Build, Model, Sampling
 
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 QWEN = T.CONFIGS["qwen2"]
 
 

@@ -1,18 +1,14 @@
 """Both layouts of micro-batches give what each row gives alone; the cheaper one is chosen."""
 
 import random
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import tiny as T
 import torch
 
 from flowrl.backends.hf.micro_batches import Rows, micro_batches
 from flowrl.batch import Batch, Column
 from flowrl.errors import DataError
-
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 
 
 def some_rows(shapes, seed=0, same_prompt=True):

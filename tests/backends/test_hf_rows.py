@@ -1,10 +1,7 @@
 """Updates whose loss is per row, compares rows of a prompt, or is on scores; rows trained along; averaged weights."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
+import tiny as T
 import torch
 
 import flowrl as fl
@@ -15,8 +12,6 @@ from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ModelError, ProgramError
 from flowrl.workers.model_options import Lora
-
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 
 
 def mini_batches(batch, rows, tokens, epoch, *, together=False):

@@ -2,17 +2,18 @@
 
 import json
 import math
-import runpy
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import tiny as T
 import torch
 from ranks import PRELOAD, run
 from safetensors.torch import load_file, save_file
+from sharded import EXACT, apart, one_layout, part, rollouts
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from flowrl import rl
 from flowrl.backends import open_engine
 from flowrl.backends.fsdp2 import engine as fsdp2
 from flowrl.backends.fsdp2.small import small_like
@@ -21,7 +22,6 @@ from flowrl.backends.hf.saved import Saved
 from flowrl.errors import ModelError
 from flowrl.workers.model_options import Build, Lora, Model, Optim
 
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 KINDS = {
     "llama": T.CONFIGS["llama"],
     "llama, tied": {**T.CONFIGS["llama"], "tie_word_embeddings": True},
@@ -302,13 +302,12 @@ def trains_as_one(folder, axes):
         open_engine(name, Build(Model(folder), axes=a, optim=Optim(lr=1e-2), dtype="fp64", head="lm"))
         for name, a in (("hf", {}), ("fsdp2", axes))
     )
-    F = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("test_fsdp2.py"))))
-    F.one_layout("qwen2", one, engine)
-    batch = F.rollouts()
+    one_layout("qwen2", one, engine)
+    batch = rollouts()
     for _ in range(2):
-        wanted = one.update(batch, F.rl.ppo_clip(), minibatch=8)
-        mine = F.part(batch, engine, [9, 7] if engine.team.data > 1 else [16])
-        assert F.apart(wanted, engine.update(mine, F.rl.ppo_clip(), minibatch=8)) < F.EXACT
+        wanted = one.update(batch, rl.ppo_clip(), minibatch=8)
+        mine = part(batch, engine, [9, 7] if engine.team.data > 1 else [16])
+        assert apart(wanted, engine.update(mine, rl.ppo_clip(), minibatch=8)) < EXACT
     engine.save(f"{folder}-{'-'.join(axes)}")
     torch.distributed.barrier()
     again = open_engine("hf", Build(Model(f"{folder}-{'-'.join(axes)}"), dtype="fp64"))

@@ -1,11 +1,9 @@
 """Updates: their gradient against plain autograd over whole rows, and what must not change it."""
 
 import math
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import tiny as T
 import torch
 
 from flowrl import rl
@@ -16,8 +14,6 @@ from flowrl.backends.update_rows import Table
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import ModelError, ProgramError, RunError
 from flowrl.workers.model_options import Lora, Optim
-
-T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 
 
 def mini_batches(batch, rows, tokens, epoch, *, together=False):

@@ -6,20 +6,14 @@ import math
 
 import pytest
 import torch
-from test_actor import fresh, trained_rows
+from ten_letters import fresh, trained_rows
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.backends.measures import repeated_grams
 from flowrl.graph.tracing.reported_metrics import OF_POLICY
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

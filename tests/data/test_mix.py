@@ -7,14 +7,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from byte_tokenizer import make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowrl as fl
 from flowrl import data, rl
 from flowrl.errors import DataError
-
-TOKENIZER = runpy.run_path(str(Path(__file__).with_name("test_data.py")))["make_tokenizer"]
 
 
 def numbered(name, n=None, **options):
@@ -30,19 +29,19 @@ def mixture(batch=8, seed=0, **parts):
 
 def texts(source, cursor, n=None):
     rows = cursor.draw(n)
-    return source.to_batch(rows, 0, TOKENIZER()).prompt.to_list() if rows else []
+    return source.to_batch(rows, 0, make_tokenizer()).prompt.to_list() if rows else []
 
 
 def test_rows_come_in_the_shares_of_the_weights_and_say_their_source():
     mix = mixture(batch=3000, math=6, code=3, chat=1)
-    batch = mix.to_batch(mix.cursor().draw(), 40, TOKENIZER())
+    batch = mix.to_batch(mix.cursor().draw(), 40, make_tokenizer())
     assert batch.keys == tuple((40 + i,) for i in range(3000))
     assert all(p.startswith(s) for p, s in zip(batch.prompt, batch.source, strict=True))
     counts = Counter(batch.source)
     assert {name: round(count / 3000, 1) for name, count in counts.items()} == {"math": 0.6, "code": 0.3, "chat": 0.1}
     for name, count in counts.items():  # each goes on in its own order
         assert [p for p in batch.prompt if p.startswith(name)] == [f"{name}{i}" for i in range(count)]
-    assert batch.prompt_ids.to_list() == [TOKENIZER()(p)["input_ids"] for p in batch.prompt]
+    assert batch.prompt_ids.to_list() == [make_tokenizer()(p)["input_ids"] for p in batch.prompt]
 
 
 def test_without_weights_all_are_drawn_alike():
@@ -100,7 +99,7 @@ def test_mixtures_are_sources_of_mixtures():
         data.mix({"ab": inner, "c": numbered("c")}, batch=1).schema()
     other = data.mix({"c": numbered("c"), "d": numbered("d")}, batch=1, column="inner")
     mix = data.mix({"ab": inner, "cd": other}, batch=20)
-    batch = mix.to_batch(mix.cursor().draw(), 0, TOKENIZER())
+    batch = mix.to_batch(mix.cursor().draw(), 0, make_tokenizer())
     assert all(i in s for i, s in zip(batch.inner, batch.source, strict=True))
     assert all(p.startswith(i) for p, i in zip(batch.prompt, batch.inner, strict=True))
 
@@ -111,7 +110,7 @@ def test_preferences_keep_their_pairs():
         return data.rows([row] * 3, batch=1, response="good", rejected="bad")
 
     mix = data.mix({"x": pairs("x"), "y": pairs("y")}, batch=4)
-    batch = mix.to_batch(mix.cursor().draw(), 5, TOKENIZER())
+    batch = mix.to_batch(mix.cursor().draw(), 5, make_tokenizer())
     assert batch.keys == tuple((5 + i, j) for i in range(4) for j in range(2))
     assert batch.preferred.to_list() == [True, False] * 4
     assert [batch.source[2 * i] == batch.source[2 * i + 1] == batch.prompt[2 * i] for i in range(4)] == [True] * 4
@@ -120,11 +119,11 @@ def test_preferences_keep_their_pairs():
 def test_a_part_may_lose_all_its_prompts_of_a_step_and_not_the_whole_step():
     short, long = (data.rows([{"prompt": "p" * n}], batch=1, max_prompt_tokens=5, overlong="drop") for n in (2, 9))
     mix = data.mix({"short": short, "long": long}, batch=8)
-    batch = mix.to_batch(mix.cursor().draw(), 0, TOKENIZER())
+    batch = mix.to_batch(mix.cursor().draw(), 0, make_tokenizer())
     assert set(batch.source) == {"short"} and 0 < len(batch) < 8 and mix.dropped == 8 - len(batch)
     mix = data.mix({"long": long}, batch=3)
     with pytest.raises(DataError, match="All 3 prompts of a step are longer than max_prompt_tokens"):
-        mix.to_batch(mix.cursor().draw(), 0, TOKENIZER())
+        mix.to_batch(mix.cursor().draw(), 0, make_tokenizer())
 
 
 ROWS = [{"prompt": "1", "answer": "2", "level": 3}]
@@ -231,7 +230,7 @@ def test_a_column_named_source_is_not_overwritten():
     with pytest.raises(DataError, match="have a column 'source', and it adds one that says the source"):
         data.mix({"a": rows}, batch=1).schema()
     mix = data.mix({"a": rows}, batch=1, column="drawn_from")
-    batch = mix.to_batch(mix.cursor().draw(), 0, TOKENIZER())
+    batch = mix.to_batch(mix.cursor().draw(), 0, make_tokenizer())
     assert (batch.source[0], batch.drawn_from[0]) == ("here", "a")
 
 

@@ -7,8 +7,7 @@ import threading
 import time
 
 import pytest
-import torch
-from test_env import LETTERS, Echo, prompts
+from echo_env import LETTERS, Echo, prompts
 
 import flowrl as fl
 from flowrl.batch import CallInfo
@@ -16,16 +15,10 @@ from flowrl.errors import RewardError
 from flowrl.runtime.storage import external_answers
 from flowrl.runtime.storage.journal import Journal
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INFO = CallInfo(seed=4, op="echo.rollout")
 OP = fl.Env.__dict__["rollout"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Listening(fl.Actor):

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, replace
 
 import pytest
+from brute_search import brute
 from hybridflow import SHAPES, ordering, ppo
-from test_branch_and_bound import brute
 
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.cluster import Cluster

@@ -11,21 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from flowrl.errors import RewardError
 from flowrl.workers.user_code.rows_in_progress import at_work
 from flowrl.workers.user_code.run_rows import run_rows
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 HERE = Path(__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def faulty(monkeypatch, **environment):

@@ -6,14 +6,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from answers_run import Run, wait_for
 from flows import metrics
 
 import flowrl as fl
@@ -53,13 +52,6 @@ def journalled(folder):
     file = folder / "journal.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [tuple(key) for line in lines if line.endswith("\n") for key in json.loads(line)["keys"]]
-
-
-def wait_for(what, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -147,38 +139,6 @@ def test_many_rows_that_are_quick_are_written_together(tmp_path):
     ask(tmp_path, lambda x: x, count=500)
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()
     assert len(journalled(tmp_path)) == 500 and len(lines) < 250
-
-
-class Run:
-    """A run in a process of its own, whose reward waits for the test."""
-
-    def __init__(self, folder, *words, driver="answers_driver.py", **environment):
-        self.folder = folder
-        paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", "flowrl", "run", str(HERE / driver), "--quiet", "--out"]
-        self.process = subprocess.Popen(
-            [*command, str(folder / "run"), *words],
-            env={**os.environ, "ANSWERS": str(folder), "PYTHONPATH": paths, **environment},
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / "said").open("a"),
-        )
-
-    def calls(self, what):
-        file = self.folder / "calls"
-        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-        return [(int(x), int(pid)) for kind, x, pid in lines if kind == what]
-
-    def until(self, what):
-        def there():
-            assert self.process.poll() is None, (self.folder / "said").read_text()
-            return what()
-
-        wait_for(there, 240)
-
-    def answered(self):
-        files = list((self.folder / "run").glob("journal*.jsonl"))
-        lines = [line for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return {key[0] for line in map(json.loads, lines) for key in line.get("keys", ())}
 
 
 KILLED = [

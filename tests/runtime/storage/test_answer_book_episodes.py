@@ -8,8 +8,8 @@ import signal
 from collections import Counter
 
 import pytest
+from answers_run import Run, wait_for
 from flows import metrics
-from test_answer_book import Run, wait_for
 
 from flowrl.runtime.storage.run_lock import began
 

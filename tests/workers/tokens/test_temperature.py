@@ -6,19 +6,13 @@ import math
 
 import pytest
 import torch
-from test_actor import EOS, fresh, prompts, trained_rows
+from ten_letters import EOS, fresh, prompts, trained_rows
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import DataError, ProgramError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
