@@ -2,11 +2,11 @@
 
 import json
 import re
-import runpy
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from byte_tokenizer import make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +14,6 @@ import flowrl as fl
 from flowrl import data
 from flowrl.data.identity import identity
 from flowrl.errors import DataError
-
-TOKENIZER = runpy.run_path(str(Path(__file__).with_name("test_data.py")))["make_tokenizer"]
 
 
 def numbered(name, n=None, **options):
@@ -120,7 +118,7 @@ def test_weights_say_the_shares_and_what_they_do_not_name_is_left_out():
     source = data.stratified(data.rows(LEVELS, batch=99), by="level", weights={"a": 3, "c": 1}, batch=8)
     cursor = source.cursor()
     for _ in range(5):
-        batch = source.to_batch(cursor.draw(), 0, TOKENIZER())
+        batch = source.to_batch(cursor.draw(), 0, make_tokenizer())
         assert Counter(batch.level.to_list()) == Counter(a=6, c=2)
     assert set(source.schema()) == {"prompt", "prompt_ids", "level"} == set(batch.fields)
 
@@ -187,7 +185,7 @@ def test_a_curriculum_leaves_what_is_known_and_what_is_hopeless(curriculum):
     cursor, rewards = source.cursor(), {"a": 1.0, "b": 0.5, "c": 0.0}
     chosen = []
     for step in range(4):
-        batch = source.to_batch(cursor.draw(), 12 * step, TOKENIZER())
+        batch = source.to_batch(cursor.draw(), 12 * step, make_tokenizer())
         batch = curriculum.choose(batch, rows=12 if step == 0 else 4)
         chosen.append(Counter(batch.level.to_list()))
         batch = batch.with_columns({"rewards": fl.Column.of([rewards[level] for level in batch.level])})
