@@ -1,4 +1,4 @@
-"""A tokenizer with a token per byte, and the chat template of one's choice."""
+"""A tokenizer with a token per byte, and a chat with its template."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def make_tokenizer(template=None, eos: str | None = "~"):
     fast = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="<pad>", bos_token="<s>", eos_token=eos)
     fast.chat_template = template
     return fast
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('no role ' + m.role) }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+CHAT = [{"role": "user", "content": "hi"}]
