@@ -58,6 +58,7 @@ def _on_ranks(
         out=out,
         seed=seed,
         deadline=plan.pipeline.deadline or None,
+        staleness=plan.pipeline.staleness,
         swapped=frozenset[str]().union(*(execution.swapped for execution in executions)),
     )
 

@@ -153,6 +153,10 @@ class Executor(Protocol):
         """Have the disk hold all answers of the world so far."""
         ...
 
+    def restore(self, manifest: Mapping[str, Any]) -> None:
+        """Take back what :meth:`capture` has noted in a manifest besides the workers; of an empty one, forget it."""
+        ...
+
     def recover(self, lost: RankLost) -> None:
         """Start again what was lost, without its state. Raises ``lost`` where that cannot be."""
         ...

@@ -125,6 +125,7 @@ def executor_of(executions, flow, out, *, seed=0, **how):
         open_tokenizer=open_tokenizer,
         out=out,
         seed=seed,
+        staleness=executions[0].plan.pipeline.staleness,
         swapped=frozenset().union(*(execution.swapped for execution in executions)),
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
+from ...batch import Key
+
 
 def balanced(sizes: Sequence[int], parts: int, units: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
     """Row numbers of each part, ascending, so that the sums of ``sizes`` are close to each other.
@@ -34,3 +36,16 @@ def balanced(sizes: Sequence[int], parts: int, units: Sequence[Sequence[int]] | 
         both.sort(key=lambda part: (-part[0], part[1]))
         heappush(heap, (both[-1][0] - both[0][0], min(first, second), both))
     return [sorted(rows) for _, _, rows in heap[0][2]]
+
+
+def longest_first(keys: Sequence[Key], part: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return the rows of a part, those of the longest prompt first: what begins last is short.
+
+    >>> longest_first([(7,), (8,), (8, 1), (9,)], [0, 1, 2, 3], [5, 4, 4, 9])
+    [3, 1, 2, 0]
+    """
+    total: dict[int, int] = {}
+    for row in part:
+        total[keys[row][0]] = total.get(keys[row][0], 0) + sizes[row]
+    place = {uid: number for number, uid in enumerate(dict.fromkeys(keys[row][0] for row in part))}
+    return sorted(part, key=lambda row: (-total[keys[row][0]], place[keys[row][0]]))

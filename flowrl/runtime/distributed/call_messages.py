@@ -29,7 +29,12 @@ def rank_calls(
     Raises what is wrong with the fields of the arguments.
     """
     reads = read_fields(call, group, arguments)
-    shares = group.shares(call.op, arguments, main) if group else {home_of(client, arguments): None}
+    if group is None:
+        shares: Mapping[int, tuple[Key, ...] | None] = {home_of(client, arguments): None}
+    else:
+        spread = call.op.cost == "generate" and main is not None and group.parts > 1 and not group.spec.collective
+        expected = client.expected.sizes(call, main, arguments.get("n", 1)) if spread and main is not None else None
+        shares = group.shares(call.op, arguments, main, expected)
     return {r: _rank_call(client, call, group, arguments, reads, main, r, keys) for r, keys in shares.items()}
 
 

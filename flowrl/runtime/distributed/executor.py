@@ -46,11 +46,12 @@ class DistributedExecutor(OpenGroups):
         out: Path,
         seed: int = 0,
         deadline: float | None = None,
+        staleness: int = 0,
         swapped: Container[str] = (),
     ) -> None:
         blueprints = {name: blueprint_of(name, d) for name, d in declared.items()}
         config = RankConfig(blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
-        client = RankClient(ranks, pools, deadline=deadline)
+        client = RankClient(ranks, pools, deadline=deadline, staleness=staleness)
         super().__init__(declared, ranks, client, deployments, config, swapped)
         self.recovery = Recovery(self)
         self.run = RunServices()
@@ -119,7 +120,7 @@ class DistributedExecutor(OpenGroups):
         """Begin a checkpoint: each rank copies its part of the workers' state and of the values."""
         return checkpoint.begin(
             folder,
-            manifest,
+            {**manifest, "expected_lengths": self.client.expected.to_json()},
             open_copies(self),
             live,
             capture_state=lambda part, name, group: group.capture_state(part, name),
@@ -132,6 +133,10 @@ class DistributedExecutor(OpenGroups):
         if self.run.journal is not None:
             self.run.journal.sync()
         self.client.call_all(self.client.all_ranks, "sync")
+
+    def restore(self, manifest: Mapping[str, Any]) -> None:
+        """Take back how long the responses to prompts were when this checkpoint was taken."""
+        self.client.expected.restore(manifest.get("expected_lengths", {}))
 
     def recover(self, lost: RankLost) -> None:
         """Start lost ranks again, without their state. Raises ``lost`` where it names none."""

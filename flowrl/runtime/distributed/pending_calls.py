@@ -112,6 +112,8 @@ class CallOnRanks:
                 same = {rank: r for rank, r in replies.items() if not client.restarted_after(sent.epoch, rank)}
                 group.note({rank: r.weights for rank, r in same.items() if r.weights is not None})
             result = result_of(client, self.call, sent.rank_calls, replies, self.arguments, self.main)
+            if self.call.op.cost == "generate" and self.main is not None:
+                client.expected.note(self.call, self.main, replies)
             if not self.call.op.updates:
                 client.lineage.note(sent.recipe, kept_of(sent.rank_calls, replies))
             return result

@@ -16,6 +16,7 @@ from ...workers.user_code.failed_rewards import Failures
 from ..storage.checkpoints.snapshot import Captured
 from ..storage.disk import Checksum
 from ..transfer.plan_moves import Moves
+from .expected_lengths import ExpectedLengths
 from .lineage import Lineage
 from .protocol import Failed
 from .weight_routes import Routes
@@ -65,13 +66,16 @@ class Asked:
 
 
 class RankClient:
-    """Calls the ranks of a run. ``pools`` gives the ranks of each pool; ``deadline`` the seconds that a call may take.
+    """Calls the ranks of a run. ``pools`` gives the ranks of each pool; ``deadline`` the seconds that a call may take,
+    ``staleness`` is the plan's.
 
     ``restart`` starts lost ranks again with the state that they had, and returns them; it raises RankLost where that
     cannot be. Every such restart begins a new ``epoch``.
     """
 
-    def __init__(self, link: Link, pools: Mapping[str, Sequence[int]], *, deadline: float | None = None) -> None:
+    def __init__(
+        self, link: Link, pools: Mapping[str, Sequence[int]], *, deadline: float | None = None, staleness: int = 0
+    ) -> None:
         self.link, self.pools, self.deadline = link, {p: tuple(r) for p, r in pools.items()}, deadline
         self.traffic = Traffic()
         self.warn: Callable[[str], None] = lambda text: None
@@ -81,6 +85,7 @@ class RankClient:
         self.routes = Routes(self)
         self.order = threading.RLock()  # who holds it begins calls; while ranks are restarted nobody else does
         self.lineage = Lineage()
+        self.expected = ExpectedLengths(staleness)
         self.restart: Callable[[RankLost], Collection[int]] = _refuse
         self._ids, self._turns, self._waits = itertools.count(1), itertools.count(1), itertools.count()
         self._asked: dict[int, Asked] = {}  # what threads wait for

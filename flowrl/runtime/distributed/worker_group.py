@@ -19,7 +19,7 @@ from ...workers.weights.weight_boxes import digest
 from ..storage.checkpoints.snapshot import Captured
 from ..transfer.plan_moves import Held, Moves, plan_moves
 from ..values.remote_batch import RemoteBatch
-from .balance_rows import balanced
+from .balance_rows import balanced, longest_first
 from .protocol import Blueprint
 
 if TYPE_CHECKING:
@@ -123,9 +123,16 @@ class WorkerGroup:
     # -- who has which rows -----------------------------------------------------------------------------------------
 
     def shares(
-        self, op: Op, arguments: Mapping[str, Any], main: RemoteBatch | None
+        self,
+        op: Op,
+        arguments: Mapping[str, Any],
+        main: RemoteBatch | None,
+        expected: Sequence[int] | None = None,
     ) -> dict[int, tuple[Key, ...] | None]:
-        """For each rank that takes part the keys of its rows; None for all."""
+        """For each rank that takes part the keys of its rows; None for all.
+
+        ``expected``: what rows are expected to take, in tokens. Then each rank has those of the longest prompts first.
+        """
         pieces = op.in_pieces(self.blueprint.arguments, arguments)
         if self.spec.collective:
             kept = op.updates not in (None, "weights") and self.blueprint.cls.keeps  # the same on all ranks
@@ -134,7 +141,7 @@ class WorkerGroup:
             split = self._split(main, together=getattr(arguments.get("loss"), "groups", False))
             return {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True)}
         if main is not None and pieces and self.parts > 1 and not self._stateful:
-            split = self._split(main, together=True)
+            split = self._split(main, together=True, expected=expected)
             some = {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True) if split[place]}
             return dict(some) or {self.ranks[0]: None}
         if op.updates and self.is_model:
@@ -156,11 +163,16 @@ class WorkerGroup:
             return tuple(k for k in other.keys if k[0] in mine or (first and k[0] not in all_))
         return self._split(other, together=False)[self.places[self.ranks.index(rank)]]
 
-    def _split(self, rows: RemoteBatch, *, together: bool) -> list[tuple[Key, ...]]:
+    def _split(
+        self, rows: RemoteBatch, *, together: bool, expected: Sequence[int] | None = None
+    ) -> list[tuple[Key, ...]]:
         """The rows of each part, balanced by tokens. Rows of a prompt stay ``together`` where there are enough."""
-        groups, sizes = rows.groups(), rows.sizes()
+        groups, sizes = rows.groups(), rows.sizes() if expected is None else expected
         units = groups if together or len(groups) >= 4 * self.parts else None
-        return [tuple(rows.keys[i] for i in part) for part in balanced(sizes, self.parts, units)]
+        parts = balanced(sizes, self.parts, units)
+        if expected is not None:
+            parts = [longest_first(rows.keys, part, sizes) for part in parts]
+        return [tuple(rows.keys[i] for i in part) for part in parts]
 
     # -- versions ---------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class RunPosition:
         self.chosen = chosen
         self.finished = [(p, m) for p, m in manifest["finished"]] if manifest else []
         self._left = manifest.get("left", {}) if manifest else {}
+        self.executor.restore(manifest or {})
         resume = self._restore(chosen.folder, manifest) if chosen.folder is not None and manifest is not None else None
         return manifest["stage"] if manifest else 0, resume
 

@@ -149,6 +149,9 @@ class LocalExecutor:
         if self.run.journal is not None:
             self.run.journal.sync()
 
+    def restore(self, manifest: Mapping[str, Any]) -> None:
+        """Do nothing: there is nothing besides the workers."""
+
     def recover(self, lost: RankLost) -> None:
         """Raise ``lost``: what a process has lost of itself it cannot start again."""
         raise lost
