@@ -97,10 +97,10 @@ class Disturbed:
                 raise Stuck(f"not in {seconds:.0f} s: {what}")
             time.sleep(0.02)
 
-    def progress(self, since: float, seconds: float, what: str) -> float:
-        """Seconds from a fault until the run has recorded a step again."""
+    def progress(self, since: float, seconds: float, what: str, *, told: bool = True) -> float:
+        """Seconds from a fault until the run has recorded a step again; it has ``told`` that it goes on."""
         on = ("renewed", "recovered", "resumed")
-        self.wait(lambda: bool(self.events(since, *on)), seconds, f"it went on after {what}")
+        self.wait(lambda: not told or bool(self.events(since, *on)), seconds, f"it went on after {what}")
         least = self.lines()
 
         def further() -> bool:
@@ -160,9 +160,12 @@ UPDATE = [(rank, point, when) for rank in TRAIN for point in ("actor.update", "t
 CALLS = [(rank, point, when) for rank in ROLLOUT for point in ("actor.generate", "ref.logprobs") for when in WHEN]
 ANSWERS = [(rank, "answer", "before") for rank in REWARDS] + [(r, "reward.score", w) for r in REWARDS for w in WHEN]
 POINTS = {"publish": PUBLISH, "checkpoint": CHECKPOINT, "update": UPDATE, "call": CALLS, "reward": ANSWERS}
-KINDS = (*POINTS, "connect", "renew", "judges", "rank", "pair", "all", "stop", "driver")
+KINDS = (*POINTS, "connect", "renew", "judges", "rank", "pair", "all", "stop", "driver", "pause")
 #: How often each kind comes in a hundred, and how many faults one of it is, where that is not one.
-SHARES = dict(zip(KINDS, (25, 10, 10, 10, 10, 5, 5, 2, 8, 6, 2, 3, 4), strict=True))
+SHARES = dict(zip(KINDS, (25, 10, 10, 9, 10, 5, 5, 2, 8, 6, 2, 3, 4, 1), strict=True))
+#: Those of a run in one process.
+OF_DRIVER = ("driver", "pause")
+PAUSE = 3.0  # seconds for which a driver is stopped
 FAULTS = {"connect": 2, "judges": len(REWARDS), "pair": 2, "all": len(RANKS)}
 #: Among which ranks those of a kind are, that come at any time.
 AMONG = {"renew": ROLLOUT, "judges": REWARDS}
@@ -196,8 +199,15 @@ def strike(run: Disturbed, kind: str, at_points: list[Fault], chance: random.Ran
         run.process.kill()
         run.process.wait()
         run.start("--resume")
+    elif kind == "pause":
+        time.sleep(chance.uniform(0, run.step_seconds()))
+        at, what, ranks = time.time(), "the driver, for a while", set[int]()
+        run.process.send_signal(signal.SIGSTOP)
+        time.sleep(PAUSE)
+        run.process.send_signal(signal.SIGCONT)
     else:
         ranks = set(chance.sample(AMONG.get(kind, RANKS), FAULTS.get(kind, 1)))
         what = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
         at = at_any_time(run, chance, ranks, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
-    return Done(kind, what, run.progress(at, 5 * limit, what), limit, FAULTS.get(kind, 1), run.blamed(at, ranks))
+    took = run.progress(at, 5 * limit, what, told=kind != "pause")
+    return Done(kind, what, took, limit, FAULTS.get(kind, 1), run.blamed(at, ranks))

@@ -1,12 +1,20 @@
 """Processes of a run killed and stopped, again and again: nothing is lost or done twice, the weights are the same.
 
     python benchmarks/kills.py [--faults 300] [--kinds publish,driver] [--limit 20] [--backend fsdp2] [--seed 0]
+    python benchmarks/kills.py --total 1000 --faults 8 --staleness 0,1,4 --publish drain,interrupt --record kills.jsonl
 
 The run of ``kills_driver.py`` is made undisturbed, then under faults, one after the other as soon as it makes progress
 again. Each recovery is timed, from the signal to the next step that is recorded, and held against a limit. In the end
 every line of metrics, every reward and every weight has to be what it was, every reward asked for exactly once, every
 fault that was asked for has to have happened, and nothing may be left: no process, file of shared memory, growing
-number of descriptors or threads. Exit status 1 where something is not so; the run folder is then kept.
+number of descriptors or threads. The ledger of rows has to close at each commit, and to end as that of the undisturbed
+run. Where steps overlap by more than one (``--staleness`` above 1), and where a publish interrupts, the weights that a
+row sees depend on when things happen: there weights, metrics and rewards are not compared. Exit status 1 where
+something is not so; the run folder is then kept.
+
+With ``--total`` there are many short runs, each of some ``--faults``, one setting of ``--staleness`` and ``--publish``
+after the other. Each is a line of ``--record``, and what such a file has already is counted: it goes on where it was
+left. ``publish: interrupt`` is run in one process (``--runtime local``), whose driver is killed and stopped.
 """
 
 from __future__ import annotations
@@ -24,11 +32,12 @@ import time
 import uuid
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import faults
-from disturbed import FAULTS, KINDS, POINTS, SHARES, STARTS, Disturbed, Done, Stuck, choose, limit_of, strike
+from disturbed import FAULTS, KINDS, OF_DRIVER, POINTS, SHARES, STARTS, Disturbed, Done, Stuck, choose, limit_of, strike
 from faults import Fault
 from kills_driver import EVERY, MESHES
 from leftovers import Held, left_behind, shared_memory
@@ -72,15 +81,38 @@ def digest(out: Path) -> str | None:
     return json.loads((out / "run.json").read_text()).get("weights_digest")
 
 
-def compared(calm: Path, out: Path) -> dict[str, str]:
-    """What is not as it is without faults, each with what was seen."""
+def ledger(out: Path) -> tuple[str, dict[str, Any]]:
+    """What is wrong with the ledger of rows of a run, and how it ended."""
+    lines = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    end = json.loads((out / "run.json").read_text())["ledger"]["kills"]
+    end.pop("lengths", None)  # of the groups since the process began
+    for line in [*lines, end]:
+        for unit in ("rows", "prompts"):
+            n = line[unit]
+            if n["admitted"] != n["trained"] + sum(n["dropped"].values()) + n["live"]:
+                return f"step {line.get('step', 'the last')}: {unit} {n}", end
+    steps = [line["step"] for line in lines]
+    twice = "" if steps == sorted(set(steps)) else f"steps {steps}"
+    return twice or ("" if not end["rows"]["live"] else f"{end['rows']['live']} rows are live at the end"), end
+
+
+def compared(calm: Path, out: Path, *, settled: bool = True) -> dict[str, str]:
+    """What is not as it is without faults, each with what was seen; ``settled``: whether rows have to be the same."""
+    wrong, end = ledger(out)
+    counts = ledger(calm)[1]
+    totals = {
+        "the ledger does not close": wrong,
+        "rows lost or twice": "" if end == counts else f"{end} and {counts}",
+    }
+    if not settled:
+        return totals
     wanted, found = answers(calm), answers(out)
     calls = Counter(row for _, row in wanted), Counter(row for _, row in found)
     more, fewer = calls[1] - calls[0], calls[0] - calls[1]
     twice = more - on_their_way(found)
     if again := (more - twice).total():
         print(f"{again} of {len(wanted)} rewards were on their way when their process was killed, and asked for again")
-    return {
+    return totals | {
         "weights differ": "" if digest(calm) == digest(out) is not None else f"{digest(calm)} and {digest(out)}",
         "metrics differ": "" if metrics(calm) == metrics(out) else "see metrics.jsonl of both",
         "rewards asked for twice": f"{twice.total()} of {len(wanted)}" if twice else "",
@@ -127,6 +159,74 @@ def disturb(
     }
 
 
+def one_run(
+    asked: argparse.Namespace, staleness: int, publish: str, *, seed: int, ends: float
+) -> tuple[list[Done], dict[str, str]]:
+    """A disturbed run and an undisturbed one under one setting. Returns the faults, and what was wrong by its name."""
+    folder, mark = Path(tempfile.mkdtemp(prefix="kills-")), uuid.uuid4().hex
+    there, done, findings = shared_memory(), list[Done](), dict[str, str]()
+    local = asked.runtime == "local" or publish != "drain"
+    kinds = [k for k in asked.kinds if k in OF_DRIVER] or list(OF_DRIVER) if local else asked.kinds
+    asked = argparse.Namespace(**{**vars(asked), "kinds": kinds, "seed": seed})
+    coming = planned(asked, random.Random(seed))
+    steps = 5 * len(coming) // 2 + 2 * EVERY
+    more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", "local" if local else "ray"]
+    more += ["--staleness", str(staleness), "--publish", publish]
+    for name in ("killed", "calm"):
+        run = Disturbed(folder / name, steps=steps, deadline=asked.deadline, mark=mark, more=more)
+        try:
+            if name == "killed":
+                done, findings = disturb(run, coming, asked, ends)
+            else:
+                run.process.wait(max(1.0, ends - time.monotonic()))
+                findings |= compared(folder / "calm", folder / "killed", settled=staleness < 2 and publish == "drain")
+        except subprocess.TimeoutExpired:
+            findings["it took too long"] = f"more than {asked.seconds:.0f} s"
+        finally:
+            run.end()
+        if findings.get("it stood still"):
+            break
+    findings["left behind"] = left_behind(mark, there)
+    if any(findings.values()):
+        findings["kept"] = str(folder)
+    else:
+        shutil.rmtree(folder)
+    return done, findings
+
+
+def many_runs(asked: argparse.Namespace, ends: float) -> int:
+    """Short runs, one setting after the other, until so many faults are on record. Returns how many were wrong."""
+    settings = [(s, how) for s in asked.staleness for how in asked.publish if s or how == "drain"]
+    record: Path = asked.record
+    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    while sum(line["faults"] for line in lines) < asked.total and time.monotonic() < ends:
+        staleness, publish = settings[len(lines) % len(settings)]
+        seed, began = asked.seed + len(lines), time.monotonic()
+        done, findings = one_run(asked, staleness, publish, seed=seed, ends=min(ends, began + asked.seconds))
+        lines.append(
+            {
+                "staleness": staleness,
+                "publish": publish,
+                "seed": seed,
+                "faults": sum(d.count for d in done),
+                "kinds": [d.kind for d in done],
+                "took": [round(d.took, 1) for d in done],
+                "seconds": round(time.monotonic() - began),
+                "wrong": {what: seen for what, seen in findings.items() if seen},
+            }
+        )
+        with record.open("a") as file:
+            file.write(json.dumps(lines[-1]) + "\n")
+        if not done:  # what cannot begin would be tried for ever
+            break
+    print(f"{'staleness':>9} {'publish':10} {'runs':>5} {'faults':>7} {'wrong':>6}")
+    for setting in settings:
+        mine = [line for line in lines if (line["staleness"], line["publish"]) == setting]
+        wrong = sum(bool(line["wrong"]) for line in mine)
+        print(f"{setting[0]:9} {setting[1]:10} {len(mine):5} {sum(line['faults'] for line in mine):7} {wrong:6}")
+    return sum(bool(line["wrong"]) for line in lines)
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=30)
@@ -136,40 +236,28 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--deadline", type=float, default=15.0, help="of the run, which finds a stopped rank")
     parser.add_argument("--backend", choices=MESHES, default="fsdp2", help="of the two ranks that train")
     parser.add_argument("--gloo", action="store_true", help="have weights go as from host to host")
-    parser.add_argument("--seconds", type=float, default=7200.0, help="for all of it")
+    parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
+    parser.add_argument("--staleness", type=lambda text: [int(s) for s in text.split(",")], default=[0])
+    parser.add_argument("--publish", type=lambda text: text.split(","), default=["drain"])
+    parser.add_argument("--total", type=int, default=0, help="faults of many short runs, each of --faults")
+    parser.add_argument("--record", type=Path, default=Path("kills.jsonl"), help="what the runs of --total came to")
+    parser.add_argument("--hours", type=float, default=12.0, help="for --total")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="for one run and its undisturbed one")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(words)
     if unknown := [k for k in asked.kinds if k not in KINDS]:
         parser.error(f"--kinds {unknown[0]}: there are {', '.join(KINDS)}")
+    if asked.total:
+        return int(bool(many_runs(asked, time.monotonic() + 3600 * asked.hours)))
     ends = time.monotonic() + asked.seconds
-    folder, mark = Path(tempfile.mkdtemp(prefix="kills-")), uuid.uuid4().hex
-    there, done, findings = shared_memory(), list[Done](), dict[str, str]()
-    coming = planned(asked, random.Random(asked.seed))
-    steps = 5 * len(coming) // 2 + 2 * EVERY
-    more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else [])]
-    for name in ("killed", "calm"):
-        run = Disturbed(folder / name, steps=steps, deadline=asked.deadline, mark=mark, more=more)
-        try:
-            if name == "killed":
-                done, findings = disturb(run, coming, asked, ends)
-            else:
-                run.process.wait(max(1.0, ends - time.monotonic()))
-                findings |= compared(folder / "calm", folder / "killed")
-        except subprocess.TimeoutExpired:
-            findings["it took too long"] = f"more than {asked.seconds:.0f} s"
-        finally:
-            run.end()
-        if findings.get("it stood still"):
-            break
-    findings["left behind"] = left_behind(mark, there)
+    done, findings = one_run(asked, asked.staleness[0], asked.publish[0], seed=asked.seed, ends=ends)
     table(done)
+    kept = findings.pop("kept", "")
     for what, seen in findings.items():
         print(f"{'YES' if seen else 'NO'}: {what}{f' ({seen})' if seen else ''}")
-    if any(findings.values()):
-        print(f"kept: {folder}")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    if kept:
+        print(f"kept: {kept}")
+    return int(any(findings.values()))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The run that ``kills.py`` disturbs: a small GRPO on six ranks, in a process of its own.
 
     python benchmarks/kills_driver.py OUT [--steps 40] [--deadline 15] [--backend fsdp2] [--gloo] [--resume]
+                                      [--staleness 0] [--publish drain] [--runtime ray]
 
-Two ranks train, two generate and are the reference, two give rewards, each row apart. Every reward that is given is
-also a line in ``OUT.faults/answers.jsonl``, so that real calls are counted, and not what the run says of them.
+Two ranks train, two generate and are the reference, two give rewards, each row apart. With ``--runtime local`` one
+process does it all, with a pool for each of the three. Every reward that is given is also a line in
+``OUT.faults/answers.jsonl``, so that real calls are counted, and not what the run says of them.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ EVERY = 3  # steps from one checkpoint to the next
 LATENCY = 2 * MOMENT  # seconds that a reward takes, as of a service
 TRAIN, ROLLOUT, REWARDS = (0, 1), (2, 3), (4, 5)
 GLOO = "--gloo" in sys.argv  # weights go as from host to host
+OUT = next((word for word in sys.argv[1:] if not word.startswith("--")), "")  # the run, where there are no ranks
 
 
 class Armed(fl.Actor):
@@ -61,7 +64,7 @@ def odd(prompt: str, response: str) -> float:
     here = faults.here()
     here.come_to("answer", "before")  # it was asked, and has not answered
     time.sleep(LATENCY)
-    faults.append(here.out, "answers.jsonl", [os.getpid(), prompt, response])
+    faults.append(here.out or OUT, "answers.jsonl", [os.getpid(), prompt, response])
     return sum(c in "13579" for c in response) - 0.1 * len(response)
 
 
@@ -85,9 +88,14 @@ def kills(steps: int = 40):
 MESHES = {"fsdp2": "fsdp=2", "megatron": "tp=2"}
 
 
-def plan(deadline: float, backend: str) -> Plan:
-    """Two ranks in each of three pools."""
-    trained = Place("train", Mesh.of(MESHES[backend]), backend)
+def plan(asked: argparse.Namespace) -> Plan:
+    """Two ranks in each of three pools, or three pools of one process."""
+    pipeline = Pipeline(deadline=asked.deadline, staleness=asked.staleness, publish=asked.publish)
+    if asked.runtime == "local":
+        where = {"actor": {"train": Place("train"), "generate": Place("rollout")}, "ref": Place("train")}
+        pools = dict.fromkeys(("train", "rollout", "rewards"), "cpu")
+        return Plan(pools, {**where, "reward": Place("rewards")}, pipeline=pipeline)
+    trained = Place("train", Mesh.of(MESHES[asked.backend]), asked.backend)
     return Plan(
         {
             "train": Pool("train", devices=TRAIN),
@@ -100,7 +108,7 @@ def plan(deadline: float, backend: str) -> Plan:
             "reward": Place("rewards"),
         },
         cluster=Cluster.of("cpu:1x4"),
-        pipeline=Pipeline(deadline=deadline),
+        pipeline=pipeline,
     )
 
 
@@ -111,13 +119,16 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=15.0)
     parser.add_argument("--backend", choices=MESHES, default="fsdp2")
     parser.add_argument("--gloo", action="store_true", help="weights go as from host to host")
+    parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--publish", choices=("drain", "interrupt", "continue"), default="drain")
+    parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--resume", action="store_true")
     asked = parser.parse_args()
     flow.run(
         out=asked.out,
         parameters={"kills": {"steps": asked.steps}},
-        runtime="ray",
-        plan=plan(asked.deadline, asked.backend),
+        runtime=asked.runtime,
+        plan=plan(asked),
         checkpoint_every=EVERY,
         resume=asked.resume,
     )

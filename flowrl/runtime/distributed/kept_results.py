@@ -22,13 +22,17 @@ def result_of(
     replies: Mapping[int, Reply],
     arguments: Mapping[str, Any],
     main: RemoteBatch | None,
+    moved: Mapping[int, int],
 ) -> Any:
-    """Return what a call gives: a value of the first rank, or keys with the places of the columns."""
+    """Return what a call gives: a value of the first rank, or keys with the places of the columns.
+
+    ``moved``: the rank that has done the part of another one.
+    """
     first = next(iter(replies.values()))
     kept = kept_of(rank_calls, replies)
     if not kept:
         return first.value
-    stored = [_to_stored(client, rank, rank_calls[rank].keep, reply) for rank, reply in kept.items()]
+    stored = [_to_stored(client, moved.get(r, r), rank_calls[r].keep, reply) for r, reply in kept.items()]
     if first.column:
         values = [v for v in remote_values(dict(arguments)) if len(v.keys) == sum(len(s.keys) for s in stored)]
         listed = tuple(k for s in stored for k in s.keys)

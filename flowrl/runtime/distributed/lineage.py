@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Recipe:
     """How a call made its rows: its ``rank_calls``, and what it ``needs``, which stays where it is for as long.
 
-    ``stamps``: groups, and what their state was. ``together``: its ranks cannot do their part alone.
+    ``stamps``: groups, and what their state was. ``together``: its ranks cannot do their part alone. ``moved``: the
+    rank that has done the part of another one, which was lost.
     """
 
     title: str
@@ -30,6 +31,7 @@ class Recipe:
     stamps: Mapping[WorkerGroup, int]
     together: bool
     needs: tuple[Stored, ...]
+    moved: dict[int, int] = field(default_factory=dict[int, int])
     checks: dict[int, str] = field(default_factory=dict[int, str])  # of what each rank has kept, by its number
 
     @property
@@ -40,7 +42,7 @@ class Recipe:
 
     def calls_for(self, id: int) -> dict[int, RankCall]:
         """Return the calls that make an object once more, by rank."""
-        return {r: t for r, t in self.rank_calls.items() if self.together or t.keep == id}
+        return {self.moved.get(r, r): t for r, t in self.rank_calls.items() if self.together or t.keep == id}
 
 
 class Lineage:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...batch import Batch, Column
-from ...errors import RankLost
+from ...errors import RankLost, cut
 from ...graph.stand_ins.argument_trees import find_in, rebuild
 from ..executor import PendingCall, Ready
 from ..values.call import Call
 from ..values.ops_without_columns import UNKNOWN, on_driver
 from ..values.remote_batch import RemoteBatch, RemoteColumn, remote_values
+from ..values.row_digests import keys_to_text
+from ..values.rows_to_fetch import Fetch
 from .call_messages import rank_calls
 from .kept_results import fill_keys, kept_of, payload_bytes, result_of
 from .lineage import Recipe, stored_in
@@ -20,6 +22,8 @@ from .protocol import Failed, RankCall, Reply
 from .rank_client import RankClient, to_error
 from .recovery import remake_rows
 from .worker_group import WorkerGroup
+
+SHOWN = 200  # characters of the rows that a rank was at
 
 
 def start_call(client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> PendingCall:
@@ -111,7 +115,8 @@ class CallOnRanks:
             if group is not None:
                 same = {rank: r for rank, r in replies.items() if not client.restarted_after(sent.epoch, rank)}
                 group.note({rank: r.weights for rank, r in same.items() if r.weights is not None})
-            result = result_of(client, self.call, sent.rank_calls, replies, self.arguments, self.main)
+            moved = sent.recipe.moved
+            result = result_of(client, self.call, sent.rank_calls, replies, self.arguments, self.main, moved)
             if self.call.op.cost == "generate" and self.main is not None:
                 client.expected.note(self.call, self.main, replies)
             if not self.call.op.updates:
@@ -127,7 +132,7 @@ class CallOnRanks:
         client, call = self.client, self.call
         changes = self.group is not None and bool(call.op.updates)
         try:
-            answers = client.wait_for(sent.answers, self._describe())
+            answers = self._wait_for_all(sent)
             failed = [a for a in answers.values() if isinstance(a, Failed)]
             asks = call.op.external  # of other ranks too, while it runs
             if any(a.before or asks for a in failed) and client.restarted_since(sent.epoch):
@@ -135,10 +140,55 @@ class CallOnRanks:
             return answers
         except RankLost as lost:
             for rank, rank_call in sent.rank_calls.items():
-                client.drop(rank, rank_call.keep)
+                client.drop(sent.recipe.moved.get(rank, rank), rank_call.keep)
             not_begun = [rank for rank, a in lost.answers.items() if isinstance(a, Failed) and a.before]
             lost.inconsistent = lost.inconsistent or (changes and set(not_begun) != set(sent.rank_calls))
             raise
+
+    def _wait_for_all(self, sent: _Sent) -> dict[int, Any]:
+        """Return what the ranks say of their calls, by the rank that each was sent to."""
+        try:
+            return self.client.wait_for(sent.answers, self._describe())
+        except RankLost as lost:
+            lost.what += _rows_of(sent, lost)
+            return self._move_lost(sent, lost)
+
+    def _move_lost(self, sent: _Sent, lost: RankLost) -> dict[int, Any]:
+        """Have the other ranks of a call do the parts of lost ones too, while these are started again.
+
+        They do them as they were sent, so the rows are the same, and keep what they have done of their own. Returns
+        what :meth:`_wait_for_all` does. Raises ``lost`` where the whole call has to be made again.
+        """
+        client, what = self.client, self._describe()
+        answers = {rank: a for rank, a in lost.answers.items() if rank in sent.rank_calls}
+        parts = [rank for rank in sent.rank_calls if rank in lost.ranks and rank not in answers]
+        others = [rank for rank in sent.rank_calls if rank not in lost.ranks]
+        if not parts or not others or not self._can_move([sent.rank_calls[part] for part in parts], lost, answers):
+            raise lost
+        moved = {part: others[number % len(others)] for number, part in enumerate(parts)}
+        lost.what += "".join(f" Rank {rank} does what rank {part} was at." for part, rank in moved.items())
+        with client.order:
+            sent.recipe.moved.update(moved)
+            calls = {part: replace(sent.rank_calls[part], frees=()) for part in parts}
+            begun = {part: client.send("run", {moved[part]: (call,)}) for part, call in calls.items()}
+            client.restart_lost(lost, sent.epoch)
+        if any(client.restarted_after(sent.epoch, rank) for rank in others):
+            raise lost
+        if left := {rank: a for rank, a in sent.answers.items() if rank in others and rank not in answers}:
+            answers |= client.wait_for(left, what)
+        for part in parts:
+            answers[part] = client.wait_for(begun[part], what)[moved[part]]
+        return {rank: answers[rank] for rank in sent.rank_calls}
+
+    def _can_move(self, parts: Sequence[RankCall], lost: RankLost, answers: Mapping[int, Any]) -> bool:
+        """Whether other ranks can do parts of a call: they have all of the worker, and the rows are not lost."""
+        group, op = self.group, self.call.op
+        if group is None or group.spec.collective or op.updates or op.external or lost.inconsistent:
+            return False
+        if any(isinstance(answer, Failed) for answer in answers.values()):
+            return False
+        wanted = [f for part in parts for f in find_in(dict(part.arguments), Fetch)]
+        return not any(take.rank in lost.ranks for f in wanted for together in f.parts for take in together.takes)
 
     def _check(self, answers: Mapping[int, Any]) -> dict[int, Reply]:
         """Return the answers; raises the first failure, which counts the others and has both tracebacks."""
@@ -162,6 +212,17 @@ class CallOnRanks:
         more = [call.edge] if call.edge else []
         more += [f"version {group.version}"] if group is not None and group.is_model else []
         return f"{call.title} of step {call.info.step}" + (f" ({', '.join(more)})" if more else "")
+
+
+def _rows_of(sent: _Sent, lost: RankLost) -> str:
+    """Return in words at which rows lost ranks were."""
+    said: list[str] = []
+    for rank in lost.ranks:
+        call = sent.rank_calls.get(rank)
+        rows = None if call is None or rank in lost.answers else next(find_in(dict(call.arguments), Fetch), None)
+        if rows is not None and rows.keys:
+            said.append(f" Rank {rank} was at the rows {cut(keys_to_text(sorted(rows.keys)), SHOWN)}.")
+    return "".join(said)
 
 
 def _to_remote(item: Any) -> Any:

@@ -154,14 +154,21 @@ class RankClient:
             try:
                 return action()
             except RankLost as lost:
-                if lost.inconsistent:
-                    raise
-                with self.order:
-                    if self._epoch == epoch or not all(self.restarted_after(epoch, r) for r in lost.ranks):
-                        restarted = self.restart(lost)
-                        self._epoch += 1
-                        self._restarted |= dict.fromkeys(restarted, self._epoch)
+                self.restart_lost(lost, epoch)
                 epoch = None
+
+    def restart_lost(self, lost: RankLost, epoch: int) -> None:
+        """Restart the ranks that were lost, unless somebody has done so after ``epoch``.
+
+        Raises ``lost`` where they cannot have the state that they had.
+        """
+        if lost.inconsistent:
+            raise lost
+        with self.order:
+            if self._epoch == epoch or not all(self.restarted_after(epoch, r) for r in lost.ranks):
+                restarted = self.restart(lost)
+                self._epoch += 1
+                self._restarted |= dict.fromkeys(restarted, self._epoch)
 
     def restarted_after(self, epoch: int, rank: int) -> bool:
         """Whether the rank was restarted after ``epoch``."""

@@ -26,14 +26,24 @@ def replicas(monkeypatch):
     return module, Plan({"b": Pool("b", processes=2)}, {"actor": {"generate": Place("b", backend="replica")}})
 
 
+class Told(list):
+    """``die``: step and rank of a call that generates, in which that rank dies."""
+
+    die = None
+
+
 @pytest.fixture
 def shares(monkeypatch):
     """Which rows each rank was told to generate: (step, rank, keys), in the order of the calls."""
-    told, real = [], Direct.send
+    told, real = Told(), Direct.send
 
     def send(self, rank, method, *args):
         if method == "run" and args[0].title.endswith(".generate"):
-            told.append((args[0].info.step, rank, next(iter(args[0].arguments.values())).keys))
+            step = args[0].info.step
+            told.append((step, rank, next(iter(args[0].arguments.values())).keys))
+            if (step, rank) == told.die:
+                told.die = None
+                self.dead.add(rank)
         return real(self, rank, method, *args)
 
     monkeypatch.setattr(Direct, "send", send)
@@ -122,3 +132,34 @@ def test_tokens_of_hf_do_not_depend_on_who_has_which_rows():
         assert {key: ids for key, (ids, _) in found.items()} == {key: ids for key, (ids, _) in whole.items()}
         for key, (_, logprobs) in found.items():
             assert logprobs == pytest.approx(whole[key][1], abs=2e-6)
+
+
+TWO = Plan({"a": "cpu", "b": Pool("b", processes=2)}, {"learner": {"train": Place("a"), "generate": Place("b")}})
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """The digest of the weights of a run that nobody disturbs, and what was said of its steps."""
+    out = tmp_path_factory.mktemp("calm")
+    found, _ = run_direct(module_of("replicas_flow").trained, TWO, out, "learn")
+    return found.weights_digest, numbers(out), json.loads((out / "run.json").read_text())["ledger"]
+
+
+def numbers(out):
+    return [{k: v for k, v in line.items() if k.split("/")[-1] != "tokens_per_second"} for line in metrics(out)]
+
+
+@pytest.mark.parametrize(("step", "lost"), [(0, 1), (0, 2), (1, 1), (2, 2), (5, 1), (5, 2)])
+def test_a_replica_that_dies_costs_its_own_rows(shares, calm, tmp_path, step, lost):
+    """Another one makes them, from the same call; what that one had made stays. No checkpoint is gone back to."""
+    flow, shares.die = module_of("replicas_flow").trained, (step, lost)
+    found, place = run_direct(flow, TWO, tmp_path, "learn", checkpoint_every=100)
+    assert (found.weights_digest, numbers(tmp_path)) == calm[:2]
+    assert json.loads((tmp_path / "run.json").read_text())["ledger"] == calm[2]
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [k for k in kinds if k in ("lost", "renewed", "recovered")] == ["lost", "renewed"]
+    assert place.ranks.restarted == [lost]
+    asked = [(rank, keys) for at, rank, keys in shares if at == step]
+    mine = next(keys for rank, keys in asked if rank == lost)
+    assert len(asked) == 3 and asked[-1] == (3 - lost, mine), "the lost rank's rows alone are asked for again"
+    assert all(len([1 for at, *_ in shares if at == other]) == 2 for other in range(6) if other != step)
