@@ -12,6 +12,7 @@ FlowError
 ├── RewardError      user code of a reward failed or ran out of time; names the row
 ├── RunError         an op failed while running; names the op and the driver's line
 │   ├── NotFinite    a model gave numbers that are not finite; names the weights or fields that are not
+│   ├── WrongAnswer  an engine or a rank gave rows that cannot be right; names the row
 │   ├── ClusterLost  Ray itself died, and all processes of the run with it
 │   └── RankLost     a process died, or has not answered in time; names its rank and its pool
 ├── DiskError        a file of a run could not be written: a full disk, a quota, a broken disk
@@ -172,6 +173,10 @@ class NotFinite(RunError):
     def __init__(self, what: str, *, names: Iterable[str] = (), fix: str | None = None) -> None:
         super().__init__(what, fix=fix)
         self.names = tuple(names)
+
+
+class WrongAnswer(RunError):
+    """Rows that cannot be right: too few, one twice, of another version, or with numbers that are not finite."""
 
 
 class RankLost(RunError):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
-from ..errors import FlowError, RunError
+from ..errors import FlowError, RunError, WrongAnswer
 from .engine import Engine, Generates
 from .model_options import Sampled, Sampling
 
@@ -195,13 +195,18 @@ def gathered(rows: Iterable[SampledRow], sampling: Sampling, *, versions: bool =
     """Return the rows of one call, in the order of their numbers, as ``generate`` returns them.
 
     ``finished`` says whether a stop token ended a row. Where the distribution that was sampled from is the policy's,
-    both log-probabilities are one column. ``versions``: with that of each token.
+    both log-probabilities are one column. ``versions``: with that of each token. Raises WrongAnswer for a row that is
+    not there, or twice.
     """
     import torch
 
     from ..batch import Column
 
     ordered = sorted(rows, key=lambda row: row.row)
+    for place, row in enumerate(ordered):
+        if row.row != place:
+            what = f"row {row.row} has left twice" if row.row < place else f"row {place} has not left"
+            raise WrongAnswer(f"Of call {row.call} {what}.")
     lengths = [len(row.ids) for row in ordered]
 
     def column(values: Iterable[Any], dtype: torch.dtype) -> Column:

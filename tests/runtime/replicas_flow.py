@@ -1,13 +1,17 @@
 """Replicas that sample without a model: an engine of the table ``replica``, whose responses have the length of the prompt.
 
-``ENGINES`` are those that were opened, in the order of their ranks.
+``ENGINES`` are those that were opened, in the order of their ranks; ``FAULTS`` says what one of them answers wrongly.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "algorithms"))
 
@@ -15,7 +19,7 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.backends import open_tokenizer
 from flowrl.placement.backends import Backend
-from flowrl.workers.model_options import Build
+from flowrl.workers.model_options import Build, Sampled
 from tasks import arithmetic
 
 ROW = Backend(
@@ -27,6 +31,7 @@ ROW = Backend(
     batch_invariant=True,
 )
 ENGINES: list[Replica] = []
+FAULTS: dict[int, Callable[[Sampled], Sampled]] = {}
 #: How long the responses to a prompt are, by its first digit.
 LENGTHS = (40, 4, 3, 38, 36, 3, 2, 34)
 
@@ -37,7 +42,12 @@ class Replica(fl.testing.FakeEngine):
     def __init__(self, build: Build) -> None:
         super().__init__(vocab=16, stop=(), token_seconds=1.0, tokenizer=open_tokenizer(build.model))
         self.asked: list[list[int]] = []  # first digits of the prompts of each call
+        self.number = len(ENGINES)
         ENGINES.append(self)
+
+    def generate(self, prompts: Any, n: int, seeds: Any, sampling: Any, starts: Any = None) -> Sampled:
+        made = super().generate(prompts, n, seeds, sampling, starts)
+        return FAULTS[self.number](made) if self.number in FAULTS else made
 
     def submit(self, prompts: Any, n: int, seeds: Any, sampling: Any, starts: Any = None) -> int:
         call = super().submit(prompts, n, seeds, sampling, starts)
@@ -56,6 +66,26 @@ def digit(prompt: Any) -> int:
 def open_engine(build: Build) -> Replica:
     """Return an engine of a replica."""
     return Replica(build)
+
+
+def with_row(made: Sampled, rows: list[int]) -> Sampled:
+    """The rows of these numbers alone, in this order."""
+    columns = {name: getattr(made, name).take(rows) for name in ("ids", "rollout_logprobs", "sampling_logprobs")}
+    return replace(made, finished=made.finished[rows], **columns)
+
+
+def with_number(made: Sampled, at: int, value: float) -> Sampled:
+    """Another log-probability at one place."""
+    wrong = made.rollout_logprobs.values.clone()
+    wrong[at] = value
+    return replace(made, rollout_logprobs=made.rollout_logprobs.with_values(wrong))
+
+
+def with_versions(made: Sampled, versions: list[int]) -> Sampled:
+    """Versions of tokens: these, and the last one on."""
+    whole = torch.full((len(made.ids.values),), versions[-1], dtype=torch.int32)
+    whole[: len(versions)] = torch.tensor(versions, dtype=torch.int32)
+    return replace(made, versions=made.ids.with_values(whole))
 
 
 def eight(batch: int = 8) -> fl.data.Source:

@@ -9,7 +9,7 @@ from ...batch import Batch, Column, Key
 from ...graph.stand_ins.argument_trees import find_in
 from ..values.call import Call
 from ..values.remote_batch import RemoteBatch, RemoteColumn, Source, Stored, bytes_of, remote_values
-from ..values.row_digests import RowDigests
+from ..values.row_digests import RowDigests, keys_to_text
 from ..values.rows_to_fetch import Fetch
 from .protocol import RankCall, Reply
 from .rank_client import RankClient
@@ -53,6 +53,34 @@ def fill_keys(rank_calls: Mapping[int, RankCall], replies: Mapping[int, Reply]) 
     for rank, reply in replies.items():
         if reply.alike:
             reply.keys = next(find_in(dict(rank_calls[rank].arguments), Fetch)).keys
+
+
+def wrong_rows(asked: Sequence[Key], found: Sequence[Key], *, expand: bool) -> str:
+    """Return what is wrong with the rows of an answer; empty where each that was asked for is there once.
+
+    ``expand``: each is there as the rows that were made of it, of all as many.
+
+    >>> wrong_rows([(3,), (4,)], [(3, 0), (3, 1), (4, 0)], expand=True)
+    'there are 1 of row 4, and 2 of others'
+    """
+    if not expand and tuple(asked) == tuple(found):
+        return ""
+    if len(set(found)) != len(found):
+        twice = next(key for i, key in enumerate(found) if key in found[:i])
+        return f"row {keys_to_text([twice])} is there twice"
+    counts = dict.fromkeys(asked, 0)
+    for key in found:
+        parent = key[:-1] if expand else key
+        if parent not in counts:
+            return f"row {keys_to_text([key])} was not asked for"
+        counts[parent] += 1
+    most = max(counts.values(), default=0)
+    fewest = min(counts, key=counts.__getitem__, default=())
+    if not counts or counts[fewest] == most:
+        return ""
+    if not counts[fewest]:
+        return f"row {keys_to_text([fewest])} is not there"
+    return f"there are {counts[fewest]} of row {keys_to_text([fewest])}, and {most} of others"
 
 
 def kept_of(rank_calls: Mapping[int, RankCall], replies: Mapping[int, Reply]) -> dict[int, Reply]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...batch import Batch, Column
-from ...errors import RankLost, cut
+from ...errors import RankLost, WrongAnswer, cut
 from ...graph.stand_ins.argument_trees import find_in, rebuild
 from ..executor import PendingCall, Ready
 from ..values.call import Call
@@ -16,7 +16,7 @@ from ..values.remote_batch import RemoteBatch, RemoteColumn, remote_values
 from ..values.row_digests import keys_to_text
 from ..values.rows_to_fetch import Fetch
 from .call_messages import rank_calls
-from .kept_results import fill_keys, kept_of, payload_bytes, result_of
+from .kept_results import fill_keys, kept_of, payload_bytes, result_of, wrong_rows
 from .lineage import Recipe, stored_in
 from .protocol import Failed, RankCall, Reply
 from .rank_client import RankClient, to_error
@@ -112,6 +112,7 @@ class CallOnRanks:
         try:
             replies = self._check(self._wait(sent))
             fill_keys(sent.rank_calls, replies)
+            self._check_rows(sent, replies)
             if group is not None:
                 same = {rank: r for rank, r in replies.items() if not client.restarted_after(sent.epoch, rank)}
                 group.note({rank: r.weights for rank, r in same.items() if r.weights is not None})
@@ -205,6 +206,20 @@ class CallOnRanks:
             for failures in reply.failures:
                 client.settle(failures)
         return dict(answers)
+
+    def _check_rows(self, sent: _Sent, replies: Mapping[int, Reply]) -> None:
+        """Raise WrongAnswer where a rank has not answered the rows that it was asked for, each of them once."""
+        if self.call.op.rows not in ("same", "expand"):
+            return
+        for rank, reply in replies.items():
+            asked = sent.rank_calls[rank].arguments.get(self.call.op.batch_parameter)
+            if not isinstance(asked, Fetch) or reply.keys is None or reply.column:
+                continue
+            wrong = wrong_rows(asked.keys, reply.keys, expand=self.call.op.rows == "expand")
+            if wrong:
+                rank = sent.recipe.moved.get(rank, rank)
+                where = f"rank {rank} of pool '{self.client.pool_of(rank)}'"
+                raise WrongAnswer(f"{self.call.title} on {where}: {wrong}.", at=self.call.at)
 
     def _describe(self) -> str:
         """Return the call in words: what it is, from whom its rows come, and which version of the weights it sees."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...batch import Batch, Column
-from ...errors import RunError
+from ...errors import RunError, WrongAnswer
 from ...graph.ops.op import Op
 from ...graph.stand_ins.argument_trees import find_in, rebuild
 from ...graph.stand_ins.values import is_handle
@@ -257,6 +257,9 @@ class Rank(Weights):
         if call.worker is None:
             return None
         worker = self.workers[call.worker]
+        version = call.weights[0]
+        if self.specs[call.worker].serving and worker.version != version:
+            raise WrongAnswer(f"the weights here are version {worker.version}, and the call is for version {version}.")
         worker.version, worker.dirty = call.weights
         return worker
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ...errors import At, DiskError, FlowError, RankLost, RunError
+from ...errors import At, DiskError, FlowError, RankLost, RunError, WrongAnswer
 from ...workers.user_code.failed_rewards import Failures
 from ..storage.checkpoints.snapshot import Captured
 from ..storage.disk import Checksum
@@ -266,6 +266,8 @@ def to_error(failed: Failed, title: str, rank: int, pool: str, at: At | None, ot
     if failed.error is not None:
         error = failed.error
         error.at = error.at or at
+        if isinstance(error, WrongAnswer):
+            error.what = f"{title} on {where}: {error.what}"
     else:
         error = RunError(f"{title} failed on {where}: {failed.text}", at=at)
     lines = "\n".join(f"  | {line}" for line in failed.traceback.rstrip().splitlines())

@@ -11,6 +11,7 @@ from ...errors import ModelError, ProgramError
 from ...graph.ops.signature import CallShape
 from ...marks import Marks, marks, spelled
 from ..model_options import Sampled, Sampling
+from .check_sampled import check_sampled
 from .packed_tokens import append, constant
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ def check_penalty(penalty: Any) -> None:
 
 def sampled_fields(children: Batch, sampled: Sampled, version: int) -> dict[str, Any]:
     """The fields that sampling adds to rows, one response each; ``version`` is that of the weights, unless each token
-    has its own."""
+    has its own. Raises WrongAnswer for what cannot be right.
+    """
+    check_sampled(sampled, children, version)
     support = sampled.support or ()
     versions = constant(sampled.ids, version, "i32") if sampled.versions is None else sampled.versions
     if sampled.kept_cache:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +14,13 @@ from flows import metrics, module_of
 
 import flowrl as fl
 from flowrl.batch import Column
+from flowrl.errors import RankLost, WrongAnswer
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.rank import Rank
 from flowrl.workers.model_options import Sampling
+
+HANGS = object()  # the answer of a rank that gives none
 
 
 @pytest.fixture
@@ -23,6 +29,7 @@ def replicas(monkeypatch):
     module = module_of("replicas_flow")
     monkeypatch.setitem(BACKENDS, "replica", module.ROW)
     module.ENGINES.clear()
+    module.FAULTS.clear()
     return module, Plan({"b": Pool("b", processes=2)}, {"actor": {"generate": Place("b", backend="replica")}})
 
 
@@ -163,3 +170,119 @@ def test_a_replica_that_dies_costs_its_own_rows(shares, calm, tmp_path, step, lo
     mine = next(keys for rank, keys in asked if rank == lost)
     assert len(asked) == 3 and asked[-1] == (3 - lost, mine), "the lost rank's rows alone are asked for again"
     assert all(len([1 for at, *_ in shares if at == other]) == 2 for other in range(6) if other != step)
+
+
+#: What a replica answers, and what is said of it. Its rows begin with row 1.0, which has 4 tokens.
+WRONG = {
+    "too few rows": (lambda m, made: m.with_row(made, list(range(len(made.ids) - 1))), "7 rows were sampled, and 8"),
+    "a row twice": (lambda m, made: m.with_row(made, [0, *range(len(made.ids))]), "9 rows were sampled, and 8"),
+    "no row": (lambda m, made: m.with_row(made, []), "there is none for row"),
+    "not a number": (lambda m, made: m.with_number(made, 5, float("nan")), r"'rollout_logprobs' of row \d+\.[01], token [15], is nan"),
+    "infinite": (lambda m, made: m.with_number(made, 0, float("inf")), r"'rollout_logprobs' of row \d+\.0, token 0, is inf"),
+    "fewer numbers than tokens": (
+        lambda m, made: m.replace(made, rollout_logprobs=m.with_row(made, [1, *range(1, len(made.ids))]).rollout_logprobs.take([0] * len(made.ids))),
+        "numbers for",
+    ),
+    "a version to come": (lambda m, made: m.with_versions(made, [0, 0, 3]), r"token 2 of row \d+\.0 is of version 3, and the weights are version 0"),
+    "an older version after": (lambda m, made: m.with_versions(made, [0, -1]), r"token 1 of row \d+\.0 is of an older version"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "kind"), [(at % 2, kind) for at, kind in enumerate(WRONG)])
+def test_a_replica_that_answers_wrongly_is_named(replicas, tmp_path, number, kind):
+    """As its call ends, with the row: nobody has used what it gave."""
+    module, plan = replicas
+    fault, said = WRONG[kind]
+    module.FAULTS[number] = lambda made: fault(module, made)
+    with pytest.raises(WrongAnswer, match=rf"actor\.generate on rank {number} of pool 'b': .*{said}") as e:
+        run_direct(module.flow, plan, tmp_path, "sampled")
+    assert "actor.generate(batch, n=2)" in e.value.at.text
+    assert not metrics(tmp_path)
+
+
+def test_a_replica_that_has_not_the_weights_of_the_call_is_named(monkeypatch, tmp_path):
+    """A publish that one rank answers, and has not taken."""
+    real = Rank.weights_written
+
+    def written(self, key, version):
+        worker = self.workers[key]
+        before = worker.version
+        answer = real(self, key, version)
+        if self.number == 2 and version == 2:
+            worker.version = before
+        return answer
+
+    monkeypatch.setattr(Rank, "weights_written", written)
+    said = r"learner.generate on rank 2 of pool 'b': the weights here are version 1, and the call is for version 2"
+    with pytest.raises(WrongAnswer, match=said):
+        run_direct(module_of("replicas_flow").trained, TWO, tmp_path, "learn")
+    assert [line["step"] for line in metrics(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda keys: keys[:-1], r"there are 2 of row \d+, and 3 of others"),
+        (lambda keys: (*keys, keys[0]), r"row \d+\.0 is there twice"),
+        (lambda keys: keys[3:], r"row \d+ is not there"),
+        (lambda keys: ((99, 0), *keys[1:]), r"row 99\.0 was not asked for"),
+    ],
+    ids=["lacks a row", "a row twice", "lacks a prompt", "another prompt"],
+)
+def test_a_rank_that_answers_other_rows_than_it_was_asked_for_is_named(monkeypatch, tmp_path, change, said):
+    real = Direct.send
+
+    def send(self, rank, method, *args):
+        answer = real(self, rank, method, *args)
+        if method == "run" and rank == 2 and args[0].title == "learner.generate" and args[0].info.step == 1:
+            answer.keys = change(answer.keys)
+        return answer
+
+    monkeypatch.setattr(Direct, "send", send)
+    with pytest.raises(WrongAnswer, match=rf"learner\.generate on rank 2 of pool 'b': {said}"):
+        run_direct(module_of("replicas_flow").trained, TWO, tmp_path, "learn")
+
+
+def test_a_rank_that_hangs_is_named_with_its_rows_and_another_one_makes_them(shares, calm, monkeypatch, tmp_path):
+    """It lives and does not answer: as it is found by the deadline it is as one that has died."""
+    real = Direct.wait
+
+    def wait(self, begun, what, deadline=None, on_death=None):
+        if late := {rank for rank, answer in begun.items() if answer is HANGS}:
+            answers = {rank: answer for rank, answer in begun.items() if rank not in late}
+            said = f"rank {min(late)} of pool 'b' has not answered {what} in time."
+            raise RankLost(said, ranks=late, answers=answers)
+        return real(self, begun, what, deadline, on_death)
+
+    real_send, left = Direct.send, [2]
+
+    def send(self, rank, method, *args):
+        if method == "run" and rank in left and args[0].title == "learner.generate" and args[0].info.step == 3:
+            left.remove(rank)
+            return HANGS
+        return real_send(self, rank, method, *args)
+
+    monkeypatch.setattr(Direct, "wait", wait)
+    monkeypatch.setattr(Direct, "send", send)
+    found, place = run_direct(module_of("replicas_flow").trained, TWO, tmp_path, "learn")
+    assert (found.weights_digest, numbers(tmp_path)) == calm[:2]
+    assert place.ranks.restarted == [2]
+    told = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert any(
+        re.match(r"rank 2 of pool 'b' has not answered learner\.generate of step 3 \(.*\) in time\. Rank 2 was at the rows "
+                 r"(2[4-9]|3[01])[-\d ]*\. Rank 1 does what rank 2 was at\.", text) for text in told
+    )  # fmt: skip
+
+
+def test_a_row_that_leaves_an_engine_twice_is_named():
+    class Twice(fl.testing.FakeEngine):
+        """Hands out its first row as the second one too."""
+
+        def step(self):
+            return [replace(row, row=0) if row.row == 1 else row for row in super().step()]
+
+    prompts = Column.of([[3], [5]], dim="prompt", dtype="i32")
+    call = Twice(vocab=8, stop=()).stream.submit(prompts, 1, torch.arange(2), Sampling(max_tokens=3))
+    call._left = {0}  # the stream would wait for the row that never comes, and say so
+    with pytest.raises(WrongAnswer, match="Of call 1 row 0 has left twice"):
+        call.sampled()
