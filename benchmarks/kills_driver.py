@@ -93,7 +93,7 @@ def plan(asked: argparse.Namespace) -> Plan:
     pipeline = Pipeline(deadline=asked.deadline, staleness=asked.staleness, publish=asked.publish)
     if asked.runtime == "local":
         where = {"actor": {"train": Place("train"), "generate": Place("rollout")}, "ref": Place("train")}
-        pools = dict.fromkeys(("train", "rollout", "rewards"), "cpu")
+        pools = {"train": "cpu", "rollout": "cpu", "rewards": "cpu"}
         return Plan(pools, {**where, "reward": Place("rewards")}, pipeline=pipeline)
     trained = Place("train", Mesh.of(MESHES[asked.backend]), asked.backend)
     return Plan(
