@@ -84,6 +84,27 @@ PAGES = (
         },
     ),
     Page(
+        "verification",
+        "Verify answers",
+        "For rewards of environments and of `fl.FunctionReward`; [verification](../verification.md) has examples.",
+        {
+            "Compare": (
+                "fl.environments.verify.exact",
+                "fl.environments.verify.numeric",
+                "fl.environments.verify.choice",
+                "fl.environments.verify.symbolic",
+                "fl.environments.verify.final_answer",
+            ),
+            "Run": (
+                "fl.environments.verify.unit_tests",
+                "fl.environments.verify.code_of",
+                "fl.environments.verify.Limits",
+            ),
+            "Ask": ("fl.environments.verify.Judge", "fl.environments.verify.score_of_ten"),
+            "What is said": ("fl.environments.verify.Verdict", "fl.environments.verify.VerifierFailed"),
+        },
+    ),
+    Page(
         "data",
         "Draw rows",
         "Sources of prompts. Nothing is read when one is made.",
@@ -247,6 +268,7 @@ MODULES = {
     "fl.allowed": fl.allowed,
     "fl.data": fl.data,
     "fl.environments": fl.environments,
+    "fl.environments.verify": fl.environments.verify,
     "fl.errors": fl.errors,
 }
 MODULES |= {"fl.testing": fl.testing, "rl": rl, "rl.gates": rl.gates}

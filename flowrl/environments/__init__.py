@@ -5,6 +5,7 @@ docs/environments.md shows one in twenty lines.
 
 from __future__ import annotations
 
+from . import verify
 from .environment import Environment, State
 from .hooks import group_reward, metric, reward, stop
 from .loading import find_environment, load_environment
@@ -18,4 +19,5 @@ __all__ = [
     "metric",
     "reward",
     "stop",
+    "verify",
 ]

@@ -18,6 +18,7 @@ from .chat import ids_behind
 from .hooks import Hook, hooks_of
 from .tool_calls import ToolCall, read_tool_calls
 from .tools import BadCall, Tool, tools_of
+from .verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from ..workers.env import Game
@@ -243,8 +244,10 @@ class Environment(Env):
     async def _graded(self, state: State) -> tuple[float, dict[str, float]]:
         total = 0.0
         for hook in self._hooks("reward", "metric"):
-            value = _number(await _value(getattr(self, hook.name)(**self._given(hook, state))), hook.name)
-            state.scores[hook.name] = value
+            given = await _value(getattr(self, hook.name)(**self._given(hook, state)))
+            value = state.scores[hook.name] = _number(given, hook.name)
+            if isinstance(given, Verdict):
+                state.scores |= {f"{hook.name}_{name}": each for name, each in given.scores.items()}
             total += hook.weight * value
         if self.by_name:
             state.scores |= {"tool_calls": float(state.tool_calls), "bad_tool_calls": float(state.bad_tool_calls)}
