@@ -19,7 +19,7 @@ from flowrl.batch import CallInfo
 from flowrl.errors import RunError
 from flowrl.placement.plan.plan import Place, Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "drivers_path")
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("grpo", "ppo", "sft")
@@ -29,13 +29,6 @@ FEW = {
     "sft": {"steps": 3, "rows": 16},
 }
 TIMED = ("seconds", "tokens_per_second")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def beside_the_drivers():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(ROOT / "algorithms"), *sys.path])
-        yield
 
 
 @pytest.fixture(scope="module")

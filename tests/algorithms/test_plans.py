@@ -8,7 +8,6 @@ import math
 import re
 import runpy
 import shlex
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,8 @@ from flowrl.placement.model.zoo import SHIPPED
 from flowrl.placement.plan.plan import Pipeline, Plan
 from flowrl.placement.plan.plan_file import read
 from flowrl.placement.search.candidate_meshes import splits
+
+pytestmark = pytest.mark.usefixtures("drivers_path")
 
 ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "algorithms" / "plans"
@@ -80,13 +81,6 @@ FITS = [(name, driver, model) for name, said in TABLE.items() for driver in said
 TOO_LARGE = [
     (name, driver, model) for name, said in TABLE.items() for driver in said.drivers for model in said.too_large
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def beside_the_drivers():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(ROOT / "algorithms"), *sys.path])
-        yield
 
 
 def plan_of(name: str, **pipeline) -> Plan:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 
 import pytest
+from answers_run import journalled
 from echo_env import LETTERS, Echo, prompts
 
 import flowrl as fl
@@ -67,12 +67,6 @@ def play(folder, env, actor, rows=None, warnings=None, into=None, **how):
         )
     finally:
         journal.close()
-
-
-def journalled(folder):
-    file = folder / "journal.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [tuple(key) for line in lines if line.endswith("\n") for key in json.loads(line)["keys"]]
 
 
 @pytest.mark.parametrize("fails_at", [0, 5, 13, 20, 27])

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from ten_letters import build_tokenizer
 
 import flowrl as fl
 from flowrl.errors import FieldError, ModelError, RewardError, RunError, WorkerError
@@ -19,20 +20,6 @@ from flowrl.graph.stand_ins import current_session as sessions
 from flowrl.workers.user_code.run_rows import run_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward.score")  # what a worker outside of a flow has to tell
-
-CHARS = "abcdefghij;"
-
-
-def build_tokenizer():
-    """A token per character; ``;`` ends a sequence and is left out of texts."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate(["<pad>", *CHARS, "?"])}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token=";")
-
 
 RESPONSES = ["b;", "bc;", "", "cab;", "ab", "j;"]
 

@@ -7,21 +7,13 @@ import json
 import pytest
 import torch
 from flows import module_of
-from letters import model_of
+from letters import SMALL
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import UsageError
 from flowrl.runtime.driver.best_step import Score
 
-MODEL = model_of(
-    hidden_size=16,
-    intermediate_size=32,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    num_hidden_layers=1,
-    initializer_range=0.3,
-)
 ACCURACY = [0.1, 0.5, 0.9, 0.2, 0.9, 0.3]
 
 
@@ -107,7 +99,7 @@ def length(response: str) -> float:
 
 def trained():
     flow = fl.Flow("trained")
-    actor = flow.worker(fl.Actor, MODEL, name="actor", lr=1e-2, max_tokens=6)
+    actor = flow.worker(fl.Actor, SMALL, name="actor", lr=1e-2, max_tokens=6)
     reward = flow.worker(fl.FunctionReward, length, name="reward")
 
     @flow.program

@@ -6,21 +6,12 @@ import json
 
 import pytest
 from flows import events
-from letters import model_of
+from letters import SMALL
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.errors import NotFinite
 from flowrl.graph.tracing.reported_metrics import OF_POLICY
-
-MODEL = model_of(
-    hidden_size=16,
-    intermediate_size=32,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    num_hidden_layers=1,
-    initializer_range=0.3,
-)
 
 
 def length(response: str) -> float:
@@ -45,7 +36,7 @@ def prompts():
 
 def program(*, logs, breaks=False):
     flow = fl.Flow("measured")
-    actor = flow.worker(fl.Actor, MODEL, name="actor", lr=1e-2, max_tokens=6)
+    actor = flow.worker(fl.Actor, SMALL, name="actor", lr=1e-2, max_tokens=6)
     reward = flow.worker(fl.FunctionReward, length, name="reward")
     broken = flow.worker(Breaks, name="broken")
 

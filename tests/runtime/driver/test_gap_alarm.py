@@ -7,21 +7,13 @@ import math
 
 import pytest
 from flows import events
-from letters import model_of
+from letters import SMALL
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.placement.plan.plan import Pipeline, Place, Plan
 from flowrl.runtime.driver.gap_alarm import GapAlarm, gap_in, is_beyond
 
-MODEL = model_of(
-    hidden_size=16,
-    intermediate_size=32,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    num_hidden_layers=1,
-    initializer_range=0.3,
-)
 SPLIT = Plan({"train": "cpu", "rollout": "cpu"}, {"actor": {"train": Place("train"), "generate": Place("rollout")}})
 PROMPTS = [{"prompt": "ab"}, {"prompt": "cde"}, {"prompt": "f"}]
 
@@ -75,7 +67,7 @@ def digits(response: str) -> float:
 def trained(out, *, log=True, **how):
     """The lines of a run of three steps of GRPO."""
     flow = fl.Flow("small")
-    actor = flow.worker(fl.Actor, MODEL, lr=3e-2, max_tokens=6, name="actor")
+    actor = flow.worker(fl.Actor, SMALL, lr=3e-2, max_tokens=6, name="actor")
     reward = flow.worker(fl.FunctionReward, digits, name="reward")
 
     @flow.program

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -12,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from answers_run import Run, wait_for
+from answers_run import Run, journalled, wait_for
 from flows import metrics
 
 import flowrl as fl
@@ -46,12 +45,6 @@ def ask(folder, fn, count=6, warnings=None, **how):
         return external_answers.once(journal, (0, 0), op, reward, {"batch": rows(count)}, {}, INFO, said.append)
     finally:
         journal.close()
-
-
-def journalled(folder):
-    file = folder / "journal.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [tuple(key) for line in lines if line.endswith("\n") for key in json.loads(line)["keys"]]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
