@@ -171,7 +171,7 @@ def one_run(
     coming = planned(asked, random.Random(seed))
     steps = 5 * len(coming) // 2 + 2 * EVERY
     more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", "local" if local else "ray"]
-    more += ["--staleness", str(staleness), "--publish", publish]
+    more += ["--staleness", str(staleness), "--publish", publish, "--copies", str(asked.copies)]
     for name in ("killed", "calm"):
         run = Disturbed(folder / name, steps=steps, deadline=asked.deadline, mark=mark, more=more)
         try:
@@ -239,6 +239,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--staleness", type=lambda text: [int(s) for s in text.split(",")], default=[0])
     parser.add_argument("--publish", type=lambda text: text.split(","), default=["drain"])
+    parser.add_argument("--copies", type=int, choices=(1, 2), default=1, help="of sampled rows, as the plan says")
     parser.add_argument("--total", type=int, default=0, help="faults of many short runs, each of --faults")
     parser.add_argument("--record", type=Path, default=Path("kills.jsonl"), help="what the runs of --total came to")
     parser.add_argument("--hours", type=float, default=12.0, help="for --total")

@@ -1,7 +1,7 @@
 """The run that ``kills.py`` disturbs: a small GRPO on six ranks, in a process of its own.
 
     python benchmarks/kills_driver.py OUT [--steps 40] [--deadline 15] [--backend fsdp2] [--gloo] [--resume]
-                                      [--staleness 0] [--publish drain] [--runtime ray]
+                                      [--staleness 0] [--copies 1] [--publish drain] [--runtime ray]
 
 Two ranks train, two generate and are the reference, two give rewards, each row apart. With ``--runtime local`` one
 process does it all, with a pool for each of the three. Every reward that is given is also a line in
@@ -90,7 +90,7 @@ MESHES = {"fsdp2": "fsdp=2", "megatron": "tp=2"}
 
 def plan(asked: argparse.Namespace) -> Plan:
     """Two ranks in each of three pools, or three pools of one process."""
-    pipeline = Pipeline(deadline=asked.deadline, staleness=asked.staleness, publish=asked.publish)
+    pipeline = Pipeline(deadline=asked.deadline, staleness=asked.staleness, publish=asked.publish, copies=asked.copies)
     if asked.runtime == "local":
         where = {"actor": {"train": Place("train"), "generate": Place("rollout")}, "ref": Place("train")}
         pools = {"train": "cpu", "rollout": "cpu", "rewards": "cpu"}
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=MESHES, default="fsdp2")
     parser.add_argument("--gloo", action="store_true", help="weights go as from host to host")
     parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--publish", choices=("drain", "interrupt", "continue"), default="drain")
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--resume", action="store_true")

@@ -59,6 +59,7 @@ def _on_ranks(
         seed=seed,
         deadline=plan.pipeline.deadline or None,
         staleness=plan.pipeline.staleness,
+        copies=plan.pipeline.copies,
         swapped=frozenset[str]().union(*(execution.swapped for execution in executions)),
     )
 

@@ -126,6 +126,7 @@ def executor_of(executions, flow, out, *, seed=0, **how):
         out=out,
         seed=seed,
         staleness=executions[0].plan.pipeline.staleness,
+        copies=executions[0].plan.pipeline.copies,
         swapped=frozenset().union(*(execution.swapped for execution in executions)),
     )
 

@@ -99,7 +99,8 @@ class Pipeline:
     ``staleness``: how many steps may be open behind the oldest that is not committed. ``order``: ``fifo`` trains each
     step on its own prompts, ``window`` may exchange them for finished ones within the part ``window`` of the open
     prompts. ``publish``: what becomes of running requests, ``drain``, ``interrupt`` or ``continue``. ``chunks``: into
-    how many parts row-wise ops are cut. Raises PlanError for other values.
+    how many parts row-wise ops are cut. ``deadline``: the seconds that a rank may take to answer; 0 is any time.
+    ``copies``: on how many ranks sampled rows are kept, 1 or 2. Raises PlanError for other values.
 
     >>> fl.Pipeline(staleness=1, chunks=4).to_json()
     {'staleness': 1, 'order': 'fifo', 'publish': 'drain', 'chunks': 4}
@@ -111,6 +112,7 @@ class Pipeline:
     publish: str = "drain"
     chunks: int = 1
     deadline: float = 0.0
+    copies: int = 1
     at: Mapping[str, At] = field(default_factory=dict[str, At], compare=False, repr=False)  # by key
 
     def __post_init__(self) -> None:
@@ -122,7 +124,8 @@ class Pipeline:
         said |= {"publish": self.publish, "chunks": self.chunks}
         if self.order == "fifo" and self.window == type(self).window:
             del said["window"]
-        return {**said, "deadline": self.deadline} if self.deadline else said
+        said |= {"deadline": self.deadline} if self.deadline else {}
+        return {**said, "copies": self.copies} if self.copies != 1 else said
 
 
 @dataclass(frozen=True, init=False)

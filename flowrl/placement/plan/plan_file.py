@@ -20,7 +20,7 @@ _NODES = ("device", "nodes", "devices_per_node", "network")
 _POOL = ("devices", "processes", "device")
 _PLACE = ("pool", "mesh", "backend", "offload")
 _ENGINE = ("pool", "mesh", "engine")
-_PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline")
+_PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline", "copies")
 _RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
 _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 

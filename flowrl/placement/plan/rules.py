@@ -13,7 +13,7 @@ from ..backends import ORDERS, PUBLISH, backend, listed, names_of
 from ..cluster.cluster import Cluster
 
 USES = ("train", "generate")
-MOST_STALENESS, MOST_CHUNKS = 1000, 10_000
+MOST_STALENESS, MOST_CHUNKS, MOST_COPIES = 1000, 10_000, 2
 _COST = {"staleness": "each step in flight keeps its rows", "chunks": "each chunk is a call of its own"}
 _DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
 
@@ -168,6 +168,7 @@ def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default
     """Raise PlanError for a wrong value of a pipeline, and for a window without its order."""
     _whole("staleness", said["staleness"], 0, MOST_STALENESS, at)
     _whole("chunks", said["chunks"], 1, MOST_CHUNKS, at)
+    _whole("copies", said.get("copies", 1), 1, MOST_COPIES, at)
     _one_of("order", said["order"], ORDERS, at)
     _one_of("publish", said["publish"], PUBLISH, at)
     deadline = said.get("deadline", 0)

@@ -47,11 +47,12 @@ class DistributedExecutor(OpenGroups):
         seed: int = 0,
         deadline: float | None = None,
         staleness: int = 0,
+        copies: int = 1,
         swapped: Container[str] = (),
     ) -> None:
         blueprints = {name: blueprint_of(name, d) for name, d in declared.items()}
         config = RankConfig(blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
-        client = RankClient(ranks, pools, deadline=deadline, staleness=staleness)
+        client = RankClient(ranks, pools, deadline=deadline, staleness=staleness, copies=copies)
         super().__init__(declared, ranks, client, deployments, config, swapped)
         self.recovery = Recovery(self)
         self.run = RunServices()

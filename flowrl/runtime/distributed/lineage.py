@@ -53,6 +53,7 @@ class Lineage:
         self._recipes: dict[int, Recipe] = {}
         self._gone: dict[int, int] = {}  # by rank: objects up to this number are gone
         self._remade: dict[int, int] = {}  # but for these: number, and rank
+        self._copies: dict[int, int] = {}  # objects that another rank has too: number, and that rank
         self._dropped: deque[int] = deque()  # objects are dropped at any time, by whoever forgets the last value
 
     def note(self, recipe: Recipe, answers: Mapping[int, Reply]) -> None:
@@ -62,6 +63,7 @@ class Lineage:
                 id = self._dropped.popleft()
                 self._recipes.pop(id, None)
                 self._remade.pop(id, None)
+                self._copies.pop(id, None)
             for rank, reply in answers.items():
                 id = recipe.rank_calls[rank].keep
                 if id and reply.keys is not None:
@@ -71,6 +73,14 @@ class Lineage:
     def recipe_of(self, id: int) -> Recipe | None:
         """Return how an object was made; None for one of a step that is committed."""
         return self._recipes.get(id)
+
+    def note_copy(self, id: int, rank: int) -> None:
+        """Note that another rank has an object too."""
+        self._copies[id] = rank
+
+    def copy_of(self, id: int) -> int | None:
+        """Return the rank that has an object too; None where there is none."""
+        return self._copies.get(id)
 
     def drop(self, id: int) -> None:
         """Forget an object that nobody needs any more."""
@@ -87,6 +97,7 @@ class Lineage:
         with self._lock:
             self._gone |= dict.fromkeys(ranks, upto)
             self._remade = {id: rank for id, rank in self._remade.items() if rank not in ranks}
+            self._copies = {id: rank for id, rank in self._copies.items() if rank not in ranks}
 
     def note_remade(self, objects: Mapping[int, int]) -> None:
         """Note that objects are there again: number, and rank."""
@@ -103,7 +114,7 @@ class Lineage:
 
     def forget(self) -> None:
         """Forget all objects: they are gone, and nobody will ask for them."""
-        for known in (self._recipes, self._gone, self._remade, self._dropped):
+        for known in (self._recipes, self._gone, self._remade, self._copies, self._dropped):
             known.clear()
 
 

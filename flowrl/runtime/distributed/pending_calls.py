@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,6 +123,8 @@ class CallOnRanks:
                 client.expected.note(self.call, self.main, replies)
             if not self.call.op.updates:
                 client.lineage.note(sent.recipe, kept_of(sent.rank_calls, replies))
+                if client.copies > 1 and any(g.is_model and (g.spec.serving or g.trains) for g in sent.recipe.stamps):
+                    self._copy(sent, kept_of(sent.rank_calls, replies))
             return result
         finally:  # what it has changed is known by now
             if group is not None and self.call.op.updates:
@@ -206,6 +209,23 @@ class CallOnRanks:
             for failures in reply.failures:
                 client.settle(failures)
         return dict(answers)
+
+    def _copy(self, sent: _Sent, kept: Mapping[int, Reply]) -> None:
+        """Have other ranks keep what was made too: the weights that it was made with go on to other versions.
+
+        A rank that is lost meanwhile has no copy, and is none: whoever needs it next finds that it is lost.
+        """
+        for part, reply in kept.items():
+            rank, id = sent.recipe.moved.get(part, part), sent.rank_calls[part].keep
+            other = self.client.another_rank(rank)
+            if other is None or not reply.kinds:
+                continue
+            lost = f"{self.call.title} was to be copied, and ranks were started again meanwhile."
+            with suppress(RankLost), self.client.blaming_restarts(sent.epoch, lost):
+                begun = self.client.send("keep_copy", {other: (rank, id)})
+                what = f"a copy of {self.call.title} of step {self.call.info.step}"
+                self.client.traffic.between += self.client.wait(begun, what)[other]
+                self.client.lineage.note_copy(id, other)
 
     def _check_rows(self, sent: _Sent, replies: Mapping[int, Reply]) -> None:
         """Raise WrongAnswer where a rank has not answered the rows that it was asked for, each of them once."""

@@ -172,6 +172,15 @@ class Rank(Weights):
         whole = list(rows) == list(range(len(held)))
         return {n: held[n] if whole else held[n].take(list(rows)) for n in names}
 
+    def give(self, id: int) -> Batch:
+        """All of an object here, for another rank."""
+        return self.objects[id]
+
+    def keep_copy(self, rank: int, id: int) -> int:
+        """Keep an object that another rank has. Returns the bytes that came."""
+        self.objects[id] = self.ask(rank, "give", id)
+        return sum(column_bytes(self.objects[id]).values())
+
     def materialise(self, wanted: Fetch) -> Batch | Column:
         """Put together what is asked for from here and from other ranks."""
         return assemble(wanted, self._get)

@@ -67,14 +67,21 @@ class Asked:
 
 class RankClient:
     """Calls the ranks of a run. ``pools`` gives the ranks of each pool; ``deadline`` the seconds that a call may take,
-    ``staleness`` is the plan's.
+    ``staleness`` and
+    ``copies`` are the plan's.
 
     ``restart`` starts lost ranks again with the state that they had, and returns them; it raises RankLost where that
     cannot be. Every such restart begins a new ``epoch``.
     """
 
     def __init__(
-        self, link: Link, pools: Mapping[str, Sequence[int]], *, deadline: float | None = None, staleness: int = 0
+        self,
+        link: Link,
+        pools: Mapping[str, Sequence[int]],
+        *,
+        deadline: float | None = None,
+        staleness: int = 0,
+        copies: int = 1,
     ) -> None:
         self.link, self.pools, self.deadline = link, {p: tuple(r) for p, r in pools.items()}, deadline
         self.traffic = Traffic()
@@ -86,6 +93,7 @@ class RankClient:
         self.order = threading.RLock()  # who holds it begins calls; while ranks are restarted nobody else does
         self.lineage = Lineage()
         self.expected = ExpectedLengths(staleness)
+        self.copies = copies
         self.restart: Callable[[RankLost], Collection[int]] = _refuse
         self._ids, self._turns, self._waits = itertools.count(1), itertools.count(1), itertools.count()
         self._asked: dict[int, Asked] = {}  # what threads wait for
@@ -234,6 +242,9 @@ class RankClient:
         """Free an object of a rank: it is told so with its next call."""
         if id:
             self._dropped[rank].append(id)
+            copy = self.lineage.copy_of(id)
+            if copy is not None:
+                self._dropped[copy].append(id)
             self.lineage.drop(id)
 
     def take_dropped(self, rank: int) -> tuple[int, ...]:
@@ -242,6 +253,17 @@ class RankClient:
         while dropped:
             ids.append(dropped.popleft())
         return tuple(ids)
+
+    def another_rank(self, rank: int) -> int | None:
+        """Return a rank to keep copies of what one holds: on another machine, or else of the same pool, or else any."""
+        where, pool = self.link.where, self.pool_of(rank)
+        others = [other for other in self.all_ranks if other != rank]
+
+        def far(other: int) -> tuple[bool, bool, int]:
+            same = where[other]["node"] == where[rank]["node"]
+            return same, self.pool_of(other) != pool, (other - rank) % (max(self.all_ranks) + 1)
+
+        return min(others, key=far, default=None)
 
     # -- records ----------------------------------------------------------------------------------------------------
 

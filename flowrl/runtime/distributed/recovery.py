@@ -125,8 +125,14 @@ class Recovery:
 
 
 def remake_rows(client: RankClient, wanted: Any) -> None:
-    """Have lost rows that arguments ask for made again, by the same calls. Raises RankLost where that cannot be."""
+    """Have lost rows that arguments ask for brought from their copies, or made again by the same calls.
+
+    Raises RankLost where neither can be.
+    """
     for rank, id in client.lineage.missing(wanted):
+        if (copy := client.lineage.copy_of(id)) is not None:
+            _bring_copy(client, rank, id, copy)
+            continue
         recipe = client.lineage.recipe_of(id)
         if recipe is None or not recipe.repeatable:
             what = f"rows that rank {rank} held are needed, and cannot be made again."
@@ -146,3 +152,15 @@ def remake_rows(client: RankClient, wanted: Any) -> None:
                 what = f"{recipe.title} gave other rows when rank {r} made them again."
                 raise RankLost(what, ranks=[r], inconsistent=True, alive=True)
         client.lineage.note_remade({call.keep: r for r, call in calls.items()})
+
+
+def _bring_copy(client: RankClient, rank: int, id: int, copy: int) -> None:
+    """Have a rank take back an object of which another one has a copy. Raises RankLost."""
+    what = f"rows that rank {rank} held, from rank {copy}"
+    try:
+        client.traffic.between += client.wait(client.send("keep_copy", {rank: (copy, id)}), what)[rank]
+    except RankLost:
+        raise
+    except Exception as error:
+        raise RankLost(f"{what}, did not come: {error}", ranks=[rank], inconsistent=True) from error
+    client.lineage.note_remade({id: rank})

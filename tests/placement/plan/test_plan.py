@@ -344,7 +344,7 @@ MISTAKES = [
         "pipeline:\n  stalenes: 0\n",
         2,
         "pipeline has no 'stalenes'.",
-        "have chunks, deadline, order, publish, staleness, window",
+        "have chunks, copies, deadline, order, publish, staleness, window",
         "fix  Did you mean 'staleness'?",
     ),
     (

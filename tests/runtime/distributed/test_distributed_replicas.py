@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from flowrl.batch import Column
 from flowrl.errors import RankLost, WrongAnswer
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.pending_calls import CallOnRanks
 from flowrl.runtime.distributed.rank import Rank
 from flowrl.workers.model_options import Sampling
 
@@ -286,3 +288,36 @@ def test_a_row_that_leaves_an_engine_twice_is_named():
     call._left = {0}  # the stream would wait for the row that never comes, and say so
     with pytest.raises(WrongAnswer, match="Of call 1 row 0 has left twice"):
         call.sampled()
+
+
+@pytest.mark.parametrize(("copies", "way"), [(1, ["lost", "renewed", "lost", "recovered"]), (2, ["lost", "renewed"])])
+def test_rows_that_wait_for_their_update_have_a_copy(shares, monkeypatch, tmp_path, copies, way):
+    """At staleness 1 a replica dies that has rows of older weights: with a copy of them nothing is gone back to."""
+    plan = replace(TWO, pipeline=Pipeline(staleness=1, copies=copies))
+    whole, _ = run_direct(module_of("replicas_flow").trained, plan, tmp_path / "whole", "learn")
+    shares.clear()
+    shares.die, real = (3, 1), CallOnRanks.__init__
+
+    def begin(self, client, call, group, arguments):
+        if call.title == "reward.score" and call.step == 2:  # its rows are not looked at before that rank is lost
+            until = time.monotonic() + 60
+            while shares.die is not None and time.monotonic() < until:
+                time.sleep(0.01)
+        real(self, client, call, group, arguments)
+
+    monkeypatch.setattr(CallOnRanks, "__init__", begin)
+    found, place = run_direct(module_of("replicas_flow").trained, plan, tmp_path / "run", "learn", checkpoint_every=100)
+    assert found.weights_digest == whole.weights_digest and place.ranks.restarted == [1]
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [k for k in kinds if k in ("lost", "renewed", "recovered")] == way
+
+
+def test_copies_are_freed_with_the_rows(monkeypatch, tmp_path):
+    held, real = [], Direct.stop
+    monkeypatch.setattr(
+        Direct, "stop", lambda self: (held.append([len(r.objects) for r in self.ranks.values()]), real(self))
+    )
+    flow, plan = module_of("replicas_flow").trained, replace(TWO, pipeline=Pipeline(copies=2))
+    for steps in (3, 9):
+        run_direct(flow, plan, tmp_path / str(steps), "learn", parameters={"learn": {"steps": steps}})
+    assert held[0] == held[1]

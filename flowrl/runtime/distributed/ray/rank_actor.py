@@ -15,6 +15,8 @@ from .group_signals import hear, overhear
 #: Lanes: calls in one of them wait for each other, those in different ones do not. ``work`` is everything else.
 LANES = {
     "pull": "pull",
+    "give": "pull",
+    "keep_copy": "light",
     "positions": "pull",
     "respond": "serve",
     "alive": "pull",
