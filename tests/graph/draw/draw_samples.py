@@ -1,12 +1,17 @@
-"""Graphs as the trace makes them, put together by hand: the drawings are tested on these."""
+"""Graphs as the trace makes them, put together by hand, also with hostile names: the drawings are tested on these."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
+from xml.etree import ElementTree
 
+import pytest
+
+from flowrl.graph.draw import render
 from flowrl.graph.ops.field_types import STANDARD
 from flowrl.graph.record import Edge, Graph, Node, PoolInfo, SourceInfo, WorkerInfo
 
@@ -396,3 +401,75 @@ PLACED = {
     "ppo together": PPO_TOGETHER,
     "guess served": GUESS_SERVED,
 }
+
+EVERY = pytest.mark.parametrize("graph", [*SAMPLES.values(), *PLACED.values()], ids=[*SAMPLES, *PLACED])
+
+
+_DRAWN: dict[str, str] = {}
+
+
+EVIL = "</script><img src=x onerror=pwned()>\"'&\\N {a|b} `$program` ]]> %s\n\x00 é漢"
+
+
+HOSTILE = Graph(
+    EVIL,
+    (
+        Node(
+            f"{EVIL}.go",
+            EVIL,
+            f"go{EVIL}",
+            file=f"{EVIL}.py",
+            line=3,
+            source=EVIL,
+            reads=(EVIL,),
+            adds=(f"{EVIL}2",),
+            types={EVIL: EVIL},
+            branch=EVIL,
+            signature=EVIL,
+        ),
+        Node("batch.mean", "batch", "mean", reads=(f"{EVIL}2",)),
+    ),
+    (
+        Edge(f"{EVIL}.go", "batch.mean", "data", (f"{EVIL}2",), branch=f"not {EVIL}"),
+        Edge(EVIL, "batch.mean", "serves"),
+    ),
+    (WorkerInfo(EVIL, EVIL, describes=EVIL),),
+    (EVIL,),
+    sources=(SourceInfo(f"data.{EVIL}", EVIL, EVIL, (EVIL,), {EVIL: EVIL}, branch=EVIL),),
+)
+
+
+HOSTILE_PLACED = replace(
+    HOSTILE,
+    nodes=(
+        replace(HOSTILE.nodes[0], pool=EVIL, mesh=EVIL, layout=EVIL, seconds=1.0, share=2.0),
+        Node(f"{EVIL}.publish", EVIL, "publish", kind="publish", pool=EVIL),
+        HOSTILE.nodes[1],
+    ),
+    edges=(replace(HOSTILE.edges[0], bytes=1e30, transport=EVIL, version=EVIL), HOSTILE.edges[1]),
+    pools=(PoolInfo(EVIL, EVIL, EVIL, EVIL, 3, 1.5, 0.0),),
+    plan=EVIL,
+)
+
+
+WILD = pytest.mark.parametrize(
+    "graph",
+    [*SAMPLES.values(), HOSTILE, *PLACED.values(), HOSTILE_PLACED],
+    ids=[*SAMPLES, "hostile", *PLACED, "hostile placed"],
+)
+
+
+def once(graph: Graph, format: str) -> str:
+    """The drawing, made once for all tests of a graph."""
+    key = format + json.dumps(graph.to_json())
+    if key not in _DRAWN:
+        _DRAWN[key] = render(graph, format)
+    return _DRAWN[key]
+
+
+def drawn(graph: Graph) -> ElementTree.Element:
+    return ElementTree.fromstring(once(graph, "svg"))
+
+
+def with_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return [e for e in root.iter() if name in e.get("class", "").split()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
 import subprocess
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draw_samples import PLACED, SAMPLES
 
 from flowrl.analysis.placed_graph import placed_graph
 from flowrl.cli.script import load_script
@@ -20,9 +20,6 @@ from flowrl.graph.draw import render
 from flowrl.graph.draw.picture import draw
 from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
 
-_MADE = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))
-SAMPLES: dict[str, Graph] = _MADE["SAMPLES"]
-PLACED: dict[str, Graph] = _MADE["PLACED"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 pytestmark = [

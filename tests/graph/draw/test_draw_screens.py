@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import runpy
 from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from draw_samples import SAMPLES
 
 from flowrl.analysis.placed_graph import placed_graph
 from flowrl.cli.script import load_script
@@ -22,7 +22,6 @@ from flowrl.graph.record import Edge, Graph, Node
 ROOT = Path(__file__).parents[3]
 DRIVERS = sorted((ROOT / "algorithms").glob("*.py"))
 PLANS = ("ppo_disaggregated_16", "ppo_colocated_8", "ppo_split_16")
-SAMPLES: dict[str, Graph] = runpy.run_path(str(Path(__file__).with_name("draw_samples.py")))["SAMPLES"]
 LEAST = 11.0  # pixels of the smallest words
 
 
