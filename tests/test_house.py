@@ -54,8 +54,9 @@ def misplaced(folder: str, name: str) -> str | None:
 
 
 def test_a_test_file_lies_and_is_named_as_its_module():
-    found = {file: misplaced(str(file.relative_to(TESTS).parent), file.stem.removeprefix("test_")) for file in FILES}
-    assert FILES and {str(file.relative_to(TESTS)): said for file, said in found.items() if said} == {}
+    said = {file: misplaced(str(file.relative_to(TESTS).parent), file.stem.removeprefix("test_")) for file in FILES}
+    wrong = [f"{file.relative_to(TESTS)}: {what}" for file, what in said.items() if what]
+    assert FILES and not wrong, "\n".join(wrong)
 
 
 def test_names_are_unique():
