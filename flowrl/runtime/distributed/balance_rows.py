@@ -1,4 +1,4 @@
-"""Rows over ranks so that each has about as many tokens: largest differencing (Karmarkar and Karp 1982)."""
+"""Rows over ranks so that each has about as many tokens (Karmarkar and Karp 1982), or those whose prefix it has."""
 
 from __future__ import annotations
 
@@ -49,3 +49,44 @@ def longest_first(keys: Sequence[Key], part: Sequence[int], sizes: Sequence[int]
         total[keys[row][0]] = total.get(keys[row][0], 0) + sizes[row]
     place = {uid: number for number, uid in enumerate(dict.fromkeys(keys[row][0] for row in part))}
     return sorted(part, key=lambda row: (-total[keys[row][0]], place[keys[row][0]]))
+
+
+def by_prefix(
+    sizes: Sequence[int],
+    parts: int,
+    homes: Sequence[int | None],
+    alike: Sequence[object] = (),
+    *,
+    most: float = 1.25,
+) -> list[list[int]]:
+    """Row numbers of each part: each row in the part that has its prefix, as ``homes`` says, where there is room.
+
+    A part takes ``most`` times the mean of the tokens. Rows that find no room there, and those without a home, go to
+    the part that has least, the largest first; those that are ``alike``, unless that is None, go together.
+
+    >>> by_prefix([8, 8, 6, 2], 2, [1, 1, None, 0])
+    [[1, 3], [0, 2]]
+    >>> by_prefix([3, 3, 3, 3], 2, [None] * 4, ["a", "b", "a", "b"])
+    [[0, 2], [1, 3]]
+    """
+    room = max(most * sum(sizes) / parts, max(sizes, default=0))
+    loads, found, left = [0] * parts, [list[int]() for _ in range(parts)], list[int]()
+
+    def put(row: int, part: int) -> None:
+        loads[part] += sizes[row]
+        found[part].append(row)
+
+    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
+        home = homes[row]
+        if home is None or loads[home] + sizes[row] > room:
+            left.append(row)
+        else:
+            put(row, home)
+    where: dict[object, int] = {}
+    for row in left:
+        of = alike[row] if alike else None
+        part = where.get(of, -1) if of is not None else -1
+        if part < 0 or loads[part] + sizes[row] > room:
+            part = where[of] = loads.index(min(loads))
+        put(row, part)
+    return [sorted(rows) for rows in found]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...batch import Column
 from ...column import concat
+from ...errors import WrongAnswer
 from ...workers.base import Worker
 from ...workers.model_options import Build, Sampled
+from ...workers.tokens.check_sampled import check_sampled
 from ...workers.tokens.sampling import SamplingArguments
-from .balance_rows import balanced
+from .balance_rows import by_prefix
 from .protocol import Named, Serving
 
 if TYPE_CHECKING:
@@ -43,11 +45,14 @@ class Elsewhere:
 class Policy:
     """A policy on other ranks, as an environment calls it: rows go to its ranks, row by row, and come back in order.
 
-    They are the processes that there were when it was made: one that is started again may not have its weights yet.
+    They are the processes that there were when it was made: one that is started again may not have its weights yet. The
+    rows of one prompt begin on one rank, and a row that goes on is asked for where its tokens so far are known, as long
+    as no rank has much more to do than others.
     """
 
     def __init__(self, rank: Rank, at: Serving) -> None:
         self._rank, self._at, self._peers = rank, at, rank.peers
+        self._homes: dict[int, int] = {}  # which of the ranks has had a row, by its seed
 
     @property
     def tokenizer(self) -> Any:
@@ -68,12 +73,18 @@ class Policy:
         """See :meth:`flowrl.workers.actor.Actor.respond`."""
         import torch
 
-        shares = balanced([int(n) + 1 for n in prompts.lengths], len(self._at.ranks))
+        shares = self._shares(prompts, seeds.tolist(), starts.tolist())
         asked = [(r, rows) for r, rows in zip(self._at.ranks, shares, strict=True) if rows]
         calls = [
             (r, "respond", self._at.name, prompts.take(rows), seeds[rows], starts[rows], said) for r, rows in asked
         ]
         answers = self._rank.ask_all(calls, self._peers)
+        for (rank, rows), answer in zip(asked, answers, strict=True):
+            try:
+                check_sampled(answer, [(row,) for row in rows], self._at.version)
+            except WrongAnswer as error:
+                error.what = f"{self._at.name} on rank {rank}, asked for {len(rows)} rows: {error.what}"
+                raise
         order = torch.tensor([i for _, rows in asked for i in rows]).argsort().tolist()
         columns: list[Column] = []
         for name in ("ids", "rollout_logprobs", "sampling_logprobs"):
@@ -82,3 +93,11 @@ class Policy:
         finished = torch.cat([a.finished for a in answers])[order]
         ids, rollout, sampling = (column.take(order) for column in columns)
         return Sampled(ids, rollout, sampling, finished, answers[0].temperature)
+
+    def _shares(self, prompts: Column, seeds: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
+        """Return the rows of each rank, and remember where they went."""
+        homes = [self._homes.get(seed) for seed in seeds]
+        begun = [None if start else prompt.numpy().tobytes() for prompt, start in zip(prompts, starts, strict=True)]
+        shares = by_prefix([int(n) + 1 for n in prompts.lengths], len(self._at.ranks), homes, begun)
+        self._homes |= {seeds[row]: part for part, rows in enumerate(shares) for row in rows}
+        return shares

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import WrongAnswer
 from ..model_options import Sampled
 
 if TYPE_CHECKING:
-    from ...batch import Batch, Column, Key
+    from ...batch import Column, Key
 
 
-def check_sampled(sampled: Sampled, children: Batch, version: int) -> None:
+def check_sampled(sampled: Sampled, keys: Sequence[Key], version: int) -> None:
     """Raise WrongAnswer, which names the row, for an answer that cannot be right.
 
-    ``children`` are the rows that were asked for, ``version`` is that of the weights. Tokens may be of older versions,
-    where a publish came in between, and later ones of a row are of no older version than those before.
+    ``keys`` are those of the rows that were asked for, ``version`` is that of the weights. Tokens may be of older
+    versions, where a publish came in between, and later ones of a row are of no older version than those before.
     """
-    ids, rows = sampled.ids, len(children)
+    ids, rows = sampled.ids, len(keys)
     if len(ids) != rows:
-        first = f": there is none for row {_name(children.keys[len(ids)])}" if len(ids) < rows else ""
+        first = f": there is none for row {_name(keys[len(ids)])}" if len(ids) < rows else ""
         raise WrongAnswer(f"{len(ids)} rows were sampled, and {rows} were asked for{first}.")
     for name in ("rollout_logprobs", "sampling_logprobs"):
         column: Column = getattr(sampled, name)
-        _check_lengths(column, name, children, ids)
-        _check_finite(column, name, children)
+        _check_lengths(column, name, keys, ids)
+        _check_finite(column, name, keys)
     if len(sampled.finished) != rows:
         raise WrongAnswer(f"{len(sampled.finished)} rows say how they ended, and {rows} were asked for.")
     if sampled.versions is not None:
-        _check_lengths(sampled.versions, "versions", children, ids)
-        _check_versions(sampled.versions, children, version)
+        _check_lengths(sampled.versions, "versions", keys, ids)
+        _check_versions(sampled.versions, keys, version)
 
 
-def _check_lengths(column: Column, name: str, children: Batch, ids: Column) -> None:
+def _check_lengths(column: Column, name: str, keys: Sequence[Key], ids: Column) -> None:
     """Every token has one number."""
     if len(column) != len(ids):
         raise WrongAnswer(f"'{name}' has {len(column)} rows for {len(ids)} that were sampled.")
@@ -40,27 +41,27 @@ def _check_lengths(column: Column, name: str, children: Batch, ids: Column) -> N
     if len(other):
         row = int(other[0])
         raise WrongAnswer(
-            f"'{name}' of row {_name(children.keys[row])} has {int(column.lengths[row])} numbers for "
+            f"'{name}' of row {_name(keys[row])} has {int(column.lengths[row])} numbers for "
             f"{int(ids.lengths[row])} tokens."
         )
 
 
-def _check_finite(column: Column, name: str, children: Batch) -> None:
+def _check_finite(column: Column, name: str, keys: Sequence[Key]) -> None:
     """Every log-probability is a number."""
     wrong = (~column.values.isfinite()).nonzero()
     if len(wrong):
         row, token = _place(column, int(wrong[0]))
         value = float(column.values[int(wrong[0])])
-        raise WrongAnswer(f"'{name}' of row {_name(children.keys[row])}, token {token}, is {value}.")
+        raise WrongAnswer(f"'{name}' of row {_name(keys[row])}, token {token}, is {value}.")
 
 
-def _check_versions(versions: Column, children: Batch, version: int) -> None:
+def _check_versions(versions: Column, keys: Sequence[Key], version: int) -> None:
     """Tokens are of versions that there were, in their order."""
     late = (versions.values > version).nonzero()
     if len(late):
         at = int(late[0])
         row, token = _place(versions, at)
-        what = f"token {token} of row {_name(children.keys[row])} is of version {int(versions.values[at])}"
+        what = f"token {token} of row {_name(keys[row])} is of version {int(versions.values[at])}"
         raise WrongAnswer(f"{what}, and the weights are version {version}.")
     back = versions.values[1:] < versions.values[:-1]
     if bool(back.any()):
@@ -68,7 +69,7 @@ def _check_versions(versions: Column, children: Batch, version: int) -> None:
         back[first[(first >= 0) & (first < len(back))]] = False
         if bool(back.any()):
             row, token = _place(versions, int(back.nonzero()[0]) + 1)
-            raise WrongAnswer(f"token {token} of row {_name(children.keys[row])} is of an older version than before.")
+            raise WrongAnswer(f"token {token} of row {_name(keys[row])} is of an older version than before.")
 
 
 def _place(column: Column, at: int) -> tuple[int, int]:

@@ -108,7 +108,7 @@ def sampled_fields(children: Batch, sampled: Sampled, version: int) -> dict[str,
     """The fields that sampling adds to rows, one response each; ``version`` is that of the weights, unless each token
     has its own. Raises WrongAnswer for what cannot be right.
     """
-    check_sampled(sampled, children, version)
+    check_sampled(sampled, children.keys, version)
     support = sampled.support or ()
     versions = constant(sampled.ids, version, "i32") if sampled.versions is None else sampled.versions
     if sampled.kept_cache:

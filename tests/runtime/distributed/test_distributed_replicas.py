@@ -18,9 +18,12 @@ from flowrl.batch import Column
 from flowrl.errors import RankLost, WrongAnswer
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.peers import Policy
 from flowrl.runtime.distributed.pending_calls import CallOnRanks
+from flowrl.runtime.distributed.protocol import Serving
 from flowrl.runtime.distributed.rank import Rank
-from flowrl.workers.model_options import Sampling
+from flowrl.workers.model_options import Sampled, Sampling
+from flowrl.workers.tokens.sampling import SamplingArguments
 
 HANGS = object()  # the answer of a rank that gives none
 
@@ -321,3 +324,41 @@ def test_copies_are_freed_with_the_rows(monkeypatch, tmp_path):
     for steps in (3, 9):
         run_direct(flow, plan, tmp_path / str(steps), "learn", parameters={"learn": {"steps": steps}})
     assert held[0] == held[1]
+
+
+def test_a_row_that_goes_on_is_asked_for_where_its_tokens_are(monkeypatch):
+    """Of an environment: rows of a prompt begin on one replica, and stay where they began while that has no more to do."""
+    asked = []
+
+    class Here:
+        """The rank of an environment, whose replicas answer with two tokens each."""
+
+        peers = None
+
+        def ask_all(self, calls, peers):
+            asked.append({rank: seeds.tolist() for rank, _, _, _, seeds, _, _ in calls})
+            return [answer(len(call[3])) for call in calls]
+
+    def answer(rows):
+        ids = Column.of([[5, 6]] * rows, "response", "i32")
+        sure = Column.of([[-0.5, -0.5]] * rows, "response", "f32")
+        return Sampled(ids, sure, sure, torch.ones(rows, dtype=torch.bool), 1.0)
+
+    policy = Policy(Here(), Serving("actor", (3, 7), version=2))
+    rows = [[1, 2], [1, 2], [4, 9], [4, 9]]
+
+    def respond(prompts, seeds, start):
+        column = Column.of(prompts, dim="prompt", dtype="i32")
+        return policy.respond(column, torch.tensor(seeds), torch.full((len(seeds),), start), SamplingArguments())
+
+    respond(rows, [10, 11, 12, 13], 0)
+    assert sorted(asked[0].values()) == [[10, 11], [12, 13]], "both rows of a prompt"
+    respond([[*row, 5, 6, 8] for row in reversed(rows)], [13, 12, 11, 10], 2)
+    assert {rank: sorted(seeds) for rank, seeds in asked[1].items()} == asked[0]
+    respond([[*row, 5, 6, 8, 5, 6] for row in rows[:2]], [10, 11], 4)
+    assert sorted(asked[2].values()) == [[10], [11]], "the other replica has nothing to do"
+    wrong = replace(answer(1), rollout_logprobs=Column.of([[-0.5, float("nan")]], "response", "f32"))
+    monkeypatch.setattr(Here, "ask_all", lambda self, calls, peers: [answer(1), wrong])
+    said = "actor on rank 7, asked for 1 rows: 'rollout_logprobs' of row [01], token 1, is nan"
+    with pytest.raises(WrongAnswer, match=said):
+        respond(rows[::2], [20, 21], 0)
