@@ -115,6 +115,7 @@ def overview() -> str:
             "flowrl COMMAND --help          its options, with examples",
             "flowrl COMMAND SCRIPT --help   with the parameters of the script's program, too",
             "python SCRIPT                  is flowrl run SCRIPT",
+            "SCRIPT                         a file, or a shipped algorithm by its name: flowrl run grpo",
         ]
     )
 

@@ -6,8 +6,9 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from .. import shipped
 from ..errors import FlowError, ProgramError, UsageError, did_you_mean, shown
 from ..flow import Flow
 from ..graph.script.site import own_frames, raised_at
@@ -16,7 +17,8 @@ from ..graph.script.site import own_frames, raised_at
 def load_script(path: str, name: str | None = None) -> Flow:
     r"""The one flow of a script, which is loaded with its folder first on ``sys.path`` and not as ``__main__``.
 
-    A script in a package is loaded as a module of it, so that its relative imports work; ``name`` is that of the module
+    The name of a shipped algorithm stands for its driver, where no file has that name: ``fl.load_script("grpo")``. A
+    script in a package is loaded as a module of it, so that its relative imports work; ``name`` is that of the module
     where Python knows it (``python -m package.driver``).
 
     >>> import pathlib, tempfile
@@ -28,11 +30,11 @@ def load_script(path: str, name: str | None = None) -> Flow:
     """
     script = Path(path)
     if not script.is_file():
-        if script.is_dir():
+        driver = shipped.find_driver(path)
+        if driver is None and script.is_dir():
             inside = [str(p) for p in script.glob("*.py")]
             raise UsageError(f"{path} is a folder, not a script.", have=inside or None)
-        beside = [str(p) for p in script.parent.glob("*.py")] if script.parent.is_dir() else []
-        raise UsageError(f"there is no script {path}.", fix=did_you_mean(str(script), beside, form="Did you mean {}?"))
+        script = driver or _no_script(script)
     script = script.resolve()
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
@@ -64,6 +66,16 @@ def load_script(path: str, name: str | None = None) -> Flow:
     if not flow.programs:
         raise UsageError(f"{shown(path)} has no program.", fix="Write a function under @flow.program.")
     return flow
+
+
+def _no_script(script: Path) -> NoReturn:
+    """Raise UsageError for a path that is no file, with the files and the shipped algorithms that it may mean."""
+    what, names = f"there is no script {script}.", shipped.names()
+    beside = [str(p) for p in script.parent.glob("*.py")] if script.parent.is_dir() else []
+    if script.suffix or len(script.parts) > 1:
+        raise UsageError(what, fix=did_you_mean(str(script), beside, form="Did you mean {}?"))
+    fix = did_you_mean(str(script), [*names, *beside], "Name a file, or one of these.", form="Did you mean {}?")
+    raise UsageError(f"{what[:-1]}, and no shipped algorithm {script}.", have=names, fix=fix)
 
 
 def _name_in_package(script: Path) -> str | None:

@@ -13,9 +13,11 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from ...errors import At
+from ...shipped import FOLDER
 
 _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STAND_INS = tuple(os.path.join(_HOME, "graph", "stand_ins", name) for name in ("scalars.py", "symbols.py"))
+_SHIPPED = str(FOLDER) + os.sep
 _PACKAGE = __name__.partition(".")[0] + "."
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -53,7 +55,17 @@ def users_line() -> At:
 
 def is_users_code(code: CodeType) -> bool:
     """Whether code is the user's own: of no library, and not of flowrl."""
-    return not code.co_filename.startswith((_HOME, *_LIBRARIES, "<frozen"))
+    return not in_a_library(code.co_filename, "<frozen")
+
+
+def in_a_library(file: str, *others: str) -> bool:
+    """Whether a file is flowrl's own or that of a library, or begins with one of ``others``; no shipped driver is."""
+    return file.startswith((_HOME, *_LIBRARIES, *others)) and not is_shipped(file)
+
+
+def is_shipped(file: str) -> bool:
+    """Whether a file is a shipped driver or lies beside one: a script like a user's own, wherever it is installed."""
+    return file.startswith(_SHIPPED)
 
 
 def instruction() -> tuple[int, int]:
@@ -71,7 +83,7 @@ def stores() -> bool:
 def _ours(frame: FrameType) -> bool:
     """Whether a frame is flowrl's own, which the ``__init__`` is that a record gets, though it lies in no file."""
     file = frame.f_code.co_filename
-    return file.startswith(_HOME) or (
+    return (file.startswith(_HOME) and not is_shipped(file)) or (
         file == "<string>" and str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE)
     )
 
@@ -110,7 +122,7 @@ def raised_at(error: BaseException) -> At | None:
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The lines of the user's own code that an exception passed through, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [f for f in frames if not f.filename.startswith((_HOME, *_LIBRARIES, "<"))]
+    return [f for f in frames if not in_a_library(f.filename, "<")]
 
 
 def defined_at(fn: Callable[..., Any]) -> At:
@@ -137,7 +149,7 @@ def own_stack(upto: object) -> list[FrameType]:
     frames: list[FrameType] = []
     frame = user_frame()
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_HOME):
+        if not frame.f_code.co_filename.startswith(_HOME) or is_shipped(frame.f_code.co_filename):
             frames.append(frame)
         if frame.f_code is upto:
             break
@@ -155,4 +167,4 @@ def is_users(thing: Any) -> bool:
         file = getattr(module, "__file__", None)
     if file is None:
         return module is not None and module.__name__ == "__main__"  # a notebook
-    return not os.path.abspath(file).startswith((_HOME, *_LIBRARIES))
+    return not in_a_library(os.path.abspath(file))

@@ -21,7 +21,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....errors import ClusterLost, RankLost, RunError, UsageError
-from ....graph.script.site import is_users
+from ....graph.script.site import is_shipped, is_users
 from ..process_exits import Watched
 from ..protocol import Failed, RankConfig
 from .group_signals import deaf
@@ -343,7 +343,7 @@ class RayRanks:
 
 
 def own_modules() -> list[ModuleType]:
-    """The modules that are loaded and nowhere installed: the script, and what lies beside it."""
+    """The modules that are loaded and nowhere installed: the script, shipped or not, and what lies beside it."""
     installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
     found: list[ModuleType] = []
     for module in list(sys.modules.values()):
@@ -352,7 +352,8 @@ def own_modules() -> list[ModuleType]:
             path = Path(file).resolve()
             if not path.is_file():  # torch.ops says that it lies in _ops.py, which is nowhere
                 continue
-            if "site-packages" not in path.parts and not any(path.is_relative_to(folder) for folder in installed):
+            elsewhere = "site-packages" not in path.parts and not any(path.is_relative_to(f) for f in installed)
+            if elsewhere or is_shipped(file):
                 found.append(module)
     return found
 

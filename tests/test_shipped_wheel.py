@@ -1,0 +1,76 @@
+"""A wheel, installed in a new environment, has the shipped algorithms and plans: what it does in an empty folder."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT]
+    subprocess.run(words, check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The folder of the commands of an environment that has the wheel; other packages are those of this one."""
+    environment = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip())
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    words = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(words, check=True)
+    return environment / "bin"
+
+
+@pytest.fixture
+def in_empty_folder(installed, tmp_path):
+    """Run words in an empty folder, with the commands of the new environment before others."""
+
+    def run(*words: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment["PATH"] = f"{installed}{os.pathsep}{environment['PATH']}"
+        done = subprocess.run(
+            [installed / words[0], *words[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_it_has_the_drivers_and_what_lies_beside_them(wheel):
+    held = set(zipfile.ZipFile(wheel).namelist())
+    files = [
+        p.relative_to(ROOT / "algorithms") for p in (ROOT / "algorithms").rglob("*") if p.suffix in (".py", ".yaml")
+    ]
+    assert files and {f"flowrl/drivers/{file}" for file in files} <= held
+    assert not [name for name in held if not name.startswith(("flowrl/", "flowrl-"))]
+
+
+def test_commands_find_them_by_name(in_empty_folder, installed):
+    """The driver counts as a script of the user's: graphs and messages name its lines."""
+    assert "flowrl/drivers/grpo.py" in (text := in_empty_folder("flowrl", "graph", "grpo", "--plan", "split_cpu"))
+    line = next(
+        n for n, t in enumerate((ROOT / "algorithms/grpo.py").read_text().splitlines(), 1) if "actor.update(" in t
+    )
+    assert f"# :{line}\n" in next(t for t in text.splitlines(keepends=True) if "actor.update(" in t)
+    told = in_empty_folder(
+        "python", "-c", "from flowrl.algorithms import grpo as m; print(m.__file__, m.flow.check().text())"
+    )
+    assert (
+        told
+        == f"{installed.parent}/lib/python3.{sys.version_info[1]}/site-packages/flowrl/drivers/grpo.py grpo: fine\n"
+    )
