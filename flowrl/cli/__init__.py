@@ -24,6 +24,7 @@ from .gap import gap_command
 from .graph import add_options as graph_options
 from .graph import graph_command, graph_of_run
 from .help import COMMANDS, new_parser, overview
+from .new import new_command
 from .options import add_common
 from .plan import add_options as plan_options
 from .plan import plan_command, show_command
@@ -54,6 +55,7 @@ WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "replay": replay_command,
     "doctor": doctor_command,
     "eval": eval_command,
+    "new": new_command,
 }
 
 

@@ -49,6 +49,11 @@ GROUPS: dict[str, dict[str, About]] = {
         "reshard": About("", "plan the movement of weights between two layouts"),
     },
     "run": {
+        "new": About(
+            "NAME FOLDER",
+            "write a project from a shipped algorithm: driver, task, plan and test",
+            ("flowrl new grpo my_project",),
+        ),
         "run": About(
             "SCRIPT",
             "check the programs of a script, then run them",
