@@ -13,7 +13,7 @@ DOCS = Path(__file__).parent
 FLOWRL = DOCS.parent / "flowrl"
 #: The folders in the order of the data: from the program, over where, when and how, to the engines and the shell.
 ORDER = ("", "rl", "data", "column", "workers", "graph", "placement", "schedule", "lowering", "analysis", "runtime")
-ORDER += ("trackers", "backends", "testing", "cli")
+ORDER += ("trackers", "backends", "testing", "show", "cli")
 #: Folders in folders that have an order of their own; others follow by name.
 INNER = {
     "graph": ("ops", "script", "stand_ins", "tracing", "draw"),
@@ -28,7 +28,7 @@ Every folder of `flowrl/` in the order in which data passes through it, and the 
 driver is written in (`rl`, `data`, `workers`), what it becomes (`graph`), where and when it runs (`placement`,
 `schedule`), what is handed to a runtime or looked at without one (`lowering`, `analysis`), what does the work
 (`runtime`, `backends`), what shows it elsewhere (`trackers`), what tests use in place of a model (`testing`),
-and the command line. [The journey](journey.md) follows one step through it.
+the page that shows runs (`show`), and the command line. [The journey](journey.md) follows one step through it.
 
 `docs/make_layout.py` writes this page from the first lines of the files.
 """

@@ -33,6 +33,7 @@ from .reshard import reshard_command
 from .run import add_options as run_options
 from .run import run_command
 from .script import load_script
+from .show import show_runs_command
 from .simulate import add_options as simulate_options
 from .simulate import simulate_command
 from .timeline import timeline_command
@@ -49,6 +50,7 @@ OF_SCRIPTS: Mapping[str, tuple[Callable[[Flow, Sequence[str]], int], Callable[[a
 WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "reshard": reshard_command,
     "calibrate": calibrate_command,
+    "show": show_runs_command,
     "timeline": timeline_command,
     "gap": gap_command,
     "diff": diff_command,

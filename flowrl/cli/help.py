@@ -65,6 +65,11 @@ GROUPS: dict[str, dict[str, About]] = {
         ),
     },
     "after a run": {
+        "show": About(
+            "RUN",
+            "open a page with all of it: curves, rows, graph, times; also of a run that goes on, or of several",
+            ("flowrl show runs/grpo", "flowrl show runs --port 9000 --no-browser"),
+        ),
         "timeline": About(
             "RUN",
             "show what ran when, also of a run that failed or goes on",

@@ -1,0 +1,277 @@
+"""What the page asks for, by name: each answer is plain data, cut to what a screen needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..analysis.wait_story import wait_story
+from ..errors import FlowError
+from . import curves, lanes, search_rows, summaries
+from .follow_runs import FollowedRun, Follower
+from .measured_graph import Drawings
+from .read_lines import read_line
+from .row_texts import WIDE_LINE, Decodes, field_of, preview, tokenizer_of, tokens_of, whole_row
+
+CURVES = 40  # in one answer
+
+Words = Mapping[str, Sequence[str]]
+
+
+class BadQuestionError(Exception):
+    """A question that has no answer: ``status`` is that of HTTP."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Answers:
+    """Answers the questions of a page about the runs that a thread follows."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        self.drawings = Drawings()
+        self._tokenizers: dict[str, Decodes] = {}
+
+    def runs(self, words: Words) -> dict[str, Any]:
+        """All runs, each in short."""
+        return {"runs": [self._in_short(run) for run in self.follower.runs.values()]}
+
+    def about(self, words: Words) -> dict[str, Any]:
+        """What run.json says, and what a live run waits for."""
+        run = self._run(words)
+        record, note = run.record()
+        try:
+            waits = wait_story(run.found.folder).to_json()
+        except (FlowError, OSError, ValueError, KeyError, TypeError):
+            waits = None
+        return {"folder": str(run.found.folder), "note": note, "record": summaries.about(record), "waits": waits}
+
+    def names(self, words: Words) -> dict[str, Any]:
+        """The programs of a run and the names of their metrics."""
+        with self._run(words).store.reading() as connection:
+            return {"programs": curves.metric_names(connection)}
+
+    def curves(self, words: Words) -> dict[str, Any]:
+        """Curves of a program of a run by name."""
+        program, names = _text(words, "program"), list(words.get("name", ()))[:CURVES]
+        points = min(_whole(words, "points") or curves.POINTS, 5000)
+        with self._run(words).store.reading() as connection:
+            return {"curves": {name: curves.curve(connection, program, name, points=points) for name in names}}
+
+    def rows(self, words: Words) -> dict[str, Any]:
+        """A page of rows with the beginnings of their texts."""
+        run = self._run(words)
+        self.follower.first = run.found.id
+        order = _text(words, "order") or "newest"
+        if order not in search_rows.ORDERS:
+            raise BadQuestionError(f"there is no order '{order}'")
+        after = words.get("after")
+        asked = search_rows.Filter(
+            _text(words, "program"),
+            _text(words, "text"),
+            order,
+            _whole(words, "first"),
+            _whole(words, "last"),
+            _number(words, "least"),
+            _number(words, "most"),
+            (_as_number(after[0]), int(_as_number(after[1]))) if after and len(after) == 2 else None,
+        )
+        with run.store.reading() as connection:
+            found = search_rows.search_rows(connection, asked)
+            found["programs"] = search_rows.programs_with_rows(connection)
+        for row in found["rows"]:
+            row |= self._preview(run, row)
+        return found
+
+    def prompts(self, words: Words) -> dict[str, Any]:
+        """A page of prompts with the rewards of their rows; ``silent=1``: those whose rows were all rewarded alike."""
+        run = self._run(words)
+        with run.store.reading() as connection:
+            return search_rows.search_prompts(
+                connection,
+                _text(words, "program"),
+                silent=_text(words, "silent") == "1",
+                first=_whole(words, "first"),
+                last=_whole(words, "last"),
+                page=_whole(words, "page") or 0,
+            )
+
+    def row(self, words: Words) -> dict[str, Any]:
+        """A row with its texts and its first tokens, and the other rows of its prompt."""
+        run = self._run(words)
+        place, row = self._row(run, words)
+        texts = self._tokenizer(run)
+        with run.store.reading() as connection:
+            others = search_rows.rows_of_prompt(connection, place["program"], place["step"], place["prompt"])
+        return {**place, **whole_row(row, texts), "strip": tokens_of(row, texts, 0), "others": others}
+
+    def group(self, words: Words) -> dict[str, Any]:
+        """All rows of a prompt in a step, with their conversations."""
+        run = self._run(words)
+        step = _whole(words, "step")
+        with run.store.reading() as connection:
+            rows = search_rows.rows_of_prompt(connection, _text(words, "program"), step or 0, _text(words, "prompt"))
+        texts = self._tokenizer(run)
+        for row in rows:
+            read = read_line(run.found.folder / "trajectories.jsonl", row["at"], row["size"])
+            row["conversation"] = whole_row(read, texts)["conversation"] if read is not None else []
+        return {"rows": rows}
+
+    def tokens(self, words: Words) -> dict[str, Any]:
+        """A page of a row's tokens."""
+        run = self._run(words)
+        return tokens_of(self._row(run, words)[1], self._tokenizer(run), _whole(words, "from") or 0)
+
+    def field(self, words: Words) -> str:
+        """A field of a row, all of it."""
+        return field_of(self._row(self._run(words), words)[1], _text(words, "field"))
+
+    def lanes(self, words: Words) -> dict[str, Any]:
+        """What ran when in each pool."""
+        with self._run(words).store.reading() as connection:
+            begin, end = _number(words, "from"), _number(words, "to")
+            return {
+                **lanes.lanes(connection, begin, end),
+                "busiest": lanes.busiest(connection) if begin is None else None,
+            }
+
+    def graph(self, words: Words) -> dict[str, Any]:
+        """The graph of a program with what was measured; its ``picture`` is None while the first one is drawn."""
+        run, program = self._run(words), _text(words, "program")
+        graphs = run.record()[0].get("graphs")
+        programs = list(graphs) if isinstance(graphs, dict) else []
+        drawn = self.drawings.newest(run.found.folder, program)
+        with run.store.reading() as connection:
+            lags = summaries.lags(connection, program)
+        return {"picture": None, **(drawn or {}), "programs": programs, "lags": lags}
+
+    def ledger(self, words: Words) -> dict[str, Any]:
+        """What became of the rows of a program."""
+        with self._run(words).store.reading() as connection:
+            return summaries.ledger(connection, _text(words, "program"))
+
+    def events(self, words: Words) -> dict[str, Any]:
+        """A page of events."""
+        with self._run(words).store.reading() as connection:
+            return summaries.events(connection, _text(words, "kind"), _whole(words, "before"))
+
+    def event(self, words: Words) -> str:
+        """An event, all of its text."""
+        run = self._run(words)
+        at, size = _whole(words, "at"), _whole(words, "size")
+        line = read_line(run.found.folder / "events.jsonl", at or 0, size or 0)
+        if line is None:
+            raise BadQuestionError("there is no such event", 404)
+        return field_of(line, "text")
+
+    def _in_short(self, run: FollowedRun) -> dict[str, Any]:
+        record, note = run.record()
+        with run.store.reading() as connection:
+            found = summaries.counts(connection)
+        progress = run.progress()
+        return {
+            "id": run.found.id,
+            "label": run.found.label,
+            "status": _string(record.get("status")),
+            "script": _string(record.get("script")),
+            "program": _main_program(record),
+            "started": record.get("started") if isinstance(record.get("started"), (int, float)) else None,
+            "note": note or run.problem,
+            **found,
+            "indexed": progress["share"],
+            "revision": str(progress["revision"]),
+            "skipped": progress["skipped"],
+        }
+
+    def _run(self, words: Words) -> FollowedRun:
+        run = self.follower.runs.get(_text(words, "run"))
+        if run is None:
+            raise BadQuestionError("there is no such run", 404)
+        return run
+
+    def _row(self, run: FollowedRun, words: Words) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Where a row is, and the row. Raises BadQuestionError where it is gone, as after a resume."""
+        names = ("n", "program", "step", "prompt", "key", "reward", "tokens", "at", "size")
+        with run.store.reading() as connection:
+            found = connection.execute(
+                f"SELECT {', '.join(names)} FROM rows WHERE n = ?", (_whole(words, "n"),)
+            ).fetchone()
+        place: dict[str, Any] | None = dict(zip(names, found, strict=True)) if found else None
+        row = place and read_line(run.found.folder / "trajectories.jsonl", place["at"], place["size"])
+        if place is None or not row:
+            raise BadQuestionError("there is no such row any more", 404)
+        return place, row
+
+    def _preview(self, run: FollowedRun, row: Mapping[str, Any]) -> dict[str, str]:
+        if row["size"] > WIDE_LINE:
+            return {"response": f"(a row of {row['size'] / 1e6:.1f} MB: open it to read its beginning)"}
+        read = read_line(run.found.folder / "trajectories.jsonl", row["at"], row["size"])
+        return preview(read) if read is not None else {}
+
+    def _tokenizer(self, run: FollowedRun) -> Decodes | None:
+        """The tokenizer of a run, once it has saved one."""
+        if run.found.id not in self._tokenizers:
+            found = tokenizer_of(run.found.folder)
+            if found is None:
+                return None
+            self._tokenizers[run.found.id] = found
+        return self._tokenizers[run.found.id]
+
+
+#: What can be asked for.
+QUESTIONS: Mapping[str, Callable[[Answers, Words], Any]] = {
+    "runs": Answers.runs,
+    "about": Answers.about,
+    "names": Answers.names,
+    "curves": Answers.curves,
+    "rows": Answers.rows,
+    "prompts": Answers.prompts,
+    "row": Answers.row,
+    "group": Answers.group,
+    "tokens": Answers.tokens,
+    "field": Answers.field,
+    "lanes": Answers.lanes,
+    "graph": Answers.graph,
+    "ledger": Answers.ledger,
+    "events": Answers.events,
+    "event": Answers.event,
+}
+
+
+def _main_program(record: Mapping[str, Any]) -> str:
+    """The program with most calls, whose views are opened first; empty where the record has no graph."""
+    graphs = record.get("graphs")
+    known = {n: g for n, g in graphs.items() if isinstance(g, dict)} if isinstance(graphs, dict) else {}
+    sizes = {name: len(graph.get("nodes") or ()) for name, graph in known.items()}
+    return max(sizes, key=lambda name: sizes[name], default="")
+
+
+def _string(value: Any) -> str:
+    return value[:500] if isinstance(value, str) else ""
+
+
+def _text(words: Words, name: str) -> str:
+    return (words.get(name) or ("",))[0]
+
+
+def _number(words: Words, name: str) -> float | None:
+    text = _text(words, name)
+    return _as_number(text) if text else None
+
+
+def _as_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise BadQuestionError(f"'{text[:50]}' is no number") from None
+    if not math.isfinite(number) or abs(number) > 1 << 62:
+        raise BadQuestionError(f"'{text[:50]}' is no number that can be asked for")
+    return number
+
+
+def _whole(words: Words, name: str) -> int | None:
+    number = _number(words, name)
+    return None if number is None else int(number)

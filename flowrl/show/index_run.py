@@ -1,0 +1,256 @@
+"""How lines of a run's files become rows of its index: what is small first, trajectories in portions after it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from .read_lines import FoundLine, is_as_it_was, mark_at, new_lines
+from .store import Store
+
+PORTION = 4000  # lines that are written at once
+PORTION_BYTES = 16 << 20
+SEARCHED = 100_000  # characters of a row that are searched
+EVENT = 4000  # characters of an event that the list of events has
+
+SMALL = (("metrics", "events"), ("timeline", "ledger", "traffic"))  # files of a few lines a step; the first come first
+
+Writer = Callable[[sqlite3.Connection, Sequence[FoundLine]], None]
+
+
+class Indexer:
+    """Keeps the index of a run up to its files."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def small(self) -> bool:
+        """Take in a portion of each file but the trajectories, the curves first. Returns whether anything was new."""
+        return any(any([self._portion(name) for name in names]) for names in SMALL)
+
+    def trajectories(self) -> bool:
+        """Take in a portion of the trajectories. Returns whether anything was new."""
+        return self._portion("trajectories")
+
+    def _portion(self, name: str) -> bool:
+        path = self.store.run / f"{name}.jsonl"
+        writer, tables = WRITERS[name]
+        with self.store.reading() as connection:
+            position, mark, skipped = position_of(connection, name)
+        anew = not is_as_it_was(path, position, mark)
+        if anew:
+            position = skipped = 0
+        try:
+            with path.open("rb") as file:
+                lines = list(_portion_of(new_lines(file, position)))
+                if not lines and not anew:
+                    return False
+                end = lines[-1].at + lines[-1].size if lines else 0
+                mark = mark_at(file, end)
+        except OSError:
+            if not anew:
+                return False
+            lines, end, mark = [], 0, 0
+        skipped += sum(line.record is None for line in lines)
+        with self.store.writing() as connection:
+            if anew:
+                self.store.forget(connection, *tables)
+            writer(connection, [line for line in lines if line.record is not None])
+            connection.execute("REPLACE INTO files VALUES (?, ?, ?, ?)", (name, end, mark, skipped))
+        return True
+
+
+def position_of(connection: sqlite3.Connection, name: str) -> tuple[int, int, int]:
+    """How far a file has been taken in, the checksum before that place, and how many lines were left out."""
+    found = connection.execute("SELECT position, mark, skipped FROM files WHERE name = ?", (name,)).fetchone()
+    return found or (0, 0, 0)
+
+
+def _portion_of(lines: Iterator[FoundLine]) -> Iterator[FoundLine]:
+    taken = 0
+    for line in islice(lines, PORTION):
+        yield line
+        taken += line.size
+        if taken > PORTION_BYTES:
+            return
+
+
+def _metrics(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
+    """A program that counts its steps anew begins another loop."""
+    last: dict[str, tuple[int, int]] = {}
+    clock = connection.execute("SELECT coalesce(max(clock), 0) FROM lines").fetchone()[0]
+    ids = {(p, n): id for id, p, n in connection.execute("SELECT id, program, name FROM names")}
+    points: list[tuple[int, int, float]] = []
+    for line in lines:
+        record = line.record or {}
+        program, step = _text(record.get("program")), _whole(record.get("step"))
+        clock += _float(record.get("seconds")) or 0.0
+        if program not in last:
+            found = connection.execute(
+                "SELECT loop, step FROM lines WHERE program = ? ORDER BY at DESC LIMIT 1", (program,)
+            ).fetchone()
+            last[program] = found or (1, -(1 << 62))
+        loop, before = last[program]
+        loop += step <= before
+        last[program] = loop, step
+        connection.execute("INSERT INTO lines VALUES (?, ?, ?, ?, ?)", (line.at, program, loop, step, clock))
+        for name, value in record.items():
+            number = _float(value)
+            if name in ("program", "step") or number is None:
+                continue
+            name = storable(name)
+            if (program, name) not in ids:
+                made = connection.execute("INSERT INTO names(program, name) VALUES (?, ?)", (program, name))
+                ids[program, name] = made.lastrowid or 0
+            points.append((ids[program, name], line.at, number))
+    connection.executemany("INSERT INTO points VALUES (?, ?, ?)", points)
+
+
+def _timeline(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
+    connection.executemany(
+        "INSERT INTO bars VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                line.at,
+                _text(r.get("program")),
+                _whole(r.get("step")),
+                _text(r.get("node")),
+                _text(r.get("pool")),
+                _float(r.get("start")) or 0.0,
+                _float(r.get("end")) or 0.0,
+                _whole(r.get("rows")),
+                _whole(r.get("tokens")),
+                _whole(r.get("call", -1)),
+                _whole(r.get("piece")),
+            )
+            for line in lines
+            if (r := line.record or {})
+        ],
+    )
+
+
+def _traffic(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
+    for line in lines:
+        record = line.record or {}
+        program = _text(record.get("program"))
+        sizes = [_total(record.get(what)) for what in ("reads", "makes", "weights")]
+        connection.execute(
+            "INSERT INTO traffic VALUES (?, ?, ?, ?, ?, ?)", (line.at, program, _whole(record.get("step")), *sizes)
+        )
+        lags = record.get("lags")
+        for lag, groups in lags.items() if isinstance(lags, dict) else ():
+            if str(lag).isdecimal():
+                connection.execute("INSERT INTO lags VALUES (?, ?, ?, ?)", (line.at, program, int(lag), _whole(groups)))
+
+
+def _ledger(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
+    for line in lines:
+        record = dict(line.record or {})
+        program, step = _text(record.pop("program", None)), _whole(record.pop("step", None))
+        connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?)", (line.at, program, step, json.dumps(record)))
+
+
+def _events(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
+    for line in lines:
+        record = line.record or {}
+        time, kind, text = _float(record.get("time")), _text(record.get("kind")), _text(record.get("text"))
+        connection.execute(
+            "INSERT INTO events VALUES (?, ?, ?, ?, ?)", (line.at, time, kind[:100], text[:EVENT], line.size)
+        )
+
+
+def _trajectories(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
+    rows: list[tuple[Any, ...]] = []
+    words: list[tuple[int, str]] = []
+    prompts: dict[tuple[str, int, str], list[float]] = {}
+    before = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'rows'").fetchone()
+    for n, line in enumerate(lines, (before[0] if before else 0) + 1):
+        record = line.record or {}
+        program, step = _text(record.get("program")), _whole(record.get("step"))
+        key = record.get("key")
+        prompt = storable(str(key[0]))[:200] if isinstance(key, list) and key else ""
+        reward = reward_of(record)
+        where = (program, step, prompt)
+        rows.append((n, *where, json.dumps(key)[:200], reward, _tokens(record), line.at, line.size))
+        words.append((n, storable("\n".join(searched_texts(record))[:SEARCHED])))
+        found = prompts.setdefault(where, [0, 0.0, math.inf, -math.inf])
+        found[0] += 1
+        if reward is not None:
+            found[1:] = found[1] + reward, min(found[2], reward), max(found[3], reward)
+    connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", words)
+    connection.executemany(
+        "INSERT INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET rows = rows + excluded.rows, "
+        "total = total + excluded.total, least = min(least, excluded.least), most = max(most, excluded.most)",
+        [(*where, *found) for where, found in prompts.items()],
+    )
+
+
+#: By file: what writes its lines, and the tables that they are in.
+WRITERS: dict[str, tuple[Writer, Sequence[str]]] = {
+    "metrics": (_metrics, ("lines", "points", "names")),
+    "timeline": (_timeline, ("bars",)),
+    "traffic": (_traffic, ("traffic", "lags")),
+    "ledger": (_ledger, ("ledger",)),
+    "events": (_events, ("events",)),
+    "trajectories": (_trajectories, ("rows", "words", "prompts")),
+}
+
+
+def reward_of(record: dict[str, Any]) -> float | None:
+    """The reward of a row: a number, the last one of a list; None where it has none."""
+    value = record.get("rewards", record.get("reward"))
+    return _float(value[-1] if isinstance(value, list) and value else value)
+
+
+def searched_texts(record: dict[str, Any]) -> Iterator[str]:
+    """The texts of a row, and the contents of its messages."""
+    for name, value in record.items():
+        if isinstance(value, str) and name != "program":
+            yield value
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from (m["content"] for m in value if isinstance(m, dict) and isinstance(m.get("content"), str))
+
+
+def _tokens(record: dict[str, Any]) -> int:
+    for name in ("response_ids", "tokens"):
+        if isinstance(record.get(name), list):
+            return len(record[name])
+    return 0
+
+
+def _text(value: Any) -> str:
+    return storable(value if isinstance(value, str) else "" if value is None else str(value))
+
+
+def storable(text: str) -> str:
+    """A text without halves of surrogate pairs, which no database takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else 0
+
+
+def _float(value: Any) -> float | None:
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _total(value: Any) -> int:
+    """The sum of the numbers of a tree."""
+    if isinstance(value, dict):
+        return sum(map(_total, value.values()))
+    return int(_float(value) or 0)

@@ -1,0 +1,147 @@
+"""The index of a run: an sqlite file in the user's cache, made of the run's files and thrown away at will."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+VERSION = 1  # of the tables below; an index of another one is made anew
+
+#: ``at`` is where a line begins in its file, so lines are in the order in which they were written.
+_TABLES = """
+CREATE TABLE files(name TEXT PRIMARY KEY, position INTEGER, mark INTEGER, skipped INTEGER);
+CREATE TABLE lines(at INTEGER PRIMARY KEY, program TEXT, loop INTEGER, step INTEGER, clock REAL);
+CREATE TABLE names(id INTEGER PRIMARY KEY, program TEXT, name TEXT, UNIQUE(program, name));
+CREATE TABLE points(name INTEGER, at INTEGER, value REAL, PRIMARY KEY(name, at)) WITHOUT ROWID;
+CREATE TABLE bars(at INTEGER PRIMARY KEY, program TEXT, step INTEGER, node TEXT, pool TEXT, start REAL, end REAL,
+    rows INTEGER, tokens INTEGER, call INTEGER, piece INTEGER);
+CREATE INDEX bars_by_start ON bars(start);
+CREATE TABLE traffic(at INTEGER PRIMARY KEY, program TEXT, step INTEGER, read INTEGER, made INTEGER, weights INTEGER);
+CREATE TABLE lags(at INTEGER, program TEXT, lag INTEGER, groups INTEGER);
+CREATE TABLE ledger(at INTEGER PRIMARY KEY, program TEXT, step INTEGER, what TEXT);
+CREATE TABLE events(at INTEGER PRIMARY KEY, time REAL, kind TEXT, text TEXT, size INTEGER);
+CREATE TABLE rows(n INTEGER PRIMARY KEY AUTOINCREMENT, program TEXT, step INTEGER, prompt TEXT, key TEXT,
+    reward REAL, tokens INTEGER, at INTEGER, size INTEGER);
+CREATE INDEX rows_by_step ON rows(program, step, prompt);
+CREATE INDEX rows_by_reward ON rows(program, reward);
+CREATE INDEX rows_by_tokens ON rows(program, tokens);
+CREATE TABLE prompts(program TEXT, step INTEGER, prompt TEXT, rows INTEGER, total REAL, least REAL, most REAL,
+    PRIMARY KEY(program, step, prompt)) WITHOUT ROWID;
+CREATE VIRTUAL TABLE words USING fts5(text, content='');
+"""
+
+
+class Store:
+    """The index of one run. One process at a time writes it; others read what it has written."""
+
+    def __init__(self, run: Path, id: str, cache: Path) -> None:
+        self.run = run
+        self.path = cache / f"{id}.v{VERSION}.sqlite"
+        self._lock = _take_lock(self.path.with_suffix(".lock"))
+        if self._lock is not None:
+            self._make()
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process keeps the index up to date; False while another one does."""
+        if self._lock is None:
+            self._lock = _take_lock(self.path.with_suffix(".lock"))
+        return self._lock is not None
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one question."""
+        connection = self._connect()
+        try:
+            connection.execute("PRAGMA query_only = 1")
+            yield connection
+        finally:
+            connection.close()
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are there together when the block ends, or not at all."""
+        connection = self._connect()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+    def forget(self, connection: sqlite3.Connection, *tables: str) -> None:
+        """Empty tables, of which the file was written anew. The numbers of rows are not given again."""
+        for table in tables:
+            text = "INSERT INTO words(words) VALUES ('delete-all')" if table == "words" else f"DELETE FROM {table}"
+            connection.execute(text)
+
+    def close(self) -> None:
+        """Let another process write the index."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA synchronous = OFF")  # what a power cut damages is made anew
+        connection.execute("PRAGMA cache_size = -32000")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        return connection
+
+    def _make(self) -> None:
+        """Make the tables; a file that is damaged or of another kind is thrown away first."""
+        try:
+            if self._is_whole():
+                return
+        except sqlite3.DatabaseError:
+            pass
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        connection = self._connect()
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(_TABLES)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        finally:
+            connection.close()
+
+    def _is_whole(self) -> bool:
+        with self.reading() as connection:
+            return connection.execute("PRAGMA user_version").fetchone()[0] == VERSION
+
+
+def open_cache() -> Path:
+    """The folder of all indexes, for this user alone; one that goes with the process where the cache cannot be used.
+
+    Indexes of runs that are gone stay until the user clears the cache, as every cache does.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(home) / "flowrl" / "show"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="flowrl-show-"))
+
+
+def checksum(raw: bytes) -> int:
+    """63 bits of the bytes before a position, by which it is seen whether a file was written anew."""
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") >> 1
+
+
+def _take_lock(path: Path) -> int | None:
+    """A lock on the index that ends with this process; None while another process has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return handle
+    os.close(handle)
+    return None

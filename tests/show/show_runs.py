@@ -1,0 +1,72 @@
+"""Run folders as a run leaves them, small or strange, for the tests of the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flowrl.graph.record import Edge, Graph, Node, WorkerInfo
+from flowrl.runtime.storage.run_record import write_record
+
+HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\">\u202etxt.exe\u0000\u001b[31m\ud800"
+
+
+def lines(folder: Path, name: str, *records: Any) -> None:
+    """Append records to a file of the run."""
+    with (folder / f"{name}.jsonl").open("a", errors="backslashreplace") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def row(step: int, uid: int, place: int, **more: Any) -> dict[str, Any]:
+    """A row of four prompt and three response tokens."""
+    line = {"program": "grpo", "step": step, "key": [uid, place], "prompt": f"{uid}+1=", "answer": str(uid + 1)}
+    line |= {"prompt_ids": [5, 6, 7, 8], "response_ids": [1, 2, 3], "tokens": [5, 6, 7, 8, 1, 2, 3]}
+    line |= {"response_mask": [True, True, False], "rollout_logprobs": [-0.5, -1.0, -2.0], "versions": [step] * 3}
+    return {**line, "rewards": float(place % 2), "advantages": [0.5, 0.5, 0.5], "response": f"says {place}", **more}
+
+
+def run_folder(folder: Path, *, steps: int = 3, status: str = "done", **more: Any) -> Path:
+    """A run of some steps of four rows each, of two prompts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_record(folder, {"script": "grpo.py", "programs": ["grpo"], "status": status, "started": 1.7e9, **more})
+    for step in range(steps):
+        metrics = {"reward": step / 10, "entropy": 1.0 - step / 100, "seconds": 2.0}
+        lines(folder, "metrics", {"program": "grpo", "step": step, **metrics})
+        for call, (node, pool) in enumerate((("actor.generate", "main"), ("reward.score", "cpu"))):
+            times = {"start": 2.0 * step + call, "end": 2.0 * step + call + 0.9, "rows": 4, "tokens": 28}
+            where = {"program": "grpo", "step": step, "node": node, "pool": pool}
+            lines(folder, "timeline", {**where, **times, "call": 2 * step + call, "piece": 0})
+        moved = {"reads": {"actor.update": {"tokens": 100}}, "makes": {}, "weights": {"actor": 1000}}
+        lines(folder, "traffic", {"program": "grpo", "step": step, "calls": {}, **moved, "lags": {"0": 1, "1": 1}})
+        count = {"admitted": 4 * step + 4, "trained": 4 * step, "dropped": {"no signal": 2}, "live": 2}
+        lines(folder, "ledger", {"program": "grpo", "step": step, "prompts": count, "rows": count})
+        rows = [row(step, 2 * step + uid, place) for uid in (0, 1) for place in (0, 1)]
+        lines(folder, "trajectories", *rows)
+    lines(folder, "events", {"time": 1.7e9, "kind": "alarm", "text": "entropy fell"})
+    return folder
+
+
+def graph_of(program: str, worker: str = "actor") -> dict[str, Any]:
+    """What run.json has of a program of two calls."""
+    nodes = tuple(
+        Node(f"{of}.{op}", of, op, "grpo.py", line, f"batch = {of}.{op}(batch)")
+        for line, (of, op) in enumerate(((worker, "generate"), ("reward", "score")), 6)
+    )
+    edges = (Edge(f"{worker}.generate", "reward.score", "data", ("response_ids",)),)
+    graph = Graph(program, nodes, edges, (WorkerInfo(worker, "Actor"), WorkerInfo("reward", "FunctionReward")), ())
+    return {"graph": graph.to_json(), "graphs": {program: graph.to_json()}}
+
+
+def hostile_folder(folder: Path) -> Path:
+    """A run whose every name and text wants to be something else."""
+    run_folder(folder, steps=1, script=HOSTILE, device=HOSTILE, **graph_of(HOSTILE, HOSTILE))
+    metrics = {"program": HOSTILE, "step": 0, HOSTILE: 1.0, "__proto__": 2.0}
+    lines(folder, "metrics", *({**metrics, "step": step} for step in range(4)))
+    texts = {"prompt": HOSTILE, "response": HOSTILE, HOSTILE: HOSTILE, "finish_reason": HOSTILE}
+    lines(folder, "trajectories", {**row(0, 9, 0), "program": HOSTILE, **texts})
+    lines(folder, "trajectories", {**row(0, 10, 0), "program": HOSTILE, "response": "large " * 1_700_000})
+    lines(folder, "timeline", {"program": HOSTILE, "step": 0, "node": HOSTILE, "pool": HOSTILE, "start": 0, "end": 9})
+    lines(folder, "ledger", {"program": HOSTILE, "step": 0, "rows": {"admitted": 1, "dropped": {HOSTILE: 1}}})
+    lines(folder, "events", {"time": 1.7e9, "kind": HOSTILE, "text": HOSTILE})
+    return folder

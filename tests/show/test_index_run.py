@@ -1,0 +1,204 @@
+"""The index of a run: whole lines alone, once each, as they grow, and anew where a file was written anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from show_runs import HOSTILE, hostile_folder, lines, row, run_folder
+
+from flowrl.show import read_lines
+from flowrl.show.curves import curve, metric_names
+from flowrl.show.index_run import Indexer
+from flowrl.show.lanes import lanes
+from flowrl.show.search_rows import Filter, search_rows
+from flowrl.show.store import Store
+from flowrl.show.summaries import counts, events, lags, ledger
+
+
+def indexed(run: Path, cache: Path) -> Store:
+    """A store with all that a run has."""
+    cache.mkdir(exist_ok=True)
+    store = Store(run, "test", cache)
+    take_in(store)
+    return store
+
+
+def take_in(store: Store) -> None:
+    indexer = Indexer(store)
+    while indexer.small() or indexer.trajectories():
+        pass
+
+
+def rewards(store: Store) -> list[float]:
+    with store.reading() as connection:
+        return [value for loop in curve(connection, "grpo", "reward") for value in loop["mean"]]
+
+
+def found(store: Store, **asked: object) -> list[dict]:
+    with store.reading() as connection:
+        return search_rows(connection, Filter("grpo", **asked))["rows"]  # type: ignore[arg-type]
+
+
+def test_a_run_is_all_in_its_index(tmp_path: Path) -> None:
+    store = indexed(run_folder(tmp_path / "run"), tmp_path / "cache")
+    assert rewards(store) == [0.0, 0.1, 0.2]
+    assert len(found(store)) == 12
+    with store.reading() as connection:
+        assert metric_names(connection)[0]["names"] == ["reward", "entropy", "seconds"]
+        assert len(lanes(connection, None, None)["bars"]) == 6
+        assert lags(connection, "grpo") == [(0, 3), (1, 3)]
+        assert ledger(connection, "grpo")["lines"][-1]["rows"]["trained"] == 8
+        assert [event["text"] for event in events(connection, "", None)["events"]] == ["entropy fell"]
+        assert counts(connection)["rows"] == 12 and counts(connection)["reward"] == 0.2
+
+
+def test_half_a_last_line_waits_for_its_end(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", status="running")
+    whole = json.dumps({"program": "grpo", "step": 3, "reward": 0.3}) + "\n"
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(whole[:20])
+    store = indexed(run, tmp_path / "cache")
+    assert len(rewards(store)) == 3
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(whole[20:])
+    take_in(store)
+    assert rewards(store) == [0.0, 0.1, 0.2, 0.3]
+    take_in(store)
+    assert len(rewards(store)) == 4
+
+
+def test_a_file_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
+    """A resume cuts the files back to a checkpoint and does the steps again, which may come out otherwise."""
+    run = run_folder(tmp_path / "run")
+    store = indexed(run, tmp_path / "cache")
+    for name, last in (("metrics", {"program": "grpo", "step": 2, "reward": 0.9}), ("trajectories", row(2, 4, 0))):
+        path = run / f"{name}.jsonl"
+        kept = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(kept[: len(kept) * 2 // 3]))
+        lines(run, name, last)
+    take_in(store)
+    assert rewards(store) == [0.0, 0.1, 0.9]
+    assert len(found(store)) == 9
+    assert {each["prompt"] for each in found(store, text="says")} == {"0", "1", "2", "3", "4"}
+    assert len(found(store, text="says")) == 9, "the words of rows that are gone find nothing"
+
+
+def test_lines_that_are_no_records_are_left_out_and_counted(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'no json\n[1, 2]\n\xff\xfe\n{"program": "grpo", "step": 3, "reward": 0.5, "count": 1e999}\n')
+    store = indexed(run, tmp_path / "cache")
+    assert rewards(store) == [0.0, 0.1, 0.2, 0.5]
+    with store.reading() as connection:
+        assert connection.execute("SELECT skipped FROM files WHERE name = 'metrics'").fetchone() == (3,)
+
+
+def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_lines, "LONGEST_LINE", 2000)
+    run = run_folder(tmp_path / "run")
+    lines(run, "trajectories", row(3, 6, 0, response="x" * 9000), row(3, 6, 1, response="after it"))
+    assert [each["key"] for each in found(indexed(run, tmp_path / "cache"), text="after")] == ["[6, 1]"]
+
+
+def test_a_run_without_a_step_is_empty(tmp_path: Path) -> None:
+    store = indexed(run_folder(tmp_path / "run", steps=0), tmp_path / "cache")
+    assert rewards(store) == [] and found(store) == []
+    with store.reading() as connection:
+        assert lanes(connection, None, None)["pools"] == [] and metric_names(connection) == []
+
+
+def test_a_program_that_counts_anew_has_another_curve(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    lines(run, "metrics", *({"program": "grpo", "step": step, "reward": 1.0} for step in (0, 1)))
+    store = indexed(run, tmp_path / "cache")
+    with store.reading() as connection:
+        assert [loop["step"] for loop in curve(connection, "grpo", "reward")] == [[0, 1, 2], [0, 1]]
+
+
+def test_many_points_become_few_with_their_range(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", steps=0)
+    lines(run, "metrics", *({"program": "grpo", "step": step, "reward": step % 2} for step in range(1000)))
+    store = indexed(run, tmp_path / "cache")
+    with store.reading() as connection:
+        (loop,) = curve(connection, "grpo", "reward", points=100)
+    assert len(loop["mean"]) == 100 and loop["count"] == 1000
+    assert set(loop["mean"]) == {0.5} and set(loop["low"]) == {0.0} and set(loop["high"]) == {1.0}
+
+
+def test_rows_are_sorted_filtered_and_paged(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", steps=0)
+    rows = [row(step, step, place, rewards=step + place / 10) for step in range(30) for place in range(4)]
+    lines(run, "trajectories", *rows)
+    store = indexed(run, tmp_path / "cache")
+    taken, after = [], None
+    while True:
+        with store.reading() as connection:
+            page = search_rows(connection, Filter("grpo", order="best", after=after))
+        taken += [each["reward"] for each in page["rows"]]
+        if page["next"] is None:
+            break
+        after = tuple(page["next"])
+    assert taken == sorted((each["rewards"] for each in rows), reverse=True)
+    assert [each["step"] for each in found(store)][:5] == [29, 29, 29, 29, 28]
+    assert {each["step"] for each in found(store, first=3, last=4, order="worst")} == {3, 4}
+    assert [each["reward"] for each in found(store, least=2.0, most=2.15, order="oldest")] == [2.0, 2.1]
+
+
+@pytest.mark.parametrize("many", [20_000, 3])
+def test_words_are_found_however_many_rows_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    """Few rows are listed and sorted; of many the order is walked. Both find the same."""
+    monkeypatch.setattr("flowrl.show.search_rows.MANY", many)
+    store = indexed(run_folder(tmp_path / "run"), tmp_path / "cache")
+    best = found(store, text="says", order="best")
+    assert [each["reward"] for each in best] == [1.0] * 6 + [0.0] * 6
+    assert {each["key"] for each in found(store, text="3+1=")} == {"[3, 0]", "[3, 1]"}
+    assert len(found(store, text="say", order="worst")) == 12, "the last word may be a beginning"
+    assert found(store, text="says nothing") == [] and found(store, text="+-=") == []
+    assert found(store, text='" OR 1=1 --') == [] and len(found(store, text="says*")) == 12
+
+
+def test_many_bars_become_shares_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pool works half of the time in many calls, another one is in a single call for most of it."""
+    monkeypatch.setattr("flowrl.show.lanes.BARS", 100)
+    run = run_folder(tmp_path / "run", steps=0)
+    where = {"program": "grpo", "step": 0, "rows": 1, "tokens": 1}
+    many = [{**where, "node": "a", "pool": "p", "start": n, "end": n + 0.5} for n in range(1000)]
+    lines(run, "timeline", *many, {**where, "node": "b", "pool": "q", "start": 100, "end": 900})
+    with indexed(run, tmp_path / "cache").reading() as connection:
+        whole = lanes(connection, None, None)
+        near = lanes(connection, 200.0, 210.0)
+    worked = {pool: sum(s["share"] for s in whole["shares"] if s["pool"] == pool) * whole["wide"] for pool in "pq"}
+    assert worked == pytest.approx({"p": 500, "q": 800}, rel=0.01)
+    assert max(share["share"] for share in whole["shares"]) <= 1.0 + 1e-9
+    assert {bar["node"] for bar in near["bars"]} == {"a", "b"} and len(near["bars"]) == 11
+
+
+def test_hostile_texts_are_kept_as_texts(tmp_path: Path) -> None:
+    store = indexed(hostile_folder(tmp_path / "run"), tmp_path / "cache")
+    kept = HOSTILE.encode(errors="replace").decode()
+    with store.reading() as connection:
+        assert kept in [one["program"] for one in metric_names(connection)]
+        assert curve(connection, kept, kept)[0]["count"] == 4
+        assert search_rows(connection, Filter(kept, text="pwned"))["count"] == 1
+
+
+def test_a_second_process_reads_what_the_first_one_writes(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    first = indexed(run, tmp_path / "cache")
+    second = Store(run, "test", tmp_path / "cache")
+    assert first.writes and not second.writes
+    assert rewards(second) == [0.0, 0.1, 0.2]
+    first.close()
+    assert second.writes
+
+
+def test_an_index_that_is_damaged_is_made_anew(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    store = indexed(run, tmp_path / "cache")
+    store.close()
+    store.path.write_bytes(b"nothing that sqlite knows" * 100)
+    assert rewards(indexed(run, tmp_path / "cache")) == [0.0, 0.1, 0.2]
