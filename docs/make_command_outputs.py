@@ -21,7 +21,7 @@ from flowrl.placement.cluster.device_specs import KINDS
 from flowrl.placement.cost.roofline import Efficiency
 
 DOCS = Path(__file__).parent
-PAGES = ("plans.md", "simulator.md")
+PAGES = ("plans.md", "schedule.md", "simulator.md")
 _BLOCK = re.compile(r"^```(yaml|console)\n(.*?)^```$", re.M | re.S)
 _TABLE = re.compile(r"(<!-- table: (\w+), written by docs/make_command_outputs.py -->\n).*?(<!-- end -->)", re.S)
 

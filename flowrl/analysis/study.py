@@ -28,8 +28,11 @@ from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
 from ..schedule.simulation import Simulation, bars_of, pool_times, steady
 from ..schedule.virtual_clock import VirtualClock
-from .call_seconds import NoTime, Pace
+from ..schedule.wait_graph import WaitRecorder, Waits
+from .call_seconds import NoTime, Pace, prompts_of
 from .row_lengths import RowLengths, Tokens
+
+_MOST_STALENESS = 30  # of the steps whose waits are looked at; above, more of the same are open at a time
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,16 @@ class Study:
             notes=self._notes(),
             workers=self.workers,
         )
+
+    def waits(self) -> Waits:
+        """Return what can wait for what in the first steps, more than may be open at a time."""
+        execution = self.execution
+        setup = execution.scheme.setup
+        recorder = WaitRecorder(setup)
+        steps = min(setup.staleness, _MOST_STALENESS) + 3
+        flight = Flight(execution.fn, recorder, execution.scheme, steps=steps, note=prompts_of)
+        flight.fly(execution.fn, execution.parameters)
+        return recorder.found()
 
     def _notes(self) -> tuple[str, ...]:
         """Return what the times rest on."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..analysis.check_plan import plan_findings
 from ..analysis.study import Study
-from ..errors import UsageError, WorkerError
+from ..errors import PlanError, UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check_program import Report
 from ..graph.tracing.trace_records import Lint
@@ -47,7 +48,14 @@ def _with_plan(report: Report, study: Study) -> Report:
     """Return what is wrong with a program, and with its plan."""
     errors, lints = plan_findings(study)
     known = {lint.report() for lint in report.lints}
-    return Report(report.program, tuple(errors), (*report.lints, *(n for n in lints if n.report() not in known)))
+    lints = (*report.lints, *(n for n in lints if n.report() not in known))
+    if errors:
+        return Report(report.program, tuple(errors), lints)
+    waits = study.waits()
+    if waits.cycle:
+        at = study.plan.pipeline.at.get("staleness")
+        errors = [PlanError(f"the program can come to wait for itself:\n  {waits.text()}", at=at)]
+    return Report(report.program, tuple(errors), lints, () if waits.cycle else (waits.text(),))
 
 
 def _each_once(reports: Sequence[Report]) -> list[Report]:
@@ -57,7 +65,7 @@ def _each_once(reports: Sequence[Report]) -> list[Report]:
     for report in reports:
         errors = tuple(e for e in report.errors if not (isinstance(e, WorkerError) and e.report() in told))
         told |= {e.report() for e in errors}
-        kept.append(Report(report.program, errors, report.lints))
+        kept.append(replace(report, errors=errors))
     return kept
 
 

@@ -16,17 +16,18 @@ from .tracing.trace_records import Lint, TCall, Traced, Trail, each_once
 
 @dataclass(frozen=True)
 class Report:
-    """All findings on one program: ``errors`` stop a run, ``lints`` are remarks."""
+    """All findings on one program: ``errors`` stop a run, ``lints`` are remarks, ``proved`` is what cannot happen."""
 
     program: str
     errors: tuple[FlowError, ...]
     lints: tuple[Lint, ...]
+    proved: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The findings as they are printed."""
         blocks = [e.report() for e in self.errors] + [lint.report() for lint in self.lints]
         count = f"{_counted(len(self.errors), 'error')}, {_counted(len(self.lints), 'lint')}"
-        blocks.append(f"{self.program}: {'fine' if not blocks else count}")
+        blocks.append("\n  ".join((f"{self.program}: {'fine' if not blocks else count}", *self.proved)))
         return "\n\n".join(blocks)
 
     def to_json(self) -> dict[str, Any]:
@@ -34,6 +35,7 @@ class Report:
             "program": self.program,
             "errors": [e.to_json() for e in self.errors],
             "lints": [lint.to_json() for lint in self.lints],
+            **({"proved": list(self.proved)} if self.proved else {}),
         }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import At
 from ..graph.may_see_older_weights import site
@@ -17,10 +17,20 @@ from ..graph.stand_ins.values import BatchValue, Value, find
 from ..graph.tracing.follow_branches import Path
 from ..graph.tracing.trace_records import Rows, SourceLike, TCall, TField, TNumber, Use
 from ..graph.tracing.tracer import Tracer
+from .events import Call
 from .scheme import Scheme
-from .virtual_clock import VirtualClock
 
 ENDLESS = 100  # steps of a program that goes on until its data end, unless it is told how many
+
+
+class Clock(Protocol):
+    """What a program is flown against: it enters and leaves steps, makes calls and waits for their results."""
+
+    def open(self, step: int) -> None: ...
+    def issue(self, call: Call) -> None: ...
+    def wait_for(self, ids: Sequence[int]) -> None: ...
+    def close(self, step: int) -> None: ...
+    def end(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Flight(Tracer):
     def __init__(
         self,
         program: Callable[..., Any],
-        clock: VirtualClock,
+        clock: Clock,
         scheme: Scheme,
         *,
         steps: int | None,
