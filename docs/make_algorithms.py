@@ -24,10 +24,11 @@ DOCS = Path(__file__).parent
 ALGORITHMS = DOCS.parent / "algorithms"
 LEARNING = DOCS / "learning.json"
 STALE = DOCS / "stale.json"
+GAMES = DOCS / "tictactoe.json"
 LEARN = DOCS.parent / "benchmarks" / "learn.py"
 #: In the order of the page: from given data to sampled rows to several models.
-DRIVERS = ("sft", "reward_model", "dpo", "grpo", "ppo", "remax", "dapo", "gigpo", "tool_use", "safe_rlhf")
-DRIVERS += ("raft", "distillation", "judge", "online_dpo", "rlhf")
+DRIVERS = ("sft", "reward_model", "dpo", "grpo", "ppo", "remax", "dapo", "gigpo", "tool_use", "tictactoe")
+DRIVERS += ("safe_rlhf", "raft", "distillation", "judge", "online_dpo", "rlhf")
 SIDE = ("warmup", "evaluate")  # programs that many drivers have, and that are no algorithm
 HEAD = ("program", "generate", "forward", "train", "external", "models trained", "frozen", "waits", "stale rows")
 
@@ -176,7 +177,28 @@ def stale() -> str:
     return "\n".join([*lines, "", "![Reward over steps: a line per seed, and the mean of each loss](images/stale.png)"])
 
 
-BLOCKS = {"choosing.md": [("costs", costs)], "algorithms.md": [("learning", learning), ("stale", stale)]}
+def tictactoe() -> str:
+    """The table of docs/algorithms.md on greedy games before and after training; a sentence where none was recorded."""
+    if not GAMES.exists():
+        return "Nothing is recorded yet."
+    record = json.loads(GAMES.read_text())
+    lines = ["| seed | opponent | | won | drawn | lost | wrong moves |", "|---|---|---|---|---|---|---|"]
+    for run in record["runs"]:
+        for opponent in ("random", "optimal"):
+            for when in ("before", "after"):
+                shares = [100 * run[when][f"{opponent}_{name}"] for name in ("won", "drawn", "lost", "wrong")]
+                cells = [str(run["seed"]), opponent, when, *(f"{share:.1f} %" for share in shares)]
+                lines.append(f"| {' | '.join(cells)} |")
+    took = [f"seed {r['seed']}: {r['games']:,} games in {r['steps']:,} steps, {r['seconds']} s" for r in record["runs"]]
+    said = "1,000 greedy games each, half of them on each side; before is after the warm-up. "
+    said += f"{'; '.join(took)}, one core."
+    return "\n".join([*lines, "", said, "", "![Lost games over games played](images/tictactoe.png)"])
+
+
+BLOCKS = {
+    "choosing.md": [("costs", costs)],
+    "algorithms.md": [("learning", learning), ("stale", stale), ("tictactoe", tictactoe)],
+}
 
 
 def page(name: str, text: str) -> str:

@@ -49,10 +49,11 @@ def load_driver(small_model):
     def load(name: str):
         flow = load_script(str(ALGORITHMS / f"{name}.py"))
         own = {"judge"} if name == "judge" else set()
+        plays = name in ("gigpo", "tool_use", "tictactoe")
         for handle in flow.handles:
             said = handle.arguments.get("model")
             teaches = name == "distillation" and handle.name in ("short", "long")
-            if said is not None and name not in ("gigpo", "tool_use") and not teaches and handle.name not in own:
+            if said is not None and not plays and not teaches and handle.name not in own:
                 flow.use_model(handle.name, small_model)
         return flow
 

@@ -1,0 +1,245 @@
+"""Tic-tac-toe against a player of random moves, and against one of optimal moves.
+
+A game reads ``123456789<move>5</move>;o234x6789<move>3</move>;`` and so on: the policy is shown the board, in which a
+free field is its number, and says a move. Its own marks are ``x``, also where the other one began.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import flowrl as fl
+from flowrl.environments import Environment, reward
+
+BOARD = "123456789"
+MARKS = "xo"
+LINES = ("123", "456", "789", "147", "258", "369", "159", "357")
+OPPONENTS = ("random", "optimal")
+SIDES = ("first", "second")
+_THREES = tuple(tuple(BOARD.index(field) for field in line) for line in LINES)
+_MOVE = re.compile(r"<move>([1-9])</move>")
+
+
+# -- the game --------------------------------------------------------------------------------------
+
+
+def free(board: str) -> str:
+    """The fields that are free.
+
+    >>> free("1x34o678x")
+    '134678'
+    """
+    return "".join(field for field in board if field not in MARKS)
+
+
+def play(board: str, field: str, mark: str) -> str:
+    """The board after a move.
+
+    >>> play("123456789", "5", "x")
+    '1234x6789'
+    """
+    return board.replace(field, mark)
+
+
+def winner(board: str) -> str:
+    """The mark that has three in a line; empty where none has.
+
+    >>> winner("xxx4oo789")
+    'x'
+    """
+    return next((board[a] for a, b, c in _THREES if board[a] == board[b] == board[c]), "")
+
+
+def is_over(board: str) -> bool:
+    """Whether a player has won, or no field is free."""
+    return bool(winner(board)) or not free(board)
+
+
+@cache
+def value(board: str, mark: str) -> int:
+    """What the player of ``mark``, who moves next, comes to if both play as well as can be: 1, 0 or -1 (minimax)."""
+    if is_over(board):
+        return -1 if winner(board) else 0  # the last move was the other one's
+    return max(-value(play(board, field, mark), _other(mark)) for field in free(board))
+
+
+@cache
+def best_moves(board: str, mark: str) -> str:
+    """All moves of the player of ``mark`` that keep the value of the board.
+
+    >>> best_moves("xx3oo6789", "o")
+    '6'
+    """
+    fields, wanted = free(board), value(board, mark)
+    return "".join(field for field in fields if -value(play(board, field, mark), _other(mark)) == wanted)
+
+
+def reply(opponent: str, board: str, seed: int, mark: str = "o") -> str:
+    """The move of an opponent: chosen by seed and board, so that all games of one seed meet the same player."""
+    moves = best_moves(board, mark) if opponent == "optimal" else free(board)
+    return random.Random(f"{seed} {board}").choice(moves)  # a text: seeds next to each other would start alike
+
+
+def _other(mark: str) -> str:
+    return "o" if mark == "x" else "x"
+
+
+# -- the environment -------------------------------------------------------------------------------
+
+
+class TicTacToe(Environment):
+    """Games: 1 for a win, 0.5 for a draw, -1 for a loss, for a move that is not free and for one that is no move."""
+
+    turns = 5
+
+    def setup(self, state: Any) -> None:
+        """The board is that of the prompt."""
+        state.board, state.result = state.row["prompt"], ""
+
+    def respond(self, state: Any) -> str | None:
+        """Move for the opponent; nothing where the game is over."""
+        said = _MOVE.fullmatch(state.response)
+        if said is None or said[1] not in state.board:
+            state.result = "malformed" if said is None else "invalid"
+            return None
+        board = play(state.board, said[1], "x")
+        if not is_over(board):
+            board = play(board, reply(state.row["opponent"], board, state.row["seed"]), "o")
+        state.board = board
+        if is_over(board):
+            state.result = {"x": "won", "o": "lost", "": "drawn"}[winner(board)]
+            return None
+        return board
+
+    @reward()
+    def won(self, state: Any) -> float:
+        """Whether the policy has three in a line."""
+        return float(state.result == "won")
+
+    @reward(weight=0.5)
+    def drawn(self, state: Any) -> float:
+        """Whether no field is free, and nobody has three in a line."""
+        return float(state.result == "drawn")
+
+    @reward(weight=-1.0)
+    def lost(self, state: Any) -> float:
+        """Whether the opponent has three in a line."""
+        return float(state.result == "lost")
+
+    @reward(weight=-1.0)
+    def invalid(self, state: Any) -> float:
+        """Whether a move went to a field that was not free."""
+        return float(state.result == "invalid")
+
+    @reward(weight=-1.0)
+    def malformed(self, state: Any) -> float:
+        """Whether an answer was no move."""
+        return float(state.result == "malformed")
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def task(opponent: str, side: str, seed: int) -> dict[str, Any]:
+    """A game to play: ``{"prompt": "123456789", "opponent": "random", "side": "first", "seed": 7}``."""
+    board = BOARD if side == "first" else play(BOARD, reply(opponent, BOARD, seed), "o")
+    return {"prompt": board, "opponent": opponent, "side": side, "seed": seed}
+
+
+def position(seed: int) -> dict[str, Any]:
+    """The rest of a game against the optimal player: moves were random so far, and now some lose and some do not."""
+    chance = random.Random(seed)
+    while True:
+        board, side = BOARD, chance.choice(SIDES)
+        for i in range(2 * chance.randint(1, 3) + SIDES.index(side)):
+            if not is_over(board):
+                board = play(board, chance.choice(free(board)), "xo"[(i + SIDES.index(side)) % 2])
+        if not is_over(board) and {value(play(board, f, "x"), "o") == 1 for f in free(board)} == {True, False}:
+            return {"prompt": board, "opponent": "optimal", "side": side, "seed": seed}
+
+
+def games(batch: int, *, seed: int = 0) -> fl.data.Mixture:
+    """``batch`` tasks a step, without end: a third are positions, the others games of all opponents and sides alike.
+
+    The column ``stratum`` says which: ``random first``, or ``position``.
+    """
+
+    def part(name: str, make: Callable[[int], dict[str, Any]]) -> fl.data.Source:
+        def draw(index: int) -> dict[str, Any]:
+            return make(random.Random(f"{seed} {name} {index}").getrandbits(48))
+
+        return fl.data.generated(draw, batch=batch, chat=True)
+
+    kinds = {f"{opponent} {side}": partial(task, opponent, side) for opponent in OPPONENTS for side in SIDES}
+    strata = {name: part(name, make) for name, make in {**kinds, "position": position}.items()}
+    weights = {**dict.fromkeys(kinds, 1), "position": len(kinds) / 2}
+    return fl.data.mix(strata, weights=weights, batch=batch, exact=True, column="stratum")
+
+
+def held_out(opponent: str, n: int = 1000) -> fl.data.Source:
+    """Games against one opponent whose seeds no training has, half of them on each side, as one batch."""
+    rows = [task(opponent, SIDES[i % 2], -1 - i) for i in range(n)]
+    return fl.data.rows(rows, batch=n, shuffle=False, repeat=False, chat=True)
+
+
+def examples(batch: int, *, count: int = 200, seed: int = 0) -> fl.data.Source:
+    """``count`` games of two players of random moves, again and again: they show what a move looks like."""
+    return fl.data.rows([_example(i, seed) for i in range(count)], batch=batch, messages="messages", seed=seed)
+
+
+def _example(index: int, seed: int) -> dict[str, Any]:
+    chance = random.Random(f"example {seed} {index}")
+    board = BOARD if index % 2 else play(BOARD, chance.choice(BOARD), "o")
+    messages: list[dict[str, str]] = []
+    while not is_over(board):
+        field = chance.choice(free(board))
+        messages.append({"role": "user", "content": board})
+        messages.append({"role": "assistant", "content": f"<move>{field}</move>"})
+        board = play(board, field, "x")
+        if not is_over(board):
+            board = play(board, chance.choice(free(board)), "o")
+    return {"messages": messages}
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+WORDS = ("<pad>", ";", "<move>", "</move>", *BOARD, *MARKS, "?")
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %};{% endif %}{% endfor %}"
+
+
+def build_tokenizer() -> Any:
+    """A token for each character and each tag; ``;`` ends an answer. 16 tokens with padding and one more."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("</?move>|."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token=";", padding_side="left")
+    made.chat_template = TEMPLATE
+    return made
+
+
+#: A Qwen2 of 0.2 million parameters with random weights.
+MODEL = fl.Model(
+    config={
+        "model_type": "qwen2",
+        "vocab_size": len(WORDS),
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 96,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    },
+    tokenizer=build_tokenizer,
+)
