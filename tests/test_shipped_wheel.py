@@ -1,5 +1,6 @@
 """A wheel, installed in a new environment, has the shipped algorithms and plans: what it does in an empty folder."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from flowrl.cli import machine_report
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,3 +77,11 @@ def test_commands_find_them_by_name(in_empty_folder, installed):
         told
         == f"{installed.parent}/lib/python3.{sys.version_info[1]}/site-packages/flowrl/drivers/grpo.py grpo: fine\n"
     )
+
+
+def test_the_doctor_knows_what_it_needs_without_the_source_tree(in_empty_folder):
+    asked = "from flowrl.cli import machine_report as machine; found = machine._requirements(); "
+    asked += "print({extra: sorted(map(machine._bare, wanted)) for extra, wanted in found.items()})"
+    of_wheel, of_tree = ast.literal_eval(in_empty_folder("python", "-c", asked)), machine_report._requirements()
+    assert set(of_wheel) == set(of_tree) and len(of_tree["ray"]) == 2
+    assert of_wheel == {extra: sorted(map(machine_report._bare, wanted)) for extra, wanted in of_tree.items()}

@@ -95,9 +95,9 @@ GROUPS: dict[str, dict[str, About]] = {
             ("flowrl replay runs/grpo", "flowrl replay runs/grpo --step 120 --node actor.update"),
         ),
         "doctor": About(
-            "RUN",
-            "tell what it waits for and who is to blame, also of a run that is dead",
-            ("flowrl doctor runs/grpo",),
+            "[RUN]",
+            "tell what a run waits for, dead or alive; without one, what this machine has and can run",
+            ("flowrl doctor runs/grpo", "flowrl doctor --test"),
         ),
         "eval": About(
             "ENV",

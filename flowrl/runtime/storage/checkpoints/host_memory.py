@@ -20,6 +20,11 @@ def free_memory() -> int:
     return min((int(free - LEFT_FREE * total) for free, total in _limits()), default=1 << 62)
 
 
+def memory() -> tuple[int, int] | None:
+    """Return the bytes that are free and all, of the host or of the tightest container; None where nothing is said."""
+    return min(_limits(), default=None)
+
+
 def _limits() -> Iterator[tuple[int, int]]:
     """Of the host and of every container around this process: the bytes that are free, and all."""
     with suppress(OSError, KeyError, ValueError):
