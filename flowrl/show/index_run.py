@@ -7,6 +7,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from .read_lines import FoundLine, is_as_it_was, mark_at, new_lines
@@ -27,6 +28,7 @@ class Indexer:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._seen: dict[str, tuple[int, int]] = {}  # size and time of files in which nothing was new
 
     def small(self) -> bool:
         """Take in a portion of each file but the trajectories, the curves first. Returns whether anything was new."""
@@ -38,6 +40,14 @@ class Indexer:
 
     def _portion(self, name: str) -> bool:
         path = self.store.run / f"{name}.jsonl"
+        if (now := _size_and_time(path)) == self._seen.get(name):
+            return False
+        new = self._take_in(name, path)
+        if not new:
+            self._seen[name] = now
+        return new
+
+    def _take_in(self, name: str, path: Path) -> bool:
         writer, tables = WRITERS[name]
         with self.store.reading() as connection:
             position, mark, skipped = position_of(connection, name)
@@ -62,6 +72,14 @@ class Indexer:
             writer(connection, [line for line in lines if line.record is not None])
             connection.execute("REPLACE INTO files VALUES (?, ?, ?, ?)", (name, end, mark, skipped))
         return True
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (-1, 0)
+    return found.st_size, found.st_mtime_ns
 
 
 def position_of(connection: sqlite3.Connection, name: str) -> tuple[int, int, int]:

@@ -27,7 +27,7 @@ class Decodes(Protocol):
 
 
 class TokenTexts:
-    """Decodes with the tokenizer that a run has saved beside its model."""
+    """Decodes with a tokenizer that a run has written."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
@@ -40,8 +40,10 @@ class TokenTexts:
 
 
 def tokenizer_of(run: Path) -> Decodes | None:
-    """The tokenizer of the first trained model of a run; None where it has saved none that can be read."""
-    for path in sorted(run.glob("model/*/tokenizer.json")):
+    """The tokenizer of a run's rows, else that of its first trained model; None where none can be read."""
+    for path in (run / "tokenizer.json", *sorted(run.glob("model/*/tokenizer.json"))):
+        if not path.exists():
+            continue
         try:
             return TokenTexts(path)
         except Exception:  # the library raises its own for each kind of damage

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 PAGE = 50
 MANY = 20_000  # rows with a word: more are not listed but met along the order that was asked for
+SORTED = 200_000  # rows between bounds: more are not sorted but met along the order
+_SHOWN = ("n", "step", "prompt", "key", "reward", "tokens", "at", "size")
 
 #: How rows can be sorted: the column, and whether it falls.
 ORDERS = {
@@ -45,44 +46,41 @@ def programs_with_rows(connection: sqlite3.Connection) -> list[dict[str, Any]]:
     names = [name for (name,) in connection.execute(_DISTINCT)]
     found = []
     for name in names:
-        least, most = connection.execute("SELECT min(step), max(step) FROM rows WHERE program = ?", (name,)).fetchone()
+        ends = [f"(SELECT {end}(step) FROM rows WHERE program = :name)" for end in ("min", "max")]
+        least, most = connection.execute(f"SELECT {', '.join(ends)}", {"name": name}).fetchone()
         found.append({"program": name, "first": least, "last": most})
     return found
 
 
 def search_rows(connection: sqlite3.Connection, asked: Filter) -> dict[str, Any]:
-    """A page of rows without their texts, how many have the words (None where nobody counted), and what comes next."""
+    """A page of rows without their texts, how many have the words (None where nobody counted), and what comes next.
+
+    Few rows are looked up and sorted: those that have the words, or lie in the steps or the rewards that are asked for.
+    Of many the order is walked until a page is full.
+    """
     column, falls = ORDERS[asked.order]
     where, values = _conditions(asked, column, falls)
     pattern = match_pattern(asked.text)
-    count: int | None = None
-    index = column
     if asked.text and not pattern:
         return {"rows": [], "count": 0, "next": None}
-    if pattern:
-        found = connection.execute(
-            "SELECT rowid FROM words WHERE words MATCH ? LIMIT ?", (pattern, MANY + 1)
-        ).fetchall()
-        if len(found) <= MANY:
-            count = connection.execute(
-                f"SELECT count(*) FROM rows WHERE n IN ({_listed(found)}) AND {where}", values
-            ).fetchone()[0]
-            where += f" AND n IN ({_listed(found)})"
-            index = f"+{column}"  # the few rows are looked up and sorted
-        else:
+    found = _rows_with_words(connection, pattern, asked) if pattern else None
+    source, order, count = f"rows INDEXED BY rows_by_{column}", column, None
+    if found is not None and len(found) <= MANY:
+        source, order, where = "rows NOT INDEXED", f"+{column}", f"{where} AND n IN ({','.join(map(str, found))})"
+        count = connection.execute(f"SELECT count(*) FROM {source} WHERE {where}", values).fetchone()[0]
+    else:
+        index = _narrow_index(connection, asked, MANY if pattern else SORTED)
+        if index is not None:
+            source, order = f"rows INDEXED BY {index}", f"+{column}"
+        if pattern:
             where += " AND EXISTS (SELECT 1 FROM words WHERE words MATCH ? AND words.rowid = rows.n)"
             values = [*values, pattern]
-    elif column != "step" and _few_steps(connection, asked):
-        index = f"+{column}"
     way = "DESC" if falls else "ASC"
-    then = "ASC" if column != "step" else way
     rows = connection.execute(
-        f"SELECT n, step, prompt, key, reward, tokens, at, size FROM rows WHERE {where} "
-        f"ORDER BY {index} {way}, n {then} LIMIT {PAGE + 1}",
+        f"SELECT {', '.join(_SHOWN)} FROM {source} WHERE {where} ORDER BY {order} {way}, n {way} LIMIT {PAGE + 1}",
         values,
     ).fetchall()
-    names = ("n", "step", "prompt", "key", "reward", "tokens", "at", "size")
-    listed: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in rows]
+    listed: list[dict[str, Any]] = [dict(zip(_SHOWN, row, strict=True)) for row in rows]
     following = [listed[PAGE - 1][column], listed[PAGE - 1]["n"]] if len(listed) > PAGE else None
     return {"rows": listed[:PAGE], "count": count, "next": following}
 
@@ -98,7 +96,7 @@ def search_prompts(
     where += " AND least = most AND rows > 1" if silent else ""
     rows = connection.execute(
         f"SELECT step, prompt, rows, total, least, most FROM prompts WHERE {where} "
-        f"ORDER BY step DESC, prompt LIMIT {PAGE + 1} OFFSET {PAGE * page}",
+        f"ORDER BY step DESC, prompt DESC LIMIT {PAGE + 1} OFFSET {PAGE * page}",
         values,
     ).fetchall()
     listed = [
@@ -117,12 +115,11 @@ def search_prompts(
 
 def rows_of_prompt(connection: sqlite3.Connection, program: str, step: int, prompt: str) -> list[dict[str, Any]]:
     """The rows of one prompt in one step, the first 64 of them."""
-    names = ("n", "step", "prompt", "key", "reward", "tokens", "at", "size")
     rows = connection.execute(
-        f"SELECT {', '.join(names)} FROM rows WHERE program = ? AND step = ? AND prompt = ? ORDER BY n LIMIT 64",
+        f"SELECT {', '.join(_SHOWN)} FROM rows WHERE program = ? AND step = ? AND prompt = ? ORDER BY n LIMIT 64",
         (program, step, prompt),
     )
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return [dict(zip(_SHOWN, row, strict=True)) for row in rows]
 
 
 def match_pattern(text: str) -> str:
@@ -157,22 +154,48 @@ def _conditions(asked: Filter, column: str, falls: bool) -> tuple[str, list[Any]
         where.append("reward IS NOT NULL")
     if asked.after is not None:
         sign = "<" if falls else ">"
-        then = sign if column == "step" else ">"
-        where.append(f"({column} {sign}= ? AND ({column} {sign} ? OR n {then} ?))")
+        where.append(f"({column} {sign}= ? AND ({column} {sign} ? OR n {sign} ?))")
         values += [asked.after[0], asked.after[0], asked.after[1]]
     return " AND ".join(where), values
 
 
-def _few_steps(connection: sqlite3.Connection, asked: Filter) -> bool:
-    """Whether the steps that are asked for have so few rows that these are sorted."""
-    if asked.first is None and asked.last is None:
-        return False
-    counted = connection.execute(
-        "SELECT count(*) FROM (SELECT 1 FROM rows WHERE program = ? AND step BETWEEN ? AND ? LIMIT ?)",
-        (asked.program, asked.first or 0, asked.last if asked.last is not None else 1 << 61, MANY + 1),
+def _rows_with_words(connection: sqlite3.Connection, pattern: str, asked: Filter) -> list[int]:
+    """The rows with the words, in and around the steps that are asked for; one more than ``MANY`` where these are more.
+
+    Rows are numbered in the order of their steps, so steps are a stretch of numbers.
+    """
+    least, most = 0, 1 << 62
+    if asked.first is not None:
+        least = _at_step(connection, "min", ">=", asked.program, asked.first) or most
+    if asked.last is not None:
+        most = _at_step(connection, "max", "<=", asked.program, asked.last) or -1
+    found = connection.execute(
+        "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ? LIMIT ?",
+        (pattern, least, most, MANY + 1),
     )
-    return counted.fetchone()[0] <= MANY
+    return [n for (n,) in found]
 
 
-def _listed(found: Sequence[tuple[int]]) -> str:
-    return ",".join(str(n) for (n,) in found)
+def _at_step(connection: sqlite3.Connection, end: str, compare: str, program: str, step: int) -> int | None:
+    """The least or the largest number of the rows at the step that is nearest to ``step`` on one side."""
+    nearest = f"SELECT {end}(step) FROM rows WHERE program = ? AND step {compare} ?"
+    return connection.execute(
+        f"SELECT {end}(n) FROM rows WHERE program = ? AND step = ({nearest})", (program, program, step)
+    ).fetchone()[0]
+
+
+def _narrow_index(connection: sqlite3.Connection, asked: Filter, few: int) -> str | None:
+    """The index of steps or rewards, where so few rows lie between the bounds that are asked for; else None."""
+    bounds = (("step", asked.first, asked.last), ("reward", asked.least, asked.most))
+    for column, least, most in bounds:
+        if least is None and most is None:
+            continue
+        between = (-(1 << 62) if least is None else least, 1 << 62 if most is None else most)
+        counted = connection.execute(
+            f"SELECT count(*) FROM (SELECT 1 FROM rows INDEXED BY rows_by_{column} WHERE program = ? AND {column} "
+            f"BETWEEN ? AND ? LIMIT ?)",
+            (asked.program, *between, few + 1),
+        )
+        if counted.fetchone()[0] <= few:
+            return f"rows_by_{column}"
+    return None

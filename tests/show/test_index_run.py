@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -146,16 +147,45 @@ def test_rows_are_sorted_filtered_and_paged(tmp_path: Path) -> None:
     assert [each["reward"] for each in found(store, least=2.0, most=2.15, order="oldest")] == [2.0, 2.1]
 
 
-@pytest.mark.parametrize("many", [20_000, 3])
-def test_words_are_found_however_many_rows_have_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int
+@pytest.mark.parametrize(("many", "sorted_"), [(20_000, 200_000), (3, 5), (0, 0)])
+def test_every_way_finds_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int, sorted_: int
 ) -> None:
-    """Few rows are listed and sorted; of many the order is walked. Both find the same."""
+    """Few rows are looked up and sorted, of many the order is walked: held against a plain look at all rows."""
     monkeypatch.setattr("flowrl.show.search_rows.MANY", many)
+    monkeypatch.setattr("flowrl.show.search_rows.SORTED", sorted_)
+    run = run_folder(tmp_path / "run", steps=0)
+    rows = [
+        row(s, s, p, rewards=(s * p) % 5 / 4, response=f"says {'even' if s % 2 else 'odd'} {p}")
+        for s in range(12)
+        for p in range(4)
+    ]
+    lines(run, "trajectories", *rows)
+    store = indexed(run, tmp_path / "cache")
+    signs = {"newest": -1, "oldest": 1, "best": -1, "worst": 1}
+    for text, order, first, last, least, most in product(
+        ("", "says", "even"), signs, (None, 3), (None, 5, -1), (None, 0.3), (None, 0.8)
+    ):
+        wanted = [
+            (number, each)
+            for number, each in enumerate(rows)
+            if text in each["response"]
+            and (first is None or each["step"] >= first)
+            and (last is None or each["step"] <= last)
+            and (least is None or each["rewards"] >= least)
+            and (most is None or each["rewards"] <= most)
+        ]
+        by = "step" if order in ("newest", "oldest") else "rewards"
+        wanted.sort(key=lambda one: (one[1][by], one[0]), reverse=signs[order] < 0)
+        got = found(store, text=text, order=order, first=first, last=last, least=least, most=most)
+        said = (text, order, first, last, least, most)
+        assert [each["key"] for each in got] == [json.dumps(each["key"]) for _, each in wanted], said
+
+
+def test_what_stands_in_quotes_stands_together(tmp_path: Path) -> None:
     store = indexed(run_folder(tmp_path / "run"), tmp_path / "cache")
-    best = found(store, text="says", order="best")
-    assert [each["reward"] for each in best] == [1.0] * 6 + [0.0] * 6
     assert {each["key"] for each in found(store, text="3+1=")} == {"[3, 0]", "[3, 1]"}
+    assert {each["key"] for each in found(store, text='"3 1"')} == {"[3, 0]", "[3, 1]"}
     assert len(found(store, text="say", order="worst")) == 12, "the last word may be a beginning"
     assert found(store, text="says nothing") == [] and found(store, text="+-=") == []
     assert found(store, text='" OR 1=1 --') == [] and len(found(store, text="says*")) == 12

@@ -22,6 +22,7 @@ from ..values.step_records import Step
 from .digest_lines import digest_lines
 from .disk import hexadecimal, writing
 from .jsonl import Lines, prefix_checksum
+from .keep_tokenizer import keep_tokenizer
 from .run_record import records_within, write_record
 from .traffic import spread
 
@@ -44,6 +45,7 @@ class Recorder:
         self.history: list[dict[str, Any]] = []
         self.ledgers: dict[str, dict[str, Any]] = {}  # what became of rows, by program
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
+        self._kept_tokenizer: Any = None
         self._kept: set[int] = set()  # steps whose rows are written down beside every so many
         self.tell: Callable[[str, Mapping[str, Any]], None] = lambda stream, line: None  # each line, as it is written
         self._last = time.perf_counter()
@@ -185,6 +187,9 @@ class Recorder:
         return self.record
 
     def _trajectories(self, program: str, step: int, some: Batch, tokenizer: Any) -> None:
+        if tokenizer is not self._kept_tokenizer:
+            keep_tokenizer(self.folder, tokenizer)
+            self._kept_tokenizer = tokenizer
         columns = {n: some[n].to_list() for n in some.fields}
         for i, key in enumerate(some.keys):
             line: dict[str, Any] = {"program": program, "step": step, "key": list(key)}

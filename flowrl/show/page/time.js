@@ -12,7 +12,7 @@ const INKS = ["#3d7dca", "#d9822b", "#2e9e6b", "#8e5bd0", "#c8453b", "#0e97a5", 
 export function draw(place) {
   const canvas = h("canvas", { class: "lanes", tabindex: "0", role: "img", "aria-label": "What ran in each pool over time" });
   const whole = h("button", { class: "button", type: "button", on: { click: () => { follow = true; show(null, null); } } }, "All of it");
-  const newest = h("button", { class: "button", type: "button", on: { click: () => look(seen.last - wide(), seen.last) } }, "The newest");
+  const newest = h("button", { class: "button", type: "button", on: { click: () => look(seen.last - (seen.last - seen.first) / 40, seen.last) } }, "The newest");
   const told = h("span", { class: "faint" }), legend = h("ul", { class: "legend" }), table = h("div", { class: "table" });
   fill(place, h("div", { class: "bar" }, whole, newest, told), h("div", { class: "stage flat" }, canvas), legend,
     h("p", { class: "faint" }, "Drag to move, turn the wheel to enlarge, or use the arrow keys with + and −."), table);
@@ -99,12 +99,16 @@ export function draw(place) {
     pen.font = "11.5px system-ui, sans-serif";
     const step = round((seen.to - seen.from) / Math.max(2, room / 110));
     for (let tick = Math.ceil((seen.from - seen.first) / step) * step; seen.first + tick <= seen.to && step > 0; tick += step) {
-      const at = x(seen.first + tick);
+      const at = x(seen.first + tick), text = seen.last - seen.first < 120 ? seconds(Number(tick.toPrecision(12))) : clock(tick, step);
       pen.fillRect(at, height - AXIS, 0.7, 5);
-      pen.fillText(seconds(Number(tick.toPrecision(12))), at + 3, height - AXIS / 2 + 2);
+      if (at + 3 + pen.measureText(text).width < width - 4) pen.fillText(text, at + 3, height - AXIS / 2 + 2);
     }
   }
 
+  const before = (bar) => { // what ended last before it: that is taken to be what it waited for
+    const last = seen.bars.reduce((found, one) => (one !== bar && one.end <= bar.start + 1e-6 && one.end > (found?.end ?? -1) ? one : found), null);
+    return last ? `${last.node}, step ${number(last.step)}` : "nothing on this screen";
+  };
   const inside = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
   const timeAt = (left) => seen.from + ((left - NAMES) / (canvas.clientWidth - NAMES - 10)) * wide();
   let held = null;
@@ -123,7 +127,7 @@ export function draw(place) {
     const bar = hit[3];
     showCard(event, h("b", {}, h("bdi", {}, bar.node)), "share" in bar ? h("dl", {}, pair("Pool", bar.pool), pair("Calls here", number(bar.count)), pair("Part of the time", percent(bar.share)))
       : h("dl", {}, pair("Program", bar.program), pair("Step", number(bar.step)), pair("Pool", bar.pool), pair("Begins", seconds(bar.start - seen.first)), pair("Takes", seconds(bar.end - bar.start)),
-        pair("Rows", number(bar.rows)), bar.tokens ? pair("Tokens", number(bar.tokens)) : ""));
+        pair("Began after", before(bar)), pair("Rows", number(bar.rows)), bar.tokens ? pair("Tokens", number(bar.tokens)) : ""));
   });
   canvas.addEventListener("pointerleave", hideCard);
   canvas.addEventListener("wheel", (event) => {
@@ -162,7 +166,15 @@ const pair = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
 
 function round(step) {
   const power = 10 ** Math.floor(Math.log10(step));
+  const sixties = [15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400].find((some) => some >= step);
+  if (step > 5 && sixties) return sixties;
   return [1, 2, 5, 10].map((part) => part * power).find((part) => part >= step) ?? step;
+}
+
+function clock(time, step) { // 1:02:30
+  const whole = Math.floor(time), two = (part) => String(part).padStart(2, "0");
+  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
+  return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}${step < 1 ? (time - whole).toFixed(3).slice(1) : ""}`;
 }
 
 function fitted(pen, text, room) {
