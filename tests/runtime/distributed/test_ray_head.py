@@ -68,7 +68,13 @@ def wait_for(file: Path, run: subprocess.Popen) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("process", "said"), [("raylet", "raylet"), ("gcs_server", "head (gcs_server)")])
+@pytest.mark.parametrize(
+    ("process", "said"),
+    [
+        pytest.param("raylet", "raylet", marks=pytest.mark.nightly),  # as test_of_a_running_cluster_too does it
+        ("gcs_server", "head (gcs_server)"),
+    ],
+)
 def test_the_run_says_what_died_and_how_to_go_on(tmp_path, process, said):
     script, plan, out = tmp_path / "slow.py", tmp_path / "plan.yaml", tmp_path / "run"
     script.write_text(SCRIPT.format(beside=str(Path(__file__).parents[1])))
