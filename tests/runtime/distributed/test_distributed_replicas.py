@@ -106,14 +106,13 @@ def test_a_resumed_run_gives_rows_to_the_same_replicas(shares, tmp_path, stalene
     assert found.weights_digest == whole.weights_digest
 
 
-@pytest.mark.parametrize("count", [5, 9])
-def test_a_run_that_goes_back_gives_rows_to_the_same_replicas(shares, tmp_path, count):
+def test_a_run_that_goes_back_gives_rows_to_the_same_replicas(shares, tmp_path):
     module = module_of("replicas_flow")
     plan = Plan({"a": "cpu", "b": Pool("b", processes=2)}, {"learner": {"train": Place("a"), "generate": Place("b")}})
     whole, _ = run_direct(module.trained, plan, tmp_path / "whole", "learn", checkpoint_every=3)
     wanted = set(shares)
     shares.clear()
-    kill = ("run", count, 0)
+    kill = ("run", 9, 0)
     found, _ = run_direct(module.trained, plan, tmp_path / "back", "learn", checkpoint_every=3, kill=kill)
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "back" / "events.jsonl").read_text().splitlines()]
     assert "recovered" in kinds and set(shares) == wanted and len(shares) > len(wanted)
@@ -161,7 +160,7 @@ def numbers(out):
     return [{k: v for k, v in line.items() if k.split("/")[-1] != "tokens_per_second"} for line in metrics(out)]
 
 
-@pytest.mark.parametrize(("step", "lost"), [(0, 1), (0, 2), (1, 1), (2, 2), (5, 1), (5, 2)])
+@pytest.mark.parametrize(("step", "lost"), [(0, 1), (2, 2), (5, 1), (5, 2)])
 def test_a_replica_that_dies_costs_its_own_rows(shares, calm, tmp_path, step, lost):
     """Another one makes them, from the same call; what that one had made stays. No checkpoint is gone back to."""
     flow, shares.die = module_of("replicas_flow").trained, (step, lost)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -52,3 +53,24 @@ def test_whoever_dies_in_a_publish_costs_ten_seconds():
 @pytest.mark.nightly
 def test_nothing_grows_in_a_hundred_renewals():
     assert kills.main(["--kinds", "renew", "--faults", "100"]) == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("staleness", ["0", "1", "4"])
+def test_replicas_are_killed_and_no_row_is_lost_or_there_twice(staleness):
+    words = ["--kinds", "call,rank,renew,driver", "--faults", "8", "--copies", "2", "--limit", "60"]
+    assert kills.main([*words, "--staleness", staleness]) == 0
+
+
+@pytest.mark.nightly
+def test_short_runs_are_killed_in_all_settings(tmp_path):
+    """A setting after the other; a second call goes on where the first one ended."""
+    record = tmp_path / "kills.jsonl"
+    words = ["--faults", "2", "--kinds", "driver,pause", "--runtime", "local", "--staleness", "0,1,4"]
+    words += ["--publish", "drain,interrupt", "--limit", "60", "--record", str(record)]
+    assert kills.main([*words, "--total", "4"]) == 0
+    assert kills.main([*words, "--total", "10"]) == 0
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    settings = [(line["staleness"], line["publish"]) for line in lines]
+    assert settings == [(0, "drain"), (1, "drain"), (1, "interrupt"), (4, "drain"), (4, "interrupt")]
+    assert not any(line["wrong"] for line in lines)
