@@ -59,7 +59,7 @@ class Answers:
         program, names = _text(words, "program"), list(words.get("name", ()))[:CURVES]
         points = min(_whole(words, "points") or curves.POINTS, 5000)
         with self._run(words).store.reading() as connection:
-            return {"curves": {name: curves.curve(connection, program, name, points=points) for name in names}}
+            return {"curves": curves.curves(connection, program, names, points=points)}
 
     def rows(self, words: Words) -> dict[str, Any]:
         """A page of rows with the beginnings of their texts."""

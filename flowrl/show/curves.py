@@ -23,20 +23,25 @@ def metric_names(connection: sqlite3.Connection) -> list[dict[str, Any]]:
     ]
 
 
-def curve(connection: sqlite3.Connection, program: str, name: str, *, points: int = POINTS) -> list[dict[str, Any]]:
-    """One metric of a program: for each loop its steps, seconds since the run began, and the values there.
+def curves(
+    connection: sqlite3.Connection, program: str, names: Sequence[str], *, points: int = POINTS
+) -> dict[str, list[dict[str, Any]]]:
+    """Metrics of a program by name: for each loop its steps, seconds since the run began, and the values there.
 
     Where a loop has more than ``points`` values, neighbours are brought together: ``mean``, ``low`` and ``high``.
     """
-    found = connection.execute(
-        "SELECT lines.loop, lines.step, lines.clock, points.value FROM names JOIN points ON points.name = names.id "
-        "JOIN lines ON lines.at = points.at WHERE names.program = ? AND names.name = ? ORDER BY points.at",
-        (program, name),
-    )
-    loops: dict[int, list[tuple[int, float, float]]] = {}
-    for loop, step, clock, value in found:
-        loops.setdefault(loop, []).append((step, clock, value))
-    return [{"loop": loop, **_thinned(values, points)} for loop, values in loops.items()]
+    lines = connection.execute("SELECT at, loop, step, clock FROM lines WHERE program = ?", (program,))
+    places = {at: (loop, step, clock) for at, loop, step, clock in lines}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in names:
+        loops: dict[int, list[tuple[int, float, float]]] = {}
+        named = "SELECT id FROM names WHERE program = ? AND name = ?"
+        values = connection.execute(f"SELECT at, value FROM points WHERE name = ({named}) ORDER BY at", (program, name))
+        for at, value in values:
+            loop, step, clock = places[at]
+            loops.setdefault(loop, []).append((step, clock, value))
+        found[name] = [{"loop": loop, **_thinned(points_, points)} for loop, points_ in loops.items()]
+    return found
 
 
 def _thinned(values: Sequence[tuple[int, float, float]], points: int) -> dict[str, Any]:

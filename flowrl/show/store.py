@@ -56,10 +56,11 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one question."""
+        """A connection for one question: what is written meanwhile is not seen."""
         connection = self._connect()
         try:
             connection.execute("PRAGMA query_only = 1")
+            connection.execute("BEGIN")
             yield connection
         finally:
             connection.close()

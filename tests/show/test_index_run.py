@@ -10,7 +10,7 @@ import pytest
 from show_runs import HOSTILE, hostile_folder, lines, row, run_folder
 
 from flowrl.show import read_lines
-from flowrl.show.curves import curve, metric_names
+from flowrl.show.curves import curves, metric_names
 from flowrl.show.index_run import Indexer
 from flowrl.show.lanes import lanes
 from flowrl.show.search_rows import Filter, search_rows
@@ -34,7 +34,7 @@ def take_in(store: Store) -> None:
 
 def rewards(store: Store) -> list[float]:
     with store.reading() as connection:
-        return [value for loop in curve(connection, "grpo", "reward") for value in loop["mean"]]
+        return [value for loop in curves(connection, "grpo", ["reward"])["reward"] for value in loop["mean"]]
 
 
 def found(store: Store, **asked: object) -> list[dict]:
@@ -68,6 +68,18 @@ def test_half_a_last_line_waits_for_its_end(tmp_path: Path) -> None:
     assert rewards(store) == [0.0, 0.1, 0.2, 0.3]
     take_in(store)
     assert len(rewards(store)) == 4
+
+
+def test_a_question_sees_one_state_of_the_index(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", status="running")
+    store = indexed(run, tmp_path / "cache")
+    with store.reading() as connection:
+        assert counts(connection)["lines"] == 3
+        lines(run, "metrics", {"program": "grpo", "step": 3, "reward": 0.3})
+        take_in(store)
+        assert counts(connection)["lines"] == 3
+    with store.reading() as connection:
+        assert counts(connection)["lines"] == 4
 
 
 def test_a_file_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
@@ -115,7 +127,7 @@ def test_a_program_that_counts_anew_has_another_curve(tmp_path: Path) -> None:
     lines(run, "metrics", *({"program": "grpo", "step": step, "reward": 1.0} for step in (0, 1)))
     store = indexed(run, tmp_path / "cache")
     with store.reading() as connection:
-        assert [loop["step"] for loop in curve(connection, "grpo", "reward")] == [[0, 1, 2], [0, 1]]
+        assert [loop["step"] for loop in curves(connection, "grpo", ["reward"])["reward"]] == [[0, 1, 2], [0, 1]]
 
 
 def test_many_points_become_few_with_their_range(tmp_path: Path) -> None:
@@ -123,7 +135,7 @@ def test_many_points_become_few_with_their_range(tmp_path: Path) -> None:
     lines(run, "metrics", *({"program": "grpo", "step": step, "reward": step % 2} for step in range(1000)))
     store = indexed(run, tmp_path / "cache")
     with store.reading() as connection:
-        (loop,) = curve(connection, "grpo", "reward", points=100)
+        (loop,) = curves(connection, "grpo", ["reward"], points=100)["reward"]
     assert len(loop["mean"]) == 100 and loop["count"] == 1000
     assert set(loop["mean"]) == {0.5} and set(loop["low"]) == {0.0} and set(loop["high"]) == {1.0}
 
@@ -212,7 +224,7 @@ def test_hostile_texts_are_kept_as_texts(tmp_path: Path) -> None:
     kept = HOSTILE.encode(errors="replace").decode()
     with store.reading() as connection:
         assert kept in [one["program"] for one in metric_names(connection)]
-        assert curve(connection, kept, kept)[0]["count"] == 4
+        assert curves(connection, kept, [kept])[kept][0]["count"] == 4
         assert search_rows(connection, Filter(kept, text="pwned"))["count"] == 1
 
 
