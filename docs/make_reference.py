@@ -74,6 +74,7 @@ PAGES = (
         "Environments of messages and tools. `fl.Env` is their base, for states and texts.",
         {
             "An environment": ("fl.environments.Environment", "fl.environments.State"),
+            "An agent": ("fl.environments.AgentEnvironment", "fl.environments.Task"),
             "What ends and grades it": (
                 "fl.environments.stop",
                 "fl.environments.reward",

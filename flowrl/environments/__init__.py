@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from . import verify
 from .environment import Environment, State
+from .gateway.agent_environment import AgentEnvironment
+from .gateway.agents import Task
 from .hooks import group_reward, metric, reward, stop
 from .loading import find_environment, load_environment
 
 __all__ = [
+    "AgentEnvironment",
     "Environment",
     "State",
+    "Task",
     "find_environment",
     "group_reward",
     "load_environment",

@@ -1,0 +1,250 @@
+"""An environment that is an agent: it talks to a gateway as to an API, and what it had sampled is its episode."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ...errors import WorkerError
+from ...graph.script.site import defined_at
+from ...workers.policy_calls import Answer, Ask
+from ...workers.sessions import CodeFailed, sampled
+from ...workers.user_code.code_calls import CodeCall
+from ..environment import Environment, State
+from ..tool_calls import read_tool_calls
+from .agents import Task, run_program, start_agent
+from .call_tree import Call, CallTree
+from .requests import Refused, Reply, Request
+from .server import Gateway
+from .sessions import Ended, ModelCall
+
+if TYPE_CHECKING:
+    from ...workers.env import Game
+    from ...workers.episodes import Episode
+
+_MARK = "<tool_call>"
+
+
+@dataclass
+class _Play:
+    """An agent under way: its task, and its calls so far."""
+
+    task: Task
+    state: State
+    tree: CallTree
+    used: int = 0  # tokens that were sampled for it
+
+
+class AgentEnvironment(Environment):
+    """Base of environments that are agents. Subclass it, and write ``rows()``, an ``agent``, and rewards.
+
+    ``agent(task)`` is any code that asks a model at ``task.base_url`` with the key ``task.api_key``, by OpenAI's chat
+    completions or Anthropic's messages; it may be ``async``. What it returns is ``state.result``. In its place,
+    ``command`` may be a program, which finds address and key in its environment and the row as JSON on its input.
+
+    Each call is an answer of the policy. One that goes on where another ended extends its tokens exactly; an agent that
+    has rewritten its history makes a fork. Trained is the branch with the most sampled tokens, and ``scores`` have
+    ``calls`` and ``forks``; with ``strict`` a fork is refused and fails the episode. The episode is over when the agent
+    has returned, or by a limit of the rollout: its turns are calls. Sampling is the rollout's: an agent may ask for
+    fewer tokens and for texts that stop, not for another temperature.
+
+    >>> class Asks(fl.environments.AgentEnvironment):
+    ...     turns = 4
+    ...
+    ...     def rows(self):
+    ...         return [{"prompt": "2+2?", "answer": "4"}]
+    ...
+    ...     def agent(self, task):
+    ...         from openai import OpenAI
+    ...
+    ...         client = OpenAI(base_url=task.base_url, api_key=task.api_key)
+    ...         messages = [{"role": "user", "content": task.row["prompt"]}]
+    ...         return client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
+    ...
+    ...     @fl.environments.reward()
+    ...     def right(self, state, answer):
+    ...         return float(state.result == answer)
+    >>> Asks.turns
+    4
+    """
+
+    #: A program that is run in place of ``agent``.
+    command: Sequence[str] = ()
+    #: Whether a fork is refused.
+    strict: bool = False
+
+    @classmethod
+    def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
+        super().check_declaration(arguments)
+        if cls.agent is AgentEnvironment.agent and not cls.command:
+            raise WorkerError(
+                f"{cls.__name__} has no agent.",
+                at=defined_at(cls.rows),
+                fix="Define agent(self, task), or write command = ('python', 'agent.py').",
+            )
+
+    def agent(self, task: Task) -> Any:
+        """Solve a task by asking the model at ``task.base_url``; here by running ``command``."""
+        return run_program(self.command, task)
+
+    def close(self) -> None:
+        gateway = self.__dict__.pop("_gateway", None)
+        if gateway is not None:
+            gateway.close()
+
+    @cached_property
+    def _gateway(self) -> Gateway:
+        return Gateway()
+
+    # -- an episode ---------------------------------------------------------------------------------------------------
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        own: dict[str, Callable[..., Any]] = {"begin": self._begin, "agent": self._next}
+        return own[name] if name in own else super()._function(name)
+
+    def _begin(self, row: Mapping[str, Any], seed: int, tokenizer: Any) -> _Play:
+        session = self._gateway.open()
+        task = Task(row, seed, f"{self._gateway.address}/v1", session.token, session)
+        state = State(row, seed)
+        state.messages, state.result = [], None  # type: ignore[attr-defined]
+        start_agent(self.agent, task)
+        return _Play(task, state, CallTree(tokenizer))
+
+    async def _next(self, play: _Play) -> ModelCall | Ended:
+        """The agent's next call, or its end. Raises what it raised."""
+        found = await play.task.session.take()
+        if isinstance(found, Ended) and found.error is not None:
+            raise found.error if isinstance(found.error, Exception) else RuntimeError(f"it raised {found.error!r}")
+        return found
+
+    async def _replay(self, game: Game, i: int) -> None:
+        """Nothing: no agent is run again for an episode that was played before."""
+
+    async def _episode(self, game: Game, i: int, episode: Episode) -> None:
+        row = {name: values[i] for name, values in game.columns.items()}
+        given = (row, game.own_seeds[i], game.tokenizer)
+        play: _Play = await self._code(game, i, "begin", given, lambda returned: returned)
+        episode.state, episode.begun = play.state, True
+        try:
+            await self._calls(game, i, episode, play)
+        finally:
+            play.task.session.close("the episode of this session is over")
+            self._deliver(play, episode)
+
+    async def _calls(self, game: Game, i: int, episode: Episode, play: _Play) -> None:
+        """Answer the agent's calls until it ends, or a limit is reached."""
+        limits = game.limits
+        while True:
+            call = await self._code(game, i, "agent", (play,), lambda returned: returned)
+            if isinstance(call, Ended):
+                play.state.result = call.result  # type: ignore[attr-defined]
+                episode.outcome = "done"
+                return
+            if len(play.tree.calls) >= limits.turns or episode.full:
+                return  # it would need more than it may have
+            try:
+                parent, before = self._placed(play, call.request)
+            except Refused as refused:
+                call.refuse(refused)
+                if refused.status == 409:
+                    failed = CodeCall(i, self.agent, (), self._row(game, i, "agent"))
+                    raise CodeFailed(failed, ValueError(refused.why)) from None
+                continue
+            ids = [*(parent.ids if parent else ()), *before]
+            if game.room is not None and len(ids) + 1 > game.room:
+                call.refuse(Refused(400, f"{len(ids)} tokens leave no room for an answer: {game.room} is the most"))
+                episode.full = True
+                return
+            most, asked = limits.most(play.used), call.request.max_tokens
+            most = asked if most is None else most if asked is None else min(most, asked)
+            answer = await sampled(Ask(i, ids, game.seeds[i], play.used, most))
+            play.used += len(answer.ids)
+            self._answer(game, play, call, (parent, before), answer)
+            episode.temperature, episode.cut = answer.temperature, False
+            episode.full = limits.tokens is not None and play.used >= limits.tokens
+
+    def _placed(self, play: _Play, request: Request) -> tuple[Call | None, list[int]]:
+        """Where in the tree a request goes on, and the tokens up to its answer. Raises Refused."""
+        parent, before = play.tree.place(request.messages, request.tools)
+        if self.strict and play.tree.is_fork(parent):
+            raise Refused(409, "the agent has rewritten its history, or asks twice; strict = True refuses forks")
+        return parent, before
+
+    def _answer(
+        self, game: Game, play: _Play, call: ModelCall, place: tuple[Call | None, list[int]], answer: Answer
+    ) -> None:
+        """Note what was sampled in the tree, and hand it to the agent."""
+        request, tokenizer = call.request, game.tokenizer
+        kept, said, stopped = _until(answer, request.stop, tokenizer)
+        content, tool_calls = _read(said, request)
+        reason = "tool_calls" if tool_calls else "stop" if stopped else "length"
+        parent, before = place
+        tokens = [tokenizer.decode([token]) for token in kept.ids] if request.logprobs else []
+        reply = Reply(
+            secrets.token_hex(8),
+            content,
+            tool_calls,
+            reason,
+            len(parent.ids if parent else ()) + len(before),
+            len(kept.ids),
+            list(zip(tokens, kept.sampling_logprobs, strict=False)),
+        )
+        made = play.tree.add(parent, before, kept, [*request.messages, reply.message], request.tools)
+        made.wasted = len(answer.ids) - len(kept.ids)
+        play.state.responses.append(said)
+        call.answer(reply)
+
+    def _deliver(self, play: _Play, episode: Episode) -> None:
+        """Make the row of the main branch, and count what is not in it."""
+        tree, state = play.tree, play.state
+        state.scores |= {"calls": float(len(tree.calls)), "forks": float(tree.forks)}
+        main = tree.main
+        if main is None:
+            return
+        chain = main.chain
+        state.messages = [*main.messages]
+        episode.prompt = chain[0].before
+        for n, call in enumerate(chain):
+            if n:
+                none = [0.0] * len(call.before)
+                episode._append(call.before, -1, none, none, [0] * len(none))
+            answer = call.answer
+            episode.act(answer.ids, answer.rollout_logprobs, answer.sampling_logprobs, answer.versions)
+            episode.turn_states.append(0)
+            episode.turn_rewards.append(0.0)
+        episode.wasted += play.used - len(episode.sampled)
+
+
+def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer, str, bool]:
+    """An answer up to the token that completes a text that stops; its text before that; whether it has stopped."""
+    said = tokenizer.decode(answer.ids, skip_special_tokens=True)
+    if not any(stop in said for stop in stops):
+        return answer, said, answer.stopped
+    count = 1
+    while not any(stop in (said := tokenizer.decode(answer.ids[:count], skip_special_tokens=True)) for stop in stops):
+        count += 1
+    before = said[: min(said.index(stop) for stop in stops if stop in said)]
+    kept = replace(
+        answer,
+        ids=answer.ids[:count],
+        rollout_logprobs=answer.rollout_logprobs[:count],
+        sampling_logprobs=answer.sampling_logprobs[:count],
+        versions=answer.versions[:count],
+        stopped=True,
+    )
+    return kept, before, True
+
+
+def _read(said: str, request: Request) -> tuple[str, list[dict[str, Any]]]:
+    """The text of an answer and its calls of tools; malformed calls are text."""
+    names = [tool["function"]["name"] for tool in request.tools]
+    calls = read_tool_calls(said, names) if names else []
+    if not calls or any(call.error or not isinstance(call.arguments, dict) for call in calls):
+        return said, []
+    content = said.split(_MARK, 1)[0].strip() if _MARK in said else ""
+    return content, [
+        {"id": f"call_{secrets.token_hex(8)}", "name": call.name, "arguments": call.arguments} for call in calls
+    ]

@@ -1,0 +1,131 @@
+"""Sessions of agents: calls come from the server's loop, whoever plays the episode takes them in another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .requests import Refused, Reply, Request
+
+_AT_ONCE = 64  # calls of a session that wait for an answer
+_PER_SECOND = 200.0  # calls of a session that begin in a second
+
+
+@dataclass(eq=False)
+class ModelCall:
+    """A call of an agent that waits for its answer."""
+
+    request: Request
+    loop: asyncio.AbstractEventLoop
+    answered: asyncio.Future[Reply]
+
+    def answer(self, reply: Reply) -> None:
+        """Answer it, from any thread."""
+        self._settle(lambda: self.answered.set_result(reply))
+
+    def refuse(self, refused: Refused) -> None:
+        """Refuse it, from any thread."""
+        self._settle(lambda: self.answered.set_exception(refused))
+
+    def _settle(self, how: Callable[[], None]) -> None:
+        def settle() -> None:
+            if not self.answered.done():
+                how()
+
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(settle)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An agent has ended: ``Ended("42")``, or with the exception that it raised."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(eq=False)
+class Session:
+    """What one agent does: its calls in their order, then its end. ``token`` is its key."""
+
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    at_end: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])  # run as it is closed
+    _calls: deque[ModelCall] = field(default_factory=deque[ModelCall])
+    _ended: Ended | None = None
+    _closed: str = ""
+    _under_way: set[ModelCall] = field(default_factory=set[ModelCall])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _taker: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+    _credit: float = _PER_SECOND
+    _since: float = field(default_factory=time.monotonic)
+
+    async def ask(self, request: Request) -> Reply:
+        """Wait for the answer to a request, in the loop of the server. Raises Refused."""
+        loop = asyncio.get_running_loop()
+        call = ModelCall(request, loop, loop.create_future())
+        with self._lock:
+            self._admit()
+            self._calls.append(call)
+            self._under_way.add(call)
+            self._wake()
+        try:
+            return await call.answered
+        finally:
+            with self._lock:
+                self._under_way.discard(call)
+
+    def _admit(self) -> None:
+        if self._closed:
+            raise Refused(410, self._closed)
+        now = time.monotonic()
+        self._credit = min(_PER_SECOND, self._credit + (now - self._since) * _PER_SECOND)
+        self._since = now
+        if len(self._under_way) >= _AT_ONCE or self._credit < 1:
+            raise Refused(429, f"a session has {_AT_ONCE} calls under way at most, and {_PER_SECOND:.0f} in a second")
+        self._credit -= 1
+
+    async def take(self) -> ModelCall | Ended:
+        """Wait for the next call, or for the agent's end, in another loop."""
+        while True:
+            loop = asyncio.get_running_loop()
+            with self._lock:
+                if self._calls:
+                    return self._calls.popleft()
+                if self._ended is not None:
+                    return self._ended
+                waiting: asyncio.Future[None] = loop.create_future()
+                self._taker = loop, waiting
+            await waiting
+
+    def end(self, ended: Ended) -> None:
+        """Note that the agent has ended."""
+        with self._lock:
+            self._ended = self._ended or ended
+            self._wake()
+
+    def close(self, why: str) -> None:
+        """Refuse all calls, those under way and those to come, and end what runs for the agent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = why
+            calls = list(self._under_way)
+            self._calls.clear()
+        for call in calls:
+            call.refuse(Refused(410, why))
+        for end in self.at_end:
+            end()
+
+    def _wake(self) -> None:
+        if self._taker is None:
+            return
+        loop, waiting = self._taker
+        self._taker = None
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: waiting.done() or waiting.set_result(None))

@@ -1,0 +1,321 @@
+"""Agents that know nothing of flowrl talk to a gateway, and what was sampled for them is trained as it was sampled."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import flowrl as fl
+from flowrl.batch import CallInfo
+from flowrl.environments import AgentEnvironment, metric, reward
+from flowrl.errors import RewardError, WorkerError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from letters import build_tokenizer, model_of
+
+pytest.importorskip("h11", reason="the gateway needs the package h11")
+pytestmark = pytest.mark.filterwarnings("ignore:.*rollout failed")
+TEMPLATE = (
+    "{% for m in messages %}{{ 'a' if m.role == 'user' else 'b' if m.role == 'tool' else '' }}{{ m.content }}"
+    "{% if m.role == 'assistant' %};{% endif %}{% endfor %}"
+)
+
+
+def tokenizer():
+    made = build_tokenizer()
+    made.chat_template = TEMPLATE
+    return made
+
+
+def letters(ids):
+    return tokenizer().decode(ids).replace(" ", "")
+
+
+def player(**how):
+    engine = fl.testing.FakeEngine(vocab=8, stop=(1,), tokenizer=tokenizer())
+    return fl.open(fl.Actor(model_of(), max_tokens=4, **how), name="actor", engine=engine)
+
+
+def play(env, rows=4, **how):
+    source = fl.data.rows([{"prompt": "ab", "answer": str(i)} for i in range(rows)], batch=rows, shuffle=False)
+    batch = source.to_batch(source.cursor().draw(), 0, tokenizer()).with_call(CallInfo(seed=3, op="talk.rollout"))
+    worker = fl.open(env, name="talk")
+    try:
+        return worker.rollout(batch, policy=player(), **how)
+    finally:
+        worker.close()
+
+
+def post(task, path, body, **headers):
+    """What a client does that knows an address and a key."""
+    sent = {"Authorization": f"Bearer {task.api_key}", "Content-Type": "application/json", **headers}
+    url = task.base_url.removesuffix("/v1") + path
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), sent), timeout=60) as answer:
+        found = answer.read().decode()
+    return found if answer.headers["Content-Type"] == "text/event-stream" else json.loads(found)
+
+
+def chat(task, messages, **more):
+    return post(task, "/v1/chat/completions", {"model": "policy", "messages": messages, **more})
+
+
+class Talks(AgentEnvironment):
+    """Three turns of one conversation."""
+
+    def rows(self):
+        return []
+
+    def agent(self, task):
+        messages = [{"role": "system", "content": "c"}, {"role": "user", "content": task.row["prompt"]}]
+        for turn in range(3):
+            answer = chat(task, messages)["choices"][0]["message"]
+            messages += [answer, {"role": "user", "content": "de"[turn % 2]}]
+        return "".join(message["content"] or "" for message in messages)
+
+    @reward()
+    def length(self, state):
+        return float(len(state.result or ""))
+
+    @metric
+    def turns_seen(self, state):
+        return float(state.turn)
+
+
+def test_later_calls_extend_the_ids_of_earlier_ones():
+    found = play(Talks(), n=2)
+    assert len(found) == 8 and set(found.outcome.to_list()) == {"finished"}
+    assert set(found.finish_reason.to_list()) == {"done"} and set(found.turns.to_list()) == {3}
+    assert found.rewards.to_list() == [scores["length"] for scores in found.scores.to_list()]
+    for tokens, ids, mask, turn_ids, scores in zip(
+        *(found[name].to_list() for name in ("tokens", "response_ids", "response_mask", "turn_ids", "scores")),
+        strict=True,
+    ):
+        assert letters(tokens[: len(tokens) - len(ids)]) == "caab"
+        assert [t for t in turn_ids if t >= 0] == sorted(t for t in turn_ids if t >= 0) and max(turn_ids) == 2
+        observed = [token for token, sampled in zip(ids, mask, strict=True) if not sampled and token != 1]
+        assert letters(observed) == "adae"
+        assert (scores["calls"], scores["forks"], scores["turns_seen"]) == (3, 0, 3)
+    assert found.sampled_tokens.to_list() == [sum(mask) for mask in found.response_mask.to_list()]
+
+
+def test_the_log_probabilities_are_those_of_the_row_as_a_whole():
+    """An engine that is asked for the whole row gives the same numbers: the ids are those that it saw."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    actor = fl.open(fl.Actor(model_of(**sizes, num_key_value_heads=4), max_tokens=4), name="actor")
+    source = fl.data.rows([{"prompt": "ab"}], batch=1, shuffle=False)
+    batch = source.to_batch(source.cursor().draw(), 0, tokenizer()).with_call(CallInfo(seed=3, op="talk.rollout"))
+    worker = fl.open(Talks(), name="talk")
+    found = worker.rollout(batch, policy=actor, n=3)
+    worker.close()
+    own = actor.logprobs(found).old_logprobs.to_list()
+    for made, trained, mask in zip(found.rollout_logprobs.to_list(), own, found.response_mask.to_list(), strict=True):
+        assert any(mask)
+        for a, b, sampled in zip(made, trained, mask, strict=True):
+            assert not sampled or a == pytest.approx(b, abs=1e-4)
+
+
+class Forgets(Talks):
+    """Asks two long questions and a third one that has forgotten them."""
+
+    def agent(self, task):
+        first = [{"role": "user", "content": "ab"}]
+        answer = chat(task, first)["choices"][0]["message"]
+        chat(task, [*first, answer, {"role": "user", "content": "d"}])
+        chat(task, [*first, answer, {"role": "user", "content": "e"}])  # another way to go on
+        chat(task, [{"role": "user", "content": "f"}])
+        return "done"
+
+
+def test_rewritten_history_forks_and_the_longest_branch_is_trained():
+    found = play(Forgets(), rows=2)
+    for tokens, mask, sampled, scores in zip(
+        *(found[name].to_list() for name in ("tokens", "response_mask", "sampled_tokens", "scores")), strict=True
+    ):
+        assert (scores["calls"], scores["forks"]) == (4, 2) and sum(mask) <= sampled
+        assert letters(tokens[:3]) == "aab"
+    assert 0.3 < fl.open(Forgets(), name="x").outcomes(found)["delivered_fraction"] < 1
+
+
+class Strict(Forgets):
+    strict = True
+
+
+def test_strict_refuses_forks():
+    found = play(Strict(), rows=2, on_error="mark", max_failed=1.0)
+    assert set(found.outcome.to_list()) == {"environment_failure"}
+    assert "the agent has rewritten its history" in found.failed_why.to_list()[0]
+
+
+def test_equal_questions_have_answers_of_their_own():
+    class Votes(Talks):
+        def agent(self, task):
+            return [
+                chat(task, [{"role": "user", "content": "ab"}])["choices"][0]["message"]["content"] for _ in range(8)
+            ]
+
+        @reward()
+        def length(self, state):
+            return len({*state.result})
+
+    assert max(play(Votes(), rows=1, turns=8).rewards.to_list()) > 1
+
+
+def test_limits_end_an_episode_and_it_is_graded():
+    found = play(Talks(), rows=2, turns=2)
+    assert set(found.outcome.to_list()) == {"truncated_turns"} and set(found.turns.to_list()) == {2}
+    assert found.rewards.to_list() == [0.0, 0.0]
+    found = play(Talks(), rows=2, turns=3)
+    assert set(found.outcome.to_list()) == {"finished"}
+    found = play(Talks(), rows=2, tokens=2)
+    assert set(found.outcome.to_list()) == {"truncated_tokens"} and max(found.sampled_tokens.to_list()) <= 2
+
+
+class Raises(Talks):
+    def agent(self, task):
+        chat(task, [{"role": "user", "content": "ab"}])
+        raise (KeyError("lost") if task.row["answer"] == "0" else ConnectionError("no network"))
+
+
+def test_what_an_agent_raises_is_a_failure_and_no_reward():
+    found = play(Raises(), rows=2, on_error="mark", max_failed=1.0)
+    assert found.outcome.to_list() == ["environment_failure", "infrastructure_failure"]
+    assert found.failed_why.to_list() == ["KeyError: 'lost'", "ConnectionError: no network"]
+    with pytest.raises(RewardError, match="talk.agent failed for row 0"):
+        play(Raises(), rows=1)
+
+
+def test_an_agent_that_hangs_fails_alone():
+    class Hangs(Talks):
+        timeout = 2.0
+
+        def agent(self, task):
+            import threading
+
+            if task.row["answer"] == "0":
+                threading.Event().wait(60)
+            return super().agent(task)
+
+    found = play(Hangs(), rows=2, on_error="mark", max_failed=1.0)
+    assert found.outcome.to_list() == ["infrastructure_failure", "finished"]
+
+
+def test_an_agent_may_be_async_and_may_not_ask_at_all():
+    class Silent(Talks):
+        async def agent(self, task):
+            return "abc"
+
+    found = play(Silent(), rows=2)
+    assert found.rewards.to_list() == [3.0, 3.0] and found.response_ids.to_list() == [[], []]
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+row = json.load(sys.stdin)
+def ask(path, key, body):
+    head = {key: ("Bearer " if key == "Authorization" else "") + os.environ["OPENAI_API_KEY"]}
+    return json.load(urllib.request.urlopen(urllib.request.Request(path, json.dumps(body).encode(), head), timeout=60))
+messages = [{"role": "user", "content": row["prompt"]}]
+said = ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions", "Authorization", {"messages": messages})
+messages += [said["choices"][0]["message"], {"role": "user", "content": "d"}]
+again = ask(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", "x-api-key", {"messages": messages, "max_tokens": 9})
+print(again["content"][0]["text"] + "|", end="")
+"""
+
+
+def test_a_program_is_an_agent_and_may_speak_both_protocols():
+    class Program(Talks):
+        command = (sys.executable, "-c", PROGRAM)
+        agent = AgentEnvironment.agent
+
+    found = play(Program(), rows=2)
+    assert set(found.turns.to_list()) == {2} and {s["forks"] for s in found.scores.to_list()} == {0}
+    assert min(found.rewards.to_list()) >= 1
+
+    class Fails(Program):
+        command = (sys.executable, "-c", "import sys; sys.exit('no way')")
+
+    found = play(Fails(), rows=1, on_error="mark", max_failed=1.0)
+    assert found.failed_why.to_list()[0].endswith("ended with 1: no way")
+
+
+def test_stops_cut_an_answer_at_a_token():
+    class Stops(Talks):
+        def agent(self, task):
+            found = [chat(task, [{"role": "user", "content": "ab" * i}], stop=["c", "d"]) for i in range(1, 12)]
+            return [each["choices"][0] for each in found]
+
+        @reward()
+        def length(self, state):
+            assert all(choice["finish_reason"] in ("stop", "length") for choice in state.result)
+            return float(not any(set("cd") & set(choice["message"]["content"] or "") for choice in state.result))
+
+    found = play(Stops(), rows=1, turns=11)
+    assert found.rewards.to_list() == [1.0]
+    ids = found.response_ids.to_list()[0]
+    assert not {4, 5} & set(ids[:-1])  # c and d end an answer
+
+
+def test_an_agent_is_declared_with_what_it_runs():
+    class Nothing(AgentEnvironment):
+        def rows(self):
+            return []
+
+    with pytest.raises(WorkerError, match="Nothing has no agent"):
+        fl.Flow("x").worker(Nothing)
+
+
+def test_a_chat_that_is_streamed_says_the_same():
+    class Streams(Talks):
+        def agent(self, task):
+            asked = [{"role": "user", "content": "ab"}]
+            lines = chat(task, asked, stream=True).split("\n\n")
+            assert lines[-2:] == ["data: [DONE]", ""]
+            chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+            said = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+            assert chunks[-1]["usage"]["completion_tokens"] > 0
+            asked += [{"role": "assistant", "content": said}, {"role": "user", "content": "d"}]
+            body = {"messages": asked, "max_tokens": 3, "stream": True}
+            events = post(task, "/v1/messages", body).split("\n\n")
+            kinds = [event.split("\n")[0].removeprefix("event: ") for event in events[:-1]]
+            assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and "content_block_delta" in kinds
+            return "ab"
+
+    found = play(Streams(), rows=2)
+    assert {s["forks"] for s in found.scores.to_list()} == {0} and set(found.turns.to_list()) == {2}
+
+
+def test_log_probabilities_are_told_where_they_are_asked_for():
+    class Looks(Talks):
+        def agent(self, task):
+            told = chat(task, [{"role": "user", "content": "ab"}], logprobs=True)["choices"][0]["logprobs"]["content"]
+            return [each["logprob"] for each in told]
+
+        @reward()
+        def length(self, state):
+            return sum(state.result)
+
+    found = play(Looks(), rows=2)
+    sums = [sum(row) for row in found.sampling_logprobs.to_list()]
+    assert found.rewards.to_list() == pytest.approx(sums, abs=1e-5)
+
+
+def test_a_key_opens_its_own_session_alone():
+    class Pries(Talks):
+        def agent(self, task):
+            said = []
+            for key in ("", "x" * 43, "Bearer"):
+                with pytest.raises(urllib.error.HTTPError) as error:
+                    post(task, "/v1/chat/completions", {}, Authorization=f"Bearer {key}")
+                said.append(error.value.code)
+            return said
+
+        @reward()
+        def length(self, state):
+            return float(state.result == [401, 401, 401])
+
+    assert play(Pries(), rows=1).rewards.to_list() == [1.0]
