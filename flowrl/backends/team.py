@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,16 +37,17 @@ class Team:
 
 
 class Ranks(Team):
-    """This rank and those that differ from it along the data axes alone: ``Ranks.of({"fsdp": 2, "tp": 2})``.
+    """This rank and those that differ from it along some axes alone: ``Ranks.of({"fsdp": 2, "tp": 2})``.
 
-    Ranks that differ along other axes have the same ``place``, and are in teams of their own.
+    The axes are those that split rows, unless others are given. Ranks that differ along other axes have the same
+    ``place``, and are in teams of their own.
     """
 
     def __init__(self, data: int, place: int, group: Any) -> None:
         self.data, self.place, self.group = data, place, group
 
     @staticmethod
-    def of(axes: Mapping[str, int]) -> Ranks:
+    def of(axes: Mapping[str, int], along: Sequence[str] = DATA_AXES) -> Ranks:
         """The team of this rank on a mesh of all the ranks of ``torch.distributed``. Every rank has to call it.
 
         Raises ProgramError before ``torch.distributed`` is initialized, PlanError where its ranks do not fill the mesh.
@@ -54,7 +55,7 @@ class Ranks(Team):
         mesh = Mesh(axes)
         rank = rank_on(mesh)
         group, members = None, (rank,)
-        for ranks in mesh.groups(*DATA_AXES):
+        for ranks in mesh.groups(*along):
             made = torch.distributed.new_group(list(ranks)) if len(ranks) > 1 else None
             if rank in ranks:
                 group, members = made, ranks
@@ -79,10 +80,10 @@ class Ranks(Team):
         return gather_json(item, self.group)
 
 
-def open_team(axes: Mapping[str, int]) -> Team:
+def open_team(axes: Mapping[str, int], along: Sequence[str] = DATA_AXES) -> Team:
     """The team of this rank: of one process where there are no axes, else :meth:`Ranks.of`, made once for a mesh."""
     mesh = Mesh(axes)
-    return once(("team", mesh), lambda: Ranks.of(axes)) if mesh.size > 1 else Team()
+    return once(("team", mesh, tuple(along)), lambda: Ranks.of(axes, along)) if mesh.size > 1 else Team()
 
 
 _MADE: dict[Any, tuple[Any, Any]] = {}

@@ -234,7 +234,7 @@ _ROWS = (
             Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
             Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
         ),
-        run_axes=("dp",),
+        run_axes=("dp", "tp"),
         proposed=True,
     ),
     Backend(

@@ -43,6 +43,7 @@ place:
 """
 FSDP2, MEGATRON = "mesh: {fsdp: 2}, backend: fsdp2", "mesh: {tp: 2}, backend: megatron"
 TWO, ONE = (RANKS.replace("REPLICAS", devices).replace("TRAIN", FSDP2) for devices in ("2-3", "2"))
+SPLIT = TWO.replace("pool: rollout, engine", "pool: rollout, mesh: {tp: 2}, engine")
 BESIDE_MEGATRON = RANKS.replace("REPLICAS", "2").replace("TRAIN", MEGATRON)
 SAID = {"steps": 3, "prompts_per_step": 6, "group_size": 4}
 
@@ -70,6 +71,7 @@ def ran(flow, folder, text, runtime):
         pytest.param(LOCAL, "local", id="local", marks=pytest.mark.nightly),
         pytest.param(TWO, "ray", id="ranks-2", marks=pytest.mark.nightly),
         pytest.param(ONE, "ray", id="ranks-1"),
+        pytest.param(SPLIT, "ray", id="ranks-tp2", marks=pytest.mark.nightly),
         pytest.param(
             BESIDE_MEGATRON,
             "ray",
@@ -84,7 +86,12 @@ def ran(flow, folder, text, runtime):
 def test_grpo_makes_the_rows_of_the_reference_engine(flow, tmp_path, text, runtime):
     shared = set(os.listdir("/dev/shm"))
     rows, lines = ran(flow, tmp_path / "vllm", text.replace("engine: ENGINE", "engine: vllm, rows: 64"), runtime)
-    theirs, wanted = ran(flow, tmp_path / "hf", text.replace("ENGINE", "hf"), runtime)
+    theirs, wanted = ran(
+        flow,
+        tmp_path / "hf",
+        text.replace("mesh: {tp: 2}, engine: ENGINE", "engine: hf").replace("ENGINE", "hf"),
+        runtime,
+    )
     assert len(lines) == len(wanted) == SAID["steps"] and rows
     assert rows == theirs
     for mine, other in zip(lines, wanted, strict=True):
@@ -95,7 +102,7 @@ def test_grpo_makes_the_rows_of_the_reference_engine(flow, tmp_path, text, runti
 
 
 def test_what_no_run_has_yet_is_refused(flow, tmp_path):
-    text = TWO.replace("engine: ENGINE", "mesh: {tp: 2}, engine: vllm")
-    with pytest.raises(PlanError, match="actor.generate: vllm has tp=2 in no run yet") as info:
+    text = TWO.replace("engine: ENGINE", "mesh: {pp: 2}, engine: vllm")
+    with pytest.raises(PlanError, match="actor.generate: vllm has pp=2 in no run yet") as info:
         ran(flow, tmp_path / "vllm", text, "ray")
     assert info.value.at is not None and info.value.at.line == 7

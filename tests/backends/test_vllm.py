@@ -239,6 +239,30 @@ def test_what_it_does_not_do_is_refused():
             open_engine("vllm", wrong)
 
 
+def resident(pid):
+    """Bytes of memory that a process has, those that it shares included."""
+    said = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in said if line.startswith("VmRSS:"))
+
+
+@pytest.mark.nightly
+def test_after_five_publishes_no_memory_has_grown():
+    """A model of 38 MB: what kept a copy of it at each publish would have 190 MB more."""
+    sizes = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8}
+    build = Build(Model(config={**CONFIGS["qwen2-untied"], **sizes}), dtype="fp32", device="cpu")
+    ours, theirs = (open_engine(name, build) for name in ("vllm", "hf"))
+    prompts, size = Column.of(MANY, "prompt", "i32"), sum(shard.tensor.nbytes for shard in ours.shards())
+    held = []
+    for publish in range(8):
+        train(theirs, publish)
+        ours.take_weights(theirs.plain_weights())
+        ours.generate(prompts, 1, torch.arange(64), Sampling(8))
+        held.append((resident(os.getpid()), resident(ours.child.pid)))
+    ours.close()
+    for before, after in zip(held[2], held[-1], strict=True):  # the first ones fill caches
+        assert after - before < size / 2, (size, held)
+
+
 def shared_memory():
     """What lies in shared memory, but for what other programs of this machine put there."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "."))}

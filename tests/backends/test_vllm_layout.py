@@ -113,6 +113,8 @@ def ranks(tmp_path_factory):
     found = [heard.recv() for heard, _ in pipes]
     for process in processes:
         process.join(60)
+    for shared in Path("/dev/shm").glob(f"flowrl-{port}-*"):  # vLLM leaves them
+        shared.unlink()
     return found
 
 

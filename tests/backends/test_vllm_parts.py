@@ -12,10 +12,10 @@ import torch
 from flowrl.backends import open_engine
 from flowrl.backends.draw import draw_from
 from flowrl.backends.hf.sample import draw
-from flowrl.backends.probe import expected, probe_rows
+from flowrl.backends.probe import TOLERANCE, expected, probe_rows
 from flowrl.backends.vllm import versions
 from flowrl.backends.vllm.columns import differing, picked, wanted
-from flowrl.backends.vllm.proof import check_proof
+from flowrl.backends.vllm.proof import check_probe, check_weights
 from flowrl.backends.vllm.weight_memory import WeightMemory, open_weights
 from flowrl.errors import ModelError, PlanError, RunError
 from flowrl.lowering.deployment import deploy_on_ranks
@@ -81,16 +81,16 @@ def test_an_option_of_another_engine_is_told():
         Plan({"a": "cpu"}, {"actor": {"generate": Place("a", options={"rows": 8})}})
 
 
-def test_a_run_has_it_with_dp_alone():
+def test_a_run_has_it_with_dp_and_tp():
     row = backend("vllm")
     plan = Plan({"a": Pool("a", processes=2)}, {"actor": {"generate": Place("a", backend="vllm")}})
-    wrong = ("vllm has tp=2 in no run yet.", "Write dp in place of tp.")
-    assert list(row.unrun_axes({"dp": 2})) == [] and list(row.unrun_axes({"dp": 2, "tp": 2})) == [wrong]
+    wrong = ("vllm has pp=2 in no run yet.", "Write dp in place of pp.")
+    assert list(row.unrun_axes({"dp": 2, "tp": 2})) == [] and list(row.unrun_axes({"dp": 2, "pp": 2})) == [wrong]
     plan.check_workers(["actor"], ["hf", "vllm"])
     text = "cluster: {device: cpu, devices_per_node: 2}\npools: {a: {devices: all}}\nplace:\n  actor:\n"
-    split = read(text + "    generate: {pool: a, mesh: {tp: 2}, engine: vllm}\n", "here.yaml")
+    split = read(text + "    generate: {pool: a, mesh: {pp: 2}, engine: vllm}\n", "here.yaml")
     split.check_workers(["actor"])  # it can be looked at
-    with pytest.raises(PlanError, match="actor: vllm has tp=2 in no run yet") as info:
+    with pytest.raises(PlanError, match="actor: vllm has pp=2 in no run yet") as info:
         split.check_workers(["actor"], ["vllm"])
     assert info.value.at is not None and info.value.at.line == 5 and info.value.fix == wrong[1]
 
@@ -153,6 +153,11 @@ def test_boxes_of_weights_are_views_on_shared_parameters(dtype, tp):
     assert digest(map(sums, parts)) == digest([sums(every)])
 
 
+def proved(said, sums, wanted):
+    check_weights("publish 1", said, sums)
+    return check_probe("publish 1", said["probe"], wanted, TOLERANCE["float32"])
+
+
 def test_the_proof_names_what_does_not_agree():
     engine = open_engine("hf", Build(Model(config=CONFIG), device="cpu"))
     rows = probe_rows(40, engine.positions)
@@ -170,24 +175,24 @@ def test_the_proof_names_what_does_not_agree():
         "prefixes": 0,
         "probe": [[v + 1e-5 for v in row] for row in wanted],
     }
-    how = {"sums": totals, "wanted": wanted, "dtype": "float32"}
-    assert check_proof("publish 1", said, **how) == pytest.approx(1e-5, abs=1e-6)
+    how = {"sums": totals, "wanted": wanted}
+    assert proved(said, **how) == pytest.approx(1e-5, abs=1e-6)
     said["probe"][2][4] += 0.25
     with pytest.raises(
         RunError, match="publish 1: each weight that was looked at is as .* token 5 in row 2 of the probe .* 0.25 apart"
     ):
-        check_proof("publish 1", said, **how)
+        proved(said, **how)
     said["probe"][2][4] = float("nan")
     with pytest.raises(RunError, match="token 5 in row 2"):
-        check_proof("publish 1", said, **how)
+        proved(said, **how)
     with pytest.raises(RunError, match="with other numbers in b[.]"):
-        check_proof("publish 1", {**said, "sums": {**totals, "b": ["float32", [4], 6]}}, **how)
+        proved({**said, "sums": {**totals, "b": ["float32", [4], 6]}}, **how)
     with pytest.raises(RunError, match="in 5 of 2 that were looked at. zeros: a; old: b, c, d and 1 more"):
-        check_proof("publish 1", {**said, "differing": {"zeros": ["a"], "old": ["b", "c", "d", "e"]}}, **how)
+        proved({**said, "differing": {"zeros": ["a"], "old": ["b", "c", "d", "e"]}}, **how)
     with pytest.raises(RunError, match="still has 3 blocks"):
-        check_proof("publish 1", {**said, "prefixes": 3}, **how)
+        proved({**said, "prefixes": 3}, **how)
     with pytest.raises(RunError, match="among those published: model.norm.weight"):
-        check_proof("publish 1", {**said, "lacking": ["model.norm.weight"]}, **how)
+        proved({**said, "lacking": ["model.norm.weight"]}, **how)
 
 
 def test_tokens_are_drawn_from_logits_as_from_hidden_states():

@@ -37,10 +37,12 @@ def _computed(model: Any, publish: int) -> Iterator[tuple[str, Tensor]]:
     for path, layer in model.named_modules(remove_duplicate=False):
         above, _, last = path.rpartition(".")
         if hasattr(layer, "embedding_dim"):
+            if not (words := layer.shard_indices.num_org_elements):
+                continue  # this rank has rows that were added to the vocabulary, and no others
             if path + ".weight" == HEAD:
-                yield HEAD, _columns(layer, layer.embedding_dim, publish)[: layer.org_vocab_size]
+                yield HEAD, _columns(layer, layer.embedding_dim, publish)[:words]
             else:
-                rows = torch.tensor(picked(layer.org_vocab_size, publish), device=layer.weight.device)
+                rows = torch.tensor(picked(words, publish), device=layer.weight.device)
                 yield f"{path}.weight", layer.quant_method.embedding(layer, rows).T
         elif hasattr(layer, "output_partition_sizes"):
             parts = fused.get(last, [last])
@@ -66,9 +68,10 @@ def _parts(above: str, parts: list[str], kind: str, values: Any) -> Iterator[tup
 
 
 def wanted(weights: Mapping[str, Tensor], publish: int) -> dict[str, Tensor]:
-    """Return the same of published weights by name. A head that is not among them is tied to the embedding."""
+    """Return the same of what a rank has of published weights, by name. A head that is not there is tied."""
     found = {name: weight for name, weight in weights.items() if weight.dim() == 1}
-    matrices = {HEAD: weights[EMBEDDING], **{name: weight for name, weight in weights.items() if weight.dim() == 2}}
+    tied = {HEAD: weights[EMBEDDING]} if EMBEDDING in weights else {}
+    matrices = {**tied, **{name: weight for name, weight in weights.items() if weight.dim() == 2}}
     for name, weight in matrices.items():
         by_row = name == EMBEDDING
         at = picked(weight.shape[0 if by_row else 1], publish)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import torch
@@ -16,21 +17,24 @@ from ...errors import ModelError, RunError
 from ...placement.backends import backend
 from ...placement.cluster.mesh import Mesh
 from ...placement.model.model_shape import ModelShape
-from ...placement.model.rank_parameters import Parameter, parameters_of
+from ...placement.model.rank_parameters import parameters_of
 from ...placement.model.weight_layout import Layout
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.streaming import FailedCall, SampledRow, Streams, gathered
-from ...workers.weights.weight_boxes import sums
+from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, Streams, gathered
+from ...workers.weights.weight_boxes import Sums, sums
 from ..continuous import check_lengths
 from ..hf import engine as reference
+from ..hf.copy_weights import copy
 from ..hf.finite import check_finite, not_finite
 from ..mirror import Mirrored, Published, check_build, open_mirror
-from ..probe import expected, probe_rows
+from ..probe import TOLERANCE, expected, probe_rows
 from ..stream import Stream, stream_of
+from ..team import Ranks, Team, open_team, rank_on
 from .child import Child
-from .proof import check_proof
+from .proof import check_probe, check_weights
+from .split_weights import SplitParameters, WholeOneByOne
 from .versions import installed
-from .weight_memory import WeightMemory
+from .weight_memory import WeightMemory, open_weights
 
 
 def open_engine(build: Build) -> VLLMEngine:
@@ -42,32 +46,35 @@ def open_engine(build: Build) -> VLLMEngine:
             "The engine 'vllm' has been run on the CPU alone, and this place has a GPU.",
             fix="Write engine: hf, or give the pool processes or device: cpu.",
         )
-    return VLLMEngine(build, open_mirror(build, "vllm"), version)
+    if Mesh(build.axes)["tp"] == 1:
+        return WholeVLLMEngine(build, open_mirror(build, "vllm"), version)
+    return VLLMEngine(build, open_mirror(replace(build, axes={}), "vllm"), version)
 
 
 class VLLMEngine(Mirrored):
-    """A replica of vLLM: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), options={"kv_cache": 4.0}))``.
+    """A replica of vLLM, or its part on one of the ranks that split it: ``open_engine(Build(model, axes={"tp": 2}))``.
 
-    A copy of the model with the weights as they were last published is in this process, where they are moved, compared
-    and saved as those of the reference engine. They are views on vLLM's own parameters, fused and rounded as it has
-    them, in memory that its process reads in place, and packs as it computes. A token
-    depends on its row's seed and its place alone: rows are those of the reference engine, save rounding.
+    Its weights lie here as they were last published: in vLLM's own parameters, fused, split and rounded as it has them,
+    in memory that its process reads in place, and packs as it computes. A token depends on its row's seed and its place
+    alone: rows are those of the reference engine, save rounding. Ranks that split a model have a process each, which
+    make each step together; each rank makes the same calls, with the same rows, and has all results.
     """
-
-    #: What a publish may do while rows run.
-    publish_modes = ("drain", "interrupt")
 
     def __init__(self, build: Build, mirror: Any, version: str) -> None:
         super().__init__(build, mirror, {**{o.name: o.default for o in backend("vllm").options}, **build.options})
-        self._running: dict[tuple[int, int], None] = {}  # in the order of calls and rows
-        self._paused, self._version = False, 0
-        self._memory = WeightMemory(_parameters(mirror), mirror.net.compute)
-        _share(mirror, self._memory)
+        self._team = open_team(build.axes, ("tp",))
+        self._memory = _memory_of(mirror, build.axes, self._team)
+        self._reference: WholeOneByOne | None = None
+        if self._team.data > 1:
+            self._split()
+        else:
+            _share(mirror, self._memory)
         self._probe = probe_rows(mirror.net.config.vocab_size, self.positions)
         with tempfile.TemporaryDirectory(prefix="flowrl-vllm-") as folder:
             config = mirror.net.model.config
             config.architectures = [type(mirror.net.model).__name__]
             config.save_pretrained(folder)
+            meeting = self._team.gather(f"{folder}/{secrets.token_hex(8)}")[0]
             self.child = Child(
                 {
                     "folder": folder,
@@ -75,8 +82,26 @@ class VLLMEngine(Mirrored):
                     "dtype": self._dtype,
                     "positions": self.positions,
                     "options": self.options,
+                    "ranks": {"size": self._team.data, "rank": self._team.place, "meeting": meeting},
                 }
             )
+            self._team.gather("ready")  # all have met
+
+    def _split(self) -> None:
+        """Keep the parts of this rank. The first one puts the whole together for the probe, one weight at a time."""
+        mesh, shards = Mesh(self.build.axes), self._memory.shards
+        pool = Ranks(mesh.size, rank_on(mesh), None)
+        whole, self.mirror.parameters = self.mirror.shards(), SplitParameters(self.build, shards, pool)
+        copy(self.mirror.parameters, whole, (self.build.model.title, self.build.model.title))
+        told = self._team.gather(self._memory.told)
+        try:
+            every = [box for memory in told for box in open_weights(memory)[1]]
+        except OSError as error:
+            raise ModelError(
+                f"Ranks of vLLM split '{self.build.model.title}' and cannot read each other's memory: {error}.",
+                fix="Give the ranks of a tp one machine.",
+            ) from error
+        self._reference = WholeOneByOne(self.mirror.net.model, every)
 
     def close(self) -> None:
         """End its process."""
@@ -113,6 +138,64 @@ class VLLMEngine(Mirrored):
             "sampling": asdict(sampling),
             "stops": sorted({*self.mirror.eos_ids, *sampling.stop}),
         }
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Have vLLM take the weights as they are here. Raises RunError where it does not compute with them after."""
+        self.publishes += 1
+        what = f"publish {self.publishes} of {self.build.model.title}"
+        began = time.monotonic()
+        full = (self.publishes - 1) % self.options["probe"] == 0
+        probe = self._probe if full else self._probe[:1]
+        self._team.gather("written")
+        wanted = self._expected(probe)
+        here = sums(replace(shard, main=True) for shard in self._memory.shards)
+        reference = time.monotonic() - began
+        try:
+            (said,) = self.child.ask("publish", 1, number=self.publishes, weights=self._memory.told, probe=probe)
+        except RunError as error:
+            raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
+        self._check_together(what, said, here)
+        gap = check_probe(what, said["probe"], wanted, TOLERANCE[self._dtype])
+        seconds = said["seconds"]
+        self.published = Published(
+            self._memory.size, load=seconds["load"], proof=reference + seconds["proof"], gap=gap, rows=len(probe)
+        )
+
+    def _check_together(self, what: str, said: Mapping[str, Any], here: Sums) -> None:
+        """Raise RunError where the weights did not arrive on some rank of those that split them; the same on each."""
+        try:
+            check_weights(what, said, here)
+            wrong = None
+        except RunError as error:
+            wrong = error.what, error.fix
+        for place, told in enumerate(self._team.gather(wrong)):
+            if told is not None:
+                part = f" on rank {place} of tp" if self._team.data > 1 else ""
+                raise RunError(told[0].replace(what, what + part, 1), fix=told[1])
+
+    def _expected(self, rows: list[list[int]]) -> list[list[float]]:
+        """Return the log-probabilities of the probe's tokens that transformers computes from the weights."""
+        if self._reference is None:
+            return expected(self.mirror, rows)
+        return self._team.gather(None if self._team.place else self._reference.logprobs(rows))[0]
+
+
+class WholeVLLMEngine(VLLMEngine):
+    """One that has a model to itself: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), options={"kv_cache": 4.0}))``.
+
+    Its rows leave one by one too, of several calls in one batch.
+    """
+
+    #: What a publish may do while rows run.
+    publish_modes = ("drain", "interrupt")
+
+    def __init__(self, build: Build, mirror: Any, version: str) -> None:
+        self._running: dict[tuple[int, int], None] = {}  # in the order of calls and rows
+        self._paused, self._version = False, 0
+        self._begun_again = True  # since the last pause, as a publish has them do
+        super().__init__(build, mirror, version)
 
     # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
 
@@ -157,46 +240,40 @@ class VLLMEngine(Mirrored):
 
     def pause(self) -> None:
         """Make no tokens until :meth:`resume`, so that weights may be written."""
-        self._paused = True
+        self._paused, self._begun_again = True, False
 
     def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
         """Go on, under the weights of ``version``. RunError for ``keep_cache``: a publish empties the cache."""
         if keep_cache:
             raise RunError("vLLM computes keys and values again after a publish.", fix="Publish with 'interrupt'.")
+        if version is not None and self._running and not self._begun_again:
+            list(self.child.ask("again", 1))
         self._paused = False
         self._version = self._version if version is None else version
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    def prefix_tokens(self) -> PrefixTokens:
+        """Return the tokens that rows have brought, and those that were in the cache; of whole calls too."""
+        (said,) = self.child.ask("prefix_tokens", 1)
+        return PrefixTokens(said["asked"], said["found"])
 
     def _publish(self) -> None:
-        """Have vLLM take the weights as they are here. Raises RunError where it does not compute with them after."""
         if self._running and not self._paused:
             raise RunError(
                 f"The weights were written while {len(self._running)} rows were being sampled with them.",
                 fix="Call pause() before they are written and resume(version) after.",
             )
-        self.publishes += 1
-        what = f"publish {self.publishes} of {self.build.model.title}"
-        began = time.monotonic()
-        full = (self.publishes - 1) % self.options["probe"] == 0
-        probe = self._probe if full else self._probe[:1]
-        wanted, here = expected(self.mirror, probe), sums(self.mirror.shards())
-        reference = time.monotonic() - began
-        try:
-            (said,) = self.child.ask("publish", 1, number=self.publishes, weights=self._memory.told, probe=probe)
-        except RunError as error:
-            raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
-        gap = check_proof(what, said, sums=here, wanted=wanted, dtype=self._dtype)
-        seconds = said["seconds"]
-        self.published = Published(
-            self._memory.size, load=seconds["load"], proof=reference + seconds["proof"], gap=gap, rows=len(probe)
-        )
+        super()._publish()
+        self._begun_again = True
 
 
-def _parameters(mirror: Any) -> list[Parameter]:
-    """Return the parameters of vLLM for a model."""
+def _memory_of(mirror: Any, axes: Mapping[str, int], team: Team) -> WeightMemory:
+    """Return memory for the parameters of this rank, of a team that splits the model; each box counts on one rank."""
     shape = ModelShape.from_config(mirror.net.model.config.to_dict())
-    return list(parameters_of(Layout(shape, Mesh({}), rules=backend("vllm").layout), 0))
+    layout = Layout(shape, Mesh({"tp": team.data}), rules=backend("vllm").layout)
+    held = [list(parameters_of(layout, rank)) for rank in range(team.place + 1)]
+    again = bool(axes) and Mesh(axes).coordinates(rank_on(Mesh(axes))).get("dp", 0) > 0
+    others = {(part.name, part.box) for ones in (held if again else held[:-1]) for one in ones for part in one.parts}
+    return WeightMemory(held[-1], mirror.net.compute, others)
 
 
 def _share(mirror: Any, memory: WeightMemory) -> None:

@@ -8,22 +8,14 @@ from typing import Any
 
 from ...errors import RunError
 from ...workers.weights.weight_boxes import Sums
-from ..probe import TOLERANCE
 
 _FEW = 3  # of a list, as an error shows it
 
 
-def check_proof(
-    what: str,
-    said: Mapping[str, Any],
-    *,
-    sums: Sums,
-    wanted: Sequence[Sequence[float]],
-    dtype: str,
-) -> float:
-    """Return the largest difference of a log-probability. Raises RunError, which names what does not agree.
+def check_weights(what: str, said: Mapping[str, Any], sums: Sums) -> None:
+    """Raise RunError, which names the weights, where vLLM does not compute with those that were published.
 
-    ``said``: what vLLM's process answered; ``sums``: those of the weights here; ``wanted``: the log-probabilities here.
+    ``said``: what vLLM's process answered; ``sums``: those of the weights here.
     """
     if said["lacking"]:
         raise RunError(
@@ -49,7 +41,6 @@ def check_proof(
             f"{what}: the prefix cache still has {said['prefixes']} blocks of keys and values of the weights before.",
             fix="Write prefix_cache: false beside the engine, and report it.",
         )
-    return _check_probe(what, said["probe"], wanted, TOLERANCE[dtype])
 
 
 def _few(names: Sequence[str]) -> str:
@@ -57,7 +48,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
 
-def _check_probe(what: str, there: Sequence[Sequence[float]], here: Sequence[Sequence[float]], allowed: float) -> float:
+def check_probe(what: str, there: Sequence[Sequence[float]], here: Sequence[Sequence[float]], allowed: float) -> float:
     """Return the largest difference of two tables of log-probabilities. Raises RunError where it is not allowed."""
     gaps = [[_gap(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(there, here, strict=True)]
     worst, row, token = max((gap, r, t) for r, mine in enumerate(gaps) for t, gap in enumerate(mine))

@@ -41,13 +41,19 @@ class Server:
         self.connection = connection
         self.vllm = adapter(opened["version"])
         self.engine = self.vllm.open_engine(
-            opened["folder"], dtype=opened["dtype"], positions=opened["positions"], options=opened["options"]
+            opened["folder"],
+            dtype=opened["dtype"],
+            positions=opened["positions"],
+            options=opened["options"],
+            ranks=opened["ranks"],
         )
         self.rows: dict[str, RunningRow] = {}  # those that run, by their name in vLLM
         self.left: dict[int, int] = {}  # by call that is answered whole: its rows that have not ended
         self.ended: list[dict[str, Any]] = []  # of streamed calls, not told yet
         self.version = 0  # of the weights
         self.begun = 0  # how often rows were begun: a name is not used twice
+        self.uncounted: set[str] = set()  # rows that have no token yet
+        self.asked = self.found = 0  # tokens that rows brought, and those of them that were in the cache
         self.inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -111,6 +117,18 @@ class Server:
         self._close(asked["of"])
         self.send(call=asked["call"], rows=[asdict(row.ended("aborted")) for row in gone])
 
+    def again(self, asked: dict[str, Any]) -> None:
+        """Have all rows begin again from the tokens that they have, and nothing be found in the cache."""
+        running = self._withdraw(self.rows)
+        self.vllm.forget_prefixes(self.engine)
+        for row in running:
+            self._begin(row)
+        self.send(call=asked["call"])
+
+    def prefix_tokens(self, asked: dict[str, Any]) -> None:
+        """Say how many tokens rows have brought, and how many of them were not computed."""
+        self.send(call=asked["call"], asked=self.asked, found=self.found)
+
     def _begin_call(self, asked: dict[str, Any]) -> None:
         from .draw import SAMPLING
 
@@ -128,8 +146,10 @@ class Server:
         from .draw import LOGPROBS
 
         self.begun += 1
+        self.asked += len(row.tokens)
         name, done = f"{row.call}.{self.begun}.{row.row}", len(row.ids)
         LOGPROBS[name], self.rows[name] = {}, row
+        self.uncounted.add(name)
         drawn = {"row": name, "call": row.call, "seed": row.seed, "start": row.start + done}
         self.vllm.add_row(self.engine, name, list(row.tokens), row.limit - done, sorted(row.stops), drawn)
 
@@ -142,6 +162,7 @@ class Server:
             self.engine.abort_request(names)
         for name in names:
             del LOGPROBS[name]
+        self.uncounted.difference_update(names)
         return [self.rows.pop(name) for name in names]
 
     def _step(self) -> None:
@@ -155,6 +176,9 @@ class Server:
 
         name, made = output.request_id, output.outputs[0]
         row, drawn = self.rows[name], LOGPROBS[name]
+        if name in self.uncounted:
+            self.uncounted.remove(name)
+            self.found += self.vllm.found_tokens(output)
         for token in made.token_ids:
             plain, sampled = drawn.pop(min(drawn))
             row.add(token, plain, sampled, self.version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,15 +21,21 @@ ENVIRONMENT = {
 }
 
 
-def open_engine(folder: str, *, dtype: str, positions: int | None, options: Mapping[str, Any]) -> Any:
-    """Return vLLM's engine for the configuration in ``folder``, with weights that mean nothing yet."""
+def open_engine(
+    folder: str, *, dtype: str, positions: int | None, options: Mapping[str, Any], ranks: Mapping[str, Any]
+) -> Any:
+    """Return vLLM's engine for the configuration in ``folder``, with weights that mean nothing yet.
+
+    ``ranks``: how many processes split the model, which of them this is, and the file at which they meet. They are
+    asked for the same, and decide alike what each step computes.
+    """
     os.environ.update(ENVIRONMENT if options["compiled"] else {**ENVIRONMENT, "TORCHDYNAMO_DISABLE": "1"})
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from .draw import Draw
 
-    return LLMEngine.from_engine_args(
+    engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=folder,
             dtype=dtype,  # type: ignore[arg-type]
@@ -43,8 +50,22 @@ def open_engine(folder: str, *, dtype: str, positions: int | None, options: Mapp
             async_scheduling=False,  # Draw needs the tokens of a row before its next one
             logits_processors=[Draw],
             disable_log_stats=True,
+            **(_together(ranks) if ranks["size"] > 1 else {}),
         )
     )
+    for shared in Path("/dev/shm").glob(f"{Path(ranks['meeting']).name}-*"):
+        shared.unlink(missing_ok=True)  # all have it open by now, and nothing is left of it, however they end
+    return engine
+
+
+def _together(ranks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of one of several processes, which meet at a file: no port is opened for it."""
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    where = f"file://{ranks['meeting']}", ranks["rank"], ranks["rank"]
+    ExecutorWithExternalLauncher._distributed_args = lambda self: where  # type: ignore[method-assign]
+    os.environ.update({"RANK": str(ranks["rank"]), "LOCAL_RANK": str(ranks["rank"]), "WORLD_SIZE": str(ranks["size"])})
+    return {"tensor_parallel_size": ranks["size"], "distributed_executor_backend": "external_launcher"}
 
 
 def load_weights(engine: Any, parameters: Mapping[str, Tensor]) -> set[str]:
@@ -76,6 +97,11 @@ def _write(model: Any, name: str, mine: Tensor, given: Tensor) -> None:
     layer = model.get_submodule(path)
     assert not mine.numel(), f"vLLM has {name} as {list(mine.shape)}, and not as {list(given.shape)}"
     setattr(layer, last, torch.nn.Parameter(given.to(mine.dtype), requires_grad=False))
+    _pack(layer)
+
+
+def _pack(layer: Any) -> None:
+    layer.cpu_linear = None  # what was packed leaves its memory to what is
     layer.quant_method.process_weights_after_loading(layer)
 
 
@@ -85,7 +111,7 @@ def _pack_heads(model: Any) -> None:
 
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
+            _pack(module)
 
 
 def computed(engine: Any, publish: int) -> dict[str, Tensor]:
@@ -124,6 +150,11 @@ def add_row(engine: Any, name: str, prompt: list[int], tokens: int, stops: list[
         extra_args=dict(drawn),
     )
     engine.add_request(name, {"prompt_token_ids": prompt}, params)
+
+
+def found_tokens(output: Any) -> int:
+    """Return how many tokens that a row brought were in the cache; its first output says it."""
+    return output.num_cached_tokens or 0
 
 
 def add_probe(engine: Any, name: str, tokens: list[int]) -> None:

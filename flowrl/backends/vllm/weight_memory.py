@@ -5,7 +5,8 @@ One copy, which has no name in the file system. Who moves weights writes their b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ...placement.model.rank_parameters import Parameter
 from ...runtime.transfer.slots import HostMemory
-from ...workers.weights.weight_boxes import Shard
+from ...workers.weights.weight_boxes import Box, Shard
 
 _ALIGNED = 64  # bytes from which a parameter begins
 
@@ -21,11 +22,14 @@ _ALIGNED = 64  # bytes from which a parameter begins
 class WeightMemory:
     """``WeightMemory(parameters, torch.float32)``: memory for parameters as vLLM has them, zeros at first.
 
-    ``shards`` are the boxes of weights as views on it; ``told`` is what :func:`open_weights` needs. The memory is gone
-    with the processes that have it open, however they end.
+    ``others``: names and boxes of weights that count on another rank, which has the same. ``shards`` are the boxes of
+    weights as views on it; ``told`` is what :func:`open_weights` needs. The memory is gone with the processes that have
+    it open, however they end.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], dtype: torch.dtype) -> None:
+    def __init__(
+        self, parameters: Sequence[Parameter], dtype: torch.dtype, others: Container[tuple[str, Box]] = ()
+    ) -> None:
         table: list[list[Any]] = []
         size = 0
         for one in parameters:
@@ -37,7 +41,8 @@ class WeightMemory:
         self._bytes = memory.make(max(size, 1))
         kind = str(dtype).removeprefix("torch.")
         self.told: dict[str, Any] = {"memory": memory.tell(self._bytes), "dtype": kind, "table": table}
-        self.shards = list(boxes_of(_parameters(self._bytes, self.told), self.told))
+        views = boxes_of(_parameters(self._bytes, self.told), self.told)
+        self.shards = [replace(shard, main=(shard.name, shard.box) not in others) for shard in views]
         self.size = sum(shard.tensor.nbytes for shard in self.shards)
 
 

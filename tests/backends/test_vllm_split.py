@@ -1,0 +1,105 @@
+"""vLLM split over two ranks by tp: its rows and weights after each publish, and a part that did not arrive.
+
+They need vLLM: `make vllm-test`.
+"""
+
+import multiprocessing
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from vllm_tiny import CONFIGS, EOS, FAULTS, PROMPTS, train, whole
+
+from flowrl.backends import open_engine
+from flowrl.batch import Column
+from flowrl.errors import RunError
+from flowrl.workers.model_options import Build, Model, Sampling
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.nightly,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
+]
+MANY = [[2 + (7 * i + 3 * j * (i + 1)) % 70 for j in range(1 + i % 9)] for i in range(64)]
+
+
+def rank(number, kind, folder, told):
+    """One rank: what it found, by name, after five publishes and one that did not arrive on the second rank."""
+    fault = Path(folder, f"fault{number}")
+    fault.write_text("")
+    os.environ.update(FAULT=str(fault), PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", world_size=2, rank=number)
+    model = Model(config=CONFIGS[kind])
+    theirs = open_engine("hf", Build(model, dtype="fp32", device="cpu"))
+    ours = open_engine("vllm", Build(model, dtype="fp32", device="cpu", axes={"tp": 2}))
+    prompts, seeds = Column.of(MANY, "prompt", "i32"), torch.arange(64)
+    greedy, gaps, digests = [], [], []
+    for publish in range(5):
+        train(theirs, publish)
+        ours.take_weights(theirs.plain_weights())
+        rows = ours.generate(prompts, 1, seeds, Sampling(16, greedy=True)).ids.to_list()
+        greedy.append(rows == [whole(theirs, prompt, 16) for prompt in MANY])
+        gaps.append(ours.published.gap)
+        digests.append(ours.digest() == theirs.digest())
+    some = Column.of(PROMPTS, "prompt", "i32")
+    how = Sampling(12, temperature=0.8, top_p=0.9, stop=(EOS,))
+    mine, its = (e.generate(some, 2, torch.arange(2 * len(PROMPTS)), how) for e in (ours, theirs))
+    train(theirs, 9)
+    fault.write_text("nothing loaded" if number else "")
+    try:
+        ours.take_weights(theirs.plain_weights())
+        said = ""
+    except RunError as error:
+        said = error.what
+    fault.write_text("")
+    ours.take_weights(theirs.plain_weights())
+    sizes = {shard.name: (shard.shape, tuple(shard.tensor.shape)) for shard in ours.shards()}
+    meta = all(weight.is_meta for weight in ours.mirror.net.model.parameters())
+    told.send(
+        {
+            "greedy": greedy,
+            "gaps": gaps,
+            "digests": digests,
+            "sampled": mine.ids.to_list() == its.ids.to_list(),
+            "far": float((mine.sampling_logprobs.values - its.sampling_logprobs.values).abs().max()),
+            "said": said,
+            "sizes": sizes,
+            "meta": meta,
+            "bytes": ours.published.bytes,
+            "whole": sum(w.nbytes for w in theirs.plain_weights().values()),
+        }
+    )
+    ours.close()
+
+
+@pytest.mark.parametrize("kind", [k for k in CONFIGS if k != "gemma"])
+def test_two_ranks_answer_as_transformers_after_each_publish(kind, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    shared = set(os.listdir("/dev/shm"))
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe(duplex=False) for _ in range(2)]
+    processes = [
+        context.Process(target=rank, args=(number, kind, str(tmp_path), said), daemon=True)
+        for number, (_, said) in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    for _, said in pipes:
+        said.close()
+    found = [heard.recv() for heard, _ in pipes]
+    for process in processes:
+        process.join(60)
+    for one in found:
+        assert one["greedy"] == [True] * 5 and one["digests"] == [True] * 5 and one["sampled"]
+        assert max(one["gaps"]) < 2e-4 and one["far"] < 1e-4
+        shape, mine = one["sizes"]["model.layers.0.mlp.down_proj.weight"]
+        assert shape == (64, 96) and mine == (64, 48)
+        assert one["meta"], "no rank keeps the whole"
+        assert one["bytes"] < 0.75 * one["whole"]
+    assert {name for name in os.listdir("/dev/shm") if "cpushm" in name} <= shared
+    for one in found:  # both say what the second rank alone knows
+        assert "publish 6 of random" in one["said"] and " on rank 1 of tp: the weights came whole" in one["said"]
+        assert "as before this publish: " in one["said"]
