@@ -15,6 +15,13 @@ def mix(z: Any) -> Any:
     >>> mix(torch.tensor([GOLDEN])).item()
     -2152535657050944081
     """
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+    for shift, mask, factor in ((30, 0x3FFFFFFFF, -0x40A7B892E31B1A47), (27, 0x1FFFFFFFFF, -0x6B2FB644ECCEEE15)):
+        high = z >> shift  # a new one; what follows is in place, in the caches of a CPU
+        high &= mask
+        high ^= z
+        high *= factor
+        z = high
+    high = z >> 31
+    high &= 0x1FFFFFFFF
+    high ^= z
+    return high
