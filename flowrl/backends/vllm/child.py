@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -66,12 +66,18 @@ class Child:
         """The number of the process."""
         return self._process.pid
 
-    def ask(self, do: str, answers: int, **said: Any) -> Iterator[dict[str, Any]]:
-        """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there."""
+    def ask(
+        self, do: str, answers: int, *, meanwhile: Callable[[], None] = lambda: None, **said: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there.
+
+        ``meanwhile`` is done here once it was asked for.
+        """
         with self._lock:
             self._calls += 1
             call = self._calls
             self._send({"do": do, **said, "call": call})
+            meanwhile()
             while answers:
                 got = self._receive()
                 if got["call"] != call:

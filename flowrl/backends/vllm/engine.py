@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Column
-from ...errors import ModelError, RunError
+from ...errors import ModelError, NotFinite, RunError
 from ...placement.backends import backend
 from ...placement.cluster.mesh import Mesh
 from ...placement.model.model_shape import ModelShape
@@ -149,18 +149,20 @@ class VLLMEngine(Mirrored):
         full = (self.publishes - 1) % self.options["probe"] == 0
         probe = self._probe if full else self._probe[:1]
         self._team.gather("written")
-        wanted = self._expected(probe)
         here = sums(replace(shard, main=True) for shard in self._memory.shards)
-        reference = time.monotonic() - began
+        wanted: list[list[float]] = []
+        asked = {"number": self.publishes, "weights": self._memory.told, "probe": probe}
         try:
-            (said,) = self.child.ask("publish", 1, number=self.publishes, weights=self._memory.told, probe=probe)
+            (said,) = self.child.ask("publish", 1, meanwhile=lambda: wanted.extend(self._expected(probe)), **asked)
+        except NotFinite:
+            raise
         except RunError as error:
             raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
         self._check_together(what, said, here)
         gap = check_probe(what, said["probe"], wanted, TOLERANCE[self._dtype])
-        seconds = said["seconds"]
+        took = time.monotonic() - began
         self.published = Published(
-            self._memory.size, load=seconds["load"], proof=reference + seconds["proof"], gap=gap, rows=len(probe)
+            self._memory.size, load=said["load"], proof=took - said["load"], gap=gap, rows=len(probe)
         )
 
     def _check_together(self, what: str, said: Mapping[str, Any], here: Sums) -> None:

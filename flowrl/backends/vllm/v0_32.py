@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",  # all that it needs lies in a folder
 }
+#: Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def open_engine(
@@ -55,7 +58,16 @@ def open_engine(
     )
     for shared in Path("/dev/shm").glob(f"{Path(ranks['meeting']).name}-*"):
         shared.unlink(missing_ok=True)  # all have it open by now, and nothing is left of it, however they end
+    _keep_freed_memory()
     return engine
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what is freed: each publish packs weights of the same sizes, and fresh memory is dear."""
+    change = getattr(ctypes.CDLL(None), "mallopt", None)
+    if change is not None:
+        change(_M_MMAP_MAX, 0)
+        change(_M_TRIM_THRESHOLD, -1)
 
 
 def _together(ranks: Mapping[str, Any]) -> dict[str, Any]:
