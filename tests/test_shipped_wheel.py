@@ -1,7 +1,9 @@
 """A wheel, installed in a new environment, has the shipped algorithms and plans: what it does in an empty folder."""
 
 import ast
+import json
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -85,3 +87,17 @@ def test_the_doctor_knows_what_it_needs_without_the_source_tree(in_empty_folder)
     of_wheel, of_tree = ast.literal_eval(in_empty_folder("python", "-c", asked)), machine_report._requirements()
     assert set(of_wheel) == set(of_tree) and len(of_tree["ray"]) == 2
     assert of_wheel == {extra: sorted(map(machine_report._bare, wanted)) for extra, wanted in of_tree.items()}
+
+
+@pytest.mark.nightly
+def test_two_commands_lead_to_a_trained_model(in_empty_folder, tmp_path):
+    """The second is the one that the first prints."""
+    printed = in_empty_folder("flowrl", "new", "grpo", "my_project")
+    train = next(line for line in printed.splitlines() if line.startswith("train it:"))
+    in_empty_folder(*shlex.split(train.partition("  ")[2]))
+    run = tmp_path / "my_project" / "runs" / "first"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rewards = [line["reward"] for line in lines if line["program"] == "grpo"]
+    first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
+    assert len(rewards) == 150 and last > 0.7 and last > first + 0.3, (first, last)
+    assert (run / "model" / "actor" / "model.safetensors").exists() and (run / "reward.png").exists()

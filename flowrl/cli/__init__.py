@@ -17,6 +17,7 @@ from ..graph.script.site import own_frames
 from .calibrate import calibrate_command
 from .check import add_options as check_options
 from .check import check_command
+from .completion import completion_command
 from .diff import diff_command
 from .doctor import doctor_command
 from .eval import eval_command
@@ -58,6 +59,7 @@ WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "doctor": doctor_command,
     "eval": eval_command,
     "new": new_command,
+    "completion": lambda words: completion_command(words, lambda asked: _command([*asked], None)),
 }
 
 

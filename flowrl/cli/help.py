@@ -108,6 +108,11 @@ GROUPS: dict[str, dict[str, About]] = {
             ),
         ),
     },
+    "in the shell": {
+        "completion": About(
+            "SHELL", "print what completes these commands in bash, zsh or fish", ("flowrl completion bash",)
+        ),
+    },
 }
 COMMANDS: dict[str, About] = {name: about for group in GROUPS.values() for name, about in group.items()}
 

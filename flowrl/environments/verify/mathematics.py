@@ -31,7 +31,7 @@ _LONGEST = 20_000  # characters of a response, from its end
 def symbolic(response: str, answer: str, *, seconds: float = 5.0) -> Verdict:
     r"""1 where the mathematics of a response's answer has the value that is expected, else 0.
 
-    Both are read by the package math-verify (``pip install flowrl[math]``), as LaTeX, expressions, numbers, sets or
+    Both are read by the package math-verify (``pip install math-verify``), as LaTeX, expressions, numbers, sets or
     intervals. It runs in a process of its own, which ends where an answer takes ``seconds`` on a CPU, or too much
     memory. Raises ValueError where what is expected is no mathematics, and VerifierFailed, an OSError, where the
     machine does not answer.
@@ -41,7 +41,7 @@ def symbolic(response: str, answer: str, *, seconds: float = 5.0) -> Verdict:
     'right'
     """
     if find_spec("math_verify") is None:
-        raise WorkerError("verify.symbolic needs the package math-verify.", fix="pip install 'flowrl[math]'.")
+        raise WorkerError("verify.symbolic needs the package math-verify.", fix="pip install math-verify.")
     expected = str(answer)
     asked = {"response": response[-_LONGEST:], "answer": _written(expected), "seconds": seconds}
     said = _pool().ask(asked)
