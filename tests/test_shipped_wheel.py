@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT]
-    subprocess.run(words, check=True)
+    subprocess.run(words, check=True, env={**os.environ, "FLOWRL_URL": "https://example.org/a/flowrl"})
     (built,) = folder.glob("*.whl")
     return built
 
@@ -63,6 +64,18 @@ def test_it_has_the_drivers_and_what_lies_beside_them(wheel):
     ]
     assert files and {f"flowrl/drivers/{file}" for file in files} <= held
     assert not [name for name in held if not name.startswith(("flowrl/", "flowrl-"))]
+
+
+def test_its_page_has_links_that_work_there(wheel):
+    page = next(n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("/METADATA"))
+    head, _, text = zipfile.ZipFile(wheel).read(page).decode().partition("\n\n")
+    found = [a or b for a, b in re.findall(r'\]\(([^)]+)\)|(?:src|srcset)="([^"]+)"', text)]
+    links = [link for link in found if "arxiv.org" not in link]
+    assert len(links) > 20 and {link.partition("/a/flowrl/")[0] for link in links} == {"https://example.org"}
+    for link in links:
+        assert (ROOT / re.sub(r".*/(blob|raw)/main/", "", link)).exists()
+    assert "Project-URL: Source, https://example.org/a/flowrl\n" in head
+    assert all(f"Classifier: Programming Language :: Python :: {v}\n" in head for v in ("3.11", "3.12", "3.13"))
 
 
 def test_commands_find_them_by_name(in_empty_folder, installed):

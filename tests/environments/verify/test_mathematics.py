@@ -65,5 +65,5 @@ def test_a_process_that_is_killed_from_outside_is_no_reward(monkeypatch):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(mathematics, "find_spec", lambda name: None)
-    with pytest.raises(fl.errors.WorkerError, match=r"pip install 'flowrl\[math\]'"):
+    with pytest.raises(fl.errors.WorkerError, match="pip install math-verify"):
         verify.symbolic("1", "1")
