@@ -86,6 +86,11 @@ chunks = list(client.chat.completions.create(model="policy", messages=messages, 
 said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Sure?"}]
 plain = [{"role": m["role"], "content": m.get("content") or ""} for m in messages]
+said = client.responses.create(model="policy", input=plain, max_output_tokens=8).output_text
+plain += [{"role": "assistant", "content": said}, {"role": "user", "content": "Sure?"}]
+with client.responses.stream(model="policy", input=plain, max_output_tokens=8) as stream:
+    said = [event for event in stream if event.type == "response.output_text.done"][0].text
+plain += [{"role": "assistant", "content": said}, {"role": "user", "content": "Sure?"}]
 other = anthropic.Anthropic(max_retries=0)
 found = other.messages.create(model="policy", messages=plain, max_tokens=8).content[0].text
 plain += [{"role": "assistant", "content": found}, {"role": "user", "content": "Sure?"}]
@@ -110,7 +115,7 @@ def test_the_clients_of_openai_and_anthropic_are_trained(tmp_path):
         pytest.skip("the package index gives no openai and anthropic")
     played = play_with(python)
     assert set(played.outcome.to_list()) == {"finished"}, played.failed_why.to_list()
-    assert set(played.turns.to_list()) == {4} and {each["forks"] for each in played.scores.to_list()} == {0.0}
+    assert set(played.turns.to_list()) == {6} and {each["forks"] for each in played.scores.to_list()} == {0.0}
 
 
 def play_with(python):

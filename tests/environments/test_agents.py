@@ -191,7 +191,7 @@ def test_what_an_agent_raises_is_a_failure_and_no_reward():
 
 def test_an_agent_that_hangs_fails_alone():
     class Hangs(Talks):
-        timeout = 2.0
+        timeout = 5.0
 
         def agent(self, task):
             import threading
@@ -287,6 +287,40 @@ def test_a_chat_that_is_streamed_says_the_same():
 
     found = play(Streams(), rows=2)
     assert {s["forks"] for s in found.scores.to_list()} == {0} and set(found.turns.to_list()) == {2}
+
+
+class Calls(Talks):
+    """Calls of a tool, which go back with what the tool gave, by each protocol in turn."""
+
+    def agent(self, task):
+        item = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+        first = {"input": "ab", "instructions": "c"}
+        said = post(task, "/v1/responses", first)["output"][0]["content"][0]["text"]
+        spoken = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": said}]
+        again = [*spoken, {"role": "user", "content": "d"}]
+        events = post(task, "/v1/responses", {**first, "input": again, "stream": True}).strip().split("\n\n")
+        last = json.loads(events[-1].split("data: ", 1)[1])["response"]
+        assert [int(json.loads(e.split("data: ", 1)[1])["sequence_number"]) for e in events] == [*range(len(events))]
+        again += [last["output"][0], {"role": "user", "content": "e"}]
+        found = chat(
+            task, [{"role": "system", "content": "c"}, *({"role": m["role"], "content": said_in(m)} for m in again)]
+        )
+        assert found["choices"]
+        call = {"input": [{"role": "user", "content": "f"}, item, {**item, "call_id": "2"}]}
+        call["input"] += [{"type": "function_call_output", "call_id": each, "output": "b"} for each in "12"]
+        post(task, "/v1/responses", call)
+        return "ok"
+
+
+def said_in(message):
+    content = message["content"]
+    return content if isinstance(content, str) else content[0]["text"]
+
+
+def test_the_protocols_go_on_from_each_other():
+    found = play(Calls(), rows=2)
+    assert {(s["calls"], s["forks"]) for s in found.scores.to_list()} == {(4, 1)}  # the last one begins anew
+    assert set(found.turns.to_list()) == {3}
 
 
 def test_log_probabilities_are_told_where_they_are_asked_for():

@@ -17,13 +17,13 @@ from flowrl.environments.gateway.requests import Reply
 from flowrl.environments.gateway.server import Gateway
 from flowrl.environments.gateway.sessions import Ended, ModelCall
 
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 GOOD = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
 
 
 @pytest.fixture(scope="module")
 def gateway():
-    made = Gateway(reading=1.0, idle=20.0, largest=200_000)
+    made = Gateway(reading=60.0, idle=60.0, largest=200_000)
     yield made
     made.close()
 
@@ -110,7 +110,6 @@ CASES = {
     ),
     "an unknown encoding": (lambda t: post(t, body=GOOD, Content_Length=None, Transfer_Encoding="gzip"), 501),
     "a header with a line break": (lambda t: post(t, body=GOOD, X="a\r\n b\0c"), 400),
-    "a body that stops": (lambda t: post(t, body=GOOD, Content_Length="500"), 0),
     # of who may ask
     "no key": (lambda t: post(t, body=GOOD, Authorization=None), 401),
     "another key": (lambda t: post("x" * 43, body=GOOD), 401),
@@ -160,7 +159,15 @@ CASES = {
     "stops that are empty": (lambda t: post(t, body={**GOOD, "stop": [""]}), 400),
     "very many stops": (lambda t: post(t, body={**GOOD, "stop": ["x"] * 17}), 400),
     "a model that is a number": (lambda t: post(t, body={**GOOD, "model": 3}), 400),
-    # of the other protocol
+    # of the other protocols
+    "no input": (lambda t: post(t, RESPONSES, {}), 400),
+    "an input of a kept response": (
+        lambda t: post(t, RESPONSES, {"input": "x", "previous_response_id": "resp_1"}),
+        400,
+    ),
+    "an item of another kind": (lambda t: post(t, RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}), 400),
+    "a call without an id": (lambda t: post(t, RESPONSES, {"input": [{"type": "function_call", "name": "f"}]}), 400),
+    "a tool of the server": (lambda t: post(t, RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}), 400),
     "messages without max_tokens": (lambda t: post(t, MESSAGES, {"messages": GOOD["messages"]}), 400),
     "messages of a system": (lambda t: post(t, MESSAGES, message(role="system")), 400),
     "messages with a document": (lambda t: post(t, MESSAGES, message(content=[{"type": "document"}])), 400),
@@ -210,6 +217,9 @@ def test_good_requests_are_answered(gateway, session):
     found = exchange(gateway, post(session.token, MESSAGES, GOOD, Authorization=None, x_api_key=session.token))
     assert status(found) == 200
     assert body(exchange(gateway, post(session.token, "/v1/models", method="GET")))["data"][0]["id"] == "policy"
+    given = {"instructions": "s", "input": [{"role": "user", "content": [{"type": "input_text", "text": "y"}]}]}
+    found = body(exchange(gateway, post(session.token, RESPONSES, given)))
+    assert found["output"][0]["content"][0]["text"] == "y" and found["status"] == "completed"
     chunked = post(session.token, body=b"", Content_Length=None, Transfer_Encoding="chunked")
     sent = json.dumps(GOOD).encode()
     assert status(exchange(gateway, chunked + f"{len(sent):x}\r\n".encode() + sent + b"\r\n0\r\n\r\n")) == 200
@@ -227,6 +237,15 @@ def test_who_says_nothing_is_left_and_others_are_answered(gateway, session):
     assert status(exchange(gateway, post(session.token, body=GOOD))) == 200
     for peer in silent:
         peer.close()
+
+
+def test_a_body_that_stops_and_a_peer_that_idles_are_left():
+    made = Gateway(reading=0.2, idle=0.2)
+    try:
+        assert exchange(made, post(made.open().token, body=GOOD, Content_Length="500")) == b""
+        assert exchange(made, b"POST / HTTP/1.1\r\nX: ") == b""
+    finally:
+        made.close()
 
 
 def test_who_leaves_while_asking_harms_nobody(gateway, session):

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import WorkerError
-from . import anthropic_messages, chat_completions
+from . import anthropic_messages, chat_completions, responses
 from .requests import Refused, read_body
 from .sessions import Session
 
@@ -23,7 +23,7 @@ _CONNECTIONS = 4096
 _READING = 30.0  # seconds that a request may take to come, once it has begun
 _IDLE = 300.0  # seconds between two requests of a connection
 _CLOSED = 10_000  # sessions whose end is remembered
-_PROTOCOLS = {chat_completions.PATH: chat_completions, anthropic_messages.PATH: anthropic_messages}
+_PROTOCOLS = {protocol.PATH: protocol for protocol in (chat_completions, responses, anthropic_messages)}
 _OVER = "the episode of this session is over"
 
 

@@ -1,0 +1,140 @@
+"""The protocol of OpenAI's responses: requests read, answers written, whole or as a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import chat_completions
+from .requests import (
+    Refused,
+    Reply,
+    Request,
+    arguments_of,
+    conversation,
+    entry,
+    flag,
+    listed,
+    message_of,
+    role,
+    text,
+    texts_of,
+    whole,
+)
+
+PATH = "/v1/responses"
+refuse = chat_completions.refuse
+
+
+def read(body: Mapping[str, Any]) -> Request:
+    """A request of this protocol. Raises Refused."""
+    if body.get("previous_response_id") is not None or body.get("conversation") is not None:
+        raise Refused(400, "no response is kept here: send the whole input again")
+    said = texts_of(body.get("instructions"), "instructions")
+    messages = [message_of("system", said)] if said else []
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else listed(given, "input")
+    return Request(
+        conversation([*messages, *_messages([entry(item, "an item of input") for item in items])]),
+        [_tool(entry(one, "a tool")) for one in listed(body.get("tools") or [], "tools")],
+        whole(body.get("max_output_tokens"), "max_output_tokens"),
+        stream=flag(body.get("stream"), "stream"),
+        model=text(body.get("model", ""), "model"),
+    )
+
+
+def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages: calls belong to the message of the assistant before them."""
+    found: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            found.append(message_of(role(item.get("role")), texts_of(item.get("content"), "content")))
+        elif kind == "function_call":
+            name = text(item.get("name"), "the name of a call")
+            names[text(item.get("call_id"), "call_id")] = name
+            call = {"name": name, "arguments": arguments_of(item.get("arguments"), "the arguments of a call")}
+            last = found.pop() if found and found[-1]["role"] == "assistant" else message_of("assistant", "")
+            before = [one["function"] for one in last.get("tool_calls", [])]
+            found.append(message_of("assistant", last["content"], [*before, call]))
+        elif kind == "function_call_output":
+            name = names.get(text(item.get("call_id"), "call_id"))
+            found.append(message_of("tool", texts_of(item.get("output"), "the output of a call"), name=name))
+        else:
+            raise Refused(400, f"an item of input is {kind!r:.50}, and messages and calls of functions are read alone")
+    return found
+
+
+def _tool(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    if found.get("type") != "function":
+        raise Refused(400, f"a tool is {found.get('type')!r:.50}, and there are functions alone")
+    function = {name: found[name] for name in ("description", "parameters") if found.get(name) is not None}
+    return {"type": "function", "function": {"name": text(found.get("name"), "the name of a tool"), **function}}
+
+
+def write(reply: Reply, request: Request, created: int) -> dict[str, Any]:
+    """A whole answer."""
+    given, made = reply.prompt_tokens, reply.sampled_tokens
+    usage = {"input_tokens": given, "output_tokens": made, "total_tokens": given + made}
+    usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    cut = reply.reason == "length"
+    ended = {"status": "incomplete" if cut else "completed"}
+    ended |= {"incomplete_details": {"reason": "max_output_tokens"} if cut else None}
+    return {**_head(reply, request, created), **ended, "output": _items(reply), "usage": usage}
+
+
+def stream(reply: Reply, request: Request, created: int) -> Iterator[bytes]:
+    """The same as events."""
+    number = -1
+
+    def event(kind: str, **more: Any) -> bytes:
+        nonlocal number
+        number += 1
+        return f"event: {kind}\ndata: {json.dumps({'type': kind, 'sequence_number': number, **more})}\n\n".encode()
+
+    begun = {**_head(reply, request, created), "status": "in_progress", "incomplete_details": None, "output": []}
+    yield event("response.created", response={**begun, "usage": None})
+    for i, item in enumerate(_items(reply)):
+        where = {"item_id": item["id"], "output_index": i}
+        if item["type"] == "message":
+            part, place = item["content"][0], {**where, "content_index": 0}
+            said, empty = part["text"], {**part, "text": ""}
+            yield event(
+                "response.output_item.added", output_index=i, item={**item, "content": [], "status": "in_progress"}
+            )
+            yield event("response.content_part.added", part=empty, **place)
+            yield event("response.output_text.delta", delta=said, logprobs=[], **place)
+            yield event("response.output_text.done", text=said, logprobs=[], **place)
+            yield event("response.content_part.done", part=part, **place)
+        else:
+            given = item["arguments"]
+            yield event(
+                "response.output_item.added", output_index=i, item={**item, "arguments": "", "status": "in_progress"}
+            )
+            yield event("response.function_call_arguments.delta", delta=given, **where)
+            yield event("response.function_call_arguments.done", arguments=given, name=item["name"], **where)
+        yield event("response.output_item.done", output_index=i, item=item)
+    whole_answer = write(reply, request, created)
+    yield event(f"response.{whole_answer['status']}", response=whole_answer)
+
+
+def _head(reply: Reply, request: Request, created: int) -> dict[str, Any]:
+    about = {"id": f"resp_{reply.id}", "object": "response", "created_at": created, "model": request.model or "policy"}
+    return {**about, "error": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+
+
+def _items(reply: Reply) -> list[dict[str, Any]]:
+    """The message, if anything was said, and the calls."""
+    found: list[dict[str, Any]] = []
+    if reply.content or not reply.tool_calls:
+        part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
+        found.append(
+            {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "status": "completed", "content": [part]}
+        )
+    for i, call in enumerate(reply.tool_calls):
+        made = {"type": "function_call", "id": f"fc_{reply.id}_{i}", "call_id": call["id"], "name": call["name"]}
+        given = json.dumps(call["arguments"], ensure_ascii=False)
+        found.append({**made, "arguments": given, "status": "completed"})
+    return found
