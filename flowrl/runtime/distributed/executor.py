@@ -61,7 +61,8 @@ class DistributedExecutor(OpenGroups):
         """Use the services of a run from here on. Ranks have journals and notes of their own."""
         self.run = self.recovery.run = run
         self.client.warn, self.client.settle = run.warn, run.failed.note
-        run.on_commit.append(self.client.lineage.settle)
+        kept = self.client.copies - 1  # what the program still holds of a step that is committed is made of copies too
+        run.on_commit.append(lambda step: self.client.lineage.settle(step - kept))
 
     # -- workers ----------------------------------------------------------------------------------------------------
 

@@ -314,6 +314,19 @@ def test_rows_that_wait_for_their_update_have_a_copy(shares, monkeypatch, tmp_pa
     assert [k for k in kinds if k in ("lost", "renewed", "recovered")] == way
 
 
+@pytest.mark.parametrize(("staleness", "kill"), [(0, ("sums", 4, 1)), (4, ("weights_written", 1, 1))])
+def test_a_replica_that_dies_in_a_publish_brings_back_what_the_program_holds(calm, tmp_path, staleness, kill):
+    """Its rows come from their copies, and what was made of them is made again, also of a step that is committed."""
+    plan = replace(TWO, pipeline=Pipeline(staleness=staleness, copies=2))
+    found, place = run_direct(
+        module_of("replicas_flow").trained, plan, tmp_path, "learn", kill=kill, checkpoint_every=2
+    )
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [k for k in kinds if k in ("lost", "renewed", "recovered")] == ["lost", "renewed"]
+    assert place.ranks.restarted == [1]
+    assert staleness or (found.weights_digest, numbers(tmp_path)) == calm[:2]
+
+
 def test_copies_are_freed_with_the_rows(monkeypatch, tmp_path):
     held, real = [], Direct.stop
     monkeypatch.setattr(
