@@ -88,16 +88,20 @@ class Answers:
 
     def prompts(self, words: Words) -> dict[str, Any]:
         """A page of prompts with the rewards of their rows; ``silent=1``: those whose rows were all rewarded alike."""
-        run = self._run(words)
+        run, program = self._run(words), _text(words, "program")
         with run.store.reading() as connection:
-            return search_rows.search_prompts(
+            found = search_rows.search_prompts(
                 connection,
-                _text(words, "program"),
+                program,
                 silent=_text(words, "silent") == "1",
                 first=_whole(words, "first"),
                 last=_whole(words, "last"),
                 page=_whole(words, "page") or 0,
             )
+            for prompt in found["prompts"]:
+                rows = search_rows.rows_of_prompt(connection, program, prompt["step"], prompt["prompt"], most=1)
+                prompt["text"] = self._preview(run, rows[0]).get("prompt_text", "") if rows else ""
+        return found
 
     def row(self, words: Words) -> dict[str, Any]:
         """A row with its texts and its first tokens, and the other rows of its prompt."""

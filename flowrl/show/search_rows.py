@@ -113,11 +113,13 @@ def search_prompts(
     return {"prompts": listed[:PAGE], "next": page + 1 if len(listed) > PAGE else None}
 
 
-def rows_of_prompt(connection: sqlite3.Connection, program: str, step: int, prompt: str) -> list[dict[str, Any]]:
-    """The rows of one prompt in one step, the first 64 of them."""
+def rows_of_prompt(
+    connection: sqlite3.Connection, program: str, step: int, prompt: str, *, most: int = 64
+) -> list[dict[str, Any]]:
+    """The rows of one prompt in one step, the first of them."""
     rows = connection.execute(
-        f"SELECT {', '.join(_SHOWN)} FROM rows WHERE program = ? AND step = ? AND prompt = ? ORDER BY n LIMIT 64",
-        (program, step, prompt),
+        f"SELECT {', '.join(_SHOWN)} FROM rows WHERE program = ? AND step = ? AND prompt = ? ORDER BY n LIMIT ?",
+        (program, step, prompt, most),
     )
     return [dict(zip(_SHOWN, row, strict=True)) for row in rows]
 

@@ -38,7 +38,6 @@ class PageServer(ThreadingHTTPServer):
     """Serves the page until it is shut down; ``address`` is what a browser opens."""
 
     daemon_threads = True
-    allow_reuse_address = False  # two of them never answer on one port
 
     def __init__(self, answers: Answers, port: int, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(32)

@@ -90,6 +90,9 @@ def test_a_run_is_told_of(serve: Any, tmp_path: Path) -> None:
     assert served.ask("tokens", run=run, n=first["n"])["count"] == 7
     group = served.ask("group", run=run, program="grpo", step=0, prompt="0")["rows"]
     assert [each["reward"] for each in group] == [0.0, 1.0] and group[0]["conversation"][1]["text"] == "says 0"
+    prompts = served.ask("prompts", run=run, program="grpo")["prompts"]
+    assert [(each["step"], each["text"], each["mean"]) for each in prompts[:2]] == [(2, "5+1=", 0.5), (2, "4+1=", 0.5)]
+    assert served.ask("prompts", run=run, program="grpo", silent=1)["prompts"] == []
     assert served.ask("ledger", run=run, program="grpo")["lags"] == [[0, 3], [1, 3]]
     assert served.ask("events", run=run)["kinds"] == [["alarm", 1]]
     assert len(served.ask("lanes", run=run)["bars"]) == 6

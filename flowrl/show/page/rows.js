@@ -61,7 +61,7 @@ export function draw(place) {
 
   function tell(answer, prompts) {
     const all = run();
-    const count = prompts ? "" : answer.count !== null ? plural(answer.count, "row") : text.value ? "more than 20,000 rows" : plural(all?.rows ?? 0, "row") + " in all";
+    const count = prompts ? "Prompts, the newest first" : answer.count !== null ? plural(answer.count, "row") : text.value ? "more than 20,000 rows" : plural(all?.rows ?? 0, "row") + " in all";
     fill(found, h("span", {}, count), all && all.indexed < 0.999 ? h("span", {}, `${percent(all.indexed)} of the files are searched`) : "");
     if (items.children.length) return;
     const none = all?.rows ? "Nothing fits these filters." : "No rows are recorded yet. A run writes some of every tenth step; --trajectories N and --trajectories-every M say how many.";
@@ -96,8 +96,8 @@ export function draw(place) {
     const button = h("button", { type: "button", on: { click: () => openGroup(prompt.step, prompt.prompt) } },
       h("span", { class: "head" }, h("span", {}, `step ${number(prompt.step)}`), reward(prompt.mean), h("span", {}, plural(prompt.rows, "row")),
         silent ? h("span", { class: "tag bad" }, "no signal") : ""),
-      h("bdi", { class: "line" }, `Prompt ${prompt.prompt}`),
-      h("span", { class: "line said" }, `rewards from ${number(prompt.least)} to ${number(prompt.most)}`));
+      h("bdi", { class: "line" }, one(prompt.text || `Prompt ${prompt.prompt}`)),
+      h("span", { class: "line said" }, silent ? `all rewards are ${number(prompt.least)}` : `rewards from ${number(prompt.least)} to ${number(prompt.most)}`));
     return h("li", {}, button);
   }
 
