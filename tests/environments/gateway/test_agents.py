@@ -6,17 +6,14 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
+from letters import build_tokenizer, model_of
 
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.environments import AgentEnvironment, metric, reward
 from flowrl.errors import RewardError, WorkerError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from letters import build_tokenizer, model_of
 
 pytest.importorskip("h11", reason="the gateway needs the package h11")
 pytestmark = pytest.mark.filterwarnings("ignore:.*rollout failed")
