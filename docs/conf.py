@@ -19,6 +19,8 @@ myst_heading_anchors = 3  # [a link](page.md#a-heading) works down to ###
 
 highlight_language = "none"  # a block without a language is drawn as it is
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["flowrl.css"]
 html_title = f"flowrl {version}"
 html_copy_source = False
 html_show_sphinx = False
