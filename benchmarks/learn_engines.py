@@ -1,0 +1,184 @@
+"""The same GRPO with every engine that samples beside every backend that trains: rewards over steps, and the gap.
+
+    make vllm; .venv-vllm/bin/python benchmarks/learn_engines.py --only hf-hf --only hf-vllm
+
+``algorithms/grpo.py`` runs unchanged, by plans that differ in their engine and backend alone, and from one warm-up:
+with ``hf`` in this process, with ``fsdp2`` and ``megatron`` on ranks. Results go to ``docs/learning_engines.json``,
+which keeps what was run before, and the picture to ``docs/images/engines.png``: by backend a line for the mean over the
+seeds of each engine, and a band from the lowest to the highest. It shows what was run, and nothing else. Then a table
+is printed of all results: the mean reward of the last tenth by seed, and how far the trainer's log-probabilities of
+sampled tokens were from the engine's. ``--draw`` draws and prints it of the results that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from learn import ONE_DIGIT, warm_up
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PICTURE = ROOT / "docs" / "learning_engines.json", ROOT / "docs" / "images" / "engines.png"
+RANKS = """cluster: {{device: cpu, devices_per_node: {devices}}}
+pools: {{train: {{devices: "0-1"}}, rollout: {{devices: "{rollout}"}}}}
+place:
+  actor:
+    train:    {{pool: train, {train}}}
+    generate: {{pool: rollout, {generate}}}
+  ref:    {{pool: train, {train}}}
+  reward: {{pool: train}}
+"""
+LOCAL = """pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
+place:
+  actor:
+    train:    {{pool: train}}
+    generate: {{pool: rollout, {generate}}}
+  ref:    {{pool: train}}
+  reward: {{pool: train}}
+"""
+#: What stands beside the pool that trains; ``hf`` is in one process.
+BACKENDS = {"hf": "", "fsdp2": "mesh: {fsdp: 2}, backend: fsdp2", "megatron": "mesh: {tp: 2}, backend: megatron"}
+_VLLM = "engine: vllm, kv_cache: 0.25, rows: 128"
+#: Name: the devices that sample, and what stands beside the pool.
+ENGINES = {
+    "hf": ("2", "engine: hf"),
+    "vllm": ("2", _VLLM),
+    "vllm-dp2": ("2-3", f"mesh: {{dp: 2}}, {_VLLM}"),
+    "vllm-tp2": ("2-3", f"mesh: {{tp: 2}}, {_VLLM}"),
+}
+CASES = [(b, e) for b in BACKENDS for e in ENGINES if b != "hf" or e in ("hf", "vllm")]
+COLORS = {"hf": "#555555", "vllm": "#0b6e8a", "vllm-dp2": "#c4572e", "vllm-tp2": "#5a8f29"}
+
+
+def launch(backend: str, engine: str, seed: int, options: argparse.Namespace, warm: Path) -> dict[str, Any]:
+    """Run it in processes of its own; gives its curve, the gap and how long it took."""
+    out = options.out / f"{backend}-{engine}-{seed}"
+    rollout, generate = ENGINES[engine]
+    plan = out.with_suffix(".yaml")
+    devices = 2 + len(rollout.split("-"))
+    text, runtime = (LOCAL, "local") if backend == "hf" else (RANKS, "ray")
+    plan.write_text(text.format(devices=devices, rollout=rollout, train=BACKENDS[backend], generate=generate))
+    words = [sys.executable, str(ROOT / "algorithms" / "grpo.py"), "--runtime", runtime, "--plan", str(plan)]
+    words += ["--out", str(out), "--overwrite", "--quiet", "--no-save", "--seed", str(seed), "--model", f"actor={warm}"]
+    words += ["--steps", str(options.steps), "--prompts-per-step", str(options.prompts), "--lr", "2e-4", *ONE_DIGIT]
+    began = time.perf_counter()
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        return {"backend": backend, "engine": engine, "seed": seed, "error": (done.stderr or done.stdout)[-2000:]}
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    def column(name: str) -> list[float]:
+        return [v for line in lines for k, v in line.items() if k.endswith(name) and math.isfinite(v)]
+
+    return {
+        "backend": backend,
+        "engine": engine,
+        "seed": seed,
+        "steps": options.steps,
+        "prompts": options.prompts,
+        "seconds": round(time.perf_counter() - began),
+        "gap_mean": statistics.fmean(column("gap_mean")),
+        "gap_max": max(column("gap_max")),
+        "reward": [round(line["reward"], 4) for line in lines],
+    }
+
+
+def draw(results: list[dict[str, Any]]) -> None:
+    """A picture for each backend: of each engine the mean over the seeds, and from the lowest to the highest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [b for b in BACKENDS if any(r["backend"] == b for r in results)]
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(4.2 * len(shown), 2.9), squeeze=False, sharey=True)
+    for axis, backend in zip(axes.flat, shown, strict=True):
+        for engine in ENGINES:
+            curves = [smooth(r["reward"]) for r in results if (r["backend"], r["engine"]) == (backend, engine)]
+            if not curves:
+                continue
+            steps = list(zip(*curves, strict=True))
+            label = f"{engine}, {len(curves)} seed{'s' if len(curves) > 1 else ''}"
+            axis.plot([statistics.fmean(s) for s in steps], color=COLORS[engine], linewidth=1.2, label=label)
+            axis.fill_between(
+                range(len(steps)), list(map(min, steps)), list(map(max, steps)), color=COLORS[engine], alpha=0.15
+            )
+        axis.set_title(f"training with {backend}", fontsize=9)
+        axis.set_xlabel("step", fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.legend(fontsize=7, loc="lower right")
+    axes[0][0].set_ylabel("reward", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(PICTURE, dpi=110)
+    pyplot.close(figure)
+
+
+def smooth(curve: list[float], window: int = 5) -> list[float]:
+    """The mean of each value and those before it."""
+    return [statistics.fmean(curve[max(0, i - window + 1) : i + 1]) for i in range(len(curve))]
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """What was found, as Markdown: a line for each backend and engine."""
+    lines = ["| trains | samples | reward at the end, by seed | gap, mean | gap, largest | seconds |", "|" + "---|" * 6]
+    for backend, engine in CASES:
+        mine = [r for r in results if (r["backend"], r["engine"]) == (backend, engine)]
+        if mine:
+            rewards = ", ".join(f"{at_the_end(r):.3f}" for r in mine)
+            mean, most = statistics.fmean(r["gap_mean"] for r in mine), max(r["gap_max"] for r in mine)
+            seconds = round(statistics.fmean(r["seconds"] for r in mine))
+            lines.append(f"| `{backend}` | `{engine}` | {rewards} | {mean:.1e} | {most:.1e} | {seconds} |")
+    return "\n".join(lines)
+
+
+def at_the_end(result: dict[str, Any]) -> float:
+    """The mean reward of the last tenth of the steps."""
+    return statistics.fmean(result["reward"][-max(1, len(result["reward"]) // 10) :])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="GRPO with every engine beside every backend")
+    known = ", ".join(f"{b}-{e}" for b, e in CASES)
+    parser.add_argument("--only", action="append", default=[], metavar="BACKEND-ENGINE", help=f"one of {known}")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds of each (3)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (0)")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--prompts", type=int, default=32, help="prompts of a step (32)")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "engines", help="folder of the runs")
+    parser.add_argument("--draw", action="store_true", help="run nothing; draw and print what is there")
+    options = parser.parse_args()
+    cases = [case for case in CASES if not options.only or "-".join(case) in options.only]
+    if len(cases) < len(options.only):
+        parser.error(f"--only takes {known}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    results: list[dict[str, Any]] = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    failed = 0
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    for seed, (backend, engine) in () if options.draw else itertools.product(seeds, cases):
+        found = launch(backend, engine, seed, options, warm_up(options.out))
+        title = f"{backend}-{engine} seed {seed}"
+        if "error" in found:
+            failed += 1
+            print(f"{title}: FAILED\n{found['error']}", flush=True)
+            continue
+        print(f"{title}: reward {at_the_end(found):.3f} at the end, {found['seconds']} s", flush=True)
+        results = [r for r in results if (r["backend"], r["engine"], r["seed"]) != (backend, engine, seed)] + [found]
+        results.sort(key=lambda r: (CASES.index((r["backend"], r["engine"])), r["seed"]))
+        RESULTS.write_text(json.dumps({"runs": results}) + "\n")
+    if results:
+        draw(results)
+        print(table(results))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
