@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import flowrl as fl
@@ -174,9 +175,12 @@ def games(batch: int, *, seed: int = 0) -> fl.data.Mixture:
 
         return fl.data.generated(draw, batch=batch, chat=True)
 
-    kinds = {f"{opponent} {side}": partial(task, opponent, side) for opponent in OPPONENTS for side in SIDES}
-    strata = {name: part(name, make) for name, make in {**kinds, "position": position}.items()}
-    weights = {**dict.fromkeys(kinds, 1), "position": len(kinds) / 2}
+    makers: dict[str, Callable[[int], dict[str, Any]]] = {}
+    for opponent, side in product(OPPONENTS, SIDES):
+        makers[f"{opponent} {side}"] = partial(task, opponent, side)
+    weights = {**dict.fromkeys(makers, 1), "position": len(makers) / 2}
+    makers["position"] = position
+    strata = {name: part(name, make) for name, make in makers.items()}
     return fl.data.mix(strata, weights=weights, batch=batch, exact=True, column="stratum")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -165,6 +166,12 @@ def test_examples_are_200_games_of_legal_moves(game):
     assert batch.response_mask.values.sum() == 4 * sum(len(row["messages"]) // 2 for row in rows)
 
 
+def told(mask: list[int]) -> list[tuple[int, int]]:
+    """Where the environment's words lie in a response: from the end of each move to the begin of the next one."""
+    edges = [0, *(i for i in range(1, len(mask)) if mask[i] != mask[i - 1]), len(mask)]
+    return [(begin, end) for begin, end in pairwise(edges) if not mask[begin]]
+
+
 def test_a_short_training_learns_the_format_and_plays(game, one_thread):
     small = {**game.MODEL.config, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
     torch.manual_seed(0)
@@ -183,14 +190,17 @@ def test_a_short_training_learns_the_format_and_plays(game, one_thread):
         actor.update(source.to_batch(cursor.draw(), 0, actor.tokenizer), loss=rl.sft())
     for step in range(2):
         batch = rl.gigpo(played(step, 16), gamma=1.0, scale="none")
-        assert float(table.outcomes(batch).malformed) < 0.4
+        assert float(table.outcomes(batch).malformed) < 0.5  # 0.1 to 0.13 for seeds, threads and vector units tried
         metrics = actor.update(batch, loss=rl.ppo_clip(entropy=0.05), lr=3e-4)
         assert metrics.grad_norm > 0 and metrics.gap_max < 1e-3
     assert set(batch.outcome.to_list()) == {"finished"}
-    for row in range(0, len(batch), 16):  # in a group, equal boards and moves have equal answers
-        answers: dict[str, set[str]] = {}
-        for text in [actor.tokenizer.decode(ids) for ids in batch.response_ids.to_list()[row : row + 16]]:
-            turns = text.split(";")
-            for i in range(1, len(turns)):
-                answers.setdefault(";".join(turns[:i]), set()).add(turns[i].split("<")[0])
+    rows = list(zip(batch.response_ids.to_list(), batch.response_mask.to_list(), strict=True))
+    answered = 0
+    for first in range(0, len(rows), 16):  # games of a group that have gone alike so far have the same answer
+        answers: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+        for ids, mask in rows[first : first + 16]:
+            for begin, end in told(mask):
+                answers.setdefault(tuple(ids[:begin]), set()).add(tuple(ids[begin:end]))
+                answered += 1
         assert all(len(boards) == 1 for boards in answers.values())
+    assert answered > 0
