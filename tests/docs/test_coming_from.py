@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from page_calls import wrong_arguments
 
 import flowrl as fl
 from flowrl import rl
@@ -44,6 +45,11 @@ def test_names_of_flowrl_are_there(name):
     add_options(parser)
     flags = set(re.findall(r"`(--[\w-]+)[` ]", here))
     assert flags <= {*parser._option_string_actions, "--preset", "--model"}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_arguments_that_it_gives_are_there(name):
+    assert wrong_arguments(TEXT[name]) == []
 
 
 def _names(fn):
