@@ -19,7 +19,7 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
 
     ``runtime``: ``eager``, ``local`` or ``ray``.
     """
-    yield from _pipeline(plan, _engines_that_follow(traced, plan, handles), runtime)
+    yield from _pipeline(plan, _engines_that_follow(traced, plan, handles))
     if runtime != "ray":
         yield from _devices(plan)
         yield from _engines(plan)
@@ -32,7 +32,7 @@ def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLik
     return [backend(plan.place_of(name, "generate").backend) for name in sorted(names)] or [backend(REFERENCE)]
 
 
-def _pipeline(plan: Plan, engines: Sequence[Backend], runtime: str) -> Iterator[PlanError]:
+def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
     """What every engine does, a whole call in program order, is not asked about."""
     steps, usual = plan.pipeline, Pipeline()
     if steps.order != usual.order and not all(row.built and steps.order in row.orders for row in engines):
@@ -49,9 +49,6 @@ def _pipeline(plan: Plan, engines: Sequence[Backend], runtime: str) -> Iterator[
     for row in without:
         have = f"runs with {row.name} have {', '.join(row.publishes)} alone" if row.built else f"no run has {row.name}"
         yield PlanError(f"publish: {steps.publish}: {have}.", at=steps.at.get("publish"), fix=fix)
-    if runtime == "ray" and not without:
-        what = f"publish: {steps.publish} stops an engine between two tokens; ranks take whole calls of theirs."
-        yield PlanError(what, at=steps.at.get("publish"), fix=fix)
 
 
 def _devices(plan: Plan) -> Iterator[PlanError]:

@@ -20,10 +20,11 @@ from ..values.call import Call
 from ..values.remote_batch import RemoteBatch, RemoteValue
 from .bring_rows import bring_rows, capture_rows
 from .open_groups import OpenGroups, Ranks, blueprint_of
-from .pending_calls import start_call
+from .pending_calls import start_call, to_remote
 from .protocol import Named, RankConfig
 from .rank_client import RankClient
 from .recovery import Recovery
+from .streamed_calls import EngineOnRanks, StreamedCallOnRanks
 from .worker_group import Staged, WorkerGroup
 
 
@@ -56,6 +57,7 @@ class DistributedExecutor(OpenGroups):
         super().__init__(declared, ranks, client, deployments, config, swapped)
         self.recovery = Recovery(self)
         self.run = RunServices()
+        self._shared: dict[str, EngineOnRanks] = {}  # of copies that generate
 
     def attach(self, run: RunServices) -> None:
         """Use the services of a run from here on. Ranks have journals and notes of their own."""
@@ -84,6 +86,9 @@ class DistributedExecutor(OpenGroups):
     def start(self, call: Call, chunk: int, worker: WorkerGroup | None, arguments: Mapping[str, Any]) -> PendingCall:
         """Send a call to the ranks of its worker, or to where its rows are; returns what waits for it."""
         del chunk
+        if call.streams and worker is not None:
+            engine = self._shared.setdefault(worker.name, EngineOnRanks(self.client, worker))
+            return StreamedCallOnRanks(self.client, call, worker, to_remote(arguments), engine)
         return start_call(self.client, call, worker, arguments)
 
     def put(self, value: Any) -> Any:
@@ -103,8 +108,8 @@ class DistributedExecutor(OpenGroups):
     def install(self, name: str, version: int, weights: Staged | None = None, *, keep_cache: bool = False) -> int:
         """Give the copy that generates ``weights`` that were staged, or those that the worker has. Returns the bytes
         that its ranks have received."""
-        del keep_cache  # no call of a rank is under way
-        return self.servers[name].install(self.workers[name].in_use() if weights is None else weights, version)
+        given = self.workers[name].in_use() if weights is None else weights
+        return self.servers[name].install(given, version, keep_cache=keep_cache)
 
     def offload(self, resident: str, forecast: float | None = None) -> None:
         """Take weights and optimizer of a worker out of its devices' memory; note the bytes, and the plan's."""
@@ -142,7 +147,18 @@ class DistributedExecutor(OpenGroups):
 
     def recover(self, lost: RankLost) -> None:
         """Start lost ranks again, without their state. Raises ``lost`` where it names none."""
+        self._shared.clear()
         self.recovery.restart_empty(lost)
+
+    def reset(self) -> None:
+        """Close all workers, to be opened as they were made."""
+        self._shared.clear()
+        super().reset()
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._shared.clear()
+        super().close()
 
     def unanswered(self) -> list[dict[str, Any]]:
         """Return what ranks were asked and have not answered yet, with the process of each."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +32,7 @@ def start_call(client: RankClient, call: Call, group: WorkerGroup | None, argume
 
     What needs no rows is done at once, here.
     """
-    arguments = rebuild(dict(arguments), _to_remote)
+    arguments = to_remote(arguments)
     if group is None:
         if (known := on_driver(call.op, arguments)) is not UNKNOWN:
             return Ready(known)
@@ -42,7 +42,7 @@ def start_call(client: RankClient, call: Call, group: WorkerGroup | None, argume
 
 
 @dataclass(frozen=True)
-class _Sent:
+class Sent:
     """A call as it was sent: what each rank was told, how it answers, and what it takes to make its rows again."""
 
     rank_calls: Mapping[int, RankCall]
@@ -57,8 +57,8 @@ class CallOnRanks:
     def __init__(self, client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> None:
         self.client, self.call, self.group, self.arguments = client, call, group, arguments
         self.main: RemoteBatch | None = next(find_in(dict(arguments), RemoteBatch), None)
-        self._epoch = client.epoch
-        self._first: _Sent | RankLost | None
+        self._epoch: int | None = client.epoch
+        self._first: Sent | RankLost | None
         try:
             self._first = self._send()
         except RankLost as lost:
@@ -77,7 +77,7 @@ class CallOnRanks:
             raise first
         return self._receive(self._send() if first is None else first)
 
-    def _send(self) -> _Sent:
+    def _send(self) -> Sent:
         client, call, group = self.client, self.call, self.group
         with client.order:  # nothing is restarted between what a call says and its way there
             if group is not None and group.is_away:  # its generating use has no memory of its own
@@ -93,8 +93,11 @@ class CallOnRanks:
                 raise
             if group is not None and call.op.updates:
                 group.changing = True
-            answers = client.send("run", {rank: (rank_call,) for rank, rank_call in calls.items()})
-            return _Sent(calls, answers, recipe, client.epoch)
+            return Sent(calls, self._tell(calls), recipe, client.epoch)
+
+    def _tell(self, calls: Mapping[int, RankCall]) -> dict[int, Any]:
+        """Tell the ranks of their calls. Returns their answers to come."""
+        return self.client.send("run", {rank: (rank_call,) for rank, rank_call in calls.items()})
 
     def _recipe(self, calls: Mapping[int, RankCall]) -> Recipe:
         group = self.group
@@ -108,29 +111,35 @@ class CallOnRanks:
             needs=stored_in(dict(self.arguments)),
         )
 
-    def _receive(self, sent: _Sent) -> Any:
+    def _receive(self, sent: Sent) -> Any:
         group, client = self.group, self.client
         try:
-            replies = self._check(self._wait(sent))
-            fill_keys(sent.rank_calls, replies)
-            self._check_rows(sent, replies)
-            if group is not None:
-                same = {rank: r for rank, r in replies.items() if not client.restarted_after(sent.epoch, rank)}
-                group.note({rank: r.weights for rank, r in same.items() if r.weights is not None})
-            moved = sent.recipe.moved
-            result = result_of(client, self.call, sent.rank_calls, replies, self.arguments, self.main, moved)
-            if self.call.op.cost == "generate" and self.main is not None:
-                client.expected.note(self.call, self.main, replies)
+            answers = self._wait(sent)
+            same = {rank for rank in answers if not client.restarted_after(sent.epoch, rank)}
+            replies, result = self._gather(sent, answers, same)
             if not self.call.op.updates:
                 client.lineage.note(sent.recipe, kept_of(sent.rank_calls, replies))
-                if client.copies > 1 and any(g.is_model and (g.spec.serving or g.trains) for g in sent.recipe.stamps):
-                    self._copy(sent, kept_of(sent.rank_calls, replies))
+                self._copy(sent, replies)
             return result
         finally:  # what it has changed is known by now
             if group is not None and self.call.op.updates:
                 group.changing = False
 
-    def _wait(self, sent: _Sent) -> dict[int, Any]:
+    def _gather(self, sent: Sent, answers: Mapping[int, Any], same: Collection[int]) -> tuple[dict[int, Reply], Any]:
+        """Return the replies, and what the call gives; raises what failed. ``same``: ranks that were not restarted."""
+        replies = self._check(answers)
+        fill_keys(sent.rank_calls, replies)
+        self._check_rows(sent, replies)
+        if self.group is not None:
+            told = {rank: r.weights for rank, r in replies.items() if rank in same and r.weights is not None}
+            self.group.note(told)
+        moved = sent.recipe.moved
+        result = result_of(self.client, self.call, sent.rank_calls, replies, self.arguments, self.main, moved)
+        if self.call.op.cost == "generate" and self.main is not None:
+            self.client.expected.note(self.call, self.main, replies)
+        return replies, result
+
+    def _wait(self, sent: Sent) -> dict[int, Any]:
         """Return what the ranks say of their calls. Raises RankLost, inconsistent where a worker may have changed in
         part."""
         client, call = self.client, self.call
@@ -149,7 +158,7 @@ class CallOnRanks:
             lost.inconsistent = lost.inconsistent or (changes and set(not_begun) != set(sent.rank_calls))
             raise
 
-    def _wait_for_all(self, sent: _Sent) -> dict[int, Any]:
+    def _wait_for_all(self, sent: Sent) -> dict[int, Any]:
         """Return what the ranks say of their calls, by the rank that each was sent to."""
         try:
             return self.client.wait_for(sent.answers, self._describe())
@@ -157,7 +166,7 @@ class CallOnRanks:
             lost.what += _rows_of(sent, lost)
             return self._move_lost(sent, lost)
 
-    def _move_lost(self, sent: _Sent, lost: RankLost) -> dict[int, Any]:
+    def _move_lost(self, sent: Sent, lost: RankLost) -> dict[int, Any]:
         """Have the other ranks of a call do the parts of lost ones too, while these are started again.
 
         They do them as they were sent, so the rows are the same, and keep what they have done of their own. Returns
@@ -210,12 +219,15 @@ class CallOnRanks:
                 client.settle(failures)
         return dict(answers)
 
-    def _copy(self, sent: _Sent, kept: Mapping[int, Reply]) -> None:
-        """Have other ranks keep what was made too: the weights that it was made with go on to other versions.
+    def _copy(self, sent: Sent, replies: Mapping[int, Reply]) -> None:
+        """Have other ranks keep what was made too, where there are to be copies: the weights that it was made with go
+        on to other versions.
 
         A rank that is lost meanwhile has no copy, and is none: whoever needs it next finds that it is lost.
         """
-        for part, reply in kept.items():
+        if self.client.copies < 2 or not any(g.is_model and (g.spec.serving or g.trains) for g in sent.recipe.stamps):
+            return
+        for part, reply in kept_of(sent.rank_calls, replies).items():
             rank, id = sent.recipe.moved.get(part, part), sent.rank_calls[part].keep
             other = self.client.another_rank(rank)
             if other is None or not reply.kinds:
@@ -227,7 +239,7 @@ class CallOnRanks:
                 self.client.traffic.between += self.client.wait(begun, what)[other]
                 self.client.lineage.note_copy(id, other)
 
-    def _check_rows(self, sent: _Sent, replies: Mapping[int, Reply]) -> None:
+    def _check_rows(self, sent: Sent, replies: Mapping[int, Reply]) -> None:
         """Raise WrongAnswer where a rank has not answered the rows that it was asked for, each of them once."""
         if self.call.op.rows not in ("same", "expand"):
             return
@@ -249,7 +261,7 @@ class CallOnRanks:
         return f"{call.title} of step {call.info.step}" + (f" ({', '.join(more)})" if more else "")
 
 
-def _rows_of(sent: _Sent, lost: RankLost) -> str:
+def _rows_of(sent: Sent, lost: RankLost) -> str:
     """Return in words at which rows lost ranks were."""
     said: list[str] = []
     for rank in lost.ranks:
@@ -258,6 +270,11 @@ def _rows_of(sent: _Sent, lost: RankLost) -> str:
         if rows is not None and rows.keys:
             said.append(f" Rank {rank} was at the rows {cut(keys_to_text(sorted(rows.keys)), SHOWN)}.")
     return "".join(said)
+
+
+def to_remote(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as ranks are told of them: rows that the driver has come with the call."""
+    return rebuild(dict(arguments), _to_remote)
 
 
 def _to_remote(item: Any) -> Any:

@@ -128,6 +128,17 @@ class Reply:
     digests: Digests = ({}, b"")  # of these rows, by field and by row
 
 
+@dataclass(frozen=True)
+class Advanced:
+    """What came of a time in which a rank sampled: ``Advanced({17: reply}, entered=(18,))``, by numbers of calls.
+
+    ``over`` are those whose rows have all left, ``entered`` those whose rows all have a place in the batch by now.
+    """
+
+    over: Mapping[int, Reply | Failed]
+    entered: tuple[int, ...] = ()
+
+
 @dataclass
 class Failed:
     """What went wrong on a rank, with the traceback there.

@@ -32,7 +32,8 @@ from ..values.remote_batch import DRIVER, Kind, bytes_of, column_bytes, oldest_o
 from ..values.row_digests import RowDigests
 from ..values.rows_to_fetch import Fetch, Take, assemble
 from .peers import Elsewhere, Peers, Policy
-from .protocol import Failed, Named, RankCall, RankConfig, Reply, unopened
+from .protocol import Advanced, Failed, Named, RankCall, RankConfig, Reply, unopened
+from .rank_streams import RankStreams
 from .rank_weights import Weights, everybody
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Rank(Weights):
         self._captured: dict[int, Callable[[], Mapping[str, Checksum]]] = {}  # what is still to be written
         self._now = _Now()
         self._notes = Notes(Path(config.folder), f"{NAME}.{pool}.{number}")
+        self.streams = RankStreams(self._notes)
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
@@ -97,15 +99,16 @@ class Rank(Weights):
 
     def close_workers(self) -> None:
         """Close all workers, and forget all objects: the run begins anew, or goes back to a checkpoint."""
+        self.forget()
         for worker in self.workers.values():
             worker.close()
         self.workers.clear()
         self.specs.clear()
-        self.forget()
 
     def forget(self) -> None:
-        """Let go of all objects and staged weights, and read the journals again."""
+        """Let go of all objects, of rows that are sampled and of staged weights, and read the journals again."""
         self.objects.clear()
+        self.streams.forget()
         self._captured.clear()
         self.forget_weights()
         if self._journal is not None:
@@ -154,12 +157,40 @@ class Rank(Weights):
     def run(self, call: RankCall) -> Reply | Failed:
         """Run a call. An error comes back as a record, with its traceback."""
         try:
-            self.free(call.frees)
-            self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
-            given = self._arguments(call)
+            given = self._prepare(call)
             return given if isinstance(given, Failed) else self._run(call, given)
         except BaseException as error:
             return Failed.of(error)
+
+    def begin(self, number: int, call: RankCall) -> None:
+        """Begin a call whose rows leave the engine one by one; :meth:`advance` says what has come of it."""
+        assert call.worker is not None, "a worker samples"
+        try:
+            given = self._prepare(call)
+            if isinstance(given, Failed):
+                self.streams.fail(number, call.worker, given)
+                return
+            op, worker, pulled = self._op(call), self._worker(call), self._now.pulled
+
+            def reply(result: Any) -> Reply:
+                made = self._reply(call, op, result, given)
+                made.pulled = pulled
+                return made
+
+            self.streams.begin(number, call, op, worker, given, reply)
+        except BaseException as error:
+            self.streams.fail(number, call.worker, Failed.of(error))
+
+    def advance(self, key: tuple[str, bool]) -> Advanced:
+        """Sample for a short time the rows of the calls that were begun with a worker."""
+        self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
+        return self.streams.advance(key)
+
+    def _prepare(self, call: RankCall) -> dict[str, Any] | Failed:
+        """Free what the driver no longer needs, and return what an op is called with."""
+        self.free(call.frees)
+        self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
+        return self._arguments(call)
 
     def free(self, ids: Sequence[int]) -> None:
         """Forget objects."""
@@ -241,9 +272,7 @@ class Rank(Weights):
         return arguments
 
     def _run(self, call: RankCall, arguments: Mapping[str, Any]) -> Reply:
-        worker = self._worker(call)
-        first = next(find_in(dict(call.arguments), Fetch), None)
-        op = inspect.getattr_static(type(worker), call.op) if isinstance(call.op, str) else call.op
+        worker, op = self._worker(call), self._op(call)
         result = run_op(
             op,
             worker,
@@ -255,12 +284,36 @@ class Rank(Weights):
             notes=self._notes,
             warn=self._now.warnings.append,
         )
+        return self._reply(call, op, result, arguments)
+
+    def _op(self, call: RankCall) -> Op:
+        if not isinstance(call.op, str):
+            return call.op
+        assert call.worker is not None, "an op that is named is a worker's"
+        return inspect.getattr_static(type(self.workers[call.worker]), call.op)
+
+    def _reply(self, call: RankCall, op: Op, result: Any, arguments: Mapping[str, Any]) -> Reply:
+        """Keep what a call gives; return what the driver is told of it."""
+        first = next(find_in(dict(call.arguments), Fetch), None)
         reply = self._kept(call, op, result, arguments, first)
-        if worker is not None:
+        if call.worker is not None:
+            worker = self.workers[call.worker]
             reply.weights = (worker.version, worker.dirty, worker.stamp)
         reply.pulled, reply.warnings = self._now.pulled, tuple(self._now.warnings)
         reply.failures = tuple(self._now.failures)
         return reply
+
+    def move(self, route: str, source: tuple[str, bool], number: int | None, target: tuple[str, bool] | None) -> Any:
+        """Do this rank's part of moves of weights; rows that the target samples stand still from here on."""
+        if target is not None:
+            self.streams.pause(target)
+        return super().move(route, source, number, target)
+
+    def weights_written(self, key: tuple[str, bool], version: int, keep_cache: bool = False) -> tuple[int, bool, int]:
+        """Somebody has written into the weights: they are a version now, under which rows go on."""
+        written = super().weights_written(key, version, keep_cache)
+        self.streams.resume(key, version, keep_cache=keep_cache)
+        return written
 
     def _worker(self, call: RankCall) -> Any:
         if call.worker is None:

@@ -116,8 +116,9 @@ class Weights:
         if wire is not None:
             wire.close("its other ends are not there any more")
 
-    def move(self, route: str, source: Key, number: int | None, target: Key) -> Any:
-        """Do this rank's part of the moves: ``source`` as it was set aside, or as it is, into ``target``."""
+    def move(self, route: str, source: Key, number: int | None, target: Key | None) -> Any:
+        """Do this rank's part of the moves: ``source`` as it was set aside, or as it is, into ``target``; None for a
+        rank that gives alone."""
         from ..transfer.execute_moves import execute
 
         moves, me, wire = self.routes[route]
@@ -140,8 +141,9 @@ class Weights:
             made |= sums(some, getattr(torch, kind))
         return made
 
-    def weights_written(self, key: Key, version: int) -> tuple[int, bool, int]:
+    def weights_written(self, key: Key, version: int, keep_cache: bool = False) -> tuple[int, bool, int]:
         """Somebody has written into the weights: they are a version now."""
+        del keep_cache  # of rows that are sampled
         worker = self.workers[key]
         assert isinstance(worker, ModelWorker), "only models have weights"
         worker.engine_with_weights().weights_written()

@@ -221,15 +221,16 @@ class WorkerGroup:
         """The weights as they are; nothing may change them before they are installed."""
         return Staged(self)
 
-    def install(self, staged: Staged, version: int) -> int:
+    def install(self, staged: Staged, version: int, *, keep_cache: bool = False) -> int:
         """Take weights of another group, box by box from where they are, and hold their digest against the source's.
 
-        Returns the bytes that the ranks have received, all together.
+        Rows that are sampled go on under them, with keys and values computed again unless they ``keep_cache``. Returns
+        the bytes that the ranks have received, all together.
         """
         self.installing = self.owed = True
         try:
             while self.owed:
-                self.client.retry(lambda: self._given(staged, version))
+                self.client.retry(lambda: self._given(staged, version, keep_cache=keep_cache))
                 with self.client.order:
                     self.installing = self.owed
         except BaseException:
@@ -242,14 +243,14 @@ class WorkerGroup:
             staged.group.aside.discard(staged.number)
         return self.received
 
-    def _given(self, staged: Staged, version: int) -> None:
+    def _given(self, staged: Staged, version: int, *, keep_cache: bool) -> None:
         with self.client.order:
             self.owed, epoch = False, self.client.epoch
         with self.client.blaming_restarts(epoch, f"ranks were started again while '{self.name}' got its weights."):
-            self.take(staged, version)
+            self.take(staged, version, keep_cache=keep_cache)
 
     @_loaded
-    def take(self, staged: Staged, version: int) -> None:
+    def take(self, staged: Staged, version: int, *, keep_cache: bool = False) -> None:
         """The same, once: whatever is lost meanwhile ends it."""
         source = staged.group
         route = self.client.routes.find(source, self)
@@ -257,7 +258,9 @@ class WorkerGroup:
         what = f"publish of {source.name} version {version}"
         dtypes = {name: kind for name, (kind, _) in moves.dtypes.items()}
         wanted = source.digest(staged.number, dtypes)
-        begun = self.client.send("move", dict.fromkeys(numbers, (route.name, source.key, staged.number, self.key)))
+        into = {rank: self.key if rank in self.ranks else None for rank in numbers}
+        asked = {rank: (route.name, source.key, staged.number, key) for rank, key in into.items()}
+        begun = self.client.send("move", asked)
         try:
             answers = self.client.wait(begun, what, lambda: self.client.routes.drop(source, self))
         except BaseException:
@@ -267,7 +270,8 @@ class WorkerGroup:
         assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
         self.client.note_move(what, moves, answers)
         self.received = moves.total
-        self.stamps |= _stamps(self.client.call_all(self.ranks, "weights_written", self.key, version, what=what))
+        written = self.client.call_all(self.ranks, "weights_written", self.key, version, keep_cache, what=what)
+        self.stamps |= _stamps(written)
         assert wanted is not None, "what is installed has a digest"
         for rank, found in self.digests(None, None).items():
             if found != wanted:

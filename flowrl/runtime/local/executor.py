@@ -82,7 +82,8 @@ class LocalExecutor:
         share an engine."""
         del chunk
         if call.streams and (shared := self._share(call.worker, worker)) is not None:
-            return StreamedCall(call, worker, arguments, self.run, shared)
+            more: Any = {"engine": shared, "notes": self.run.notes, "warn": self.run.warn}
+            return StreamedCall(call.op, worker, arguments, call.into, call.info, **more)
         return LocalCall(call, worker, arguments, self.run)
 
     def _share(self, name: str | None, worker: Worker) -> SharedEngine | None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...batch import CallInfo
 from ...errors import FlowError, RunError
+from ...graph.ops.op import Op
 from ...workers.model_options import Sampled
 from ...workers.streaming import FailedCall, SampledRow, SampleRequest, Streams, gathered, knows_waiting
-from ..executor import RunServices
-from ..values.call import Call
+from ...workers.user_code.rows_in_progress import Notes
 from .run_op import heard
 
 
@@ -72,15 +73,31 @@ class SharedEngine:
         Rows that run go on under the new weights, with keys and values computed again, or with those that they have.
         """
         try:
-            self.engine.pause()
+            self.pause()
             moved = install()
-            self.engine.resume(version, keep_cache=keep_cache)
-            for rows in self._requests.values():
-                rows.kept_cache |= keep_cache
+            self.resume(version, keep_cache=keep_cache)
         except BaseException as error:  # the rows that run would wait for ever
             self._broken = error
             raise
         return moved
+
+    def pause(self) -> None:
+        """Stop between two tokens: the weights may be written until :meth:`resume`."""
+        self.engine.pause()
+
+    def resume(self, version: int, *, keep_cache: bool) -> None:
+        """Go on under the weights of ``version``, which are in place now."""
+        self.engine.resume(version, keep_cache=keep_cache)
+        for rows in self._requests.values():
+            rows.kept_cache |= keep_cache
+
+    def abort(self) -> None:
+        """End all rows: nobody waits for them any more."""
+        for number in self._requests:
+            self.engine.abort(number)
+        self._requests.clear()
+        self._over.clear()
+        self.engine.resume()
 
 
 class Rows:
@@ -118,12 +135,20 @@ class StreamedCall:
     """
 
     def __init__(
-        self, call: Call, worker: Any, arguments: Mapping[str, Any], run: RunServices, engine: SharedEngine
+        self,
+        op: Op,
+        worker: Any,
+        arguments: Mapping[str, Any],
+        into: Mapping[str, str],
+        info: CallInfo,
+        *,
+        engine: SharedEngine,
+        notes: Notes,
+        warn: Callable[[str], None],
     ) -> None:
-        self._call, self._worker, self._arguments, self._run, self._engine = call, worker, arguments, run, engine
-        self._steps: Generator[SampleRequest, Sampled | None, Any] = call.op.run_asking(
-            worker, arguments, call.into, call.info
-        )
+        self._op, self._worker, self._arguments, self._info = op, worker, arguments, info
+        self._engine, self._notes, self._warn = engine, notes, warn
+        self._steps: Generator[SampleRequest, Sampled | None, Any] = op.run_asking(worker, arguments, into, info)
         self._rows: Rows | None = None
         self._result: Any = None
         self._go_on()
@@ -151,8 +176,8 @@ class StreamedCall:
 
     def _go_on(self) -> None:
         """Run the op up to its next request, or to its end: it is sent the rows of the last one."""
-        call, run = self._call, self._run
-        with heard(call.op, self._worker, self._arguments.values(), call.info, notes=run.notes, warn=run.warn):
+        given = self._arguments.values()
+        with heard(self._op, self._worker, given, self._info, notes=self._notes, warn=self._warn):
             answer = None if self._rows is None else self._engine.take(self._rows)
             try:
                 asked = self._steps.send(answer)

@@ -51,7 +51,7 @@ def metrics(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def plan(mesh: str, backend: str, *, generate: int = 0, deadline: float = 0.0, staleness: int = 0) -> Plan:
+def plan(mesh: str, backend: str, *, generate: int = 0, **pipeline) -> Plan:
     """The actor on a mesh of CPU ranks, which also generate unless there are ``generate`` others; rewards apart."""
     train = Mesh.of(mesh)
     size = train.size + generate
@@ -60,7 +60,7 @@ def plan(mesh: str, backend: str, *, generate: int = 0, deadline: float = 0.0, s
     if generate:
         pools["rollout"] = Pool("rollout", devices=tuple(range(train.size, size)))
         place["actor"] = {"train": place["actor"], "generate": Place("rollout")}
-    return Plan(pools, place, cluster=Cluster.of(f"cpu:1x{size}"), pipeline=Pipeline(staleness, deadline=deadline))
+    return Plan(pools, place, cluster=Cluster.of(f"cpu:1x{size}"), pipeline=Pipeline(**pipeline))
 
 
 def same_curve(found: list[dict], wanted: list[dict]) -> None:
@@ -115,6 +115,24 @@ def killed(out: Path, sig: int, *, rank: int, after: int) -> threading.Thread:
 
 def events(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "backend", "publish"),
+    [("fsdp=2", "fsdp2", "interrupt"), pytest.param("dp=1", "hf", "continue", marks=pytest.mark.nightly)],
+)
+def test_rows_leave_one_by_one_while_others_train(cluster, flow, tmp_path, mesh, backend, publish):
+    """Publishes come into running rows of two ranks: within the bound, every row accounted for, nothing disagrees."""
+    here = plan(mesh, backend, generate=2, staleness=1, publish=publish)
+    found = flow.run("stale", out=tmp_path / "run", quiet=True, runtime="ray", plan=here, parameters=STEPS)
+    assert found.status == "done" and [m["step"] for m in metrics(tmp_path / "run")] == list(range(5))
+    said = record(tmp_path / "run")
+    rows = said["ledger"]["stale"]["rows"]
+    assert rows["admitted"] == rows["trained"] == 5 * 4 * 3 and rows["live"] == 0
+    assert len(said["publishes"]) >= 5 and said["traffic"]["payload"] == 0
+    lags = [json.loads(line).get("lags", {}) for line in (tmp_path / "run" / "traffic.jsonl").read_text().splitlines()]
+    assert {int(lag) for line in lags for lag in line} <= {0, 1}
+    assert not [e for e in events(tmp_path / "run") if "disagree" in e.get("text", "")]
 
 
 def metrics_so_far(out: Path) -> list[str]:

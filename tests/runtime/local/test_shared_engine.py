@@ -10,11 +10,11 @@ import torch
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.errors import NotFinite, RunError
-from flowrl.runtime.executor import RunServices, SteppedCall
+from flowrl.runtime.executor import SteppedCall
 from flowrl.runtime.local.shared_engine import SharedEngine, StreamedCall
-from flowrl.runtime.values.call import Call
 from flowrl.testing import FakeEngine, Sampling
 from flowrl.workers.streaming import SampleRequest
+from flowrl.workers.user_code.rows_in_progress import Notes
 
 
 def request(engine: FakeEngine, first: int, tokens: int, prompts: int = 2) -> SampleRequest:
@@ -106,9 +106,8 @@ def test_an_op_gives_what_it_gives_as_a_whole_call():
     info = CallInfo(0, "grpo", 0, "actor.generate", 0)
     op = type(actor).__dict__["generate"]
     whole = op.run(actor, op.bind((batch,), {"n": 2}), {}, info)
-    call = Call(0, op, "actor", {}, {}, None, info)
-    shared = SharedEngine(engine, actor.version)
-    streamed = StreamedCall(call, actor, op.bind((batch,), {"n": 2}), RunServices(), shared)
+    how = {"engine": SharedEngine(engine, actor.version), "notes": Notes(), "warn": [].append}
+    streamed = StreamedCall(op, actor, op.bind((batch,), {"n": 2}), {}, info, **how)
     assert isinstance(streamed, SteppedCall) and not streamed.step() and streamed.has_entered
     made = streamed.result()
     assert streamed.step() and made.keys == whole.keys and made.fields == whole.fields

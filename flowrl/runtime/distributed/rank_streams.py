@@ -1,0 +1,108 @@
+"""The calls of a rank whose rows leave its engine one by one: in one batch, for a short time whenever it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from ...graph.ops.op import Op
+from ...workers.base import Worker
+from ...workers.model_worker import ModelWorker
+from ...workers.streaming import streams
+from ...workers.user_code.rows_in_progress import Notes
+from ..local.shared_engine import SharedEngine, StreamedCall
+from .protocol import Advanced, Failed, RankCall, Reply
+
+#: Seconds for which a rank samples before it answers: a publish, or a new call, waits no longer than that.
+SLICE = 0.05
+
+Key = tuple[str, bool]
+
+
+@dataclass
+class _Begun:
+    """A call that samples."""
+
+    call: RankCall
+    streamed: StreamedCall
+    reply: Callable[[Any], Reply]
+    entered: bool = False
+    warnings: list[str] = field(default_factory=list[str])
+
+
+class RankStreams:
+    """The engines of a rank that calls share, by worker. The lane of the rank's work alone uses it."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._shared: dict[Key, SharedEngine] = {}
+        self._begun: dict[Key, dict[int, _Begun]] = {}
+        self._failed: dict[Key, dict[int, Reply | Failed]] = {}  # that did not get as far
+
+    def begin(
+        self,
+        number: int,
+        call: RankCall,
+        op: Op,
+        worker: Worker,
+        arguments: Mapping[str, Any],
+        reply: Callable[[Any], Reply],
+    ) -> None:
+        """Have the rows of a call join the batch. ``reply`` makes the answer of what the op gives."""
+        assert call.worker is not None and isinstance(worker, ModelWorker), "a model samples"
+        shared = self._shared.get(call.worker)
+        if shared is None:
+            engine = worker.engine
+            assert streams(engine), "rows of this engine leave one by one"
+            shared = self._shared[call.worker] = SharedEngine(engine, worker.version)
+        warnings: list[str] = []
+        how: Any = {"engine": shared, "notes": self._notes, "warn": warnings.append}
+        streamed = StreamedCall(op, worker, arguments, call.into, call.info, **how)
+        self._begun.setdefault(call.worker, {})[number] = _Begun(call, streamed, reply, warnings=warnings)
+
+    def fail(self, number: int, key: Key, failed: Failed) -> None:
+        """Keep why a call could not begin, for the next :meth:`advance`."""
+        self._failed.setdefault(key, {})[number] = failed
+
+    def advance(self, key: Key) -> Advanced:
+        """Sample for a short time, or until something has come of it."""
+        over = self._failed.pop(key, {})
+        entered: list[int] = []
+        begun, ends = self._begun.get(key, {}), perf_counter() + SLICE
+        while begun and not over and not entered:
+            for number, each in list(begun.items()):
+                try:
+                    if each.streamed.step():
+                        over[number] = each.reply(each.streamed.result())
+                except BaseException as error:
+                    over[number] = Failed.of(error)
+                if number in over:
+                    del begun[number]
+                    if isinstance(found := over[number], Reply):
+                        found.warnings = (*each.warnings, *found.warnings)
+                elif not each.entered and each.streamed.has_entered:
+                    each.entered = True
+                    entered.append(number)
+            if perf_counter() >= ends:
+                break
+        return Advanced(over, tuple(entered))
+
+    def pause(self, key: Key) -> None:
+        """Stop between two tokens: weights are about to be written."""
+        if key in self._shared:
+            self._shared[key].pause()
+
+    def resume(self, key: Key, version: int, *, keep_cache: bool) -> None:
+        """Go on under the weights of a version."""
+        if key in self._shared:
+            self._shared[key].resume(version, keep_cache=keep_cache)
+
+    def forget(self) -> None:
+        """End all rows: the run begins anew, or goes back to a checkpoint."""
+        for shared in self._shared.values():
+            shared.abort()
+        self._shared.clear()
+        self._begun.clear()
+        self._failed.clear()

@@ -1,0 +1,137 @@
+"""Calls on ranks whose rows leave the engines one by one: the ranks of a worker sample for a short time whenever they
+are asked, and say which calls are over by then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import RankLost
+from ..values.call import Call
+from .pending_calls import CallOnRanks, Sent
+from .protocol import Advanced, Failed, RankCall, Reply
+from .rank_client import RankClient
+from .recovery import remake_rows
+from .worker_group import WorkerGroup
+
+
+@dataclass
+class _Part:
+    """What a rank was told of a call, in which epoch, and what has come of it."""
+
+    rank_call: RankCall
+    epoch: int
+    answer: Reply | Failed | None = None
+    entered: bool = False
+
+
+class StreamedCallOnRanks(CallOnRanks):
+    """A call that samples on the ranks of ``group``: see :class:`flowrl.runtime.executor.SteppedCall`.
+
+    Where a rank is lost that can be restarted as it was, its rows alone are sampled again.
+    """
+
+    def __init__(
+        self, client: RankClient, call: Call, group: WorkerGroup, arguments: Mapping[str, Any], engine: EngineOnRanks
+    ) -> None:
+        self.engine, self.number = engine, client.new_id()
+        self.parts: dict[int, _Part] = {}
+        self._result: Any = None
+        self._over = False
+        self._sent: Sent | None = None
+        super().__init__(client, call, group, arguments)
+
+    @property
+    def has_entered(self) -> bool:
+        """Whether all its rows have a place in the batch of their engine."""
+        return bool(self.parts) and all(part.entered or part.answer is not None for part in self.parts.values())
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether all ranks have said what came of it."""
+        return bool(self.parts) and all(part.answer is not None for part in self.parts.values())
+
+    def step(self) -> bool:
+        """Go on by a short time, unless the call is over; return whether it is. Raises what the call raised."""
+        if not self._over:
+            epoch, self._epoch = self._epoch, None
+            self.client.retry(self._go_on, epoch)
+        return self._over
+
+    def result(self) -> Any:
+        """Wait for the call. Returns what it gives; raises what it raised on a rank, or RankLost."""
+        while not self.step():
+            pass
+        return self._result
+
+    def _tell(self, calls: Mapping[int, RankCall]) -> dict[int, Any]:
+        self.parts = {rank: _Part(rank_call, self.client.epoch) for rank, rank_call in calls.items()}
+        self.engine.calls[self.number] = self
+        return self.client.send("begin", {rank: (self.number, part.rank_call) for rank, part in self.parts.items()})
+
+    def _go_on(self) -> None:
+        first, self._first = self._first, None
+        if isinstance(first, RankLost):
+            raise first
+        if not self.parts or self._sent is None:
+            self._sent = first or self._send()
+        if not self.has_answers:
+            if not self.engine.has_results:
+                self.engine.advance(self._describe())
+            return
+        del self.engine.calls[self.number]
+        answers = {rank: part.answer for rank, part in self.parts.items()}
+        same = {rank for rank, part in self.parts.items() if not self.client.restarted_after(part.epoch, rank)}
+        sent = replace(self._sent, rank_calls={rank: part.rank_call for rank, part in self.parts.items()})
+        # How its rows were made is not noted: those beside them, and publishes in between, do not come again.
+        replies, self._result = self._gather(sent, answers, same)
+        self._copy(sent, replies)
+        self._over = True
+
+
+class EngineOnRanks:
+    """The engines of a worker's ranks, which calls share. One thread uses it: that of the pool.
+
+    ``calls`` are those that are not over, by number.
+    """
+
+    def __init__(self, client: RankClient, group: WorkerGroup) -> None:
+        self.client, self.group = client, group
+        self.calls: dict[int, StreamedCallOnRanks] = {}
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a call is over, and its result is not taken yet: it goes first."""
+        return any(call.has_answers for call in self.calls.values())
+
+    def advance(self, what: str) -> None:
+        """Have the ranks sample for a short time. Raises RankLost."""
+        self._begin_again()
+        asked = {rank for call in self.calls.values() for rank, part in call.parts.items() if part.answer is None}
+        sent = self.client.send("advance", {rank: (self.group.key,) for rank in sorted(asked)})
+        found: dict[int, Advanced] = self.client.wait(sent, what)
+        for rank, advanced in found.items():
+            for number in advanced.entered:
+                self.calls[number].parts[rank].entered = True
+            for number, answer in advanced.over.items():
+                self._take(self.calls[number].parts[rank], answer)
+
+    def _take(self, part: _Part, answer: Reply | Failed) -> None:
+        if isinstance(answer, Failed) and answer.before and self.client.restarted_since(part.epoch):
+            part.epoch = -1  # its rows were on a rank that is there again
+        else:
+            part.answer = answer
+
+    def _begin_again(self) -> None:
+        """Tell ranks that were restarted of the calls that they were at."""
+        with self.client.order:
+            for number, call in self.calls.items():
+                for rank, part in call.parts.items():
+                    if part.answer is None and (part.epoch < 0 or self.client.restarted_after(part.epoch, rank)):
+                        weights = (self.group.version, self.group.dirty)
+                        keep = self.client.new_id() if part.rank_call.keep else 0  # what had the old one is gone
+                        part.rank_call = replace(part.rank_call, weights=weights, keep=keep, frees=())
+                        remake_rows(self.client, [dict(part.rank_call.arguments)])
+                        part.epoch, part.entered = self.client.epoch, False
+                        self.client.send("begin", {rank: (number, part.rank_call)})
