@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..errors import PlanError
+from ..graph.may_see_older_weights import trained_on
 from ..graph.tracing.trace_records import HandleLike, Traced
 from ..placement.backends import REFERENCE, Backend, backend
 from ..placement.plan.plan import Pipeline, Place, Plan
@@ -19,7 +20,10 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
 
     ``runtime``: ``eager``, ``local`` or ``ray``.
     """
-    yield from _pipeline(plan, _engines_that_follow(traced, plan, handles))
+    refused = list(_pipeline(plan, _engines_that_follow(traced, plan, handles)))
+    yield from refused
+    if plan.pipeline.order != Pipeline().order and not refused:
+        yield from _exchanged(traced, plan)
     if runtime != "ray":
         yield from _devices(plan)
         yield from _engines(plan)
@@ -35,20 +39,31 @@ def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLik
 def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
     """What every engine does, a whole call in program order, is not asked about."""
     steps, usual = plan.pipeline, Pipeline()
-    if steps.order != usual.order and not all(row.built and steps.order in row.orders for row in engines):
-        yield PlanError(
-            f"order: {steps.order} needs an engine that finishes prompt groups one by one; "
-            "those of flowrl answer a whole call at once.",
-            at=steps.at.get("order"),
-            fix="Write order: fifo. flowrl simulate says what a window would gain.",
-        )
-    if steps.publish == usual.publish:
-        return
-    fix = f"Write publish: drain. flowrl simulate says what {steps.publish} would gain."
-    without = [row for row in dict.fromkeys(engines) if not row.built or steps.publish not in row.publishes]
-    for row in without:
-        have = f"runs with {row.name} have {', '.join(row.publishes)} alone" if row.built else f"no run has {row.name}"
-        yield PlanError(f"publish: {steps.publish}: {have}.", at=steps.at.get("publish"), fix=fix)
+    asked = [("order", steps.order, {row: row.orders for row in engines})] if steps.order != usual.order else []
+    if steps.publish != usual.publish:
+        asked.append(("publish", steps.publish, {row: row.publishes for row in engines}))
+    for key, word, have in asked:
+        for row, words in have.items():
+            if row.built and word in words:
+                continue
+            said = f"runs with {row.name} have {', '.join(words)} alone" if row.built else f"no run has {row.name}"
+            fix = f"Write {key}: {getattr(usual, key)}. flowrl simulate says what {word} would gain."
+            yield PlanError(f"{key}: {word}: {said}.", at=steps.at.get(key), fix=fix)
+
+
+def _exchanged(traced: Traced, plan: Plan) -> Iterator[PlanError]:
+    """Yield the calls whose prompt groups no run exchanges."""
+    steps = plan.pipeline
+    for title, (asks, made) in {
+        p.sampler.title: (p.sampler.op.asks, p.sampler.makers) for p in trained_on(traced)
+    }.items():
+        if not asks:
+            what = f"{title} keeps its rows until all have ended."
+        elif made:
+            what = f"{title} samples for rows that other calls have made; a run exchanges groups of drawn prompts."
+        else:
+            continue
+        yield PlanError(f"order: {steps.order}: {what}", at=steps.at.get("order"), fix="Write order: fifo.")
 
 
 def _devices(plan: Plan) -> Iterator[PlanError]:

@@ -175,6 +175,7 @@ _ROWS = (
         trains=True,
         generates=True,
         publishes=PUBLISH,
+        orders=ORDERS,
         logprobs=("raw", "processed", "support"),
         gradients="fp32",
         adapters=("dp",),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import flowrl as fl
 from flowrl.cli import main
 from flowrl.errors import PlanError
-from flowrl.placement.backends import BACKENDS, ORDERS, PUBLISH
+from flowrl.placement.backends import BACKENDS
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 
 ROOT = Path(__file__).parents[2]
@@ -144,13 +144,13 @@ def test_what_no_runtime_does_is_refused_by_check_and_run_alike_and_flown_with_a
     file = tmp_path / "plan.yaml"
     file.write_text(
         "pools: {train: {device: cpu}, rollout: {device: cpu}}\n"
-        "place: {actor: {train: {pool: train}, generate: {pool: rollout}}}\n"
+        "place: {actor: {train: {pool: train}, generate: {pool: rollout, engine: vllm}}}\n"
         f"pipeline: {{staleness: 1, {key}: {word}}}\n"
     )
     with pytest.raises(PlanError) as refused:
         flow.run(out=tmp_path / "run", plan=file, runtime=runtime, quiet=True)
     at, fix = refused.value.at, refused.value.fix
-    assert refused.value.what.startswith(f"{key}: {word} needs an engine") and at is not None and at.line == 3
+    assert refused.value.what.startswith(f"{key}: {word}: runs with vllm have fifo") and at is not None and at.line == 3
     assert fix is not None and fix.startswith("Write ") and not (tmp_path / "run").exists()
     words = [str(ROOT / "algorithms" / "grpo.py"), "--plan", str(file)]
     assert main(["check", *words]) == 1
@@ -175,13 +175,22 @@ def test_a_publish_that_an_engine_does_not_do_is_refused():
     assert refused.what == "publish: continue: runs with vllm have drain alone."
 
 
-@pytest.mark.parametrize("pipeline", [{}, {"order": "window"}])
+@pytest.mark.parametrize("pipeline", [{}, {"publish": "interrupt"}])
 def test_what_an_engine_does_is_read_from_its_row(monkeypatch, pipeline):
     """Of the engine that generates with weights that change; the table says it, and nothing else does."""
     pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
     place = {"actor": {"train": Place("train"), "generate": Place("rollout")}}
     plan = Plan(pools, place, pipeline=Pipeline(1, **pipeline))
+    assert not list(flow.study(plan, runtime="local").unsupported())
+    monkeypatch.setitem(BACKENDS, "hf", replace(BACKENDS["hf"], publishes=("drain",), orders=("fifo",)))
     refused = [error.what.split(" ")[0] for error in flow.study(plan, runtime="local").unsupported()]
     assert refused == [f"{key}:" for key in pipeline]
-    monkeypatch.setitem(BACKENDS, "hf", replace(BACKENDS["hf"], publishes=PUBLISH, orders=ORDERS))
-    assert not list(flow.study(plan, runtime="local").unsupported())
+
+
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_a_window_over_rows_that_do_not_leave_one_by_one_is_refused(runtime):
+    pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
+    place = {"actor": {"train": Place("train"), "generate": Place("rollout")}}
+    plan = Plan(pools, place, pipeline=Pipeline(1, order="window"))
+    (refused,) = flow.study(plan, runtime=runtime).unsupported()
+    assert refused.what == "order: window: actor.generate keeps its rows until all have ended."

@@ -22,15 +22,23 @@ from .worker_group import WorkerGroup
 
 
 def rank_calls(
-    client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any], main: RemoteBatch | None
+    client: RankClient,
+    call: Call,
+    group: WorkerGroup | None,
+    arguments: Mapping[str, Any],
+    main: RemoteBatch | None,
+    *,
+    rank: int | None = None,
 ) -> dict[int, RankCall]:
     """Return what every rank that takes part is told; ``main`` is the first batch, by whose rows work is divided.
 
-    Raises what is wrong with the fields of the arguments.
+    ``rank``: the one that gets all of them. Raises what is wrong with the fields of the arguments.
     """
     reads = read_fields(call, group, arguments)
     if group is None:
         shares: Mapping[int, tuple[Key, ...] | None] = {home_of(client, arguments): None}
+    elif rank is not None and main is not None:
+        shares = {rank: main.keys}
     else:
         spread = call.op.cost == "generate" and main is not None and group.parts > 1 and not group.spec.collective
         expected = client.expected.sizes(call, main, arguments.get("n", 1)) if spread and main is not None else None

@@ -82,7 +82,7 @@ class CallOnRanks:
         with client.order:  # nothing is restarted between what a call says and its way there
             if group is not None and group.is_away:  # its generating use has no memory of its own
                 client.note_swap("onload", group.pool, f"{group.name}.train", group.onload())
-            calls = rank_calls(client, call, group, self.arguments, self.main)
+            calls = rank_calls(client, call, group, self.arguments, self.main, rank=self._choose_rank())
             recipe = self._recipe(calls)
             try:
                 remake_rows(client, [dict(c.arguments) for c in calls.values()])
@@ -94,6 +94,10 @@ class CallOnRanks:
             if group is not None and call.op.updates:
                 group.changing = True
             return Sent(calls, self._tell(calls), recipe, client.epoch)
+
+    def _choose_rank(self) -> int | None:
+        """Return the rank that does the whole call; None where its ranks share it."""
+        return None
 
     def _tell(self, calls: Mapping[int, RankCall]) -> dict[int, Any]:
         """Tell the ranks of their calls. Returns their answers to come."""

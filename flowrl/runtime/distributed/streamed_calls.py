@@ -65,6 +65,10 @@ class StreamedCallOnRanks(CallOnRanks):
             pass
         return self._result
 
+    def _choose_rank(self) -> int | None:
+        """A prompt group that finishes on its own goes to the rank with the fewest rows."""
+        return self.engine.least_busy() if self.call.groups else None
+
     def _tell(self, calls: Mapping[int, RankCall]) -> dict[int, Any]:
         self.parts = {rank: _Part(rank_call, self.client.epoch) for rank, rank_call in calls.items()}
         self.engine.calls[self.number] = self
@@ -104,6 +108,14 @@ class EngineOnRanks:
     def has_results(self) -> bool:
         """Whether a call is over, and its result is not taken yet: it goes first."""
         return any(call.has_answers for call in self.calls.values())
+
+    def least_busy(self) -> int:
+        """Return the rank that samples the fewest prompts."""
+        busy = dict.fromkeys(self.group.ranks, 0)
+        for call in self.calls.values():
+            for rank, part in call.parts.items():
+                busy[rank] += part.answer is None
+        return min(busy, key=lambda rank: (busy[rank], rank))
 
     def advance(self, what: str) -> None:
         """Have the ranks sample for a short time. Raises RankLost."""

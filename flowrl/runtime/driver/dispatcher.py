@@ -15,7 +15,7 @@ from ...errors import FlowError, NotFinite, RankLost, ResumeError, RunError, cut
 from ...graph.ops.op import Op
 from ...graph.stand_ins.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
-from ...schedule.events import Command, Commit, Entered, Event, Finished, Issued, Publish, Stage, Start, Take
+from ...schedule.events import Command, Commit, Entered, Event, Finished, Grouped, Issued, Publish, Stage, Start, Take
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
 from ..executor import Executor, PendingCall, Ready, SteppedCall
@@ -24,6 +24,7 @@ from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.remote_batch import RemoteBatch
 from ..values.step_records import Hooks, StepLog
+from .exchanged_groups import ExchangedGroups, GroupCall, count_groups
 from .pool_threads import Everywhere, Pools
 from .row_ledger import RowLedger
 from .step_notes import StepNotes, site_of
@@ -43,6 +44,7 @@ class _Job:
         self.started = 0.0
         self.stepped: SteppedCall | None = None  # the same, where it goes on step by step
         self.entered = False  # the machine was told that all its rows are in the engine
+        self.groups: deque[GroupCall] | None = None  # that are not over, of a call whose groups may be exchanged
 
     def start(self) -> bool:
         """Start it; tells the machine at once where nothing is to be waited for."""
@@ -62,7 +64,7 @@ class _Job:
         finally:
             if over:
                 # The thread may hold on to this job until the next one comes.
-                self.call = self.pending = self.stepped = self.rows = None
+                self.call = self.pending = self.stepped = self.rows = self.groups = None
                 self.dispatcher.tell(_done(self.command))
         return over
 
@@ -96,6 +98,7 @@ class Dispatcher:
         self._changed = threading.Condition()
         self.notes = StepNotes(scheme, self.step_log, self._changed, ledger)
         self.cutter = Cutter(scheme.setup.chunks)
+        self.exchanged = ExchangedGroups()
         self.failures: list[tuple[int, BaseException]] = []
         self.committed: deque[int] = deque()
         home = {*scheme.home, NO_POOL} if scheme.home else ()  # ranks do all calls, also those without a pool
@@ -139,6 +142,13 @@ class Dispatcher:
             ]
             return found, max([perf_counter() - self._quiet_since, *(now - s for s in self._since.values())])
 
+    def prompts_under_way(self) -> set[int]:
+        """Return the prompts whose rows calls are at that are not done, or that were made and nobody has taken yet."""
+        with self._changed:
+            refs = [maker(value.ref) for call in self._issued.values() for value in call.values]
+            known = [ref.result.keys for ref in refs if isinstance(ref.result, (Batch, RemoteBatch))]
+            return {key[0] for keys in (*known, *self.exchanged.keys()) for key in keys}
+
     def first_failure(self) -> BaseException | None:
         """Wait for what runs; the first failure in program order, which counts the others."""
         self.settle()
@@ -172,6 +182,9 @@ class Dispatcher:
             for command in self.machine.handle(event):
                 if isinstance(command, Commit):
                     self.committed.append(command.step)
+                    continue
+                if isinstance(command, Take):
+                    self._take(command)
                     continue
                 assert isinstance(command, (Start, Stage, Publish)), command
                 thread, job = self._thread(command.pools), _Job(self, command)
@@ -237,12 +250,27 @@ class Dispatcher:
             if call.op.owner != "data":
                 given = {} if empty else arguments
                 self.notes.note_start(call, command.chunk, worker, given, job.rows, command.versions)
+            if call.groups:
+                self._start_groups(job, call, worker, arguments)
+                return True
             job.pending = Ready(NOTHING) if empty else self.executor.start(call, command.chunk, worker, arguments)
             job.stepped = job.pending if call.streams and isinstance(job.pending, SteppedCall) else None
         except BaseException as error:
             self._break(call, error)
             return False
         return True
+
+    def _start_groups(self, job: _Job, call: Call, worker: Any, arguments: Mapping[str, Any]) -> None:
+        """Start each prompt group of a call on its own."""
+        rows = job.rows
+        assert rows is not None, "a call has groups of rows"
+        parts = [rows.take(group) for group in rows.groups()]
+        with self._changed:
+            self.exchanged.begin(call, parts)
+        job.groups = deque()
+        for number, part in enumerate(parts):
+            pending = self.executor.start(call, number, worker, {**arguments, call.op.batch_parameter: part})
+            job.groups.append(GroupCall(number, part, pending))
 
     def _make_room(self, command: Start) -> None:
         """Have workers leave the memory of their pools, and those of a call come back, as the schedule says."""
@@ -256,6 +284,8 @@ class Dispatcher:
         """Wait for a call that was started, and keep what it gives. Returns whether it is over: one whose rows leave
         the engine one by one goes on by a step."""
         call, command = job.call, job.command
+        if job.groups is not None:
+            return self._go_on_groups(job, job.groups)
         assert call is not None and isinstance(command, Start) and job.pending is not None, "only a call is waited for"
         thread, start = self._thread(command.pools), job.started
         if command.pools and not call.streams:
@@ -267,7 +297,7 @@ class Dispatcher:
             end = self._free[thread] = perf_counter()
             if result is not NOTHING and call.op.owner != "data":  # before it lets go of its inputs
                 self.notes.note_end(call, command.chunk, result, job.rows, start, end)
-            self._keep(call, command, result)
+            self._keep(call, command.chunk, result)
         except BaseException as error:
             if isinstance(error, NotFinite):
                 self.hooks.not_finite(call, job.rows)
@@ -285,10 +315,56 @@ class Dispatcher:
             self.tell(Entered(job.command.id))
         return over
 
+    def _go_on_groups(self, job: _Job, groups: deque[GroupCall]) -> bool:
+        """Have the engine of a call make a step, and tell the machine of a group that is over by then. Returns whether
+        all are."""
+        call, each = job.call, groups[0]
+        assert call is not None, "only a call has groups"
+        groups.rotate(-1)
+        made: Any = None
+        try:
+            if each.step():
+                made = each.pending.result()
+        except BaseException as error:
+            made = self._note_failed(call, error)
+        if made is not None:
+            groups.remove(each)
+            with self._changed:
+                self.exchanged.finish(call, each.number, made)
+            if not isinstance(made, BaseException):
+                self.notes.note_end(call, each.number, made, each.rows, job.started, perf_counter())
+            self.tell(Grouped(call.index, each.number))
+        if groups and not job.entered and all(group.has_entered for group in groups):
+            job.entered = True
+            self.tell(Entered(call.index))
+        return not groups
+
+    def _take(self, command: Take) -> None:
+        """Have a call give the groups that were taken for it."""
+        call = self._issued.get(command.id)
+        try:
+            result = self.exchanged.take(command.groups)
+            if call is not None:
+                self._keep(call, 0, result)
+        except BaseException as error:
+            if call is not None:
+                call.finish(None, error)
+                self._issued.pop(call.index, None)
+
+    def _note_failed(self, call: Call, error: BaseException) -> BaseException:
+        """Keep the failure of a call for the driver; return it as the user meets it."""
+        told = error if isinstance(error, Skipped) else _with_line(error, call)
+        self._fail(call.index, told)
+        return told
+
     def _break(self, call: Call, error: BaseException) -> None:
         told = error if isinstance(error, Skipped) else _with_line(error, call)
         call.finish(None, call.error or told)
         self._issued.pop(call.index, None)
+        for number in range(call.groups):  # other steps may wait for them
+            with self._changed:
+                self.exchanged.finish(call, number, told)
+            self.tell(Grouped(call.index, number))
         self._fail(call.index, told)
 
     def _fail(self, number: int, error: BaseException) -> None:
@@ -297,11 +373,11 @@ class Dispatcher:
         if not isinstance(error, Exception) and threading.current_thread() is self._driver:
             raise error
 
-    def _keep(self, call: Call, command: Start, result: Any) -> None:
+    def _keep(self, call: Call, chunk: int, result: Any) -> None:
         """Keep a result; that of a chunk until all chunks are there."""
         if call.parts is not None:
             with self._changed:
-                call.parts[command.chunk] = result
+                call.parts[chunk] = result
                 if any(p is None for p in call.parts):
                     return
             result = join_chunks(call.parts)
@@ -349,6 +425,8 @@ class Dispatcher:
         """A call as the schedule sees it."""
         refs = [v.ref for v in call.values]
         cut = self.scheme.setup.chunks > 1 and bool(refs) and all(can_cut(r) for r in refs)
+        setup = self.scheme.setup
+        exchanges = setup.streams and setup.order == "window" and call.op.asks
         scheduled = self.scheme.call(
             call.index,
             -1 if call.outside else call.step,
@@ -359,9 +437,11 @@ class Dispatcher:
             handles=call.handles,
             arguments=call.arguments if cut else {},
             cut=cut,
+            groups=count_groups(call) if exchanges else 0,
         )
-        call.streams = self.scheme.setup.streams and bool(scheduled.serves) and not scheduled.whole
-        if scheduled.rowwise:
+        call.streams = setup.streams and bool(scheduled.serves) and not scheduled.whole
+        call.groups = scheduled.groups
+        if scheduled.rowwise and not call.groups:
             call.parts = [None] * self.scheme.setup.chunks
         return scheduled
 

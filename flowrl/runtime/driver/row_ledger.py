@@ -129,14 +129,17 @@ class RowLedger:
                 self.rows.trained += 1
             group.trained = group.trained or bool(mine)
 
-    def settle(self, held: Iterable[Collection[Key]]) -> None:
+    def settle(self, held: Iterable[Collection[Key]], under_way: Collection[int] = ()) -> None:
         """Decide of what no value of the program holds any more; check what that gives.
 
-        ``held`` are the keys of these values. A row of which others were made is held as long as one of them is.
+        ``held`` are the keys of these values. A row of which others were made is held as long as one of them is; those
+        of prompts that are ``under_way`` are held in any case: calls are at them.
         """
         left = any(group.open for group in self._groups.values())
         live = _with_parents(held) if left else set[Key]()
         for number, group in list(self._groups.items()):
+            if number in under_way:
+                continue
             for key in [key for key in group.open if key not in live]:
                 group.why = group.open.pop(key)
                 self.rows.drop(group.why)

@@ -369,7 +369,8 @@ class Running:
     def _settle_ledger(self) -> None:
         """Have the ledger decide of the rows that no value of the program holds any more."""
         with self.dispatcher.notes.lock:
-            self.ledger.settle(keys_of(self.issued.results()))
+            under_way = self.dispatcher.prompts_under_way()  # before results: a call that ends meanwhile is in one
+            self.ledger.settle(keys_of(self.issued.results()), under_way)
 
     def _settle(self) -> None:
         """Wait until nothing runs, and record what is done by then."""

@@ -33,6 +33,7 @@ class Call:
         "done",
         "error",
         "fields",
+        "groups",
         "handles",
         "index",
         "info",
@@ -72,6 +73,7 @@ class Call:
         self.error: BaseException | None = None
         self.parts: list[Any] | None = None
         self.outside = False  # of the steps
+        self.groups = 0  # of prompts, that finish one by one and may be exchanged for those of other steps
         self.streams = False  # its rows may leave the engine one by one, beside those of other calls
         self.base: Call | None = None
         self.adds: frozenset[str] = frozenset()

@@ -46,15 +46,16 @@ def lags(out: Path) -> list[int]:
     return [int(lag) for line in lines for lag in line.get("lags", {})]
 
 
-def check_rows(module, steps: int, more: bool = False) -> None:
-    """Every prompt is trained on once, in the step that drew it; versions rise within a row."""
+def check_rows(module, steps: int, more: bool = False, *, exchanged: bool = False) -> None:
+    """Every prompt is trained on once, unless ``exchanged`` in the step that drew it; versions rise within a row."""
     uids: list[int] = []
     for _, batch in sorted(module.Witness.rows, key=lambda item: item[0]):
         keys = [key[0] for key in batch.keys]
         assert all(keys.count(uid) == module.GROUP for uid in set(keys))
         uids += sorted(set(keys))
         assert all(versions == sorted(versions) for versions in batch["versions"].to_list())
-    assert uids == sorted(set(uids)) and len(uids) == steps * (module.PROMPTS + 2 * more)
+    assert exchanged or uids == sorted(uids)
+    assert len(set(uids)) == len(uids) == steps * (module.PROMPTS + 2 * more)
 
 
 class Gate:
@@ -185,3 +186,15 @@ def test_the_bound_holds_and_every_prompt_is_trained_on_once(
     for line in metrics(out):
         if "at" in line:  # an evaluation sees precisely the updates before it
             assert line["at"] == line["at_most"] == line["step"] + 1
+
+
+@pytest.mark.parametrize("dp", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_a_window_exchanges_groups_of_all_ranks(module, tmp_path, dp):
+    made = plan(dp, staleness=2, order="window", window=0.5, publish="interrupt", chunks=2)
+    _, place = run(module, tmp_path / "run", made, steps=5)
+    check_rows(module, 5, exchanged=True)
+    assert max(lags(tmp_path / "run")) <= 2 + 2  # W = 6 of 4 prompts a step
+    rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["overlap"]["rows"]
+    assert rows["admitted"] == rows["trained"] == 5 * module.PROMPTS * module.GROUP
+    assert {rank for rank, method in place.ranks.calls if method == "begin"} == set(range(1, 1 + dp))
+    assert sum(method == "begin" for _, method in place.ranks.calls) == 5 * module.PROMPTS

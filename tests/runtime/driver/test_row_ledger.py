@@ -34,6 +34,19 @@ def closes(totals):
     return totals["admitted"] == totals["trained"] + sum(totals["dropped"].values()) + totals["live"]
 
 
+def test_rows_of_prompts_under_way_are_live():
+    """Of two chunks one is done: its rows are in no value of the program until the other one is."""
+    ledger = RowLedger("grpo")
+    ledger.draw([(0,), (1,)], admit=True)
+    ledger.sample([(0, 0), (0, 1)], [3, 4])
+    ledger.settle([[(0,), (1,)]], under_way={0, 1})
+    assert ledger.rows.live() == 3 and not ledger.rows.dropped
+    ledger.sample([(1, 0), (1, 1)], [5, 6])
+    ledger.train([(0, 0), (0, 1), (1, 0), (1, 1)])
+    ledger.settle([])
+    assert ledger.rows.trained == 4 and not ledger.rows.dropped
+
+
 @settings(max_examples=16, deadline=None)
 @given(
     says=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10), st.booleans()).map(list), min_size=1, max_size=4),
