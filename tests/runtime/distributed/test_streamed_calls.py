@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from direct import run_direct
+from direct import Direct, run_direct
 from flows import metrics, module_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +39,11 @@ def plan(dp: int, **pipeline) -> Plan:
 def run(module, out: Path, made: Plan, *, kill=None, **parameters):
     module.Witness.rows.clear()
     return run_direct(module.flow, made, out, parameters={"overlap": parameters}, kill=kill, save_models=False)
+
+
+def direct(place: DistributedExecutor) -> Direct:
+    assert isinstance(place.ranks, Direct)
+    return place.ranks
 
 
 def lags(out: Path) -> list[int]:
@@ -147,7 +152,7 @@ def test_a_rank_that_dies_costs_its_own_rows_alone(module, tmp_path, monkeypatch
     monkeypatch.setattr(rank_streams, "SLICE", 0.0)
     made = plan(2, staleness=1, publish="interrupt")
     outcome, place = run(module, tmp_path / "run", made, kill=("advance", count, 2), steps=4)
-    assert outcome.status == "done" and place.ranks.restarted == [2]
+    assert outcome.status == "done" and direct(place).restarted == [2]
     check_rows(module, 4)
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [e["kind"] for e in events if e["kind"] in ("lost", "renewed", "recovered")] == ["lost", "renewed"]
@@ -158,7 +163,7 @@ def test_with_no_other_rank_the_run_goes_back_and_still_trains_every_prompt(modu
     monkeypatch.setattr(rank_streams, "SLICE", 0.0)
     made = plan(1, staleness=2, publish="interrupt", chunks=2)
     outcome, place = run(module, tmp_path / "run", made, kill=("advance", 12, 1), steps=4)
-    assert outcome.status == "done" and place.ranks.restarted
+    assert outcome.status == "done" and direct(place).restarted
     kept = {step: batch for step, batch in module.Witness.rows}  # steps that are done again count once
     module.Witness.rows[:] = sorted(kept.items(), key=lambda item: item[0])
     check_rows(module, 4)
@@ -196,5 +201,5 @@ def test_a_window_exchanges_groups_of_all_ranks(module, tmp_path, dp):
     assert max(lags(tmp_path / "run")) <= 2 + 2  # W = 6 of 4 prompts a step
     rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["overlap"]["rows"]
     assert rows["admitted"] == rows["trained"] == 5 * module.PROMPTS * module.GROUP
-    assert {rank for rank, method in place.ranks.calls if method == "begin"} == set(range(1, 1 + dp))
-    assert sum(method == "begin" for _, method in place.ranks.calls) == 5 * module.PROMPTS
+    assert {rank for rank, method in direct(place).calls if method == "begin"} == set(range(1, 1 + dp))
+    assert sum(method == "begin" for _, method in direct(place).calls) == 5 * module.PROMPTS
