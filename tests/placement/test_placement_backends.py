@@ -48,8 +48,8 @@ def test_a_row_agrees_with_itself(row):
     assert named <= set(row.axes) <= set(AXES)
     assert set(row.publishes) <= set(PUBLISH) and set(row.logprobs) <= {"raw", "processed", "support"}
     assert "fifo" in row.orders and set(row.orders) <= set(ORDERS)
-    if row.built:  # what a plan asks of it is not refused: the driver must do it, and does no more than this
-        assert row.orders == ("fifo",)
+    if row.built and "window" in row.orders:  # groups finish one by one where rows leave one by one
+        assert "interrupt" in row.publishes
     assert row.trains or row.generates
     assert bool(row.publishes) == bool(row.logprobs) == row.generates
     assert row.collective or row.axes == ("dp",), "whole models are copied, not split"
