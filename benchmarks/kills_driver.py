@@ -26,7 +26,7 @@ from flowrl import rl
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
-from flowrl.runtime.storage.answer_book import MOMENT
+from flowrl.runtime.storage.answers.answer_book import MOMENT
 from tasks import arithmetic
 
 SMALL = {

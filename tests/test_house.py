@@ -33,7 +33,7 @@ def names_in(folder: str) -> set[str]:
     names = {path.stem for path in here.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     for inner in PREFIXED:
         if Path(inner).parent == Path(folder):
-            names |= {f"{Path(inner).name}_{path.stem}" for path in (SOURCE / inner).glob("*.py")}
+            names |= {f"{Path(inner).name}_{path.stem}" for path in (SOURCE / inner).rglob("*.py")}
     if folder != ".":
         names |= {here.name, *(f"{here.name}_{name}" for name in names)}
     return names - {"__init__", "__main__"}

@@ -15,7 +15,7 @@ from typing import Any
 from ..backends import open_engine
 from ..errors import UsageError
 from ..placement.backends import REFERENCE
-from ..runtime.driver.gap_alarm import MEAN
+from ..runtime.driver.monitoring.gap_alarm import MEAN
 from ..runtime.storage.checkpoints import checkpoint_folder as checkpoint
 from ..runtime.storage.checkpoints.state_files import StateFiles, read_record
 from ..runtime.storage.run_record import records_within
@@ -91,7 +91,9 @@ def diagnose(
     worker = handle.cls(**handle.arguments)
     worker.name = handle.name
     worker.introduce(lambda other: other.cls(**other.arguments))
-    weights, causes = (import_module(f"flowrl.backends.{REFERENCE}.{m}") for m in ("gap_weights", "gap_causes"))
+    weights, causes = (
+        import_module(f"flowrl.backends.{REFERENCE}.gap_doctor.{m}") for m in ("gap_weights", "gap_causes")
+    )
     engine = open_engine(REFERENCE, worker.build())
     olds = [weights.at_start(engine)]
     with StateFiles(point, handle.name) as files:
@@ -106,13 +108,15 @@ def diagnose(
     frozen = _frozen(mine, version, [*_samplings(worker, said.get("traces", ()))])
     tried = sorted(_tried(causes, engine, frozen, olds), key=lambda t: -round(t.explained / ALIKE))
     bound = MEAN * import_module("flowrl.backends.gap").bound_of(engine.net.compute)
-    gap = frozen.gap(import_module(f"flowrl.backends.{REFERENCE}.gap_scores").Scores(engine.net, frozen).now())
+    gap = frozen.gap(
+        import_module(f"flowrl.backends.{REFERENCE}.gap_doctor.gap_scores").Scores(engine.net, frozen).now()
+    )
     tokens = int(frozen.compared.sum())
     return Diagnosis(handle.name, program, number, version, len(mine), tokens, gap, bound, tuple(tried))
 
 
 def _tried(causes: Any, engine: Any, rows: Any, olds: Sequence[Any]) -> Iterator[Tried]:
-    scores = import_module(f"flowrl.backends.{REFERENCE}.gap_scores").Scores(engine.net, rows)
+    scores = import_module(f"flowrl.backends.{REFERENCE}.gap_doctor.gap_scores").Scores(engine.net, rows)
     before = rows.gap(scores.now())
     for change in causes.changes(engine, rows, olds):
         try:

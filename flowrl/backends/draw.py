@@ -25,7 +25,7 @@ def draw_from(
     seen: Tensor | None,
     kept: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`flowrl.backends.hf.sample.draw` from logits [rows, vocab]."""
+    """:func:`flowrl.backends.hf.generation.sample.draw` from logits [rows, vocab]."""
     temperature = sampling.row_temperature
     logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
     if seen is not None:

@@ -7,7 +7,7 @@ import tiny as T
 import torch
 
 from flowrl import rl
-from flowrl.backends.hf.continuous import NetBatch
+from flowrl.backends.hf.generation.continuous import NetBatch
 from flowrl.backends.stream import stream_of
 from flowrl.batch import Column
 from flowrl.errors import ProgramError, RunError
@@ -196,7 +196,7 @@ def test_a_model_that_does_not_generate_is_refused():
 
 def test_memory_that_nobody_has_written_is_never_read(opened, monkeypatch):
     """Prompts of a call may be computed in several passes of different widths; what lies between must be finite."""
-    monkeypatch.setattr("flowrl.backends.hf.decode.prefill_tokens", lambda device: 9)
+    monkeypatch.setattr("flowrl.backends.hf.generation.decode.prefill_tokens", lambda device: 9)
     column, batch = T.prompts(n=2)
     seeds, sampling = batch.row_seeds(), Sampling(max_tokens=6)
     wanted = opened.generate(column, 2, seeds, sampling).ids.to_list()

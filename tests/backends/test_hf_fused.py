@@ -9,8 +9,8 @@ import torch
 
 from flowrl import rl
 from flowrl.backends.hf.adapters import off
-from flowrl.backends.hf.fused import Fused, Joined, fuse
-from flowrl.backends.hf.switches import attributes, weights_in_place
+from flowrl.backends.hf.gap_doctor.switches import attributes, weights_in_place
+from flowrl.backends.hf.generation.fused import Fused, Joined, fuse
 from flowrl.workers.model_options import Lora, Sampling
 
 T = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("tiny.py"))))  # its own, as it adds models

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from flowrl.backends.draw import uniforms
-from flowrl.backends.hf import generate as generation
+from flowrl.backends.hf.generation import generate as generation
 from flowrl.batch import Column
 from flowrl.errors import DataError
 from flowrl.workers.model_options import Sampling

@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from flowrl.backends.draw import uniforms
+from flowrl.backends.hf.generation.sample import draw
 from flowrl.backends.hf.logits import Head
-from flowrl.backends.hf.sample import draw
 from flowrl.workers.model_options import Sampling
 
 torch.set_num_threads(1)
@@ -112,7 +112,7 @@ def test_a_large_vocabulary_is_drawn_from_some_rows_at_a_time(monkeypatch):
     layer, hidden = Head(torch.randn(500, 16)), torch.randn(50, 16)
     u = uniforms(torch.arange(50), torch.tensor(3))
     whole = draw(hidden, layer, u, Sampling())
-    monkeypatch.setattr("flowrl.backends.hf.sample.DRAW_BYTES", 7 * 500 * 8)
+    monkeypatch.setattr("flowrl.backends.hf.generation.sample.DRAW_BYTES", 7 * 500 * 8)
     parts = draw(hidden, layer, u, Sampling())
     assert torch.equal(whole[0], parts[0])
     assert torch.allclose(whole[1], parts[1], atol=1e-6)
@@ -198,7 +198,7 @@ def test_seen_tokens_of_a_large_vocabulary_some_rows_at_a_time(monkeypatch):
     layer, hidden, seen = Head(torch.randn(500, 16)), torch.randn(50, 16), torch.rand(50, 500) < 0.3
     u, sampling = uniforms(torch.arange(50), torch.tensor(3)), Sampling(repetition_penalty=1.5, min_p=0.05)
     whole = draw(hidden, layer, u, sampling, seen)
-    monkeypatch.setattr("flowrl.backends.hf.sample.DRAW_BYTES", 7 * 500 * 8)
+    monkeypatch.setattr("flowrl.backends.hf.generation.sample.DRAW_BYTES", 7 * 500 * 8)
     parts = draw(hidden, layer, u, sampling, seen)
     assert torch.equal(whole[0], parts[0])
     assert torch.allclose(whole[2], parts[2], atol=1e-6)

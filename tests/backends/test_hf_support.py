@@ -21,9 +21,9 @@ from transformers.generation.logits_process import (
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.backends.hf import support
+from flowrl.backends.hf.generation import support
+from flowrl.backends.hf.generation.support import Support
 from flowrl.backends.hf.logits import Head, token_logprobs
-from flowrl.backends.hf.support import Support
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import CheckError, DataError, FieldError, ModelError, ProgramError
 
@@ -176,7 +176,7 @@ def test_the_support_goes_with_its_rows(actor):
 def test_rows_are_the_same_however_many_are_sampled_at_once(actor, monkeypatch):
     how = {"support": True, "top_p": 0.8, "temperature": 1.2}
     whole = rows(actor, **how)
-    monkeypatch.setattr("flowrl.backends.hf.generate.default_cache_bytes", lambda net: 1)
+    monkeypatch.setattr("flowrl.backends.hf.generation.generate.default_cache_bytes", lambda net: 1)
     for name, column in rows(actor, **how).columns.items():
         if "logprobs" not in name:
             assert column.equal(whole[name]), name

@@ -11,7 +11,7 @@ import torch
 
 from flowrl.backends import open_engine
 from flowrl.backends.draw import draw_from
-from flowrl.backends.hf.sample import draw
+from flowrl.backends.hf.generation.sample import draw
 from flowrl.backends.probe import TOLERANCE, expected, probe_rows
 from flowrl.backends.vllm import versions
 from flowrl.backends.vllm.columns import differing, picked, wanted

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from flowrl.graph.tracing.reported_metrics import OF_POLICY
-from flowrl.runtime.driver.health_rules import RULES
+from flowrl.runtime.driver.monitoring.health_rules import RULES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 

@@ -12,7 +12,7 @@ from echo_env import LETTERS, Echo, prompts
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.errors import RewardError
-from flowrl.runtime.storage import external_answers
+from flowrl.runtime.storage.answers import external_answers
 from flowrl.runtime.storage.journal import Journal
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,11 +20,11 @@ from ...workers.weights.weight_boxes import Shard
 from ..continuous import asleep
 from ..team import Team, rank_on
 from . import adapters
-from .continuous import Streaming
 from .copy_weights import blend, copy
 from .finite import check_finite
-from .fused import fuse
-from .generate import generate
+from .generation.continuous import Streaming
+from .generation.fused import fuse
+from .generation.generate import generate
 from .gradients_off import freeze
 from .load import load_model, load_tokenizer, load_unread, pick_device, pick_dtypes, quiet
 from .net import Net
@@ -141,7 +141,7 @@ class HFEngine(Streaming):
     def generate(
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
     ) -> Sampled:
-        """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
+        """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generation.generate.generate`."""
         self.check_generates()
         stops = (*self.eos_ids, *sampling.stop)
         made = generate(self.net, prompts, n, seeds, sampling, stops, starts, note_prefix=self.batch.note_prefix)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .support import Support
+from .generation.support import Support
 
 #: How many bytes of float32 logits are held at a time.
 LOGITS_BYTES = 128 << 20

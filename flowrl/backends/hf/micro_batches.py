@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import DataError
+from .generation.support import Support
 from .ragged import ragged_index, starts_of
-from .support import Support
 
 if TYPE_CHECKING:
     from .net import Net

@@ -236,7 +236,7 @@ class Net:
 
     def probe(self, *, generates: bool = True) -> None:
         """Try what the configuration promises on a few tokens; what gives other numbers is switched off."""
-        from .decode import try_plain, try_slotted
+        from .generation.decode import try_plain, try_slotted
         from .micro_batches import try_shared
 
         if generates:

@@ -180,7 +180,7 @@ class SGLangEngine(Mirrored):
     def generate(
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
     ) -> Sampled:
-        """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
+        """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generation.generate.generate`."""
         if self._paused:
             raise RunError("The engine is paused.", fix="Call resume() first.")
         call, rows = self._begin(prompts, n, seeds, sampling, starts), []

@@ -112,7 +112,7 @@ class VLLMEngine(Mirrored):
     def generate(
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
     ) -> Sampled:
-        """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generate.generate`."""
+        """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generation.generate.generate`."""
         said = self._asked(prompts, n, seeds, sampling, starts)
         rows = [_row(row) for row in self.child.ask("generate", len(seeds), **said)]
         found = gathered(rows, sampling)

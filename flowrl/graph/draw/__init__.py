@@ -31,6 +31,6 @@ def render(graph: Graph, format: str, *, narrow: bool = False) -> str:
         fix = f"Use --format {near(format, FORMATS) or 'text'}."
         raise UsageError(f"there is no graph format '{format}'.", have=", ".join(FORMATS), fix=fix)
     if narrow and format == "svg":
-        module = import_module(".single_column", __name__)
+        module = import_module(".layout.single_column", __name__)
         return module.column_svg(module.column(graph))
     return import_module(f".{format}", __name__).render(graph)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..record import Graph
 from . import palette
-from .box_sizes import Size
+from .layout.box_sizes import Size
 from .picture import Box, Group, Line, Picture, draw
 
 _FONT = 'fontname="Helvetica,Arial,sans-serif"'

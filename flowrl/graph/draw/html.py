@@ -12,8 +12,8 @@ from ..record import Graph, Node
 from . import legend
 from . import plan_in_words as placed
 from .fold_arithmetic import folded
+from .layout.single_column import column, column_svg
 from .picture import MOVES, Picture, draw, given, place_of
-from .single_column import column, column_svg
 from .strokes import text
 from .svg import COLUMN, picture_svg
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import palette
-from .box_sizes import NOTE, Words
+from .layout.box_sizes import NOTE, Words
 from .picture import Picture
 from .strokes import bar, head, number, pointed, stroke, words
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from . import palette
-from .box_sizes import Words
-from .fonts import STACK
-from .graphviz_positions import Point
+from .layout.box_sizes import Words
+from .layout.fonts import STACK
+from .layout.graphviz_positions import Point
 from .picture import Box, Line, Picture
 
 DASHES = {"weights": "6 4", "order": "0.1 4", "control": "2 3"}

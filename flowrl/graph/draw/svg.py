@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from ..record import Graph
 from . import legend, palette
-from .box_sizes import BAR, HEAD, LABEL, LEADING, METER, NOTE, Words, box_words, line_words, sizes
-from .choose_layout import arrange
-from .graphviz_positions import Layout, Point, Rect, Route
-from .labels import settle_labels
+from .layout.box_sizes import BAR, HEAD, LABEL, LEADING, METER, NOTE, Words, box_words, line_words, sizes
+from .layout.choose_layout import arrange
+from .layout.graphviz_positions import Layout, Point, Rect, Route
+from .layout.labels import settle_labels
+from .layout.single_column import column, column_svg
 from .picture import NEXT_STEP, NEXT_STEPS, Box, Group, Line, Picture, draw
-from .single_column import column, column_svg
 from .strokes import bar, call, curve, edge, head, number, opening, pointed, stroke, text, turn, words
 
 WIDEST = 1420.0  # points: what a screen of 1440 can show with words of 11 pixels

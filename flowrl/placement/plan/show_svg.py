@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from xml.sax.saxutils import escape
 
-from ...graph.draw.fonts import STACK, width
+from ...graph.draw.layout.fonts import STACK, width
 from ...graph.draw.palette import FAINT, FRAME, HUES, INK, NEUTRAL, PAPER
 from .plan import Plan
 from .rules import numbers

@@ -25,9 +25,9 @@ from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.remote_batch import RemoteBatch
 from ..values.step_records import Hooks, StepLog
 from .exchanged_groups import ExchangedGroups, GroupCall, count_groups
+from .monitoring.row_ledger import RowLedger
+from .monitoring.step_notes import StepNotes, site_of
 from .pool_threads import Everywhere, Pools
-from .row_ledger import RowLedger
-from .step_notes import StepNotes, site_of
 
 MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
 NO_POOL = ""  # the name of the thread of calls that take no pool, unless the driver does them

@@ -31,8 +31,9 @@ from ..storage.run_record import read_record
 from ..values.call import Call
 from ..values.step_records import Hooks, Interrupted, Point, ResumePoint, Step
 from .go_back import Losses
-from .health import Health
-from .learning_stalled import stalled
+from .monitoring.health import Health
+from .monitoring.learning_stalled import stalled
+from .monitoring.wait_notes import WaitNotes
 from .progress import Progress
 from .run_position import RunPosition
 from .run_settings import Outcome, Settings
@@ -42,7 +43,6 @@ from .running_program import Running
 from .save_models import save_best, save_models
 from .stop_signals import Stop
 from .take_checkpoint import Checkpoints
-from .wait_notes import WaitNotes
 
 WARNINGS = 1000  # of Python's that a run tells, each of another place or text
 

@@ -28,8 +28,8 @@ from ..values.step_records import Draws, Hooks, Interrupted, Point, ResumePoint,
 from .dependencies import MERGE, fields_after, read_signature, shortest
 from .dispatcher import Dispatcher, Skipped
 from .issued_calls import IssuedCalls
-from .row_ledger import RowLedger, keys_of
-from .staleness import note_origins, refuse_stale
+from .monitoring.row_ledger import RowLedger, keys_of
+from .monitoring.staleness import note_origins, refuse_stale
 
 
 class Running:

@@ -13,7 +13,7 @@ from ..storage.disk import size
 from ..storage.recorder import Recorder
 from ..values.step_records import Point
 from .best_step import Score
-from .gap_alarm import GapAlarm
+from .monitoring.gap_alarm import GapAlarm
 from .run_position import RunPosition
 from .run_settings import Settings
 

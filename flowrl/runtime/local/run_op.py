@@ -9,7 +9,7 @@ from typing import Any
 from ...batch import CallInfo
 from ...graph.ops.op import Op
 from ...workers.user_code.rows_in_progress import Notes
-from ..storage.external_answers import once
+from ..storage.answers.external_answers import once
 from ..storage.journal import Journal
 from .python_warnings import hear_warnings
 from .user_code_watch import user_call

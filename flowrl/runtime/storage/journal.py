@@ -21,9 +21,9 @@ class Journal:
     ``{"program": 0, "call": 17, "op": "reward.score", "outside": false, "keys": [[0, 0], ...],
     "inputs": ["9f...", ...], "fields": {...}, "adds": {...}}``: what the external call 17, one of this op in a step
     (``outside``: between steps), added to these rows, of which it had read that
-    (:mod:`flowrl.runtime.storage.external_answers`); ``value`` in place of ``adds`` where it gives no rows. A call has
-    a line for each time that some of its rows were asked for, or have answered. ``keys`` may be those of rows that it
-    has made of its rows, with the ``inputs`` of these.
+    (:mod:`flowrl.runtime.storage.answers.external_answers`); ``value`` in place of ``adds`` where it gives no rows.
+    A call has a line for each time that some of its rows were asked for, or have answered. ``keys`` may be those of
+    rows that it has made of its rows, with the ``inputs`` of these.
     ``{..., "failed": true}``: these rows have failed. They count as long as the call was taken with them:
     ``{"program": 0, "call": 17, "op": "reward.score", "outside": false, "taken": true}``.
 

@@ -16,7 +16,7 @@ from draw_samples import EVERY, PLACED, SAMPLES, WILD, drawn, once, with_class
 from flowrl.errors import FlowError, UsageError
 from flowrl.graph.draw import FORMATS, legend, render
 from flowrl.graph.draw import plan_in_words as placed
-from flowrl.graph.draw.fonts import width
+from flowrl.graph.draw.layout.fonts import width
 from flowrl.graph.draw.picture import draw, shorten, version_rule
 from flowrl.graph.record import Edge, Graph, Node, WorkerInfo
 

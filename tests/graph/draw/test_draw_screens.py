@@ -15,8 +15,8 @@ from flowrl.analysis.placed_graph import placed_graph
 from flowrl.cli.script import load_script
 from flowrl.graph.draw import palette, render
 from flowrl.graph.draw.fold_arithmetic import folded
+from flowrl.graph.draw.layout.single_column import column
 from flowrl.graph.draw.picture import draw, wrapped
-from flowrl.graph.draw.single_column import column
 from flowrl.graph.record import Edge, Graph, Node
 
 ROOT = Path(__file__).parents[3]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from flows import module_of
 
-from flowrl.backends.hf import generate
 from flowrl.backends.hf.engine import HFEngine
+from flowrl.backends.hf.generation import generate
 from flowrl.placement.plan.plan import Place, Plan, Pool
 from flowrl.runtime.driver import stop_signals as stop
 from flowrl.runtime.driver.stop_signals import Stop, StopNow

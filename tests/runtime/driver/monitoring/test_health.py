@@ -1,0 +1,135 @@
+"""Curves that go wrong are told of once, with causes and advice; curves of runs that go well are not."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from flows import events, module_of
+
+import flowrl as fl
+from flowrl.runtime.driver.monitoring.health import Health
+from flowrl.runtime.driver.monitoring.health_rules import RULES, WINDOW
+from flowrl.runtime.values.step_records import Step
+
+LONG = 6 * WINDOW
+
+
+def rings(name, values, health=None, first=0):
+    """The steps at which something is told of a curve, with its kind and text."""
+    health = health or Health()
+    history = [{"program": "grpo", "step": first + i, name: value} for i, value in enumerate(values)]
+    return [
+        (line["step"], kind, text)
+        for i, line in enumerate(history)
+        for kind, text in health.look("grpo", line, Step(i), history[: i + 1])
+    ]
+
+
+def noisy(curve, by=0.1, seed=0):
+    draw = random.Random(seed)
+    return [value * (1 + by * draw.uniform(-1, 1)) for value in curve]
+
+
+def slope(start, end, steps=LONG):
+    return [start + (end - start) * i / (steps - 1) for i in range(steps)]
+
+
+SICK = [
+    ("entropy", slope(1.2, 0.01), "alarm", "entropy has fallen to"),
+    ("actor/entropy", [1.5] * 20 + [0.02] * 20, "alarm", "actor/entropy has fallen to"),
+    ("entropy", slope(0.8, 6.0), "alarm", "entropy has risen to"),
+    ("rollout_kl", [0.5] * 12, "alarm", "rollout_kl is 0.5 nats per token"),
+    ("ess", [0.1] * 12, "alarm", "ess is 0.1 in the middle of the last steps"),
+    ("grad_norm", [1.0] * 12 + [40.0] + [1.0] * 5, "alarm", "grad_norm is 40, ten times"),
+    ("repetition", [0.02] * 20 + [0.6] * 20, "alarm", "repetition has risen to"),
+    ("clip_fraction", [0.5] * 12, "hint", "clip_fraction is 50%"),
+    ("actor.update/silent_groups", [0.95] * 12, "hint", "actor.update/silent_groups is 95%"),
+    ("truncated", [0.6] * 12, "hint", "truncated is 60%"),
+    ("response_length", slope(100, 900), "hint", "response_length is"),
+    ("response_length", slope(300, 10), "hint", "response_length is"),
+]
+
+WELL = [
+    ("entropy", slope(1.2, 0.4)),  # a policy that learns becomes surer
+    ("entropy", [0.02] * LONG),  # of a model that was sure from the start
+    ("entropy", [1.2] * 30 + [0.0] + [1.2] * 30),  # one step alone
+    ("rollout_kl", [0.001] * LONG),
+    ("rollout_kl", [0.01] * 30 + [3.0] + [0.01] * 30),
+    ("ess", [0.95] * LONG),
+    ("grad_norm", slope(8.0, 0.2)),
+    ("grad_norm", [0.0] * 5 + [1.0] * LONG),
+    ("repetition", [0.4] * LONG),  # a task whose answers repeat
+    ("clip_fraction", [0.15] * LONG),
+    ("silent_groups", [0.6] * LONG),
+    ("truncated", [0.9] + [0.1] * LONG),
+    ("response_length", slope(100, 220)),
+    ("loss", slope(-5, 900)),  # nobody looks at it
+    ("reward", slope(0, 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "curve", "kind", "text"), SICK)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_curve_that_goes_wrong_rings_once(name, curve, kind, text, seed):
+    plain = rings(name, curve)
+    assert [(k, t.partition(", ")[2][: len(text)]) for _, k, t in plain] == [(kind, text)]
+    [(step, _, said)] = plain
+    assert said.startswith(f"grpo: step {step}, ") and "Usual causes: " in said and " Try: " in said
+    assert [k for _, k, _ in rings(name, noisy(curve, seed=seed))] == [kind]
+
+
+@pytest.mark.parametrize(("name", "curve"), WELL)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_curve_of_a_run_that_goes_well_does_not_ring(name, curve, seed):
+    assert rings(name, curve) == [] and rings(name, noisy(curve, seed=seed)) == []
+
+
+def test_every_rule_has_a_curve_that_rings_it():
+    assert {rule.metric for rule in RULES} == {name.rpartition("/")[2] for name, *_ in SICK}
+
+
+def test_no_number_is_no_curve():
+    assert rings("ess", [None, float("nan"), "text", True][:3] * LONG) == []
+
+
+def test_it_rings_again_when_it_was_well_for_a_window_in_between():
+    assert len(rings("ess", [0.1] * 12 + [0.9] * 8 + [0.1] * 12)) == 1
+    assert len(rings("ess", [0.1] * 12 + [0.9] * (2 * WINDOW) + [0.1] * 12)) == 2
+
+
+def test_alarms_come_before_hints():
+    line = {"program": "grpo", "truncated": 0.9, "silent_groups": 0.9, "ess": 0.1, "rollout_kl": 1.0}
+    health = Health()
+    told = [list(health.look("grpo", {**line, "step": i}, Step(i), [])) for i in range(WINDOW)]
+    assert not any(told[:-1])
+    assert [kind for kind, _ in told[-1]] == ["alarm", "alarm", "hint", "hint"]
+
+
+def test_a_run_that_goes_on_remembers_its_first_steps_and_what_was_told():
+    curve = [1.5] * 15 + [0.02] * 20
+    whole = rings("entropy", curve)
+    [(step, *_)] = whole
+    for cut in (step, step + 1):
+        health = Health()
+        health.rewind([{"program": "grpo", "step": i, "entropy": v} for i, v in enumerate(curve[:cut])])
+        assert rings("entropy", curve[cut:], health, first=cut) == (whole if cut == step else [])
+
+
+def test_a_run_tells_and_records_it_once_also_after_a_resume(tmp_path, capsys):
+    numbers = module_of("small_flow").Numbers
+    flow = fl.Flow("sick")
+
+    @flow.program
+    def sick(steps: int = 12):
+        for step, _ in flow.steps(numbers(), steps):
+            flow.log(step, ess=0.05, truncated=0.5)
+
+    flow.run(out=tmp_path / "run", save_models=False)
+    flow.run(out=tmp_path / "run", resume=True, steps=20, save_models=False)
+    [alarm], [hint] = events(tmp_path / "run", "alarm"), events(tmp_path / "run", "hint")
+    assert alarm["text"].startswith("sick: step 9, ess is 0.05") and hint["text"].startswith("sick: step 9, truncated")
+    assert "few tokens carry most of the weight" in capsys.readouterr().err
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 20
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "done"
