@@ -46,13 +46,13 @@ def check_build(build: Build, name: str, title: str) -> None:
         )
 
 
-def open_mirror(build: Build, name: str) -> Any:
-    """Open the model in this process, on the CPU and without an optimizer. Raises ModelError for an unknown kind."""
+def open_mirror(build: Build, name: str, kinds: tuple[str, ...] = KINDS) -> Any:
+    """Open the model in this process, on the CPU and without an optimizer. ModelError where it is none of ``kinds``."""
     mirror = reference.open_engine(replace(build, device="cpu", optim=None, gradient_checkpointing=False))
     kind = mirror.net.config.model_type
-    if kind not in KINDS:
+    if kind not in kinds:
         raise ModelError(
-            f"The engine '{name}' does not know models of the kind '{kind}'.", fix="Write engine: hf.", have=KINDS
+            f"The engine '{name}' does not know models of the kind '{kind}'.", fix="Write engine: hf.", have=kinds
         )
     return mirror
 

@@ -36,6 +36,14 @@ def model_for_vllm(drivers_path, tmp_path_factory):
     return taught(sizes, tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="session")
+def mixture_for_vllm(drivers_path, tmp_path_factory):
+    """The same with a mixture of experts in each layer."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": False}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    return taught({"model_type": "qwen3_moe", "head_dim": 32, **sizes, **experts}, tmp_path_factory.mktemp("model"))
+
+
 def taught(sizes, folder):
     from tasks import arithmetic
 

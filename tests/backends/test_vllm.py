@@ -47,7 +47,9 @@ def gaps(made, prompts, engine):
 
 
 SAMPLED = [
-    pytest.param(kind, marks=[] if kind == "qwen2" else pytest.mark.nightly) for kind in CONFIGS if kind != "gemma"
+    pytest.param(kind, marks=[] if kind in ("qwen2", "qwen3_moe") else pytest.mark.nightly)
+    for kind in CONFIGS
+    if kind != "gemma"
 ]
 
 
@@ -73,6 +75,17 @@ HOW = [
     Sampling(12, temperature=1.2, top_p=0.9, repetition_penalty=1.3),
     Sampling(12, greedy=True, repetition_penalty=1.1),
 ]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen2_moe"])
+def test_rows_of_a_mixture_of_experts_are_those_of_the_reference_engine(opened, kind):
+    ours, theirs = published(opened, kind)
+    prompts, seeds = Column.of(PROMPTS, "prompt", "i32"), torch.arange(2 * len(PROMPTS))
+    here, there = (e.generate(prompts, 2, seeds, Sampling(20, top_p=0.9)) for e in (ours, theirs))
+    assert here.ids.to_list() == there.ids.to_list()
+    assert torch.allclose(here.rollout_logprobs.values, there.rollout_logprobs.values, atol=1e-4)
+    assert float(gaps(here, [p for p in PROMPTS for _ in range(2)], theirs).max()) < 1e-4
 
 
 @pytest.mark.parametrize("sampling", HOW, ids=lambda s: f"{s.temperature}-{s.top_k}-{s.top_p}-{s.greedy}")
@@ -171,15 +184,30 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("what", FOUND)
-def test_a_publish_that_does_not_arrive_is_an_error_that_says_what(opened, fault, what):
-    ours, theirs = published(opened, "qwen2", seed=20)
+EXPERTS = "model.layers.1.mlp.experts"
+FOUND_OF_EXPERTS = {
+    "experts as they are given": (OTHERS, f"{OTHER}: model.layers.0.mlp.experts.gate_up_proj"),
+    "old expert": (OTHERS, f"{BEFORE} in a part: {EXPERTS}.gate_up_proj."),
+    "experts in another order": (OTHERS, f"{OTHER}: {EXPERTS}.down_proj."),
+    "gate and up of experts swapped": (OTHERS, f"{OTHER}: model.layers.0.mlp.experts.gate_up_proj."),
+    "one number of an expert off": (OTHERS, f"{OTHER}: {EXPERTS}.gate_up_proj."),
+    "router lost": (OTHERS, "zeros: model.layers.0.mlp.gate.weight."),
+}
+ALL_FOUND = [
+    *(pytest.param("qwen2", what, said, id=what) for what, said in FOUND.items()),
+    *(pytest.param("qwen3_moe", what, said, id=what) for what, said in FOUND_OF_EXPERTS.items()),
+]
+
+
+@pytest.mark.parametrize(("kind", "what", "found"), ALL_FOUND)
+def test_a_publish_that_does_not_arrive_is_an_error_that_says_what(opened, fault, kind, what, found):
+    ours, theirs = published(opened, kind, seed=20)
     ours.generate(Column.of([[5] * (POSITIONS - 10)], "prompt", "i32"), 1, torch.arange(1), Sampling(1))
     train(theirs, 21)
     fault(what)
-    with pytest.raises(RunError, match=f"publish {ours.publishes + 1} of random qwen2.*") as info:
+    with pytest.raises(RunError, match=f"publish {ours.publishes + 1} of random {kind}.*") as info:
         ours.take_weights(theirs.plain_weights())
-    assert all(said in info.value.what for said in FOUND[what]), info.value.what
+    assert all(said in info.value.what for said in found), info.value.what
     fault("")
     ours.take_weights(theirs.plain_weights())  # and nothing is left of it
     assert ours.published.gap < 2e-4
@@ -233,6 +261,7 @@ def test_what_it_does_not_do_is_refused():
         (Build(build.model, head="scalar"), "scalar head"),
         (Build(build.model, lora=Lora(r=2)), "adapters"),
         (Build(Model(config=CONFIGS["gemma"])), "the kind 'gemma'"),
+        (Build(Model(config=CONFIGS["qwen3_moe"]), dtype="bf16"), "Rounded to bfloat16, tokens .* other experts"),
     ]
     for wrong, said in cases:
         with pytest.raises(ModelError, match=said):

@@ -95,8 +95,8 @@ def test_two_ranks_answer_as_transformers_after_each_publish(kind, tmp_path):
     for one in found:
         assert one["greedy"] == [True] * 5 and one["digests"] == [True] * 5 and one["sampled"]
         assert max(one["gaps"]) < 2e-4 and one["far"] < 1e-4
-        shape, mine = one["sizes"]["model.layers.0.mlp.down_proj.weight"]
-        assert shape == (64, 96) and mine == (64, 48)
+        shape, mine = one["sizes"]["model.layers.0.self_attn.o_proj.weight"]
+        assert shape == (64, 64) and mine == (64, 32)
         assert one["meta"], "no rank keeps the whole"
         assert one["bytes"] < 0.75 * one["whole"]
     assert {name for name in os.listdir("/dev/shm") if "cpushm" in name} <= shared

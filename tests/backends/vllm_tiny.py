@@ -25,6 +25,25 @@ CONFIGS = {
     "llama": {**_BASE, "model_type": "llama", "tie_word_embeddings": False},
     "qwen3": {**_BASE, "model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
     "qwen3-untied": {**_BASE, "model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": False},
+    "qwen3_moe": {
+        **_BASE,
+        "model_type": "qwen3_moe",
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "qwen2_moe": {
+        **_BASE,
+        "model_type": "qwen2_moe",
+        "tie_word_embeddings": False,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
     "gemma": {**_BASE, "model_type": "gemma"},  # which is refused
 }
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20], *([i, 30, i + 1] for i in range(12))]
@@ -53,6 +72,10 @@ def half(weight):
     weight.view(-1)[: weight.numel() // 2] = 0
     return weight
 
+def last_number_off(weight):
+    weight[-1, -1, -1] += 2e-7 * weight.abs().max()
+    return weight
+
 def transposed(weight):
     return weight.T.contiguous()
 
@@ -73,6 +96,10 @@ GIVEN = {
     "bias lost": lambda w: changed(w, "0.self_attn.q_proj.bias", lambda x: x * 0),
     "scaled": lambda w: changed(w, "0.mlp.down_proj.weight", lambda x: x * 2),
     "not a number": lambda w: changed(w, "0.mlp.down_proj.weight", lambda x: x * float("nan")),
+    "experts in another order": lambda w: changed(w, "1.mlp.experts.down_proj", lambda x: x.roll(1, 0)),
+    "gate and up of experts swapped": lambda w: changed(w, "0.mlp.experts.gate_up_proj", lambda x: x.roll(32, 1)),
+    "one number of an expert off": lambda w: changed(w, "1.mlp.experts.gate_up_proj", last_number_off),
+    "router lost": lambda w: changed(w, "0.mlp.gate.weight", lambda x: x * 0),
 }
 
 def restore(model, kept, ends):
@@ -87,7 +114,7 @@ if os.environ.get("FAULT"):
     from flowrl.backends.vllm import v0_32 as it
     from flowrl.backends.vllm import weight_memory
     #: The table of the weights, and what some were at the publish before.
-    TOLD, LAST = {}, {}
+    TOLD, LAST, OLD = {}, {}, "model.layers.1.mlp.experts.routed_experts.w13_weight"
     read = weight_memory.open_weights
 
     def open_weights(told):
@@ -101,6 +128,13 @@ if os.environ.get("FAULT"):
 
     pack, load, forget, add, inside = it._pack_heads, it.load_weights, it.forget_prefixes, it.add_row, it._load
     it._pack_heads = lambda model: None if fault() == "stale head" else pack(model)
+
+    def pack_experts_or_not(layer, pack_experts=it._pack_experts):
+        if fault() == "experts as they are given":
+            return layer.quant_method.process_weights_after_loading(layer)  # what vLLM does by itself
+        pack_experts(layer)
+
+    it._pack_experts = pack_experts_or_not
 
     def load_some(engine, parameters):
         weights = named(parameters)
@@ -130,6 +164,9 @@ if os.environ.get("FAULT"):
         lacking = inside(worker, parameters)
         if fault() == "old norm":
             restore(model, kept, "1.input_layernorm.weight")
+        if fault() == "old expert":
+            weight = model.get_parameter(OLD)
+            weight.data[-1].copy_(kept[OLD][-1])
         if fault() == "old half of q, k and v":
             # As where one of two ranks of a tensor-parallel engine has kept its part.
             for layer in model.model.layers:

@@ -50,6 +50,10 @@ def _computed(model: Any, publish: int) -> Iterator[tuple[str, Tensor]]:
             yield from _parts(above, parts, "weight", columns.split(layer.output_partition_sizes))
             if layer.bias is not None:
                 yield from _parts(above, parts, "bias", layer.bias.split(layer.output_partition_sizes))
+        elif hasattr(layer, "w13_weight"):
+            at = picked(len(layer.w13_weight), publish)
+            yield f"{above}.gate_up_proj", layer.w13_weight[at]
+            yield f"{above}.down_proj", layer.w2_weight[at]
         elif isinstance(weight := getattr(layer, "weight", None), Tensor) and weight.dim() == 1:
             yield f"{path}.weight", weight.clone()
 
@@ -76,6 +80,25 @@ def wanted(weights: Mapping[str, Tensor], publish: int) -> dict[str, Tensor]:
         by_row = name == EMBEDDING
         at = picked(weight.shape[0 if by_row else 1], publish)
         found[name] = weight[at].T if by_row else weight[:, at]
+    return found
+
+
+@torch.no_grad()
+def packed_experts(model: Any, parameters: Mapping[str, Tensor], publish: int) -> dict[str, Tensor]:
+    """Return the same of experts that were published: some of each layer, whole, as vLLM packs them."""
+    found: dict[str, Tensor] = {}
+    for path, layer in model.named_modules():
+        if not hasattr(layer, "w13_weight"):
+            continue
+        alone: Any = torch.nn.Module()  # what the packing looks at of a layer
+        alone.moe_config, alone.activation = layer.moe_config, layer.activation
+        for last in ("w13_weight", "w2_weight"):
+            given = parameters[f"{path}.{last}"]
+            some = given[picked(len(given), publish)].to(getattr(layer, last).dtype)
+            alone.register_parameter(last, torch.nn.Parameter(some, requires_grad=False))
+        layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(alone)
+        above = path.rpartition(".")[0]
+        found[f"{above}.gate_up_proj"], found[f"{above}.down_proj"] = alone.w13_weight.data, alone.w2_weight.data
     return found
 
 

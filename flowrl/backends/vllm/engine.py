@@ -26,15 +26,18 @@ from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.copy_weights import copy
 from ..hf.finite import check_finite, not_finite
-from ..mirror import Mirrored, Published, check_build, open_mirror
+from ..mirror import KINDS, Mirrored, Published, check_build, open_mirror
 from ..probe import TOLERANCE, expected, probe_rows
 from ..stream import Stream, stream_of
 from ..team import Ranks, Team, open_team, rank_on
 from .child import Child
+from .expert_stacks import as_transformers_has_them
 from .proof import check_probe, check_weights
 from .split_weights import SplitParameters, WholeOneByOne
 from .versions import installed
 from .weight_memory import WeightMemory, open_weights
+
+_MIXTURES = ("qwen2_moe", "qwen3_moe")
 
 
 def open_engine(build: Build) -> VLLMEngine:
@@ -46,9 +49,15 @@ def open_engine(build: Build) -> VLLMEngine:
             "The engine 'vllm' has been run on the CPU alone, and this place has a GPU.",
             fix="Write engine: hf, or give the pool processes or device: cpu.",
         )
-    if Mesh(build.axes)["tp"] == 1:
-        return WholeVLLMEngine(build, open_mirror(build, "vllm"), version)
-    return VLLMEngine(build, open_mirror(replace(build, axes={}), "vllm"), version)
+    whole = Mesh(build.axes)["tp"] == 1
+    mirror = open_mirror(build if whole else replace(build, axes={}), "vllm", (*KINDS, *_MIXTURES))
+    if mirror.net.config.model_type in _MIXTURES and mirror.net.compute != torch.float32:
+        raise ModelError(
+            f"Rounded to {str(mirror.net.compute).removeprefix('torch.')}, tokens of '{build.model.title}' take other "
+            "experts in vLLM than here, which the proof of a publish cannot tell from a fault.",
+            fix="Give the actor dtype='fp32', or write engine: hf.",
+        )
+    return (WholeVLLMEngine if whole else VLLMEngine)(build, mirror, version)
 
 
 class VLLMEngine(Mirrored):
@@ -272,7 +281,7 @@ def _memory_of(mirror: Any, axes: Mapping[str, int], team: Team) -> WeightMemory
     """Return memory for the parameters of this rank, of a team that splits the model; each box counts on one rank."""
     shape = ModelShape.from_config(mirror.net.model.config.to_dict())
     layout = Layout(shape, Mesh({"tp": team.data}), rules=backend("vllm").layout)
-    held = [list(parameters_of(layout, rank)) for rank in range(team.place + 1)]
+    held = [list(as_transformers_has_them(parameters_of(layout, rank))) for rank in range(team.place + 1)]
     again = bool(axes) and Mesh(axes).coordinates(rank_on(Mesh(axes))).get("dp", 0) > 0
     others = {(part.name, part.box) for ones in (held if again else held[:-1]) for one in ones for part in one.parts}
     return WeightMemory(held[-1], mirror.net.compute, others)

@@ -228,7 +228,7 @@ class Server:
 
     def _publish(self, asked: dict[str, Any]) -> None:
         from ...workers.weights.weight_boxes import sums
-        from .columns import differing, wanted
+        from .columns import differing
 
         number = asked["number"]
         before = self.vllm.computed(self.engine, number)
@@ -239,11 +239,12 @@ class Server:
             raise RuntimeError("the prefix cache could not be emptied")
         loaded = time.monotonic()
         there = self.vllm.computed(self.engine, number)
+        here = self.vllm.wanted(self.engine, parameters, {box.name: box.tensor for box in boxes}, number)
         self.send(
             call=asked["call"],
             sums=sums(boxes),
             lacking=sorted(lacking),
-            differing=differing(there, wanted({box.name: box.tensor for box in boxes}, number), before),
+            differing=differing(there, here, before),
             seen=len(there),
             prefixes=self.vllm.kept_prefixes(self.engine),
             probe=[self._probe(f"probe.{row}", tokens) for row, tokens in enumerate(asked["probe"])],

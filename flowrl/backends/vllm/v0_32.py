@@ -93,20 +93,26 @@ def _load(worker: Any, parameters: Mapping[str, Tensor]) -> set[str]:
     runner = worker.model_runner
     model = runner.get_model()
     mine = dict(model.named_parameters())
+    experts = {id(layer): layer for layer in model.modules() if hasattr(layer, "w13_weight")}
     with set_current_vllm_config(runner.vllm_config):
         for name, given in parameters.items():
             _write(model, name, mine.pop(name), given)
+        for layer in experts.values():
+            _pack_experts(layer)
         _pack_heads(model)
     return set(mine)
 
 
 def _write(model: Any, name: str, mine: Tensor, given: Tensor) -> None:
     """Write one parameter. What a layer has packed for the CPU, and then emptied, it packs again."""
+    path, _, last = name.rpartition(".")
+    layer = model.get_submodule(path)
+    if hasattr(layer, "w13_weight"):  # of experts, which are packed in place of those as they are given
+        setattr(layer, last, torch.nn.Parameter(given.to(mine.dtype, copy=True), requires_grad=False))
+        return
     if mine.shape == given.shape:
         mine.data.copy_(given)
         return
-    path, _, last = name.rpartition(".")
-    layer = model.get_submodule(path)
     assert not mine.numel(), f"vLLM has {name} as {list(mine.shape)}, and not as {list(given.shape)}"
     setattr(layer, last, torch.nn.Parameter(given.to(mine.dtype), requires_grad=False))
     _pack(layer)
@@ -114,6 +120,11 @@ def _write(model: Any, name: str, mine: Tensor, given: Tensor) -> None:
 
 def _pack(layer: Any) -> None:
     layer.cpu_linear = None  # what was packed leaves its memory to what is
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+def _pack_experts(layer: Any) -> None:
+    layer.quant_method.moe_kernel = None  # with one that is there, they would be taken as they are, and not packed
     layer.quant_method.process_weights_after_loading(layer)
 
 
@@ -136,6 +147,20 @@ def _computed(worker: Any, publish: int) -> dict[str, Tensor]:
     from .columns import computed
 
     return computed(worker.model_runner.get_model(), publish)
+
+
+def wanted(engine: Any, parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor], publish: int) -> Any:
+    """Return the same of what was given; see :mod:`flowrl.backends.vllm.columns`."""
+    (found,) = engine.collective_rpc(_wanted, args=(parameters, weights, publish))
+    return found
+
+
+def _wanted(
+    worker: Any, parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor], publish: int
+) -> dict[str, Tensor]:
+    from .columns import packed_experts, wanted
+
+    return wanted(weights, publish) | packed_experts(worker.model_runner.get_model(), parameters, publish)
 
 
 def kept_prefixes(engine: Any) -> int:
