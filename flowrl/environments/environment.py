@@ -319,6 +319,12 @@ class Environment(Env):
                 episode.scores[hook.name] = value
                 episode.give(hook.weight * value)
 
+    def _encoded_by(self, episode: Episode) -> tuple[Any, ...]:
+        said = episode.observation
+        if not isinstance(said, Replied):
+            return (said,)
+        return repr(said.messages), episode.tokens[-1] if episode.tokens else None
+
     def _encode(self, tokenizer: Any, episode: Episode) -> list[int]:
         said = episode.observation
         if isinstance(said, Replied):

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: What ``row`` holds besides the columns of the data: a seed that all episodes of a task share.
 TASK_SEED = "task_seed"
+#: Observations of so many characters at most are remembered with their ids, and so many of them.
+SHORT, MOST_ENCODED = 200, 10_000
 
 
 def _columns(shape: CallShape) -> str:
@@ -135,6 +137,7 @@ class Game:
         self.known = answers.known if answers is not None else None
         self.told: dict[tuple[int, str], Row] = {}  # by row and function, as notes name them
         self.numbers: dict[str, int] = {}  # of observations as anchors
+        self.encoded: dict[tuple[Any, ...], list[int]] = {}  # ids of short observations
         self.episodes: dict[int, Episode | Played] = self._played()
         fresh = len(self.episodes) < len(rows)
         self.room: int | None = policy.positions if fresh else None
@@ -496,9 +499,21 @@ class Env(Worker):
         """Grade the episodes of a prompt that did not fail, by their rows."""
 
     def _observe(self, game: Game, episode: Episode) -> None:
-        """Append the latest observation to the tokens."""
-        if episode.observation:
-            episode.observe(self._encode(game.tokenizer, episode))
+        """Append the latest observation to the tokens. A short one is encoded once: episodes of a task see the same."""
+        said = episode.observation
+        if not said:
+            return
+        key = self._encoded_by(episode) if len(said) <= SHORT else None
+        ids = game.encoded.get(key) if key is not None else None
+        if ids is None:
+            ids = self._encode(game.tokenizer, episode)
+            if key is not None and len(game.encoded) < MOST_ENCODED:
+                game.encoded[key] = ids
+        episode.observe(ids)
+
+    def _encoded_by(self, episode: Episode) -> tuple[Any, ...]:
+        """What the ids of the latest observation depend on."""
+        return (episode.observation,)
 
     def _encode(self, tokenizer: Any, episode: Episode) -> list[int]:
         """The ids of the latest observation."""

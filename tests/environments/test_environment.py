@@ -92,6 +92,30 @@ def test_the_episodes_of_a_task_share_a_seed_and_have_one_of_their_own():
     assert seeds("shared", rows=rows) == [7.0] * 4, "a column of the data comes first"
 
 
+def test_equal_short_replies_are_encoded_once_and_long_ones_each_time(monkeypatch):
+    from flowrl.environments import environment
+
+    encoded: list[tuple[str, int | None]] = []
+
+    def count(messages, tokenizer, *, last, tools):
+        encoded.append((messages[0]["content"], last))
+        return ids_behind(messages, tokenizer, last=last, tools=tools)
+
+    ids_behind = environment.ids_behind
+    monkeypatch.setattr(environment, "ids_behind", count)
+    found = played(Talk(), n=8)
+    assert len(encoded) == len(set(encoded)) < found.turns.values.sum() - 48
+    once = len(encoded)
+
+    class Long(Talk):
+        def respond(self, state):
+            return "c" * 201
+
+    encoded.clear()
+    played(Long(), n=8)
+    assert len(encoded) > len(set(encoded)) and len(encoded) > once
+
+
 def test_async_functions_give_what_plain_ones_give():
     class Async(Talk):
         async def setup(self, state):
