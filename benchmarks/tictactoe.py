@@ -63,10 +63,10 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
     figure, axis = pyplot.subplots(figsize=(6, 3.2))
     for run in runs:
-        each = run["games"] / run["steps"] * WINDOW
+        each = run["games"] / run["steps"] * WINDOW / 1000
         axis.plot([each * (i + 0.5) for i in range(len(run["curve"]))], run["curve"], label=f"seed {run['seed']}")
     axis.axhline(LOST, linewidth=0.7, color="#999999", linestyle=":")
-    axis.set(xlabel="games played", ylabel="share of games lost, sampled", yscale="log")
+    axis.set(xlabel="thousand games played", ylabel="share of games lost, sampled", ylim=(0, None))
     axis.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

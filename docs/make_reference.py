@@ -75,6 +75,7 @@ PAGES = (
         {
             "An environment": ("fl.environments.Environment", "fl.environments.State"),
             "An agent": ("fl.environments.AgentEnvironment", "fl.environments.Task"),
+            "Of other packages": ("fl.environments.GymnasiumEnvironment",),
             "What ends and grades it": (
                 "fl.environments.stop",
                 "fl.environments.reward",
@@ -282,6 +283,7 @@ METHODS = {
     "fl.Loss": ("compute",),
     "fl.testing.FakeEngine": ("tokenizer", "generate", "submit", "step", "running", "abort", "pause", "resume",
                               "stream"),
+    "fl.environments.GymnasiumEnvironment": ("make", "show", "read"),
     "fl.environments.Environment": ("rows", "setup", "respond", "source", "source_of", "grade"),
     "fl.data.Source": ("schema", "cursor", "to_batch"),
     "fl.data.Mixture": ("schema", "cursor", "to_batch"),

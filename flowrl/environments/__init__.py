@@ -6,6 +6,7 @@ docs/environments.md shows one in twenty lines.
 from __future__ import annotations
 
 from . import verify
+from .adapters.gymnasium_environment import GymnasiumEnvironment
 from .environment import Environment, State
 from .gateway.agent_environment import AgentEnvironment
 from .gateway.agents import Task
@@ -15,6 +16,7 @@ from .loading import find_environment, load_environment
 __all__ = [
     "AgentEnvironment",
     "Environment",
+    "GymnasiumEnvironment",
     "State",
     "Task",
     "find_environment",
