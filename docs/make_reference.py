@@ -75,7 +75,7 @@ PAGES = (
         {
             "An environment": ("fl.environments.Environment", "fl.environments.State"),
             "An agent": ("fl.environments.AgentEnvironment", "fl.environments.Task"),
-            "Of other packages": ("fl.environments.GymnasiumEnvironment",),
+            "Of other packages": ("fl.environments.GymnasiumEnvironment", "fl.environments.VerifiersEnvironment"),
             "What ends and grades it": (
                 "fl.environments.stop",
                 "fl.environments.reward",
@@ -284,6 +284,7 @@ METHODS = {
     "fl.testing.FakeEngine": ("tokenizer", "generate", "submit", "step", "running", "abort", "pause", "resume",
                               "stream"),
     "fl.environments.GymnasiumEnvironment": ("make", "show", "read"),
+    "fl.environments.VerifiersEnvironment": ("make",),
     "fl.environments.Environment": ("rows", "setup", "respond", "source", "source_of", "grade"),
     "fl.data.Source": ("schema", "cursor", "to_batch"),
     "fl.data.Mixture": ("schema", "cursor", "to_batch"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from . import verify
 from .adapters.gymnasium_environment import GymnasiumEnvironment
+from .adapters.verifiers_environment import VerifiersEnvironment
 from .environment import Environment, State
 from .gateway.agent_environment import AgentEnvironment
 from .gateway.agents import Task
@@ -19,6 +20,7 @@ __all__ = [
     "GymnasiumEnvironment",
     "State",
     "Task",
+    "VerifiersEnvironment",
     "find_environment",
     "group_reward",
     "load_environment",
