@@ -8,7 +8,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,8 @@ class Recorder:
             self.write("timeline", {**where, **said, "call": timing.call, "piece": timing.chunk})
         traffic = step.traffic
         lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
-        self.write("traffic", {"program": program, "step": step.number, **asdict(traffic), **lengths})
+        moved = asdict(replace(traffic, prompts=[], responses=[])) | lengths
+        self.write("traffic", {"program": program, "step": step.number, **moved})
         for line in digest_lines(step.made):
             self.write("digests", {"program": program, "step": step.number, **line})
 

@@ -87,8 +87,7 @@ def _mixed_contents(column: Column) -> Any:
     import numpy as np
 
     if isinstance(column.values, list):
-        texts = [json.dumps(value, sort_keys=True, default=_kind).encode() for value in column.values]
-        return np.array([_number(text) for text in texts], np.int64)
+        return np.array([_number(_as_json(value).encode()) for value in column.values], np.int64)
     found = _mixed_words(_words(raw_bytes(column.values), len(column.values)))
     if column.lengths is None:
         return found
@@ -126,6 +125,9 @@ def _number(text: bytes) -> int:
 def _kind(value: object) -> str:
     """What stands for a value that JSON does not know: an address would differ from run to run."""
     return f"<{type(value).__name__}>"
+
+
+_as_json = json.JSONEncoder(sort_keys=True, default=_kind).encode  # one for all rows: json.dumps makes one for each
 
 
 def keys_to_text(keys: Iterable[Key]) -> str:

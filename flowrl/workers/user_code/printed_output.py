@@ -56,16 +56,6 @@ def bounded_output(row: Callable[[], Row], warn: Callable[[str], None]) -> Itera
         _CALL.reset(token)
 
 
-@contextmanager
-def printing_for(row: Row) -> Iterator[None]:
-    """Inside the block it is this row that prints."""
-    token = PRINTING.set(row)
-    try:
-        yield
-    finally:
-        PRINTING.reset(token)
-
-
 def _watch(stream: Any) -> None:
     """Have a stream ask the call that writes to it. What has the stream already, such as a logger, asks too."""
     plain = getattr(stream, "write", None)

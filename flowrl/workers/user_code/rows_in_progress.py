@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -171,21 +171,20 @@ def deaths(folder: Path) -> Counter[tuple[Any, ...]]:
 
 
 def _written(row: Row, since: float) -> bytes:
-    """The line of a row. It is made for every row, so by hand."""
-    said = {
-        "program": row.program,
-        "step": row.step,
-        "op": row.op[:80],
-        "key": row.key,
-        "code": row.code[-160:],
-        "prompt": row.prompt[:_PROMPT],
-        "rows": row.rows,
-        "since": since,
-    }
-    line = json.dumps(said).encode()
+    """The line of a row, JSON. It is made for every row, so what all rows of a call have is made once."""
+    before, code = _of_all_rows(row.program, row.step, row.op[:80], row.code[-160:])
+    prompt = json.dumps(row.prompt[:_PROMPT])
+    line = f'{before}{list(row.key)}, "code": {code}, "prompt": {prompt}, "rows": {row.rows}, "since": {since!r}}}'
     if len(line) >= _LINE:
-        line = json.dumps({**said, "prompt": "", "code": said["code"][-40:]}).encode()[: _LINE - 1]
-    return line.ljust(_LINE - 1) + b"\n"
+        code = json.dumps(row.code[-40:])
+        line = f'{before}{list(row.key)}, "code": {code}, "prompt": "", "rows": {row.rows}, "since": {since!r}}}'
+    return line.encode()[: _LINE - 1].ljust(_LINE - 1) + b"\n"
+
+
+@lru_cache(maxsize=8)
+def _of_all_rows(program: str, step: int, op: str, code: str) -> tuple[str, str]:
+    """What lines of rows begin with, and their code, as JSON."""
+    return json.dumps({"program": program, "step": step, "op": op})[:-1] + ', "key": ', json.dumps(code)
 
 
 def _read(line: dict[str, Any]) -> Row:

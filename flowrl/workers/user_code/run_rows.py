@@ -13,7 +13,7 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from .failed_rewards import Late
-from .printed_output import PRINTING, printing_for
+from .printed_output import PRINTING
 from .rows_in_progress import Notes, Row
 
 #: Which row a call is at, by its place among the rows of the call.
@@ -21,7 +21,7 @@ At = Callable[[int], Row]
 #: Told what a row gave, by its place, as soon as it is there.
 Tell = Callable[[int, Any], None]
 _SLACK = 0.2  # seconds that an event loop has to end a row by itself
-_AT_ONCE = 0.001  # seconds within which a row is done before others are begun beside it
+_AT_ONCE = 0.001  # seconds between two looks at whether a row is done before others are begun beside it
 
 
 def run_rows(
@@ -53,9 +53,9 @@ def run_rows(
 def called(job: Callable[[], Any], notes: Notes, row: Row) -> Any:
     """What a call gives, or its exception. Ctrl-C, which only the main thread is told of, ends the call."""
     number, process = notes.begin(row), os.getpid()
+    printing = PRINTING.set(row)
     try:
-        with printing_for(row):
-            return job()
+        return job()
     except KeyboardInterrupt as error:
         if threading.current_thread() is threading.main_thread():
             raise
@@ -63,6 +63,7 @@ def called(job: Callable[[], Any], notes: Notes, row: Row) -> Any:
     except BaseException as error:  # also an exit that user code asks for: nobody else is told of it here
         return error
     finally:
+        PRINTING.reset(printing)
         if os.getpid() != process:
             notes.end_fork(row)
         notes.end(number)
@@ -115,8 +116,14 @@ def _run_threads(
     if rows:
         spawn()
     with change:
-        # Threads of quick rows hold each other up: there are others once a row is not done at once.
-        while waiting and (not started or time.monotonic() - min(started.values()) < _AT_ONCE):
+        # Threads of quick rows hold each other up: there are others once a row is still there at a second look. Its
+        # age does not say that: this process may not have run meanwhile.
+        looked_at = None
+        while waiting:
+            oldest = min(started, key=started.__getitem__, default=None)
+            if oldest is not None and oldest == looked_at:
+                break
+            looked_at = oldest
             change.wait(_AT_ONCE)
         for _ in range(min(concurrency - 1, len(waiting))):
             spawn()

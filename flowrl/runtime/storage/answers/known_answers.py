@@ -13,6 +13,7 @@ from ....batch import Batch, CallInfo, Column, Key
 from ....column import raw_bytes
 
 _ROWS_NAMED = 4  # in a message
+_as_json = json.JSONEncoder(sort_keys=True).encode  # one for all rows: json.dumps makes one for each
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def _contents(name: str, column: Column) -> list[bytes]:
     """The contents of a column, row by row."""
     head = f"{name}:{column.type}:".encode()
     if isinstance(column.values, list):
-        return [head + json.dumps(value, sort_keys=True).encode() for value in column.values]
+        return [head + _as_json(value).encode() for value in column.values]
     raw, count = raw_bytes(column.values), len(column.values)
     size = len(raw) // max(1, count)  # of an element along the first dim
     ends = range(count + 1) if column.lengths is None else column.offsets.tolist()
