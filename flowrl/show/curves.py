@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 POINTS = 800  # of a curve; more are brought together, each with its mean and its range
@@ -30,31 +33,54 @@ def curves(
 
     Where a loop has more than ``points`` values, neighbours are brought together: ``mean``, ``low`` and ``high``.
     """
-    lines = connection.execute("SELECT at, loop, step, clock FROM lines WHERE program = ?", (program,))
-    places = {at: (loop, step, clock) for at, loop, step, clock in lines}
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name in names:
-        loops: dict[int, list[tuple[int, float, float]]] = {}
-        named = "SELECT id FROM names WHERE program = ? AND name = ?"
-        values = connection.execute(f"SELECT at, value FROM points WHERE name = ({named}) ORDER BY at", (program, name))
-        for at, value in values:
-            loop, step, clock = places[at]
-            loops.setdefault(loop, []).append((step, clock, value))
-        found[name] = [{"loop": loop, **_thinned(points_, points)} for loop, points_ in loops.items()]
+    lines = connection.execute("SELECT at, loop, step, clock FROM lines WHERE program = ? ORDER BY at", (program,))
+    places: dict[int, tuple[int, float]] = {}
+    begins: dict[int, int] = {}  # where the first line of each loop is
+    for at, loop, step, clock in lines:
+        places[at] = step, clock
+        begins.setdefault(loop, at)
+    return {name: _loops(*_points(connection, program, name), places, begins, points) for name in names}
+
+
+def _points(connection: sqlite3.Connection, program: str, name: str) -> tuple[array[int], array[float]]:
+    """Where the lines of a metric are, and its numbers."""
+    ats, numbers = array("q"), array("d")
+    blocks = connection.execute(
+        "SELECT ats, numbers FROM points WHERE name = (SELECT id FROM names WHERE program = ? AND name = ?) "
+        "ORDER BY last_at",
+        (program, name),
+    )
+    for some_ats, some_numbers in blocks:
+        ats.frombytes(some_ats)
+        numbers.frombytes(some_numbers)
+    return ats, numbers
+
+
+def _loops(
+    ats: array[int],
+    numbers: array[float],
+    places: Mapping[int, tuple[int, float]],
+    begins: Mapping[int, int],
+    most: int,
+) -> list[dict[str, Any]]:
+    """The values of each loop that has any, brought together to ``most`` points."""
+    edges = [bisect_left(ats, at) for at in begins.values()] + [len(ats)]
+    found = []
+    for loop, (begin, end) in zip(begins, pairwise(edges), strict=True):
+        if begin == end:
+            continue
+        together = -(-(end - begin) // most)
+        parts = [numbers[i : min(i + together, end)] for i in range(begin, end, together)]
+        last = [places[ats[min(i + together, end) - 1]] for i in range(begin, end, together)]
+        curve: dict[str, Any] = {
+            "loop": loop,
+            "count": end - begin,
+            "last": numbers[end - 1],
+            "step": [step for step, _ in last],
+            "clock": [round(clock, 3) for _, clock in last],
+            "mean": [sum(part) / len(part) for part in parts],
+        }
+        if together > 1:
+            curve |= {"low": [min(part) for part in parts], "high": [max(part) for part in parts]}
+        found.append(curve)
     return found
-
-
-def _thinned(values: Sequence[tuple[int, float, float]], points: int) -> dict[str, Any]:
-    together = -(-len(values) // points)
-    parts = [values[i : i + together] for i in range(0, len(values), together)]
-    numbers = [[value for *_, value in part] for part in parts]
-    thinned: dict[str, Any] = {
-        "count": len(values),
-        "last": values[-1][2],
-        "step": [part[-1][0] for part in parts],
-        "clock": [round(part[-1][1], 3) for part in parts],
-        "mean": [sum(some) / len(some) for some in numbers],
-    }
-    if together > 1:
-        thinned |= {"low": [min(some) for some in numbers], "high": [max(some) for some in numbers]}
-    return thinned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from .read_lines import FoundLine, is_as_it_was, mark_at, new_lines
 from .store import Store
 
-PORTION = 4000  # lines that are written at once
+PORTION = 10_000  # lines that are written at once
 PORTION_BYTES = 16 << 20
 SEARCHED = 100_000  # characters of a row that are searched
 EVENT = 4000  # characters of an event that the list of events has
@@ -56,7 +57,7 @@ class Indexer:
             position = skipped = 0
         try:
             with path.open("rb") as file:
-                lines = list(_portion_of(new_lines(file, position)))
+                lines = list(_portion_of(new_lines(file, position, short=name == "trajectories")))
                 if not lines and not anew:
                     return False
                 end = lines[-1].at + lines[-1].size if lines else 0
@@ -102,7 +103,7 @@ def _metrics(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None
     last: dict[str, tuple[int, int]] = {}
     clock = connection.execute("SELECT coalesce(max(clock), 0) FROM lines").fetchone()[0]
     ids = {(p, n): id for id, p, n in connection.execute("SELECT id, program, name FROM names")}
-    points: list[tuple[int, int, float]] = []
+    points: dict[int, tuple[array[int], array[float]]] = {}  # by metric: where its lines are, and its numbers
     for line in lines:
         record = line.record or {}
         program, step = _text(record.get("program")), _whole(record.get("step"))
@@ -123,8 +124,15 @@ def _metrics(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None
             id = ids.get((program, name))
             if id is None:
                 ids[program, name] = id = _id_of(connection, program, storable(name))
-            points.append((id, line.at, number))
-    connection.executemany("INSERT INTO points VALUES (?, ?, ?)", sorted(points))  # in the order of the table: faster
+            if id not in points:
+                points[id] = array("q"), array("d")
+            ats, numbers = points[id]
+            ats.append(line.at)
+            numbers.append(number)
+    connection.executemany(
+        "INSERT INTO points VALUES (?, ?, ?, ?, ?)",
+        [(id, ats[-1], numbers[-1], ats.tobytes(), numbers.tobytes()) for id, (ats, numbers) in points.items()],
+    )
 
 
 def _id_of(connection: sqlite3.Connection, program: str, name: str) -> int:
@@ -198,7 +206,7 @@ def _trajectories(connection: sqlite3.Connection, lines: Sequence[FoundLine]) ->
         prompt = storable(str(key[0]))[:200] if isinstance(key, list) and key else ""
         reward = reward_of(record)
         where = (program, step, prompt)
-        rows.append((n, *where, json.dumps(key)[:200], reward, _tokens(record), line.at, line.size))
+        rows.append((n, *where, json.dumps(key)[:200], reward, _tokens(line), line.at, line.size))
         words.append((n, storable("\n".join(searched_texts(record))[:SEARCHED])))
         found = prompts.setdefault(where, [0, 0.0, math.inf, -math.inf])
         found[0] += 1
@@ -239,10 +247,12 @@ def searched_texts(record: dict[str, Any]) -> Iterator[str]:
             yield from (m["content"] for m in value if isinstance(m, dict) and isinstance(m.get("content"), str))
 
 
-def _tokens(record: dict[str, Any]) -> int:
+def _tokens(line: FoundLine) -> int:
     for name in ("response_ids", "tokens"):
-        if isinstance(record.get(name), list):
-            return len(record[name])
+        if name in line.lengths:
+            return line.lengths[name]
+        if line.record and isinstance(line.record.get(name), list):
+            return len(line.record[name])
     return 0
 
 

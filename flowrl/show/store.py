@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-VERSION = 1  # of the tables below; an index of another one is made anew
+VERSION = 2  # of the tables below; an index of another one is made anew
 
-#: ``at`` is where a line begins in its file, so lines are in the order in which they were written.
+#: ``at`` is where a line begins in its file, so lines are in the order in which they were written. ``points`` has what
+#: a portion of the lines says of a metric: where these lines are (``ats``, i64), their ``numbers`` (f64), and the last
+#: of both.
 _TABLES = """
 CREATE TABLE files(name TEXT PRIMARY KEY, position INTEGER, mark INTEGER, skipped INTEGER);
 CREATE TABLE lines(at INTEGER PRIMARY KEY, program TEXT, loop INTEGER, step INTEGER, clock REAL);
 CREATE TABLE names(id INTEGER PRIMARY KEY, program TEXT, name TEXT, UNIQUE(program, name));
-CREATE TABLE points(name INTEGER, at INTEGER, value REAL, PRIMARY KEY(name, at)) WITHOUT ROWID;
+CREATE TABLE points(name INTEGER, last_at INTEGER, last REAL, ats BLOB, numbers BLOB);
+CREATE INDEX points_by_name ON points(name, last_at);
 CREATE TABLE bars(at INTEGER PRIMARY KEY, program TEXT, step INTEGER, node TEXT, pool TEXT, start REAL, end REAL,
     rows INTEGER, tokens INTEGER, call INTEGER, piece INTEGER);
 CREATE INDEX bars_by_start ON bars(start);

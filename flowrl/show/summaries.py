@@ -34,7 +34,8 @@ def counts(connection: sqlite3.Connection) -> dict[str, Any]:
     alarms = connection.execute("SELECT count(*) FROM events WHERE kind IN ('alarm', 'failed', 'lost')").fetchone()[0]
     rows = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'rows'").fetchone()
     reward = connection.execute(
-        "SELECT value FROM points WHERE name IN (SELECT id FROM names WHERE name = 'reward') ORDER BY at DESC LIMIT 1"
+        "SELECT last FROM points WHERE name IN (SELECT id FROM names WHERE name = 'reward') "
+        "ORDER BY last_at DESC LIMIT 1"
     ).fetchone()
     return {
         "lines": steps[0],

@@ -7,6 +7,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from show_runs import HOSTILE, hostile_folder, lines, row, run_folder
 
 from flowrl.show import read_lines
@@ -106,6 +108,39 @@ def test_lines_that_are_no_records_are_left_out_and_counted(tmp_path: Path) -> N
     assert rewards(store) == [0.0, 0.1, 0.2, 0.5]
     with store.reading() as connection:
         assert connection.execute("SELECT skipped FROM files WHERE name = 'metrics'").fetchone() == (3,)
+
+
+def test_rows_with_long_lists_are_found_by_their_lengths_words_and_rewards(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", steps=0)
+    text = 'he wrote "tokens": [' + "1, " * 60 + "1] and \\"
+    long = {"response_ids": [7] * 90, "rollout_logprobs": [-0.25] * 90, "response_mask": [True, False] * 45}
+    lines(run, "trajectories", row(0, 0, 0, **long, response=text, rewards=[0.5] * 40 + [2.5], **{"last\\": [3] * 99}))
+    lines(run, "trajectories", row(0, 0, 1, response_ids=[], response="after it"))
+    store = indexed(run, tmp_path / "cache")
+    assert [(r["tokens"], r["reward"], r["key"]) for r in found(store)] == [(0, 1.0, "[0, 1]"), (90, 2.5, "[0, 0]")]
+    assert len(found(store, text='"1 1 1 1 1 1 and"')) == 1
+
+
+_numbers = st.lists(st.one_of(st.integers(), st.floats(), st.booleans()), max_size=40)
+_anything = st.recursive(
+    st.one_of(st.none(), st.text(), st.integers(), _numbers),
+    lambda inside: st.dictionaries(st.text(), inside, max_size=4),
+)
+
+
+@given(st.dictionaries(st.text('": [],\\ab1', max_size=8), st.one_of(_anything, st.text('": [],\\ab1')), max_size=6))
+def test_only_long_lists_of_numbers_are_left_out(record: dict) -> None:
+    kept, lengths = read_lines.count_long_lists(json.dumps(record).encode())
+    assert same(json.loads(kept), record, lengths)
+
+
+def same(kept: object, record: object, lengths: dict[str, int]) -> bool:
+    """Whether what was kept is the record but for lists that were counted."""
+    if isinstance(record, dict) and isinstance(kept, dict):
+        return list(kept) == list(record) and all(same(kept[name], record[name], lengths) for name in record)
+    if isinstance(record, list) and record and kept == []:
+        return len(record) in lengths.values() and len(json.dumps(record)) > read_lines.LONG_LIST
+    return json.dumps(kept) == json.dumps(record)
 
 
 def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
