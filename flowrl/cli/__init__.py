@@ -21,6 +21,7 @@ from .completion import completion_command
 from .diff import diff_command
 from .doctor import doctor_command
 from .eval import eval_command
+from .export import export_command
 from .gap import gap_command
 from .graph import add_options as graph_options
 from .graph import graph_command, graph_of_run
@@ -58,6 +59,7 @@ WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
     "replay": replay_command,
     "doctor": doctor_command,
     "eval": eval_command,
+    "export": export_command,
     "new": new_command,
     "completion": lambda words: completion_command(words, lambda asked: _command([*asked], None)),
 }

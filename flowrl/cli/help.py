@@ -107,6 +107,14 @@ GROUPS: dict[str, dict[str, About]] = {
                 "flowrl eval --compare before after",
             ),
         ),
+        "export": About(
+            "RUN FOLDER",
+            "write the model of a checkpoint as a Hugging Face folder, and push it where that is asked for",
+            (
+                "flowrl export runs/grpo my_model",
+                "flowrl export runs/grpo my_model --checkpoint best --dtype bf16 --push-to-hub me/my_model",
+            ),
+        ),
     },
     "in the shell": {
         "completion": About(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import flowrl
-from flowrl.cli import OF_SCRIPTS, completion, diff, doctor, gap, main, new, replay, show
+from flowrl.cli import OF_SCRIPTS, completion, diff, doctor, export, gap, main, new, replay, show
 from flowrl.cli.eval import read_options as read_eval
 from flowrl.cli.help import COMMANDS, new_parser
 from flowrl.cli.timeline import read_options
@@ -26,6 +26,7 @@ OF_RUNS = {
     "doctor": doctor.read_options,
     "show": show.read_options,
     "eval": read_eval,
+    "export": export.read_options,
     "new": new.read_options,
     "completion": completion.read_options,
 }
@@ -181,7 +182,7 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
     [
         (
             ["chek", "SCRIPT"],
-            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, new, run, show, timeline, calibrate, gap, diff, replay, doctor, eval, completion.\n  fix  Did you mean flowrl check?",
+            "'chek' is no command; the commands are check, graph, plan, simulate, reshard, new, run, show, timeline, calibrate, gap, diff, replay, doctor, eval, export, completion.\n  fix  Did you mean flowrl check?",
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from typing import Any
 
 import flowrl as fl
 from flowrl import rl
@@ -37,7 +38,7 @@ def _named(node: ast.expr) -> list[str]:
 
 def _fits(call: ast.Call) -> bool:
     name, *parts = _named(call.func)
-    found = HERE[name]
+    found: Any = HERE[name]
     for part in parts:
         if (found := getattr(found, part, None)) is None:
             return False

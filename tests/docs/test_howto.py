@@ -13,6 +13,7 @@ from page_calls import wrong_arguments
 from small_chat import save_small_chat
 
 from flowrl.cli import main, show
+from flowrl.show.find_runs import find_runs
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {page.stem: page.read_text() for page in sorted((DOCS / "howto").glob("*.md")) if page.stem != "index"}
@@ -62,7 +63,7 @@ def write(text: str) -> bool:
     """Write a block that names its file in its first line, with fewer and shorter rows; returns whether it does."""
     named = re.match(r"# (\w+\.(?:py|yaml))\n", text)
     if named:
-        Path(named[1]).write_text(re.sub(r"\b(batch|max_tokens)=\d+", r"\1=8", text))
+        Path(named[1]).write_text(re.sub(r"\b(batch|max_tokens|tokens)=\d+", r"\1=8", text))
     return bool(named)
 
 
@@ -70,14 +71,13 @@ def run(line: str) -> bool:
     """Run a command with a hundredth of its steps; a page is not served. Returns whether it is one of flowrl."""
     if line.startswith(ELSEWHERE):
         return False
-    words = shlex.split(re.sub(r"(--[\w-]*(?:steps|every)) (\d+)", fewer, line), comments=True)
+    words = shlex.split(re.sub(r"(--[\w.-]*(?:steps|every)) (\d+)", fewer, line), comments=True)
     assert words[0] == "flowrl", line
     if words[1] == "show":
-        show.read_options(words[2:])
-        assert all((path / "run.json").exists() for path in map(Path, words[2:]) if not str(path).startswith("-"))
+        assert find_runs(show.read_options(words[2:]).run)
         return True
-    expected = 1 if words[1] == "diff" else 0  # runs that were asked for otherwise differ
-    assert main(words[1:]) == expected, line
+    fails = words[1] == "diff" or line.endswith("# fails")  # runs that were asked for otherwise differ
+    assert main(words[1:]) == int(fails), line
     return True
 
 

@@ -8,11 +8,16 @@ from typing import Any
 
 
 def model_card(
-    record: Mapping[str, Any], worker: str, history: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None = None
+    record: Mapping[str, Any],
+    worker: str,
+    history: Sequence[Mapping[str, Any]],
+    best: Mapping[str, Any] | None = None,
+    checkpoint: str = "",
 ) -> str:
     """Return the card of a worker's model as Markdown, from run.json and the lines of metrics.
 
-    ``best`` says that it is that of the best checkpoint, by which metric of which step.
+    ``best`` says that it is that of the best checkpoint, by which metric of which step; ``checkpoint`` of which one
+    it is, where its weights are not the last ones.
     """
     workers: Mapping[str, str] = record.get("inputs", {}).get("workers", {})
     mine = {n.partition(": ")[2]: value for n, value in workers.items() if n.startswith(f"{worker}: ")}
@@ -28,7 +33,7 @@ def model_card(
         "",
         f"# {worker}, trained with flowrl",
         "",
-        _about(record, best),
+        _about(record, best, checkpoint),
         "",
         "| asked for | |",
         "|---|---|",
@@ -45,8 +50,10 @@ def model_card(
     return "\n".join(lines)
 
 
-def _about(record: Mapping[str, Any], best: Mapping[str, Any] | None) -> str:
-    what = "The final weights" if best is None else f"The weights of the best checkpoint, by `{best['metric']}`,"
+def _about(record: Mapping[str, Any], best: Mapping[str, Any] | None, checkpoint: str) -> str:
+    what = f"The weights of checkpoint `{checkpoint}`" if checkpoint else "The final weights"
+    if best is not None:
+        what = f"The weights of the best checkpoint, by `{best['metric']}`,"
     code = (
         f" on commit `{record['commit']}`{' with changes' if record.get('dirty') else ''}"
         if record.get("commit")

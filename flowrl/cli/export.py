@@ -1,0 +1,49 @@
+"""``flowrl export``: the weights of a run's checkpoint as a Hugging Face folder, looked at before it is handed out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UsageError
+from .export_model import DTYPES, export_model
+from .help import new_parser
+from .options import read_words
+from .push_to_hub import open_hub
+
+
+def export_command(words: Sequence[str]) -> int:
+    """Write the folder, and push it where that is asked for. Returns the exit status."""
+    options = read_options(words)
+    hub = open_hub(options.push_to_hub) if options.push_to_hub else None  # whoever cannot push is told at once
+    exported = export_model(
+        options.run, options.folder, worker=options.worker, checkpoint=options.checkpoint, dtype=options.dtype
+    )
+    print(f"{options.folder}: '{exported.worker}' as of {exported.place}, {exported.dtype}")
+    print(f"transformers loads it; of {exported.tokens} tokens no logit differs by more than {exported.difference:.1g}")
+    if hub is not None:
+        print(f"pushed: {hub.push(options.folder, private=not options.public)}")
+    return 0
+
+
+def read_options(words: Sequence[str]) -> argparse.Namespace:
+    """The options of this command. Raises UsageError."""
+    if not words:
+        raise UsageError("flowrl export needs the folder of a run.", fix="Write flowrl export RUN FOLDER.")
+    parser = new_parser("export", "RUN FOLDER")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of the run; its script is loaded, not run")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="where the model goes: a new folder, or an empty one"
+    )
+    parser.add_argument("--worker", metavar="NAME", help="the actor; default: the one that is trained")
+    parser.add_argument(
+        "--checkpoint", default="last", metavar="WHICH", help="last, best (see --keep-best), or its number (last)"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="round the weights to it; default: as they are trained")
+    parser.add_argument("--push-to-hub", metavar="USER/NAME", help="then push it to the Hugging Face hub, as private")
+    parser.add_argument("--public", action="store_true", help="with --push-to-hub: everybody may see it")
+    options = read_words(parser, words, "flowrl export --help")
+    if options.public and not options.push_to_hub:
+        raise UsageError("--public says who may see a model on the hub, and none is pushed.", fix="Add --push-to-hub.")
+    return options
