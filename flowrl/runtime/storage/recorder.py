@@ -29,6 +29,7 @@ from .traffic import spread
 STREAMS = ("metrics", "timeline", "traffic", "digests", "ledger", "trajectories", "events")
 SOURCES = 50  # whose rewards are told apart
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
+_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
 
 
@@ -94,17 +95,20 @@ class Recorder:
 
     def note(self, program: str, step: Step) -> None:
         """Write what ran in a step, what moved, and digests of what was made."""
+        timeline: list[dict[str, Any]] = []
         for timing in step.timings:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
             said = {"start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens}
-            self.write("timeline", {**where, **said, "call": timing.call, "piece": timing.chunk})
+            timeline.append({**where, **said, "call": timing.call, "piece": timing.chunk})
+        self.write_all("timeline", timeline)
         traffic = step.traffic
         lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
         moved = asdict(replace(traffic, prompts=[], responses=[])) | lengths
         self.write("traffic", {"program": program, "step": step.number, **moved})
-        for line in digest_lines(step.made):
-            self.write("digests", {"program": program, "step": step.number, **line})
+        self.write_all(
+            "digests", [{"program": program, "step": step.number, **line} for line in digest_lines(step.made)]
+        )
 
     def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
         """A line for each number of a step that was logged: between steps a program may count by itself.
@@ -137,8 +141,14 @@ class Recorder:
 
     def write(self, stream: str, line: Mapping[str, Any]) -> None:
         """Append a line; NaN and infinities are written as null, as JSON has none."""
-        self._files[stream].append(json.dumps(_finite(line), ensure_ascii=False))
-        self.tell(stream, line)
+        self.write_all(stream, [line])
+
+    def write_all(self, stream: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines, all at once."""
+        if lines:
+            self._files[stream].append("\n".join(map(_text, lines)))
+        for line in lines:
+            self.tell(stream, line)
 
     def marks(self) -> dict[str, tuple[int, str]]:
         """How long each file is now, and its checksum, for a checkpoint."""
@@ -320,6 +330,13 @@ def _number(value: Any) -> Any:
     if isinstance(value, Column):
         return value.mean()
     return value.item() if hasattr(value, "item") else value
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    try:
+        return _as_json(line)
+    except ValueError:  # a number is not finite
+        return _as_json(_finite(line))
 
 
 def _finite(value: Any) -> Any:
