@@ -21,18 +21,18 @@ from typing import Any
 
 #: Where each point is: what a rank is asked for, and inside of that what the wire does.
 POINTS = {
-    "open": ("flowrl.runtime.distributed.rank", "Rank", "open"),
+    "open": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "open"),
     "run": (
-        "flowrl.runtime.distributed.rank",
+        "flowrl.runtime.distributed.rank_process.rank",
         "Rank",
         "run",
     ),  # its point is the title of the call, such as actor.update
-    "sums": ("flowrl.runtime.distributed.rank", "Rank", "sums"),
-    "connect": ("flowrl.runtime.distributed.rank", "Rank", "connect"),
-    "move": ("flowrl.runtime.distributed.rank", "Rank", "move"),
-    "weights_written": ("flowrl.runtime.distributed.rank", "Rank", "weights_written"),
-    "capture_state": ("flowrl.runtime.distributed.rank", "Rank", "capture_state"),
-    "write_captured": ("flowrl.runtime.distributed.rank", "Rank", "write_captured"),
+    "sums": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "sums"),
+    "connect": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "connect"),
+    "move": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "move"),
+    "weights_written": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "weights_written"),
+    "capture_state": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "capture_state"),
+    "write_captured": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "write_captured"),
     "meet": ("flowrl.runtime.transfer.wire", "Wire", "_meet"),
     "slots": ("flowrl.runtime.transfer.wire", "Wire", "_who_reads"),
     "message": ("flowrl.runtime.transfer.wire", "Sending", "wait"),
@@ -147,7 +147,7 @@ class _Here:
 
 def arm(*, shared: bool = True) -> None:
     """Watch the points of this process, once. Without ``shared`` its weights go by gloo, as from host to host."""
-    from flowrl.runtime.distributed.rank import Rank
+    from flowrl.runtime.distributed.rank_process.rank import Rank
     from flowrl.runtime.transfer.wire import Wire
 
     if hasattr(Rank, "faults"):
@@ -163,6 +163,6 @@ def arm(*, shared: bool = True) -> None:
 
 def here() -> Any:
     """The rank of this process, where it is armed: :class:`_Here`."""
-    from flowrl.runtime.distributed.rank import Rank
+    from flowrl.runtime.distributed.rank_process.rank import Rank
 
     return getattr(Rank, "faults", None)

@@ -38,7 +38,7 @@ def fly(steps: int, plan: Path) -> dict[str, float]:
     """One process: load, trace, check, price and fly. Seconds by what they were spent on."""
     begun = time.perf_counter()
     sys.path.insert(0, str(HERE.parent / "algorithms"))
-    from flowrl.cli.script import load_script
+    from flowrl.cli.arguments.script import load_script
     from flowrl.placement.plan.plan import Plan
 
     flow = load_script(str(HERE.parent / "algorithms" / "ppo.py"))

@@ -95,7 +95,7 @@ def write_rows(file, draw, words, chance, *, step: int, rows: int, reward: float
 
 def write_record(folder: Path, steps: int) -> None:
     """A record with the graph of the shipped GRPO driver, where the checkout has it."""
-    from flowrl.cli.script import load_script
+    from flowrl.cli.arguments.script import load_script
     from flowrl.runtime.storage import run_record
 
     graph = load_script(str(Path(__file__).parents[1] / "algorithms" / "grpo.py")).graph().to_json()

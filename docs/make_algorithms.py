@@ -13,7 +13,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 from flowrl.flow import Flow
 from flowrl.graph.may_see_older_weights import trained_on
 from flowrl.graph.record import Graph, Node

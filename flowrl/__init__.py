@@ -31,7 +31,7 @@ from .workers.reference import Reference
 from .workers.reward import FunctionReward
 
 if TYPE_CHECKING:
-    from .cli.script import load_script
+    from .cli.arguments.script import load_script
     from .graph.draw import render
     from .placement.cost.given_costs import GivenCosts
 
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 #: What few scripts use is imported when it is first asked for.
-_LATER = {"GivenCosts": "placement.cost.given_costs", "load_script": "cli.script", "render": "graph.draw"}
+_LATER = {"GivenCosts": "placement.cost.given_costs", "load_script": "cli.arguments.script", "render": "graph.draw"}
 
 if not TYPE_CHECKING:  # a type checker would take any name to be there
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli import machine_report
+from flowrl.cli.machine import machine_report
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,7 +95,7 @@ def test_commands_find_them_by_name(in_empty_folder, installed):
 
 
 def test_the_doctor_knows_what_it_needs_without_the_source_tree(in_empty_folder):
-    asked = "from flowrl.cli import machine_report as machine; found = machine._requirements(); "
+    asked = "from flowrl.cli.machine import machine_report as machine; found = machine._requirements(); "
     asked += "print({extra: sorted(map(machine._bare, wanted)) for extra, wanted in found.items()})"
     of_wheel, of_tree = ast.literal_eval(in_empty_folder("python", "-c", asked)), machine_report._requirements()
     assert set(of_wheel) == set(of_tree) and len(of_tree["ray"]) == 2

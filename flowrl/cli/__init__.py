@@ -14,6 +14,8 @@ from pathlib import Path
 from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, did_you_mean
 from ..flow import Flow
 from ..graph.script.site import own_frames
+from .arguments.options import add_common
+from .arguments.script import load_script
 from .calibrate import calibrate_command
 from .check import add_options as check_options
 from .check import check_command
@@ -27,14 +29,12 @@ from .graph import add_options as graph_options
 from .graph import graph_command, graph_of_run
 from .help import COMMANDS, new_parser, overview
 from .new import new_command
-from .options import add_common
 from .plan import add_options as plan_options
 from .plan import plan_command, show_command
 from .replay import replay_command
 from .reshard import reshard_command
 from .run import add_options as run_options
 from .run import run_command
-from .script import load_script
 from .show import show_runs_command
 from .simulate import add_options as simulate_options
 from .simulate import simulate_command

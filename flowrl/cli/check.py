@@ -13,8 +13,8 @@ from ..errors import PlanError, UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check_program import Report
 from ..graph.tracing.trace_records import Lint
-from .options import parse
-from .study_options import add_study_options, load_plan, study_of
+from .arguments.options import parse
+from .arguments.study_options import add_study_options, load_plan, study_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

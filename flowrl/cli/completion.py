@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..shipped import names
+from .arguments.options import read_words
 from .help import COMMANDS, new_parser
-from .options import read_words
 
 #: Commands whose first word may be the name of a shipped algorithm.
 NAMED = ("new", *(name for name, about in COMMANDS.items() if about.takes == "SCRIPT"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..analysis.run_difference import compare_runs, in_words
 from ..errors import shown
-from .options import put, read_run_words
+from .arguments.options import put, read_run_words
 
 
 def diff_command(words: Sequence[str]) -> int:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..analysis.wait_story import wait_story
+from .arguments.options import put, read_words
 from .help import new_parser
-from .options import put, read_words
 
 if TYPE_CHECKING:
-    from .self_test import Trial
+    from .machine.self_test import Trial
 
 
 def doctor_command(words: Sequence[str]) -> int:
@@ -41,8 +41,8 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
 
 def _look_at_machine(options: argparse.Namespace) -> int:
     """Print what the machine has, and with ``--test`` what became of each runtime."""
-    from .machine_report import this_machine
-    from .self_test import PLANS, try_runtime
+    from .machine.machine_report import this_machine
+    from .machine.self_test import PLANS, try_runtime
 
     machine = this_machine(Path.cwd())
     runtimes = [name for name in PLANS if name == "local" or machine.can(name)] if options.test else []

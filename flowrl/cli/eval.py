@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from .arguments.options import read_words, whole_number
 from .help import new_parser
-from .options import read_words, whole_number
 
 
 def eval_command(words: Sequence[str]) -> int:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UsageError
+from .arguments.options import read_words
 from .export_model import DTYPES, export_model
 from .help import new_parser
-from .options import read_words
 from .push_to_hub import open_hub
 
 

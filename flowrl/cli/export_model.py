@@ -20,7 +20,7 @@ from ..runtime.storage.checkpoints.state_files import StateFiles, read_record
 from ..runtime.storage.disk import writing
 from ..runtime.storage.run_record import records_within
 from ..workers.actor import Actor
-from .recorded_run import recorded_run, reopen
+from .arguments.recorded_run import recorded_run, reopen
 
 DTYPES = ("fp32", "bf16", "fp16")
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import put, read_run_words, whole_number
-from .recorded_run import recorded_run, reopen
+from .arguments.options import put, read_run_words, whole_number
+from .arguments.recorded_run import recorded_run, reopen
 
 if TYPE_CHECKING:
     from ..analysis.gap import Diagnosis

@@ -11,8 +11,8 @@ from ..analysis.run_pages import look_at
 from ..errors import UsageError
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
-from .options import check_format, parse, put, read_run_words, whole_number
-from .study_options import add_study_options, load_plan, study_of
+from .arguments.options import check_format, parse, put, read_run_words, whole_number
+from .arguments.study_options import add_study_options, load_plan, study_of
 from .timeline import add_run
 
 

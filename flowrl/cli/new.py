@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ..errors import UsageError, did_you_mean
 from ..shipped import find_driver, names
+from .arguments.options import read_words
+from .arguments.script import load_script
 from .help import new_parser
-from .options import read_words
-from .project import first_run, project_files
-from .script import load_script
+from .new_project.project_files import first_run, project_files
 
 
 def new_command(words: Sequence[str]) -> int:

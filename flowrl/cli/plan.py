@@ -16,8 +16,8 @@ from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
 from ..placement.search.explanation import explain
 from ..placement.search.find_placement import Found, resimulated, search
-from .options import parse, put, save, whole_number
-from .study_options import add_study_options, load_plan, steps_flown, study_of
+from .arguments.options import parse, put, save, whole_number
+from .arguments.study_options import add_study_options, load_plan, steps_flown, study_of
 
 FORMATS = ("text", "json", "svg")
 

@@ -21,8 +21,8 @@ from ..runtime.storage.digest_lines import read_digests
 from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay, seen_versions
 from ..runtime.storage.run_record import records_within
 from ..runtime.values.values_in_records import spelled
-from .options import Words, put, read_run_words, whole_number
-from .recorded_run import recorded_run, reopen
+from .arguments.options import Words, put, read_run_words, whole_number
+from .arguments.recorded_run import recorded_run, reopen
 
 
 def replay_command(words: Sequence[str]) -> int:

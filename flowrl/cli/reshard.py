@@ -18,7 +18,7 @@ from ..placement.model.weight_layout import PLAIN
 from ..placement.reshard.boxes import shown
 from ..placement.reshard.hosting import GROUPINGS
 from ..placement.reshard.planner import Reshard, plan_reshard
-from .options import check_format, read_words
+from .arguments.options import check_format, read_words
 
 FORMATS = ("table", "json")
 

@@ -14,9 +14,9 @@ from ..errors import CheckError, ClusterLost, DiskError, UsageError
 from ..flow import Flow
 from ..graph.tracing.log_names import ALWAYS
 from ..run_options import RUN_OPTIONS
-from .options import Words, parse, whole_number
+from .arguments.options import Words, parse, whole_number
+from .arguments.resume_command import how_to_go_on, lasting_words, recorded_words
 from .pages_process import draw_apart
-from .resume_command import how_to_go_on, lasting_words, recorded_words
 
 if TYPE_CHECKING:
     from ..runtime.driver.run_settings import Outcome

@@ -16,8 +16,8 @@ from ..show.answers import Answers
 from ..show.follow_runs import Follower
 from ..show.server import open_server
 from ..show.store import open_cache
+from .arguments.options import read_known
 from .help import new_parser
-from .options import read_known
 
 
 def show_runs_command(words: Sequence[str]) -> int:

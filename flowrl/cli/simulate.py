@@ -11,8 +11,8 @@ from ..analysis.placed_graph import edge_records, placed_graph
 from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..schedule.report import FORMATS, render
-from .options import chosen, parse, put, whole_number
-from .study_options import STEPS, add_study_options, load_plan, study_of
+from .arguments.options import chosen, parse, put, whole_number
+from .arguments.study_options import STEPS, add_study_options, load_plan, study_of
 
 
 def add_options(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..analysis.run_pages import look_at
 from ..errors import UsageError
 from ..schedule.report import FORMATS, render
-from .options import put, read_run_words
+from .arguments.options import put, read_run_words
 
 
 def timeline_command(words: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from flowrl import rl
 from flowrl.analysis.data_lengths import Texts, texts_of
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.cli import main
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 from flowrl.placement.cost.length_distribution import Lengths
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.analysis.search_problem import problem_of
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cost.roofline import Roofline
 from flowrl.placement.plan.plan import Plan

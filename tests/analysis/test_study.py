@@ -9,7 +9,7 @@ import pytest
 
 from flowrl.analysis.placed_graph import placed_graph
 from flowrl.analysis.row_lengths import Tokens
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 from flowrl.errors import UsageError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh

@@ -11,8 +11,8 @@ import torch
 import flowrl as fl
 from flowrl import rl
 from flowrl.backends import open_engine
-from flowrl.runtime.distributed.peers import Elsewhere
 from flowrl.runtime.distributed.protocol import Blueprint, Named, unopened
+from flowrl.runtime.distributed.rank_process.peers import Elsewhere
 from flowrl.workers.base import Opening
 
 pytest.importorskip("peft", reason="adapters need peft (extra 'lora')")

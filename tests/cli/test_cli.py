@@ -232,7 +232,7 @@ def test_each_command_has_its_own_help_without_a_script(run, command, capsys, sc
 @pytest.mark.parametrize("command", COMMANDS)
 def test_examples_of_the_help_are_commands(command, monkeypatch, tmp_path):
     """Each is read as the command that it is of; files that it names are made up."""
-    from flowrl.cli.options import add_common
+    from flowrl.cli.arguments.options import add_common
 
     for example in COMMANDS[command].examples:
         program, said, *words = example.split()

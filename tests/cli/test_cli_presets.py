@@ -7,7 +7,7 @@ import json
 import pytest
 
 from flowrl.cli import load_script, main
-from flowrl.cli.options import parse
+from flowrl.cli.arguments.options import parse
 from flowrl.errors import ProgramError, UsageError
 
 SCRIPT = """

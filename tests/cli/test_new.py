@@ -10,9 +10,9 @@ import pytest
 import flowrl as fl
 from flowrl import shipped
 from flowrl.cli import main
+from flowrl.cli.arguments.options import parse
 from flowrl.cli.check import add_options
-from flowrl.cli.options import parse
-from flowrl.cli.project import first_run, project_files
+from flowrl.cli.new_project.project_files import first_run, project_files
 
 ROOT = Path(__file__).parents[2]
 

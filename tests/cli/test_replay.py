@@ -11,7 +11,7 @@ from flows import module_of
 
 from flowrl import rl
 from flowrl.cli import main
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 
 FLOWS = Path(__file__).parents[1] / "runtime"
 GRPO = Path(__file__).parents[2] / "algorithms" / "grpo.py"

@@ -14,7 +14,7 @@ from flowrl.lowering.lower import lower
 from flowrl.placement.plan.plan import Plan
 from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.protocol import Failed
-from flowrl.runtime.distributed.rank import Rank
+from flowrl.runtime.distributed.rank_process.rank import Rank
 
 LOST = object()  # the answer of a rank that is gone
 

@@ -18,13 +18,13 @@ from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.run_lock import began
 from ..values.call import Call
 from ..values.remote_batch import RemoteBatch, RemoteValue
-from .bring_rows import bring_rows, capture_rows
+from .calls.bring_rows import bring_rows, capture_rows
+from .calls.pending_calls import start_call, to_remote
+from .calls.streamed_calls import EngineOnRanks, StreamedCallOnRanks
 from .open_groups import OpenGroups, Ranks, blueprint_of
-from .pending_calls import start_call, to_remote
 from .protocol import Named, RankConfig
 from .rank_client import RankClient
 from .recovery import Recovery
-from .streamed_calls import EngineOnRanks, StreamedCallOnRanks
 from .worker_group import Staged, WorkerGroup
 
 

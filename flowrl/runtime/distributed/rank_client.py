@@ -16,8 +16,8 @@ from ...workers.user_code.failed_rewards import Failures
 from ..storage.checkpoints.snapshot import Captured
 from ..storage.disk import Checksum
 from ..transfer.plan_moves import Moves
+from .calls.lineage import Lineage
 from .expected_lengths import ExpectedLengths
-from .lineage import Lineage
 from .protocol import Failed
 from .weight_routes import Routes
 

@@ -15,7 +15,7 @@ import pytest
 from draw_samples import PLACED, SAMPLES
 
 from flowrl.analysis.placed_graph import placed_graph
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 from flowrl.graph.draw import render
 from flowrl.graph.draw.picture import draw
 from flowrl.graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo

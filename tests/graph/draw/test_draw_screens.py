@@ -12,7 +12,7 @@ import pytest
 from draw_samples import SAMPLES
 
 from flowrl.analysis.placed_graph import placed_graph
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 from flowrl.graph.draw import palette, render
 from flowrl.graph.draw.fold_arithmetic import folded
 from flowrl.graph.draw.layout.single_column import column

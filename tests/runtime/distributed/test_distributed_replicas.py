@@ -19,11 +19,11 @@ from flowrl.batch import Column
 from flowrl.errors import RankLost, WrongAnswer
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.calls.pending_calls import CallOnRanks
 from flowrl.runtime.distributed.executor import DistributedExecutor
-from flowrl.runtime.distributed.peers import Policy
-from flowrl.runtime.distributed.pending_calls import CallOnRanks
 from flowrl.runtime.distributed.protocol import Serving
-from flowrl.runtime.distributed.rank import Rank
+from flowrl.runtime.distributed.rank_process.peers import Policy
+from flowrl.runtime.distributed.rank_process.rank import Rank
 from flowrl.workers.model_options import Sampled, Sampling
 from flowrl.workers.tokens.sampling import SamplingArguments
 

@@ -12,7 +12,7 @@ import pytest
 from flows import events
 
 import flowrl as fl
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 from flowrl.errors import ResumeError
 from flowrl.graph.script.length_parameters import lengths
 from flowrl.graph.script.reachable_code import reached

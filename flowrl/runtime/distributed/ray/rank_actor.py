@@ -1,4 +1,4 @@
-"""The process of one rank: a Ray actor around a :class:`flowrl.runtime.distributed.rank.Rank`, with lanes of calls."""
+"""The process of one rank: a Ray actor around a :class:`Rank`, with lanes of calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from ..protocol import Failed, RankCall, RankConfig
-from ..rank import Rank
+from ..rank_process.rank import Rank
 from .group_signals import hear, overhear
 
 #: Lanes: calls in one of them wait for each other, those in different ones do not. ``work`` is everything else.

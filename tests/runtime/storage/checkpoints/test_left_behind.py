@@ -8,7 +8,7 @@ import sys
 import pytest
 from flows import events, metrics
 
-from flowrl.cli.script import load_script
+from flowrl.cli.arguments.script import load_script
 from flowrl.errors import ResumeError
 
 HEAD = """

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..shipped import find_plan
+from ...shipped import find_plan
 
 SECONDS = 300  # of one runtime, at most: it takes 10 to 20 where nothing else runs
 WORDS = "--program warmup,grpo --warmup.steps 12 --warmup.rows 32 --grpo.steps 2 --prompts-per-step 4 --group-size 4"
@@ -57,7 +57,7 @@ def _run(runtime: str, folder: Path) -> tuple[bool, str]:
         "--quiet",
     ]
     words += ["--plan", str(find_plan(PLANS[runtime])), "--out", str(folder / "run")]
-    home = str(Path(__file__).parents[2])
+    home = str(Path(__file__).parents[3])
     path = os.pathsep.join(p for p in (home, os.environ.get("PYTHONPATH")) if p)
     try:
         done = subprocess.run(

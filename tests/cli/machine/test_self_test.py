@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from flowrl.cli import main, self_test
-from flowrl.cli.self_test import Trial, _judge, try_runtime
+from flowrl.cli import main
+from flowrl.cli.machine import self_test
+from flowrl.cli.machine.self_test import Trial, _judge, try_runtime
 
 
 def steps(losses, rewards=(0.0, 0.5)):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
-from ..flow import Flow
-from ..runtime.storage.run_record import read_record
+from ...errors import UsageError
+from ...flow import Flow
+from ...runtime.storage.run_record import read_record
+from ..run import add_options
 from .options import Words, parse
-from .run import add_options
 from .script import load_script
 
 

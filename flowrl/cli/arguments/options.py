@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, did_you_mean, near, shown
-from ..flow import Flow
-from ..program import Program
-from ..shipped import find_plan
-from .help import new_parser
+from ...errors import UsageError, did_you_mean, near, shown
+from ...flow import Flow
+from ...program import Program
+from ...shipped import find_plan
+from ..help import new_parser
 
 
 @dataclass(frozen=True)

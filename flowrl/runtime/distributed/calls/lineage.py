@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...graph.stand_ins.argument_trees import find_in
-from ..values.remote_batch import Stored, remote_values
-from ..values.rows_to_fetch import Fetch
-from .protocol import RankCall, Reply
+from ....graph.stand_ins.argument_trees import find_in
+from ...values.remote_batch import Stored, remote_values
+from ...values.rows_to_fetch import Fetch
+from ..protocol import RankCall, Reply
 
 if TYPE_CHECKING:
-    from .worker_group import WorkerGroup
+    from ..worker_group import WorkerGroup
 
 
 @dataclass(eq=False)

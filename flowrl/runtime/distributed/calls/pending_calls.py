@@ -7,22 +7,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...batch import Batch, Column
-from ...errors import RankLost, WrongAnswer, cut
-from ...graph.stand_ins.argument_trees import find_in, rebuild
-from ..executor import PendingCall, Ready
-from ..values.call import Call
-from ..values.ops_without_columns import UNKNOWN, on_driver
-from ..values.remote_batch import RemoteBatch, RemoteColumn, remote_values
-from ..values.row_digests import keys_to_text
-from ..values.rows_to_fetch import Fetch
+from ....batch import Batch, Column
+from ....errors import RankLost, WrongAnswer, cut
+from ....graph.stand_ins.argument_trees import find_in, rebuild
+from ...executor import PendingCall, Ready
+from ...values.call import Call
+from ...values.ops_without_columns import UNKNOWN, on_driver
+from ...values.remote_batch import RemoteBatch, RemoteColumn, remote_values
+from ...values.row_digests import keys_to_text
+from ...values.rows_to_fetch import Fetch
+from ..protocol import Failed, RankCall, Reply
+from ..rank_client import RankClient, to_error
+from ..recovery import remake_rows
+from ..worker_group import WorkerGroup
 from .call_messages import rank_calls
 from .kept_results import fill_keys, kept_of, payload_bytes, result_of, wrong_rows
 from .lineage import Recipe, stored_in
-from .protocol import Failed, RankCall, Reply
-from .rank_client import RankClient, to_error
-from .recovery import remake_rows
-from .worker_group import WorkerGroup
 
 SHOWN = 200  # characters of the rows that a rank was at
 

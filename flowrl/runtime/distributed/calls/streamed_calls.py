@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import RankLost
-from ..values.call import Call
+from ....errors import RankLost
+from ...values.call import Call
+from ..protocol import Advanced, Failed, RankCall, Reply
+from ..rank_client import RankClient
+from ..recovery import remake_rows
+from ..worker_group import WorkerGroup
 from .pending_calls import CallOnRanks, Sent
-from .protocol import Advanced, Failed, RankCall, Reply
-from .rank_client import RankClient
-from .recovery import remake_rows
-from .worker_group import WorkerGroup
 
 
 @dataclass

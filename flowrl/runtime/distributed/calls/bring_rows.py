@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...batch import Batch, Column
-from ..storage.checkpoints.snapshot import Captured
-from ..values.remote_batch import DRIVER, RemoteValue, bytes_of, remote_values
-from ..values.rows_to_fetch import fetch
-from .rank_client import RankClient
-from .recovery import remake_rows
+from ....batch import Batch, Column
+from ...storage.checkpoints.snapshot import Captured
+from ...values.remote_batch import DRIVER, RemoteValue, bytes_of, remote_values
+from ...values.rows_to_fetch import fetch
+from ..rank_client import RankClient
+from ..recovery import remake_rows
 
 
 def bring_rows(client: RankClient, value: RemoteValue) -> Batch | Column:

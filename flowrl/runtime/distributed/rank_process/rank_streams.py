@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from ...graph.ops.op import Op
-from ...workers.base import Worker
-from ...workers.model_worker import ModelWorker
-from ...workers.streaming import streams
-from ...workers.user_code.rows_in_progress import Notes
-from ..local.shared_engine import SharedEngine, StreamedCall
-from .protocol import Advanced, Failed, RankCall, Reply
+from ....graph.ops.op import Op
+from ....workers.base import Worker
+from ....workers.model_worker import ModelWorker
+from ....workers.streaming import streams
+from ....workers.user_code.rows_in_progress import Notes
+from ...local.shared_engine import SharedEngine, StreamedCall
+from ..protocol import Advanced, Failed, RankCall, Reply
 
 #: Seconds for which a rank samples before it answers: a publish, or a new call, waits no longer than that.
 SLICE = 0.05

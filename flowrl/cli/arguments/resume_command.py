@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UsageError, shown
-from ..flow import Flow
-from ..runtime.storage.run_record import read_record
+from ...errors import UsageError, shown
+from ...flow import Flow
+from ...runtime.storage.run_record import read_record
 
 
 def how_to_go_on(flow: Flow, out: Path) -> str:

@@ -8,31 +8,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...batch import Batch, Column
-from ...errors import RunError, WrongAnswer
-from ...graph.ops.op import Op
-from ...graph.stand_ins.argument_trees import find_in, rebuild
-from ...graph.stand_ins.values import is_handle
-from ...lowering.deployment import WorkerSpec
-from ...workers.base import Opening, Worker
-from ...workers.engine import Engine
-from ...workers.model_options import Build, Sampled
-from ...workers.model_worker import ModelWorker
-from ...workers.tokens.sampling import SamplingArguments
-from ...workers.user_code.failed_rewards import Failures
-from ...workers.user_code.rows_in_progress import NAME, Notes
-from ...workers.weights.offloaded import offloaded_of
-from ..local.run_op import run_op
-from ..storage.checkpoints.snapshot import Copies, capture_state
-from ..storage.checkpoints.state_files import StateFiles, read_record
-from ..storage.disk import Checksum, write_tensors
-from ..storage.journal import Journal
-from ..transfer.plan_moves import holdings
-from ..values.remote_batch import DRIVER, Kind, bytes_of, column_bytes, oldest_of, sizes_of
-from ..values.row_digests import RowDigests
-from ..values.rows_to_fetch import Fetch, Take, assemble
+from ....batch import Batch, Column
+from ....errors import RunError, WrongAnswer
+from ....graph.ops.op import Op
+from ....graph.stand_ins.argument_trees import find_in, rebuild
+from ....graph.stand_ins.values import is_handle
+from ....lowering.deployment import WorkerSpec
+from ....workers.base import Opening, Worker
+from ....workers.engine import Engine
+from ....workers.model_options import Build, Sampled
+from ....workers.model_worker import ModelWorker
+from ....workers.tokens.sampling import SamplingArguments
+from ....workers.user_code.failed_rewards import Failures
+from ....workers.user_code.rows_in_progress import NAME, Notes
+from ....workers.weights.offloaded import offloaded_of
+from ...local.run_op import run_op
+from ...storage.checkpoints.snapshot import Copies, capture_state
+from ...storage.checkpoints.state_files import StateFiles, read_record
+from ...storage.disk import Checksum, write_tensors
+from ...storage.journal import Journal
+from ...transfer.plan_moves import holdings
+from ...values.remote_batch import DRIVER, Kind, bytes_of, column_bytes, oldest_of, sizes_of
+from ...values.row_digests import RowDigests
+from ...values.rows_to_fetch import Fetch, Take, assemble
+from ..protocol import Advanced, Failed, Named, RankCall, RankConfig, Reply, unopened
 from .peers import Elsewhere, Peers, Policy
-from .protocol import Advanced, Failed, Named, RankCall, RankConfig, Reply, unopened
 from .rank_streams import RankStreams
 from .rank_weights import Weights, everybody
 

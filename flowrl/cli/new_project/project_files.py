@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..flow import Flow
-from ..shipped import FOLDER, find_plan
+from ...flow import Flow
+from ...shipped import FOLDER, find_plan
 from .used_code import keep_used, names_asked_of
 
 STEPS = 150  # of a program of the first run, at most: a minute or two on two cores

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import shipped
-from ..errors import FlowError, ProgramError, UsageError, did_you_mean, shown
-from ..flow import Flow
-from ..graph.script.site import own_frames, raised_at
+from ... import shipped
+from ...errors import FlowError, ProgramError, UsageError, did_you_mean, shown
+from ...flow import Flow
+from ...graph.script.site import own_frames, raised_at
 
 
 def load_script(path: str, name: str | None = None) -> Flow:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from flowrl.cli import machine_report as machine
 from flowrl.cli import main
-from flowrl.cli.machine_report import this_machine
+from flowrl.cli.machine import machine_report as machine
+from flowrl.cli.machine.machine_report import this_machine
 from flowrl.placement.backends import BACKENDS, backend
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from .. import __version__
-from ..errors import UsageError
-from ..placement.backends import BACKENDS, Backend
-from ..shipped import FOLDER
-from ..trackers.open_tracker import TRACKERS
+from ... import __version__
+from ...errors import UsageError
+from ...placement.backends import BACKENDS, Backend
+from ...shipped import FOLDER
+from ...trackers.open_tracker import TRACKERS
 
 NAME = "flowrl"  # of the distribution
 EXTRAS = {"lora": "low-rank adapters", "data": "prompts from data sets and parquet"}
@@ -89,10 +89,10 @@ def this_machine(folder: Path) -> Machine:
 
 
 def _facts(folder: Path) -> Iterator[tuple[str, str]]:
-    from ..runtime.storage.checkpoints.host_memory import memory
-    from ..runtime.storage.run_origin import device
+    from ...runtime.storage.checkpoints.host_memory import memory
+    from ...runtime.storage.run_origin import device
 
-    yield NAME, f"{__version__} in {Path(__file__).parents[1]}"
+    yield NAME, f"{__version__} in {Path(__file__).parents[2]}"
     yield "python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     try:
         yield "device", device()

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...batch import Key
-from ...errors import FlowError, PlanError
-from ...graph.ops.op import Op
-from ...graph.ops.signature import Signature
-from ...graph.stand_ins.argument_trees import rebuild
-from ...graph.stand_ins.values import is_handle
-from ...graph.tracing.call_errors import misread, missing_field, written_twice
-from ..values.call import Call
-from ..values.remote_batch import RemoteBatch, RemoteValue, bytes_of
-from ..values.rows_to_fetch import Fetch, fetch
+from ....batch import Key
+from ....errors import FlowError, PlanError
+from ....graph.ops.op import Op
+from ....graph.ops.signature import Signature
+from ....graph.stand_ins.argument_trees import rebuild
+from ....graph.stand_ins.values import is_handle
+from ....graph.tracing.call_errors import misread, missing_field, written_twice
+from ...values.call import Call
+from ...values.remote_batch import RemoteBatch, RemoteValue, bytes_of
+from ...values.rows_to_fetch import Fetch, fetch
+from ..protocol import Named, RankCall, Serving
+from ..rank_client import RankClient
+from ..worker_group import WorkerGroup
 from .bring_rows import home_of
-from .protocol import Named, RankCall, Serving
-from .rank_client import RankClient
-from .worker_group import WorkerGroup
 
 
 def rank_calls(

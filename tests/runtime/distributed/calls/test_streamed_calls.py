@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
-from flowrl.runtime.distributed import rank_streams
+from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks
 from flowrl.runtime.distributed.executor import DistributedExecutor
-from flowrl.runtime.distributed.streamed_calls import EngineOnRanks
+from flowrl.runtime.distributed.rank_process import rank_streams
 from flowrl.runtime.driver.pool_threads import Pools
 from flowrl.schedule.events import Publish, Start
 

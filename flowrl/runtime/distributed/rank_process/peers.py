@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...batch import Column
-from ...column import concat
-from ...errors import WrongAnswer
-from ...workers.base import Worker
-from ...workers.model_options import Build, Sampled
-from ...workers.tokens.check_sampled import check_sampled
-from ...workers.tokens.sampling import SamplingArguments
-from .balance_rows import by_prefix
-from .protocol import Named, Serving
+from ....batch import Column
+from ....column import concat
+from ....errors import WrongAnswer
+from ....workers.base import Worker
+from ....workers.model_options import Build, Sampled
+from ....workers.tokens.check_sampled import check_sampled
+from ....workers.tokens.sampling import SamplingArguments
+from ..balance_rows import by_prefix
+from ..protocol import Named, Serving
 
 if TYPE_CHECKING:
     from torch import Tensor

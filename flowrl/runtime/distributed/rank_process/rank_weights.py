@@ -8,13 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ...lowering.deployment import WorkerSpec
-from ...workers.base import Worker
-from ...workers.engine import has_weights
-from ...workers.model_worker import ModelWorker
-from ...workers.weights.offloaded import sleep, wake
-from ...workers.weights.weight_boxes import Shard, Sums, sums
-from ..transfer.plan_moves import Moves
+from ....lowering.deployment import WorkerSpec
+from ....workers.base import Worker
+from ....workers.engine import has_weights
+from ....workers.model_worker import ModelWorker
+from ....workers.weights.offloaded import sleep, wake
+from ....workers.weights.weight_boxes import Shard, Sums, sums
+from ...transfer.plan_moves import Moves
 
 Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
 
@@ -65,7 +65,7 @@ class Weights:
 
     def meeting_point(self) -> str:
         """A place in the folder of the run where ranks can meet."""
-        from ..transfer.rendezvous import new_meeting
+        from ...transfer.rendezvous import new_meeting
 
         return new_meeting(self.folder)
 
@@ -73,8 +73,8 @@ class Weights:
         """Join the process group of the ranks of this pool, in which its models compute together."""
         import torch
 
-        from ..transfer.rendezvous import meet
-        from ..transfer.verified_groups import know_groups
+        from ...transfer.rendezvous import meet
+        from ...transfer.verified_groups import know_groups
 
         know_groups()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -96,7 +96,7 @@ class Weights:
 
     def _wire(self, name: str, me: int, size: int, meeting: str, seconds: float) -> Any:
         """The wire to the others, who are waited for until :meth:`disconnect` says that they do not come."""
-        from ..transfer.wire import Wire
+        from ...transfer.wire import Wire
 
         device = next((p.device for p in self.specs.values() if p.device != "cpu"), "cpu")
         self._meeting.add(name)
@@ -119,7 +119,7 @@ class Weights:
     def move(self, route: str, source: Key, number: int | None, target: Key | None) -> Any:
         """Do this rank's part of the moves: ``source`` as it was set aside, or as it is, into ``target``; None for a
         rank that gives alone."""
-        from ..transfer.execute_moves import execute
+        from ...transfer.execute_moves import execute
 
         moves, me, wire = self.routes[route]
         given: list[Shard] = []

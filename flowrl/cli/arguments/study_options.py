@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..analysis.measured_run import tokens_of_run
-from ..analysis.row_lengths import Tokens
-from ..analysis.study import Study
-from ..errors import UsageError, near
-from ..flow import Flow
-from ..graph.ops.op import Op
-from ..placement.cost.calibrated_costs import Calibrated
-from ..placement.cost.cost_model import load_costs
-from ..placement.cost.given_costs import GivenCosts
-from ..placement.cost.length_distribution import read_lengths
-from ..placement.plan.plan import Plan
-from ..run_options import RUN_OPTIONS
+from ...analysis.measured_run import tokens_of_run
+from ...analysis.row_lengths import Tokens
+from ...analysis.study import Study
+from ...errors import UsageError, near
+from ...flow import Flow
+from ...graph.ops.op import Op
+from ...placement.cost.calibrated_costs import Calibrated
+from ...placement.cost.cost_model import load_costs
+from ...placement.cost.given_costs import GivenCosts
+from ...placement.cost.length_distribution import read_lengths
+from ...placement.plan.plan import Plan
+from ...run_options import RUN_OPTIONS
 from .options import whole_number
 
 STEPS = 20  # of each loop of a program that does not say how many it makes

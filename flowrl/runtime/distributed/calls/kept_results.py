@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...batch import Batch, Column, Key
-from ...graph.stand_ins.argument_trees import find_in
-from ..values.call import Call
-from ..values.remote_batch import RemoteBatch, RemoteColumn, Source, Stored, bytes_of, remote_values
-from ..values.row_digests import RowDigests, keys_to_text
-from ..values.rows_to_fetch import Fetch
-from .protocol import RankCall, Reply
-from .rank_client import RankClient
+from ....batch import Batch, Column, Key
+from ....graph.stand_ins.argument_trees import find_in
+from ...values.call import Call
+from ...values.remote_batch import RemoteBatch, RemoteColumn, Source, Stored, bytes_of, remote_values
+from ...values.row_digests import RowDigests, keys_to_text
+from ...values.rows_to_fetch import Fetch
+from ..protocol import RankCall, Reply
+from ..rank_client import RankClient
 
 
 def result_of(

@@ -1,6 +1,6 @@
 """What of a module is kept: what is asked for and all that this uses, as it was written."""
 
-from flowrl.cli.used_code import keep_used, names_asked_of
+from flowrl.cli.new_project.used_code import keep_used, names_asked_of
 
 MODULE = '''"""Sums."""
 

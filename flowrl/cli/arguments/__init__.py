@@ -1,0 +1,1 @@
+"""What the words of a command line name: options, parameters of a program, a script, a recorded run."""

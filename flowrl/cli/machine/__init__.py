@@ -1,0 +1,1 @@
+"""What ``flowrl doctor`` tells of this machine, and tries on it."""

@@ -1,0 +1,1 @@
+"""What ``flowrl new`` writes."""
