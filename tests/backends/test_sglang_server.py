@@ -6,14 +6,22 @@ They need `make sglang`, and run by `make sglang-test`. SGLang supports no such 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from vllm_tiny import CONFIGS, EOS, PROMPTS, train, whole
 
+import flowrl
 from flowrl.backends import open_engine
+from flowrl.backends.probe import TOLERANCE
+from flowrl.backends.sglang.client import Client
+from flowrl.backends.sglang.engine import KEY, NEEDED
+from flowrl.backends.sglang.process import ENVIRONMENT, free_port
 from flowrl.backends.stream import generate_streamed, stream_of
 from flowrl.batch import Batch, Column
 from flowrl.errors import NotFinite, RunError
@@ -250,6 +258,68 @@ def test_memory_is_released_and_taken_back(engines):
     ours.resume_memory()
     made, wanted = (e.generate(prompts(), 1, seeds(4), Sampling(8)) for e in engines)
     assert made.ids.equal(wanted.ids)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_in_bf16_rows_are_those_of_the_trainer_but_for_rounding(kind):
+    build = Build(Model(config=CONFIGS[kind]), dtype="bf16", device="cpu", options={"python": str(PYTHON)})
+    ours, theirs = open_engine("sglang", build), open_engine("hf", build)
+    try:
+        for seed in range(3):
+            publish(ours, theirs, seed)
+            made = ours.generate(prompts(MANY), 1, seeds(64), Sampling(16))
+            found = zip(MANY, made.ids.to_list(), made.rollout_logprobs.to_list(), strict=True)
+            gaps = [
+                abs(a - b) for prompt, ids, mine in found for a, b in zip(mine, read(theirs, prompt, ids), strict=True)
+            ]
+            assert sum(gaps) / len(gaps) < 0.05 and max(gaps) < 1, "some tokens are unlikely ones"
+            assert ours.published.gap < TOLERANCE["bfloat16"] and ours.digest() == theirs.digest()
+    finally:
+        ours.close()
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """The address of a server that somebody has started, as docs/engines.md says, with a model of its own weights."""
+    monkeypatch.setenv(KEY, "a key")
+    open_engine("hf", Build(Model(config=CONFIGS["qwen2"]), dtype="fp32", device="cpu")).save(str(tmp_path / "model"))
+    (tmp_path / "flowrl").symlink_to(Path(flowrl.__file__).parent)
+    port = free_port()
+    words = [f"--model-path={tmp_path / 'model'}", f"--port={port}", "--api-key=a key", "--dtype=float32"]
+    words += ["--device=cpu", "--attention-backend=torch_native", "--sampling-backend=pytorch", "--disable-cuda-graph"]
+    words += ["--max-total-tokens=4096", "--skip-server-warmup", *NEEDED.values()]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(PYTHON), "-m", "sglang.launch_server", *words],
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(tmp_path)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    client = Client(f"http://127.0.0.1:{port}", "a key", 60.0)
+    try:
+        for _ in range(300):
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            with suppress(OSError, RunError):
+                client.ask("/model_info", seconds=5)
+                break
+            time.sleep(1)
+        yield client.url
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_server_that_somebody_has_started_takes_the_weights_and_keeps_running(started):
+    build = Build(Model(config=CONFIGS["qwen2"]), dtype="fp32", device="cpu", options={"url": started})
+    theirs = open_engine("hf", build)
+    for seed in range(2):  # after one engine has ended, the next one has the server
+        ours = open_engine("sglang", build)
+        publish(ours, theirs, seed)
+        made, wanted = (e.generate(prompts(PROMPTS), 2, seeds(32), Sampling(12)) for e in (ours, theirs))
+        assert made.ids.equal(wanted.ids) and ours.published.gap < 2e-4
+        ours.close()
 
 
 def test_a_server_that_is_killed_is_named():
