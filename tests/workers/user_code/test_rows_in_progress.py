@@ -51,3 +51,13 @@ def test_rows_of_several_calls_have_their_own_program_and_code(tmp_path):
         notes.begin(row)
     assert [replace(row, since=0.0) for row in at_work(tmp_path)] == wanted
     notes.close()
+
+
+def test_the_place_of_a_row_that_has_ended_is_taken_by_the_next_one(tmp_path):
+    notes = Notes(tmp_path)
+    first, _ = (notes.begin(Row("grpo", 0, "reward.score", (row, 0), "exact", "")) for row in range(2))
+    notes.end(first)
+    notes.begin(Row("grpo", 0, "reward.score", (2, 0), "exact", ""))
+    assert sorted(row.key for row in at_work(tmp_path)) == [(1, 0), (2, 0)]
+    assert (tmp_path / "user_code.jsonl").stat().st_size == 2 * 1024
+    notes.close()
