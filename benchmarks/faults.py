@@ -26,7 +26,9 @@ POINTS = {
         "flowrl.runtime.distributed.rank_process.rank",
         "Rank",
         "run",
-    ),  # its point is the title of the call, such as actor.update
+    ),  # its point is the title of the call, such as actor.update; so is that of rows that leave one by one
+    "begin": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "begin"),
+    "advance": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "advance"),
     "sums": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "sums"),
     "connect": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "connect"),
     "move": ("flowrl.runtime.distributed.rank_process.rank", "Rank", "move"),
@@ -129,7 +131,7 @@ class _Here:
             name = point
             if type(args[0]).__name__ == "Rank" if args else False:
                 self.out, self.rank = args[0].config.folder, args[0].number
-                name = args[1].title if point == "run" else point
+                name = _name_of(point, args)
             self.come_to(name, "before")
             timer = None
             if self.out and (beside(self.out) / f"{self.rank}.{name}.while").exists():
@@ -143,6 +145,13 @@ class _Here:
             return made
 
         return called
+
+
+def _name_of(point: str, args: tuple[Any, ...]) -> str:
+    """What a point of a rank is called: calls have their titles."""
+    if point in ("run", "begin"):
+        return args[1 if point == "run" else 2].title
+    return f"{args[1][0]}.generate" if point == "advance" else point
 
 
 def arm(*, shared: bool = True) -> None:

@@ -14,7 +14,7 @@ something is not so; the run folder is then kept.
 
 With ``--total`` there are many short runs, each of some ``--faults``, one setting of ``--staleness`` and ``--publish``
 after the other. Each is a line of ``--record``, and what such a file has already is counted: it goes on where it was
-left. ``publish: interrupt`` is run in one process (``--runtime local``), whose driver is killed and stopped.
+left. With ``--runtime local`` all is in one process, the driver, which is killed and stopped.
 """
 
 from __future__ import annotations
@@ -165,12 +165,12 @@ def one_run(
     """A disturbed run and an undisturbed one under one setting. Returns the faults, and what was wrong by its name."""
     folder, mark = Path(tempfile.mkdtemp(prefix="kills-")), uuid.uuid4().hex
     there, done, findings = shared_memory(), list[Done](), dict[str, str]()
-    local = asked.runtime == "local" or publish != "drain"
+    local = asked.runtime == "local"
     kinds = [k for k in asked.kinds if k in OF_DRIVER] or list(OF_DRIVER) if local else asked.kinds
     asked = argparse.Namespace(**{**vars(asked), "kinds": kinds, "seed": seed})
     coming = planned(asked, random.Random(seed))
     steps = 5 * len(coming) // 2 + 2 * EVERY
-    more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", "local" if local else "ray"]
+    more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", asked.runtime]
     more += ["--staleness", str(staleness), "--publish", publish, "--copies", str(asked.copies)]
     for name in ("killed", "calm"):
         run = Disturbed(folder / name, steps=steps, deadline=asked.deadline, mark=mark, more=more)
