@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from ..flow import Flow
 from ..placement.plan.plan import Plan
 from ..placement.plan.plan_file import read
 from ..runtime.driver.run_texts import labels
-from ..runtime.storage.digest_lines import read_digests
+from ..runtime.storage.digest_lines import read_begun, read_digests
 from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay, seen_versions
 from ..runtime.storage.run_record import records_within
 from ..runtime.values.values_in_records import spelled
+from ..schedule.events import Begun, Groups
+from ..schedule.scheme import Scheme
 from .arguments.options import Words, put, read_run_words, whole_number
 from .arguments.recorded_run import recorded_run, reopen
 
@@ -34,10 +37,11 @@ def replay_command(words: Sequence[str]) -> int:
     flow, said = reopen(record)
     parameters = _parameters(flow, record, said)
     number = titles.index(program)
-    pins = _pins(flow, record, parameters, options.run, program, number)
+    how = Replay(str(options.run), number, last)
+    how = _as_it_went(how, flow, record, parameters, options.run, program)
     first = (0, 0) if options.step is None else (number, options.step)
     with _folder(options.keep) as out:
-        begin = prepare_replay(options.run, out, record, Replay(str(options.run), number, last, pins), *first)
+        begin = prepare_replay(options.run, out, record, how, *first)
         changed = _run(flow, record, said, parameters, out, options.address)
         steps = None if options.step is None else (begin.step if begin.program == number else 0, options.step)
         which = program if options.step is not None else options.program
@@ -117,28 +121,25 @@ def _plan(record: Mapping[str, Any]) -> Plan | None:
     return read(json.dumps(said), "the plan of the run") if said and said != Plan.one_process().to_json() else None
 
 
-def _pins(
+def _as_it_went(
+    how: Replay,
     flow: Flow,
     record: Mapping[str, Any],
     parameters: Mapping[str, Mapping[str, Any]],
     run: Path,
     program: str,
-    number: int,
-) -> dict[int, int]:
-    """The versions that calls saw where timing has decided it. Raises UsageError where they cannot be given again."""
-    plan, name = _plan(record), record["programs"][number]
+) -> Replay:
+    """The same, with what timing has decided. Raises UsageError where it cannot be given again."""
+    plan, name = _plan(record), record["programs"][how.program]
     if plan is None or record["runtime"] == "eager" or plan.pipeline.staleness == 0:
-        return {}
+        return how
     steps = plan.pipeline
-    if steps.order != "fifo" or steps.publish != "drain":
-        raise UsageError(
-            f"the run has order: {steps.order} and publish: {steps.publish}, and which tokens were sampled with which "
-            "version is then decided by timing within calls: it cannot be replayed.",
-            fix="Compare two runs with flowrl diff, or replay one with order: fifo and publish: drain.",
-        )
-    if steps.staleness == 1:
-        return {}  # the program alone decides them
+    if steps.staleness == 1 and (steps.order, steps.publish) == ("fifo", "drain"):
+        return how  # the program alone decides it
     scheme = flow.study(plan, name, runtime=record["runtime"], **parameters[name]).execution.scheme
+    if scheme.setup.streams:
+        begun, taken = _begun(run, program, scheme, f"order: {steps.order} and publish: {steps.publish}")
+        return replace(how, begun=begun, taken=taken)
     if len(scheme.setup.followers) > 1:
         raise UsageError(
             f"{', '.join(scheme.setup.followers)} are trained and sampled from with staleness: {steps.staleness}: the "
@@ -146,7 +147,26 @@ def _pins(
             fix="Compare two runs with flowrl diff.",
         )
     nodes = {scheme.nodes[site] for site in scheme.relaxed if site in scheme.nodes}
-    return seen_versions(run, program, nodes)
+    return replace(how, pins=seen_versions(run, program, nodes))
+
+
+def _begun(run: Path, program: str, scheme: Scheme, what: str) -> tuple[list[Begun], dict[int, Groups]]:
+    """What the pool that samples began with, and the groups that calls have got. Raises UsageError without them."""
+    begun, taken = read_begun(run, program)
+    lost = [line["text"] for line in records_within(run / "events.jsonl") if line["kind"] == "renewed"]
+    if begun and not lost and scheme.setup.sampling_pool is not None:
+        return begun, taken
+    why = (
+        f"{len(scheme.setup.followers)} workers are trained and sampled from"
+        if scheme.setup.sampling_pool is None
+        else f"ranks were started again in it, and rows were sampled once more: {lost[0]}"
+        if lost
+        else "it has not recorded when its pool of engines began with what"
+    )
+    raise UsageError(
+        f"the run has {what}, and what timing has decided within its calls cannot be given again: {why}.",
+        fix="Compare two runs with flowrl diff.",
+    )
 
 
 def _run(

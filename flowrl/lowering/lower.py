@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..graph.stand_ins.values import is_handle
 from ..graph.tracing.trace_records import HandleLike, Reading, Traced
 from ..placement.plan.plan import Plan
-from ..schedule.events import Memory
+from ..schedule.events import Begun, Groups, Memory
 from ..schedule.scheme import Scheme
 from .deployment import Deployments, deploy_here, deploy_on_ranks, has_model
 from .scheme_of_program import sampled_workers, scheme_of, trained_workers
@@ -46,6 +46,14 @@ class Execution:
         """The same, with the version that calls see which may see another one: those from the call ``after`` on."""
         left = {call: version for call, version in pins.items() if call >= after}
         return replace(self, scheme=replace(self.scheme, setup=replace(self.scheme.setup, pins=left)))
+
+    def in_order(self, begun: Iterable[Begun], taken: Mapping[int, Groups], *, after: int = 0) -> Execution:
+        """The same, with what the pool that samples begins with, and the groups that calls get, from ``after`` on."""
+        left = [each for each in begun if each.number < 0 or each.number >= after]
+        groups = {call: found for call, found in taken.items() if call >= after}
+        return replace(
+            self, scheme=replace(self.scheme, setup=replace(self.scheme.setup, begun=tuple(left), taken=groups))
+        )
 
     @property
     def swapped(self) -> frozenset[str]:

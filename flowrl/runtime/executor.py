@@ -32,6 +32,11 @@ class SteppedCall(PendingCall, Protocol):
         """Whether all its rows have a place in the batch of the engine."""
         ...
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that sample it; none in one process."""
+        ...
+
     def step(self) -> bool:
         """Go on by a token, unless the call is over; return whether it is. Raises what the call raised."""
         ...
@@ -117,6 +122,23 @@ class Executor(Protocol):
 
     def get(self, value: Any) -> Any:
         """Return what a call gave as plain rows and numbers, brought here."""
+        ...
+
+    # -- engines that calls share -----------------------------------------------------------------------------------
+
+    def engine_steps(self, name: str) -> dict[int, tuple[int, bool]]:
+        """Return by rank how many steps the engine of a worker has made for calls that share it, and whether rows run.
+
+        In one process it is rank 0. Where no call has shared it yet there is none.
+        """
+        ...
+
+    def hold_engines(self, name: str, steps: Mapping[int, int] | None) -> None:
+        """Have the engines of a worker make no more than so many steps in all; None: as many as they like."""
+        ...
+
+    def choose_ranks(self, name: str, ranks: tuple[int, ...]) -> None:
+        """Have the next prompt groups that finish one by one go to these ranks, one each."""
         ...
 
     # -- weights, memory and state ----------------------------------------------------------------------------------

@@ -39,6 +39,10 @@ class Call:
     whole: bool = False
 
 
+#: Prompt groups, as (generate, group) pairs.
+Groups = tuple[tuple[int, int], ...]
+
+
 class Opened(NamedTuple):
     """The program enters a step."""
 
@@ -85,7 +89,11 @@ class Ended(NamedTuple):
     """The program has returned."""
 
 
-Event = Resumed | Opened | Issued | Closed | Entered | Grouped | Finished | Ended
+class Freed(NamedTuple):
+    """The order of an earlier run is kept no longer: the program stops here, and issues no more."""
+
+
+Event = Resumed | Opened | Issued | Closed | Entered | Grouped | Finished | Ended | Freed
 
 
 class Start(NamedTuple):
@@ -124,10 +132,10 @@ class Publish(NamedTuple):
 
 
 class Take(NamedTuple):
-    """The rows of a generate are complete: these groups, as (generate, group) pairs."""
+    """The rows of a generate are complete: these groups."""
 
     id: int
-    groups: tuple[tuple[int, int], ...]
+    groups: Groups
 
 
 class Commit(NamedTuple):
@@ -159,12 +167,35 @@ class Follower:
     shared: bool = False
 
 
+class Begun(NamedTuple):
+    """What the pool that generates has begun with: ``Begun(7, 0, {0: 17})`` is call 7, chunk 0, once the engine of
+    rank 0 had made 17 steps since what came before; ``Begun(PUBLISH, 3, {0: 4})`` the publish of version 3.
+
+    ``ranks`` are those that were given the groups of the call, where these finish one by one.
+    """
+
+    number: int
+    part: int
+    after: Mapping[int, int] = {}
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What it is, however it came about."""
+        return self.number, self.part
+
+
+PUBLISH, STAGE = -1, -2  # stand for moves of weights among the numbers of calls in a :class:`Begun`
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a schedule knows before the first event.
 
     ``Setup(("train", "rollout"), {"actor": Follower("train", "rollout")}, staleness=1)``. ``chunks``: into how many
-    row-wise calls are cut. ``pins``: the version for each relaxed read by id, as in the log of an earlier run.
+    row-wise calls are cut. ``pins``: the version for each relaxed read by id, as in the log of an earlier run; so are
+    ``begun``, the order in which the pool that generates begins with what it has to do, and ``taken``, the groups of a
+    call.
     ``queue``: how many calls may be handed to a pool that is busy with another one, which it then runs in turn.
     """
 
@@ -177,12 +208,20 @@ class Setup:
     chunks: int = 1
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
     pins: Mapping[int, int] = field(default_factory=dict[int, int])
+    begun: tuple[Begun, ...] = ()
+    taken: Mapping[int, Groups] = field(default_factory=dict[int, "Groups"])
     queue: int = 0
 
     @property
     def settled(self) -> bool:
         """Whether the program alone settles which version a relaxed read sees, and timing does not."""
         return self.staleness == 1 and self.order == "fifo" and self.publish == "drain"
+
+    @property
+    def sampling_pool(self) -> str | None:
+        """The pool whose engine has the rows of several calls in one batch; None where there is none, or several."""
+        pools = [follower.generate for follower in self.followers.values()]
+        return pools[0] if self.streams and len(pools) == 1 else None
 
     @property
     def streams(self) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Mapping
+
+from .events import Groups
 
 
 def width(groups: int, staleness: int, fraction: float) -> int:
@@ -23,8 +26,9 @@ class Window:
     ([], [], [(0, ((0, 1), (0, 0)))])
     """
 
-    def __init__(self, staleness: int, fraction: float) -> None:
-        self._staleness, self._fraction = staleness, fraction
+    def __init__(self, staleness: int, fraction: float, taken: Mapping[int, Groups] | None = None) -> None:
+        """``taken``: the groups that a generate is to get, as in an earlier run, whatever has ended by then."""
+        self._staleness, self._fraction, self._known = staleness, fraction, dict(taken or {})
         self._first: dict[int, int] = {}  # the number of a generate's first group
         self._owner: dict[int, tuple[int, int]] = {}  # untaken groups: (generate, group)
         self._done: list[int] = []  # finished and untaken, oldest first
@@ -41,12 +45,26 @@ class Window:
         self._admitted += groups
         self._wanting.append((call, groups))
 
-    def finished(self, call: int, group: int) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+    def finished(self, call: int, group: int) -> list[tuple[int, Groups]]:
         """A group is done. Returns the generates whose rows are complete by it, with the groups that they got."""
         insort(self._done, self._first[call] + group)
-        complete: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+        return self._take()
+
+    def free(self) -> list[tuple[int, Groups]]:
+        """Give generates what the rules give them from here on, and not what they got in an earlier run."""
+        self._known.clear()
+        return self._take()
+
+    def _take(self) -> list[tuple[int, Groups]]:
+        complete: list[tuple[int, Groups]] = []
         while self._wanting and self._done:
             wanting, groups = self._wanting[0]
+            if wanting in self._known:
+                if not self._take_known(self._known[wanting]):
+                    break
+                complete.append((wanting, self._known.pop(wanting)))
+                self._wanting.popleft()
+                continue
             if self._done[0] >= self._head + width(groups, self._staleness, self._fraction):
                 break
             number = self._done.pop(0)
@@ -58,3 +76,15 @@ class Window:
                 self._wanting.popleft()
                 self._taking = []
         return complete
+
+    def _take_known(self, groups: Groups) -> bool:
+        """Take these groups if all of them are finished; return whether they are."""
+        numbers = [self._first[call] + group for call, group in groups if call in self._first]
+        if len(numbers) < len(groups) or not set(numbers) <= set(self._done):
+            return False
+        for number in numbers:
+            self._done.remove(number)
+            del self._owner[number]
+        while self._head < self._admitted and self._head not in self._owner:
+            self._head += 1
+        return True

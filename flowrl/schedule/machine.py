@@ -9,10 +9,13 @@ done, and step k opens when at most S steps before it are uncommitted.
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .events import (
+    PUBLISH,
+    STAGE,
     Call,
     Closed,
     Command,
@@ -21,7 +24,9 @@ from .events import (
     Entered,
     Event,
     Finished,
+    Freed,
     Grouped,
+    Groups,
     Issued,
     Opened,
     Publish,
@@ -75,7 +80,9 @@ class Machine:
         self._open = -1
         self._moves = 0
         self.residency = Residency(setup.memory)
-        self._window = Window(setup.staleness, setup.window) if setup.order == "window" else None
+        self._window = Window(setup.staleness, setup.window, setup.taken) if setup.order == "window" else None
+        installed = max((copies.installed for copies in self._rules.copies.values()), default=0)
+        self._next = deque(b.key for b in setup.begun if b.number not in (PUBLISH, STAGE) or b.part > installed)
         self._out: list[Command] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Resumed: lambda e: None,
@@ -86,6 +93,7 @@ class Machine:
             Grouped: self._grouped,
             Finished: self._has_finished,
             Ended: self._end,
+            Freed: self._free,
         }
         for worker in held:
             self._left[committed] = 0
@@ -216,7 +224,16 @@ class Machine:
 
     def _grouped(self, event: Grouped) -> None:
         assert self._window is not None, "groups finish one by one in order: window alone"
-        for id, groups in self._window.finished(event.id, event.group):
+        self._take(self._window.finished(event.id, event.group))
+
+    def _free(self, event: Freed) -> None:
+        del event
+        self._next.clear()
+        if self._window is not None:
+            self._take(self._window.free())
+
+    def _take(self, complete: Iterable[tuple[int, Groups]]) -> None:
+        for id, groups in complete:
             self._out.append(Take(id, groups))
             self._complete(self._nodes[id])
 
@@ -274,13 +291,20 @@ class Machine:
                 insort(self._ready, (rank, abs(node.id), chunk, node))
 
     def _start_ready(self) -> None:
-        """Start what can start, the earliest first. What waits for a pool keeps later ones from its other pools, and
-        what takes no time keeps them from all."""
+        """Start what can start, in the order of an earlier run where one is given."""
+        while self._start_some() and self._next:
+            pass
+
+    def _start_some(self) -> bool:
+        """Start what can start, the earliest first; return whether anything was started. What waits for a pool keeps
+        later ones from its other pools, and what takes no time keeps them from all."""
         claimed: set[str] = set()
         started: list[int] = []
         for place, (_, _, chunk, node) in enumerate(self._ready):
             if self._instants and node.pools and node.call is not None and node.id > min(self._instants):
                 continue  # what that gives may make an earlier call ready for the pool
+            if not self._has_its_turn(node, chunk):
+                continue
             if all(pool not in claimed and self._is_free(pool, node) for pool in node.pools):
                 started.append(place)
                 self._start(node, chunk)
@@ -290,6 +314,11 @@ class Machine:
                     break
         for place in reversed(started):
             del self._ready[place]
+        return bool(started)
+
+    def _has_its_turn(self, node: Node, chunk: int) -> bool:
+        """Whether the pool that samples begins with this next, where its order is that of an earlier run."""
+        return not self._next or self.setup.sampling_pool not in node.pools or self._next[0] == _key(node, chunk)
 
     def _is_free(self, pool: str, node: Node) -> bool:
         running = self._running[pool]
@@ -306,6 +335,8 @@ class Machine:
     def _start(self, node: Node, chunk: int) -> None:
         node.begun += 1
         node.entered = False
+        if self._next and self.setup.sampling_pool in node.pools:
+            self._next.popleft()
         self._started[node.id] = node
         if node.call is not None and node.call.instant:
             self._instants.append(node.id)
@@ -347,6 +378,11 @@ class Machine:
 
     def _title(self, node: Node) -> str:
         return node.call.title if node.call is not None else f"{node.worker}.{node.kind} v{node.version}"
+
+
+def _key(node: Node, chunk: int) -> tuple[int, int]:
+    """What a start of it is called in the order of a run."""
+    return (node.id, chunk) if node.call is not None else (PUBLISH if node.kind == "publish" else STAGE, node.version)
 
 
 def _shared_by(node: Node) -> tuple[str, ...]:

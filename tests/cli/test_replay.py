@@ -23,6 +23,12 @@ place:
   reward: {{pool: train}}
 pipeline: {{staleness: {}}}
 """
+OVERLAP = """
+pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
+place:
+  actor: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
+pipeline: {{staleness: {}, order: {}, publish: {}, chunks: {}}}
+"""
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -109,6 +115,52 @@ def test_versions_are_kept_to_where_timing_had_given_others(tmp_path, capsys):
     found = [json.loads(line) for line in (other / "digests.jsonl").read_text().splitlines()]
     seen = [line["versions"]["actor"] for line in found if line["node"] == "actor.generate"]
     assert seen == [[0], [0], [0], [1], [2]]
+
+
+def overlapped(out: Path, *how: object, **parameters: object) -> Path:
+    """A run whose rows leave one by one: staleness, order, publish and chunks."""
+    plan = out.with_suffix(".yaml")
+    plan.write_text(OVERLAP.format(*how))
+    asked = {"overlap": parameters}
+    flow = module_of("overlap_flow").flow
+    flow.run(out=out, plan=str(plan), quiet=True, save_models=False, parameters=asked, checkpoint_every=3)
+    return out
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        (1, "fifo", "interrupt", 1),
+        (2, "window", "continue", 2),
+        pytest.param((3, "window", "drain", 1), marks=pytest.mark.nightly),
+        pytest.param((4, "window", "interrupt", 3), marks=pytest.mark.nightly),
+        pytest.param((2, "fifo", "continue", 1), marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_rows_that_leave_one_by_one_are_bitwise_equal(tmp_path, capsys, how):
+    """Publishes between two tokens, groups that steps exchange, evaluations between: from the start, and one step."""
+    run = overlapped(tmp_path / "run", *how, steps=5, look=True)
+    assert main(["replay", str(run)]) == 0, capsys.readouterr().out
+    assert "Bitwise equal: all" in capsys.readouterr().out
+    assert main(["replay", str(run), "--step", "4"]) == 0, capsys.readouterr().out
+    assert "from checkpoint 000000, overlap step 3" in capsys.readouterr().out
+    assert main(["replay", str(run), "--step", "1"]) == 0, "calls of later steps are under way as it stops"
+
+
+def test_a_run_whose_ranks_were_started_again_is_refused(tmp_path, capsys):
+    run = overlapped(tmp_path / "run", 1, "fifo", "interrupt", 1, steps=2)
+    event = {"time": 0.0, "kind": "renewed", "text": "rank 1 was started again"}
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    assert main(["replay", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "ranks were started again in it" in said and "rank 1 was started again" in said
+    text = (run / "digests.jsonl").read_text().splitlines()
+    (run / "digests.jsonl").write_text("".join(f"{line}\n" for line in text if '"begun"' not in line))
+    (run / "events.jsonl").write_text("")
+    assert main(["replay", str(run)]) == 2
+    assert "has not recorded when its pool of engines began with what" in capsys.readouterr().err
 
 
 def test_a_changed_reward_is_told_first_and_what_it_changes_after(tmp_path, capsys):

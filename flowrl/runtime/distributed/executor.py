@@ -87,9 +87,23 @@ class DistributedExecutor(OpenGroups):
         """Send a call to the ranks of its worker, or to where its rows are; returns what waits for it."""
         del chunk
         if call.streams and worker is not None:
-            engine = self._shared.setdefault(worker.name, EngineOnRanks(self.client, worker))
+            engine = self._share(worker)
             return StreamedCallOnRanks(self.client, call, worker, to_remote(arguments), engine)
         return start_call(self.client, call, worker, arguments)
+
+    def engine_steps(self, name: str) -> dict[int, tuple[int, bool]]:
+        """Return by rank how many steps its engine has made for calls that share it, and whether rows run."""
+        engine = self._shared.get(name)
+        return {} if engine is None else {rank: (steps, engine.samples(rank)) for rank, steps in engine.steps.items()}
+
+    def hold_engines(self, name: str, steps: Mapping[int, int] | None) -> None:
+        """Have the engines of a worker make no more than so many steps in all; None: as many as they like."""
+        if name in self._shared:
+            self._shared[name].most = steps
+
+    def choose_ranks(self, name: str, ranks: tuple[int, ...]) -> None:
+        """Have the next prompt groups that finish one by one go to these ranks, one each."""
+        self._share(self.servers[name] if name in self.servers else self.workers[name]).chosen.extend(ranks)
 
     def put(self, value: Any) -> Any:
         """Return rows of the driver as calls take them: each rank gets those that it needs with its call."""
@@ -104,6 +118,10 @@ class DistributedExecutor(OpenGroups):
     def stage(self, name: str) -> Staged:
         """Copy a worker's weights as they are now, on the ranks where they are."""
         return self.workers[name].stage()
+
+    def _share(self, group: WorkerGroup) -> EngineOnRanks:
+        """Return the engines of a worker's ranks, for calls side by side."""
+        return self._shared.setdefault(group.name, EngineOnRanks(self.client, group))
 
     def install(self, name: str, version: int, weights: Staged | None = None, *, keep_cache: bool = False) -> int:
         """Give the copy that generates ``weights`` that were staged, or those that the worker has. Returns the bytes

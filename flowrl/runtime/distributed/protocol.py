@@ -132,11 +132,13 @@ class Reply:
 class Advanced:
     """What came of a time in which a rank sampled: ``Advanced({17: reply}, entered=(18,))``, by numbers of calls.
 
-    ``over`` are those whose rows have all left, ``entered`` those whose rows all have a place in the batch by now.
+    ``over`` are those whose rows have all left, ``entered`` those whose rows all have a place in the batch by now,
+    ``steps`` what the engine has made since it was asked before.
     """
 
     over: Mapping[int, Reply | Failed]
     entered: tuple[int, ...] = ()
+    steps: int = 0
 
 
 @dataclass

@@ -15,7 +15,20 @@ from ...errors import FlowError, NotFinite, RankLost, ResumeError, RunError, cut
 from ...graph.ops.op import Op
 from ...graph.stand_ins.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
-from ...schedule.events import Command, Commit, Entered, Event, Finished, Grouped, Issued, Publish, Stage, Start, Take
+from ...schedule.events import (
+    Command,
+    Commit,
+    Entered,
+    Event,
+    Finished,
+    Freed,
+    Grouped,
+    Issued,
+    Publish,
+    Stage,
+    Start,
+    Take,
+)
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
 from ..executor import Executor, PendingCall, Ready, SteppedCall
@@ -24,6 +37,7 @@ from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.remote_batch import RemoteBatch
 from ..values.step_records import Hooks, StepLog
+from .begin_order import BeginOrder
 from .exchanged_groups import ExchangedGroups, GroupCall, count_groups
 from .monitoring.row_ledger import RowLedger
 from .monitoring.step_notes import StepNotes, site_of
@@ -44,6 +58,7 @@ class _Job:
         self.started = 0.0
         self.stepped: SteppedCall | None = None  # the same, where it goes on step by step
         self.entered = False  # the machine was told that all its rows are in the engine
+        self.waits_for_turn = False  # in a replay: its engine is not yet where it was
         self.groups: deque[GroupCall] | None = None  # that are not over, of a call whose groups may be exchanged
 
     def start(self) -> bool:
@@ -99,6 +114,7 @@ class Dispatcher:
         self.notes = StepNotes(scheme, self.step_log, self._changed, ledger)
         self.cutter = Cutter(scheme.setup.chunks)
         self.exchanged = ExchangedGroups()
+        self.order = BeginOrder(scheme, executor)
         self.failures: list[tuple[int, BaseException]] = []
         self.committed: deque[int] = deque()
         home = {*scheme.home, NO_POOL} if scheme.home else ()  # ranks do all calls, also those without a pool
@@ -127,8 +143,19 @@ class Dispatcher:
         """Wait until nothing runs; publishes that are held for the next step stay where they are."""
         self.wait(lambda: self.machine.idle)
 
+    def free(self) -> None:
+        """In a replay: keep its order no longer, as the program issues no more."""
+        if self.order.is_kept:
+            with self._changed:
+                self.order.free()
+            self.tell(Freed())
+
     def close(self, wait: bool) -> None:
         """End the threads."""
+        if self.order.is_kept:
+            self._pools.close(wait=False)  # nothing more is begun
+            with self._changed:
+                self.order.free()
         self._pools.close(wait)
 
     def waits(self) -> tuple[list[dict[str, Any]], float]:
@@ -151,6 +178,7 @@ class Dispatcher:
 
     def first_failure(self) -> BaseException | None:
         """Wait for what runs; the first failure in program order, which counts the others."""
+        self.free()
         self.settle()
         failures = ((i, e) for i, e in self.failures if not isinstance(e, Skipped))
         failed = sorted(failures, key=lambda f: (not isinstance(f[1], RankLost), f[0]))  # a loss explains the others
@@ -180,7 +208,10 @@ class Dispatcher:
             if isinstance(event, Finished):
                 self._since.pop(event.id, None)
             for command in self.machine.handle(event):
+                self.order.hand_out(command)
                 if isinstance(command, Commit):
+                    step = self.step_log.step(command.step)
+                    step.begun, step.taken = self.order.take_notes()
                     self.committed.append(command.step)
                     continue
                 if isinstance(command, Take):
@@ -208,6 +239,9 @@ class Dispatcher:
         """Start a call, or move weights. Returns whether there is something to wait for."""
         command = job.command
         assert not isinstance(command, (Commit, Take)), command
+        if not self.order.may_begin(command):
+            job.waits_for_turn = True
+            return True
         self._since[command.id] = time.time()
         if isinstance(command, Start):
             job.call = self._issued.get(command.id)
@@ -218,6 +252,8 @@ class Dispatcher:
             moved = self._move(command)
         except BaseException as error:
             self._fail(MOVE, error)
+        with self._changed:
+            self.order.begin(command)
         if isinstance(command, Publish) and command.worker in self.servers:
             self.notes.note_publish(command, moved, start, perf_counter())
         return False
@@ -254,6 +290,8 @@ class Dispatcher:
                 self._start_groups(job, call, worker, arguments)
                 return True
             job.pending = Ready(NOTHING) if empty else self.executor.start(call, command.chunk, worker, arguments)
+            with self._changed:
+                self.order.begin(command)
             job.stepped = job.pending if call.streams and isinstance(job.pending, SteppedCall) else None
         except BaseException as error:
             self._break(call, error)
@@ -267,10 +305,15 @@ class Dispatcher:
         parts = [rows.take(group) for group in rows.groups()]
         with self._changed:
             self.exchanged.begin(call, parts)
+        assert isinstance(job.command, Start), "a call is started"
+        self.order.choose_ranks(job.command)
         job.groups = deque()
         for number, part in enumerate(parts):
             pending = self.executor.start(call, number, worker, {**arguments, call.op.batch_parameter: part})
             job.groups.append(GroupCall(number, part, pending))
+        ranks = (rank for group in job.groups for rank in group.ranks)
+        with self._changed:
+            self.order.begin(job.command, tuple(ranks))
 
     def _make_room(self, command: Start) -> None:
         """Have workers leave the memory of their pools, and those of a call come back, as the schedule says."""
@@ -283,6 +326,9 @@ class Dispatcher:
     def _finish(self, job: _Job) -> bool:
         """Wait for a call that was started, and keep what it gives. Returns whether it is over: one whose rows leave
         the engine one by one goes on by a step."""
+        if job.waits_for_turn:
+            job.waits_for_turn = False
+            return not self._start(job)
         call, command = job.call, job.command
         if job.groups is not None:
             return self._go_on_groups(job, job.groups)

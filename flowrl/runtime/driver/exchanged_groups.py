@@ -23,6 +23,11 @@ class GroupCall:
         return self.pending.step() if isinstance(self.pending, SteppedCall) else True
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that sample it; none in one process."""
+        return self.pending.ranks if isinstance(self.pending, SteppedCall) else ()
+
+    @property
     def has_entered(self) -> bool:
         """Whether all its rows have a place in the batch."""
         return not isinstance(self.pending, SteppedCall) or self.pending.has_entered

@@ -208,7 +208,9 @@ class Runner:
                 self.executor.install(name, version)
         self._services.failed.reset()
         if self._replay is not None and self._replay.program == self._position.number:
-            execution = execution.pinned(self._replay.pins, after=resume.calls if resume is not None else 0)
+            after = resume.calls if resume is not None else 0
+            execution = execution.pinned(self._replay.pins, after=after)
+            execution = execution.in_order(self._replay.begun, self._replay.taken, after=after)
         session = Running(
             execution,
             self._position.number,

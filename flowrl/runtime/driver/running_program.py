@@ -327,6 +327,8 @@ class Running:
             return
         if self.scheme.setup.staleness == 0:
             self._settle()
+        if self.dispatcher.order.is_kept and self.hooks.stop():
+            raise Interrupted  # what is under way would go on beside other rows than then
         if self.hooks.stop() or self.hooks.due(step.number):
             self.hooks.checkpoint(self._point(step.number))
             if self.hooks.stop():  # also where that came meanwhile

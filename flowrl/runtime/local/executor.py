@@ -92,6 +92,19 @@ class LocalExecutor:
             self._shared[str(name)] = SharedEngine(worker.engine, worker.version)
         return self._shared.get(str(name))
 
+    def engine_steps(self, name: str) -> dict[int, tuple[int, bool]]:
+        """Return how many steps the engine of a worker has made for calls that share it, and whether rows run."""
+        shared = self._shared.get(name)
+        return {} if shared is None else {0: (shared.steps, bool(shared.engine.running()))}
+
+    def hold_engines(self, name: str, steps: Mapping[int, int] | None) -> None:
+        """Have the engine of a worker make no more than so many steps in all; None: as many as it likes."""
+        if name in self._shared:
+            self._shared[name].most = None if steps is None else steps.get(0, 0)
+
+    def choose_ranks(self, name: str, ranks: tuple[int, ...]) -> None:
+        """Do nothing: there is one process."""
+
     def put(self, value: Any) -> Any:
         """Return a value as calls take it: as it is, but for a column that ranks have written into a checkpoint."""
         batch = value.source.stored[0].batch if isinstance(value, RemoteColumn) else None

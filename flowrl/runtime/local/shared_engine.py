@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
+from time import sleep
 from typing import Any
 
 from ...batch import CallInfo
@@ -26,6 +27,8 @@ class SharedEngine:
         self._requests: dict[int, Rows] = {}
         self._over: set[int] = set()  # those whose rows have left, and are not taken yet
         self._broken: BaseException | None = None
+        self.steps = 0  # so far
+        self.most: int | None = None  # it makes no more than so many
         engine.pause()
         engine.resume(version)
 
@@ -36,7 +39,14 @@ class SharedEngine:
         return rows
 
     def step(self) -> None:
-        """Go on by a token of each row. Raises what the engine raises, which is of no more use then."""
+        """Go on by a token of each row, unless ``most`` steps are made.
+
+        Raises what the engine raises, which is of no more use then.
+        """
+        if self.is_held:
+            sleep(0.001)
+            return
+        self.steps += 1
         try:
             if self._broken is not None:
                 raise RunError("The engine of this call has failed.") from self._broken
@@ -52,6 +62,11 @@ class SharedEngine:
             if rows.are_over:
                 del self._requests[each.call]
                 self._over.add(each.call)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for something to begin."""
+        return self.most is not None and self.steps >= self.most
 
     @property
     def has_results(self) -> bool:
@@ -133,6 +148,8 @@ class StreamedCall:
 
     It is begun at once, in the thread of the engine.
     """
+
+    ranks: tuple[int, ...] = ()
 
     def __init__(
         self,

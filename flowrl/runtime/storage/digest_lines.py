@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...batch import Key
+from ...schedule.events import Begun, Groups
 from ..values.row_digests import RowDigests, keys_of_text, keys_to_text
 from ..values.step_records import Made
 from .run_record import records_within
@@ -62,10 +63,34 @@ def digest_lines(made: Mapping[int, Made]) -> Iterator[dict[str, Any]]:
         yield line
 
 
+def read_begun(run: Path, program: str) -> tuple[list[Begun], dict[int, Groups]]:
+    """Return what the pool that samples began with in a program, in its order, and the groups that calls have got."""
+    begun: list[Begun] = []
+    taken: dict[int, Groups] = {}
+    for line in records_within(run / "digests.jsonl"):
+        if "begun" in line and line["program"] == program:
+            begun += [begun_of(each) for each in line["begun"]]
+            taken |= {int(call): groups_of(groups) for call, groups in line["taken"].items()}
+    return begun, taken
+
+
+def begun_of(said: Sequence[Any]) -> Begun:
+    """Return what a line of ``begun`` says: ``[7, 0, {"0": 17}, []]``."""
+    number, part, after, ranks = said
+    return Begun(number, part, {int(rank): steps for rank, steps in after.items()}, tuple(ranks))
+
+
+def groups_of(said: Sequence[Sequence[int]]) -> Groups:
+    """Return groups as they are recorded: ``[[7, 0], [8, 2]]``."""
+    return tuple((call, group) for call, group in said)
+
+
 def read_digests(run: Path) -> Iterator[CallDigest]:
     """Yield the calls that a run has recorded, in their order; none for a run of an older flowrl."""
     where, keys = None, tuple[Key, ...]()
     for line in records_within(run / "digests.jsonl"):
+        if "begun" in line:
+            continue
         if where != (where := (line["program"], line["step"])):
             keys = ()
         if "rows" in line:

@@ -109,6 +109,8 @@ class Recorder:
         self.write_all(
             "digests", [{"program": program, "step": step.number, **line} for line in digest_lines(step.made)]
         )
+        if step.begun or step.taken:
+            self.write("digests", {"program": program, "step": step.number, "begun": step.begun, "taken": step.taken})
 
     def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
         """A line for each number of a step that was logged: between steps a program may count by itself.

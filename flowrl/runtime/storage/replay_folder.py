@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError, shown
+from ...schedule.events import Begun, Groups
 from .checkpoints import checkpoint_folder as checkpoint
 from .checkpoints.damage import damage
-from .digest_lines import read_digests
+from .digest_lines import begun_of, groups_of, read_digests
 from .recorder import STREAMS
 from .run_record import write_record
 
@@ -26,13 +27,16 @@ class Replay:
     """What is done again: ``Replay("runs/grpo", 0, 7, pins={41: 3})``.
 
     ``program`` is the number of the last program in the run, and ``until`` its last step; None for all of it. ``pins``:
-    the version that each call of that program saw which could have seen another one.
+    the version that each call of that program saw which could have seen another one. ``begun`` and ``taken``: what the
+    pool that samples began with, and the groups that calls have got, of a run whose rows leave the engine one by one.
     """
 
     run: str
     program: int
     until: int | None = None
     pins: Mapping[int, int] = field(default_factory=dict[int, int])
+    begun: Sequence[Begun] = ()
+    taken: Mapping[int, Groups] = field(default_factory=dict[int, "Groups"])
 
     def ends_after(self, program: int, step: int) -> bool:
         """Whether this step of this program is the last one."""
@@ -54,7 +58,10 @@ def read_replay(folder: Path) -> Replay | None:
         said = json.loads((folder / NAME).read_text())
     except FileNotFoundError:
         return None
-    return Replay(**{**said, "pins": {int(call): version for call, version in said["pins"].items()}})
+    begun = [begun_of(each) for each in said["begun"]]
+    taken = {int(call): groups_of(groups) for call, groups in said["taken"].items()}
+    pins = {int(call): version for call, version in said["pins"].items()}
+    return Replay(**{**said, "pins": pins, "begun": begun, "taken": taken})
 
 
 def prepare_replay(run: Path, out: Path, record: Mapping[str, Any], replay: Replay, program: int, step: int) -> Begin:

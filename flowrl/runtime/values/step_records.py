@@ -85,7 +85,9 @@ class Step:
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
     name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
     ``made``: what calls made, by their number in the program. ``updates``: what updates
-    of a policy measure besides. ``ledger``: what became of the rows so far.
+    of a policy measure besides. ``ledger``: what became of the rows so far. ``begun``: what the pool that samples has
+    begun with since the step before, and ``taken`` the groups that calls have got, as
+    :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
 
     number: int
@@ -101,6 +103,8 @@ class Step:
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     updates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     ledger: dict[str, Any] | None = None
+    begun: list[Any] = field(default_factory=list[Any])
+    taken: dict[int, Any] = field(default_factory=dict[int, Any])
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
 

@@ -3,6 +3,7 @@ are asked, and say which calls are over by then."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +44,11 @@ class StreamedCallOnRanks(CallOnRanks):
         super().__init__(client, call, group, arguments)
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that sample it."""
+        return tuple(self.parts)
+
+    @property
     def has_entered(self) -> bool:
         """Whether all its rows have a place in the batch of their engine."""
         return bool(self.parts) and all(part.entered or part.answer is not None for part in self.parts.values())
@@ -67,7 +73,7 @@ class StreamedCallOnRanks(CallOnRanks):
 
     def _choose_rank(self) -> int | None:
         """A prompt group that finishes on its own goes to the rank with the fewest rows."""
-        return self.engine.least_busy() if self.call.groups else None
+        return self.engine.choose_rank() if self.call.groups else None
 
     def _tell(self, calls: Mapping[int, RankCall]) -> dict[int, Any]:
         self.parts = {rank: _Part(rank_call, self.client.epoch) for rank, rank_call in calls.items()}
@@ -103,14 +109,23 @@ class EngineOnRanks:
     def __init__(self, client: RankClient, group: WorkerGroup) -> None:
         self.client, self.group = client, group
         self.calls: dict[int, StreamedCallOnRanks] = {}
+        self.steps = dict.fromkeys(group.ranks, 0)  # that their engines have made
+        self.most: Mapping[int, int] | None = None  # they make no more than so many
+        self.chosen: deque[int] = deque()  # ranks for the next groups
+
+    def samples(self, rank: int) -> bool:
+        """Whether rows run on a rank, as far as is known."""
+        return any(rank in call.parts and call.parts[rank].answer is None for call in self.calls.values())
 
     @property
     def has_results(self) -> bool:
         """Whether a call is over, and its result is not taken yet: it goes first."""
         return any(call.has_answers for call in self.calls.values())
 
-    def least_busy(self) -> int:
-        """Return the rank that samples the fewest prompts."""
+    def choose_rank(self) -> int:
+        """Return the rank for a group: the one that was chosen, or else the one that samples the fewest."""
+        if self.chosen:
+            return self.chosen.popleft()
         busy = dict.fromkeys(self.group.ranks, 0)
         for call in self.calls.values():
             for rank, part in call.parts.items():
@@ -121,9 +136,11 @@ class EngineOnRanks:
         """Have the ranks sample for a short time. Raises RankLost."""
         self._begin_again()
         asked = {rank for call in self.calls.values() for rank, part in call.parts.items() if part.answer is None}
-        sent = self.client.send("advance", {rank: (self.group.key,) for rank in sorted(asked)})
+        most = {} if self.most is None else {rank: max(0, self.most.get(rank, 0) - self.steps[rank]) for rank in asked}
+        sent = self.client.send("advance", {rank: (self.group.key, most.get(rank)) for rank in sorted(asked)})
         found: dict[int, Advanced] = self.client.wait(sent, what)
         for rank, advanced in found.items():
+            self.steps[rank] += advanced.steps
             for number in advanced.entered:
                 self.calls[number].parts[rank].entered = True
             for number, answer in advanced.over.items():

@@ -181,10 +181,10 @@ class Rank(Weights):
         except BaseException as error:
             self.streams.fail(number, call.worker, Failed.of(error))
 
-    def advance(self, key: tuple[str, bool]) -> Advanced:
-        """Sample for a short time the rows of the calls that were begun with a worker."""
+    def advance(self, key: tuple[str, bool], most: int | None = None) -> Advanced:
+        """Sample for a short time, by ``most`` steps, the rows of the calls that were begun with a worker."""
         self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
-        return self.streams.advance(key)
+        return self.streams.advance(key, most)
 
     def _prepare(self, call: RankCall) -> dict[str, Any] | Failed:
         """Free what the driver no longer needs, and return what an op is called with."""

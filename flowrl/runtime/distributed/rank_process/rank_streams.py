@@ -66,9 +66,13 @@ class RankStreams:
         """Keep why a call could not begin, for the next :meth:`advance`."""
         self._failed.setdefault(key, {})[number] = failed
 
-    def advance(self, key: Key) -> Advanced:
-        """Sample for a short time, or until something has come of it."""
+    def advance(self, key: Key, most: int | None = None) -> Advanced:
+        """Sample for a short time, or until something has come of it; with ``most`` for so many steps and no less."""
         over = self._failed.pop(key, {})
+        shared = self._shared.get(key)
+        before = 0 if shared is None else shared.steps
+        if shared is not None:
+            shared.most = None if most is None else before + most
         entered: list[int] = []
         begun, ends = self._begun.get(key, {}), perf_counter() + SLICE
         while begun and not over and not entered:
@@ -85,9 +89,9 @@ class RankStreams:
                 elif not each.entered and each.streamed.has_entered:
                     each.entered = True
                     entered.append(number)
-            if perf_counter() >= ends:
+            if (shared is not None and shared.is_held) or perf_counter() >= ends:
                 break
-        return Advanced(over, tuple(entered))
+        return Advanced(over, tuple(entered), 0 if shared is None else shared.steps - before)
 
     def pause(self, key: Key) -> None:
         """Stop between two tokens: weights are about to be written."""

@@ -15,11 +15,14 @@ from flows import metrics, module_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrl.analysis.run_difference import compare_runs
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks
 from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.rank_process import rank_streams
 from flowrl.runtime.driver.pool_threads import Pools
+from flowrl.runtime.storage.digest_lines import read_begun
+from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
 from flowrl.schedule.events import Publish, Start
 
 BOUND = 120.0  # seconds that a test waits for another thread at most
@@ -191,6 +194,24 @@ def test_the_bound_holds_and_every_prompt_is_trained_on_once(
     for line in metrics(out):
         if "at" in line:  # an evaluation sees precisely the updates before it
             assert line["at"] == line["at_most"] == line["step"] + 1
+
+
+@pytest.mark.parametrize(("order", "publish"), [("fifo", "interrupt"), ("window", "continue"), ("window", "drain")])
+def test_a_run_on_ranks_is_done_again_bit_for_bit(module, tmp_path, order, publish):
+    """Each rank makes as many steps between two starts as it made, and has the groups that it had."""
+    made = plan(2, staleness=2, order=order, publish=publish)
+    run(module, tmp_path / "run", made, steps=4)
+    begun, taken = read_begun(tmp_path / "run", "overlap")
+    replay = Replay(str(tmp_path / "run"), 0, begun=begun, taken=taken)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    prepare_replay(tmp_path / "run", tmp_path / "again", record, replay, 0, 0)
+    how = {"resume": True, "allow_changed": True, "save_models": False}
+    run_direct(module.flow, made, tmp_path / "again", parameters={"overlap": {"steps": 4}}, **how)
+    found = compare_runs(tmp_path / "run", tmp_path / "again")
+    assert found.is_equal and found.calls
+    again, groups = read_begun(tmp_path / "again", "overlap")
+    least = min(len(begun), len(again))  # publishes of the last steps are in no record
+    assert again[:least] == begun[:least] and groups == taken and least > 6
 
 
 @pytest.mark.parametrize("dp", [2, pytest.param(3, marks=pytest.mark.nightly)])
