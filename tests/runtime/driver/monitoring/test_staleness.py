@@ -10,7 +10,7 @@ import pytest
 from flows import module_of
 
 from flowrl.batch import CallInfo
-from flowrl.errors import CheckError, FlowError, PlanError
+from flowrl.errors import CheckError, FlowError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
@@ -273,9 +273,7 @@ def test_what_one_process_cannot_do_is_said_before_anything_is_loaded(module, tm
     )
     with pytest.raises(CheckError, match="(?s)actor has a mesh of 8 devices.*actor: hf holds whole models"):
         run(module, tmp_path / "a", wide)
-    with pytest.raises(PlanError, match="order: window needs an engine that finishes prompt groups one by one"):
-        run(module, tmp_path / "b", plan("split", staleness=1, order="window"))
-    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_loss_that_does_not_correct_is_refused_where_rows_can_be_stale(module, tmp_path):
