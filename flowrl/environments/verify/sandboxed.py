@@ -72,6 +72,9 @@ def _build_root(request: dict[str, Any]) -> None:
     root = request["root"]
     _mount("none", "/", "", _REC | _PRIVATE)
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,nr_inodes=4096,mode=755")
+    os.makedirs(f"{root}/tmp")  # before what is shown: packages may lie below it
+    most = request["limits"]["file_bytes"]
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, f"size={most},nr_inodes=1024,mode=1777")
     for path in request["shown"]:
         inside = root + path
         if os.path.islink(path):
@@ -87,13 +90,10 @@ def _build_root(request: dict[str, Any]) -> None:
         _mount(f"/dev/{name}", f"{root}/dev/{name}", "", _BIND)
     os.makedirs(f"{root}/etc")
     os.makedirs(f"{root}/proc")
-    os.makedirs(f"{root}/tmp")
     _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV)
     with open(f"{root}/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
     _set_attributes(f"{root}/proc", _READ_ONLY)
-    most = request["limits"]["file_bytes"]
-    _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, f"size={most},nr_inodes=1024,mode=1777")
     os.chdir(root)
     _check(_LIBC.syscall(_OWN[platform.machine()][0], b".", b"."), "pivot_root")
     _check(_LIBC.umount2(b".", _MNT_DETACH), "umount")

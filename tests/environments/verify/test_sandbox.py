@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.environments import verify
+from flowrl.environments.verify import sandbox
 from flowrl.environments.verify.unit_tests import OUTCOMES, is_same
 
 LIMITS = verify.Limits(cpu_seconds=1, seconds=10, memory_mb=192, file_mb=2, output_kb=16, processes=8)
@@ -341,6 +342,20 @@ def test_packages_are_there_where_they_are_asked_for():
         )
         == 1
     )
+
+
+def test_packages_may_lie_below_tmp(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("site")
+    folder.chmod(0o755)
+    (folder / "mine.py").write_text("three = 3")
+    shown, path = sandbox._shown(False)
+    wider = [*shown, str(folder)], [*path, str(folder)]
+    monkeypatch.setattr(sandbox, "_shown", lambda packages: wider)
+    code = f"import mine\nopen('/tmp/own', 'w').write('x')\ntry:\n    open('{folder}/new', 'w')\nexcept OSError:\n    print(mine.three)"
+    assert run(code, [{"input": "", "output": "3"}]) == 1
+    assert [file.name for file in folder.iterdir() if file.suffix != ".pyc" and file.name != "__pycache__"] == [
+        "mine.py"
+    ]
 
 
 def test_an_ordinary_user_has_it_too(tmp_path):
