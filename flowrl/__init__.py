@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import data, environments, errors, rl, testing
+from . import data, errors, rl, testing
 from .batch import Batch, Column
 from .by_hand import open_worker as open
 from .errors import FlowError
@@ -31,6 +31,7 @@ from .workers.reference import Reference
 from .workers.reward import FunctionReward
 
 if TYPE_CHECKING:
+    from . import environments
     from .cli.arguments.script import load_script
     from .graph.draw import render
     from .placement.cost.given_costs import GivenCosts
@@ -78,7 +79,9 @@ _LATER = {"GivenCosts": "placement.cost.given_costs", "load_script": "cli.argume
 if not TYPE_CHECKING:  # a type checker would take any name to be there
 
     def __getattr__(name: str) -> Any:
-        """Import an entry of ``_LATER``. Raises AttributeError for any other name."""
+        """Import ``environments`` or an entry of ``_LATER``. Raises AttributeError for any other name."""
+        if name == "environments":
+            return import_module(".environments", __name__)
         if name not in _LATER:
             raise AttributeError(f"module 'flowrl' has no attribute '{name}'")
         return getattr(import_module(f".{_LATER[name]}", __name__), name)

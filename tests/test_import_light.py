@@ -46,6 +46,14 @@ def test_the_algorithms_are_checked_and_drawn_without_tensors(name):
         assert imported(command("graph", script, "--format", form)) == []
 
 
+def test_a_command_loads_no_other_and_no_environments():
+    code = command("check", "algorithms/grpo.py") + "\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(done.stdout.split())
+    assert "flowrl.cli.check" in loaded
+    assert not {"flowrl.cli.diff", "flowrl.cli.show", "flowrl.cli.replay", "flowrl.environments"} & loaded
+
+
 @pytest.mark.parametrize("form", ["svg", "html"])
 def test_pictures_load_no_torch(form):
     pytest.importorskip("pygraphviz", reason="the layout of pictures needs pygraphviz")

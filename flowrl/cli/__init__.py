@@ -2,67 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ..errors import CheckError, DataError, FlowError, ModelError, UsageError, did_you_mean
-from ..flow import Flow
 from ..graph.script.site import own_frames
 from .arguments.options import add_common
 from .arguments.script import load_script
-from .calibrate import calibrate_command
-from .check import add_options as check_options
-from .check import check_command
-from .completion import completion_command
-from .diff import diff_command
-from .doctor import doctor_command
-from .eval import eval_command
-from .export import export_command
-from .gap import gap_command
-from .graph import add_options as graph_options
-from .graph import graph_command, graph_of_run
 from .help import COMMANDS, new_parser, overview
-from .new import new_command
-from .plan import add_options as plan_options
-from .plan import plan_command, show_command
-from .replay import replay_command
-from .reshard import reshard_command
-from .run import add_options as run_options
-from .run import run_command
-from .show import show_runs_command
-from .simulate import add_options as simulate_options
-from .simulate import simulate_command
-from .timeline import timeline_command
 
-#: Commands of a script: what runs them, and what adds their options to a parser.
-OF_SCRIPTS: Mapping[str, tuple[Callable[[Flow, Sequence[str]], int], Callable[[argparse.ArgumentParser], None]]] = {
-    "run": (run_command, run_options),
-    "check": (check_command, check_options),
-    "graph": (graph_command, graph_options),
-    "plan": (plan_command, plan_options),
-    "simulate": (simulate_command, simulate_options),
-}
-#: The other commands, by what runs them.
-WITHOUT_SCRIPT: Mapping[str, Callable[[Sequence[str]], int]] = {
-    "reshard": reshard_command,
-    "calibrate": calibrate_command,
-    "show": show_runs_command,
-    "timeline": timeline_command,
-    "gap": gap_command,
-    "diff": diff_command,
-    "replay": replay_command,
-    "doctor": doctor_command,
-    "eval": eval_command,
-    "export": export_command,
-    "new": new_command,
-    "completion": lambda words: completion_command(words, lambda asked: _command([*asked], None)),
-}
+#: Commands of a script. Each has a module of its name, with what runs it and what adds its options to a parser.
+OF_SCRIPTS = ("run", "check", "graph", "plan", "simulate")
 
 
 def main(argv: Sequence[str] | None = None, module: str | None = None) -> int:
@@ -113,26 +70,32 @@ def _command(words: list[str], module: str | None) -> int:
     if command not in COMMANDS:
         fix = did_you_mean(command, COMMANDS, form="Did you mean flowrl {}?")
         raise UsageError(f"'{command}' is no command; the commands are {', '.join(COMMANDS)}.", fix=fix)
-    if command in WITHOUT_SCRIPT:
-        return WITHOUT_SCRIPT[command](rest)
+    if command == "completion":
+        return _function(command)(rest, lambda asked: _command([*asked], None))
+    if command not in OF_SCRIPTS:
+        return _function(command)(rest)
     if command == "graph" and rest and (Path(rest[0]) / "run.json").exists():
-        return graph_of_run(rest)
+        return _function(command, "graph_of_run")(rest)
     if not rest or rest[0].startswith("-"):
         if rest and rest[0] in ("-h", "--help"):
             print(_help(command))
             return 0
         if command == "plan" and rest and rest[0] == "--show":
-            return show_command(rest[1:])
+            return _function(command, "show_command")(rest[1:])
         raise UsageError(f"flowrl {command} needs a script.", fix=f"Write flowrl {command} SCRIPT.")
-    run, _ = OF_SCRIPTS[command]
-    return run(load_script(rest[0], module), rest[1:])
+    return _function(command)(load_script(rest[0], module), rest[1:])
+
+
+def _function(command: str, name: str | None = None) -> Callable[..., Any]:
+    """A function of a command's module, which is loaded where it is asked for: ``check_command`` runs ``check``."""
+    return getattr(import_module(f".{command}", __name__), name or f"{command}_command")
 
 
 def _help(command: str) -> str:
     """The help of a command of a script, without one."""
     parser = new_parser(command)
     add_common(parser)
-    OF_SCRIPTS[command][1](parser)
+    _function(command, "add_options")(parser)
     return parser.format_help() + "\nThe parameters of a script's program are options, too: add the script to see them."
 
 

@@ -20,7 +20,7 @@ from .arguments.options import read_known
 from .help import new_parser
 
 
-def show_runs_command(words: Sequence[str]) -> int:
+def show_command(words: Sequence[str]) -> int:
     """Serve the page until Ctrl-C. Returns the exit status."""
     options = read_options(words)
     follower = Follower(options.run, open_cache())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,14 @@ def test_help_and_version(run, script):
     assert ended.value.code == 0
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_module_of_its_name(command):
+    """It is loaded where the command is asked for."""
+    module = import_module(f"flowrl.cli.{command}")
+    assert callable(getattr(module, f"{command}_command"))
+    assert (command in OF_SCRIPTS) == hasattr(module, "add_options")
+
+
 @pytest.mark.parametrize("command", OF_SCRIPTS)
 def test_each_command_has_its_own_help_without_a_script(run, command, capsys, script):
     status, said, _ = run(command, "--help")
@@ -247,7 +256,7 @@ def test_examples_of_the_help_are_commands(command, monkeypatch, tmp_path):
             continue
         parser = new_parser(command)
         add_common(parser)
-        OF_SCRIPTS[command][1](parser)
+        import_module(f"flowrl.cli.{command}").add_options(parser)
         _, unknown = parser.parse_known_args(words[1:])
         assert [w for w in unknown if w.startswith("-")] in ([], ["--steps"]), example
 
