@@ -46,14 +46,20 @@ class GymnasiumEnvironment(Environment):
         self.id, self.tasks, self.seed, self.options = id, tasks, seed, options
 
     def make(self) -> Any:
-        """Make a ``gymnasium.Env``, a new one for each episode."""
+        """Make a ``gymnasium.Env``, a new one for each episode. Raises WorkerError for an unknown id or option."""
         try:
             import gymnasium
         except ImportError:
             raise WorkerError(
                 f"{type(self).__name__} needs the package gymnasium.", fix="pip install 'flowrl[gymnasium]'."
             ) from None
-        return gymnasium.make(self.id, **self.options)
+        try:
+            return gymnasium.make(self.id, **self.options)
+        except (gymnasium.error.Error, TypeError) as error:
+            fix = "gymnasium.pprint_registry() lists the ids; options are those of the environment."
+            raise WorkerError(
+                f"{type(self).__name__}: gymnasium.make('{self.id}') refuses: {error}", fix=fix
+            ) from error
 
     def show(self, observation: Any) -> str:
         """Give the text of an observation. Raises TypeError for one that is neither text nor a whole number."""

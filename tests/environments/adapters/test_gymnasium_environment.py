@@ -180,3 +180,17 @@ def test_a_policy_is_trained_on_its_actions():
     batch = rl.gigpo(fl.open(env).rollout(batch, policy=actor, n=4, turns=6), gamma=1.0, scale="none")
     metrics = actor.update(batch, loss=rl.ppo_clip(entropy=0.01))
     assert metrics.gap_max < 1e-3 and metrics.grad_norm > 0
+
+
+@pytest.mark.parametrize(
+    ("id", "options", "said"),
+    [
+        ("FrozenLak-v1", {}, "FrozenLak"),
+        ("", {}, "Malformed environment ID"),
+        (LAKE, {"slippy": True}, "unexpected keyword argument 'slippy'"),
+    ],
+)
+def test_an_unknown_id_or_option_is_refused_with_what_helps(id, options, said):
+    with pytest.raises(WorkerError, match=said) as refused:
+        GymnasiumEnvironment(id, tasks=1, **options).rows()
+    assert refused.value.fix == "gymnasium.pprint_registry() lists the ids; options are those of the environment."
