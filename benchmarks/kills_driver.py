@@ -1,7 +1,7 @@
 """The run that ``kills.py`` disturbs: a small GRPO on six ranks, in a process of its own.
 
     python benchmarks/kills_driver.py OUT [--steps 40] [--deadline 15] [--backend fsdp2] [--gloo] [--resume]
-                                      [--staleness 0] [--copies 1] [--publish drain] [--runtime ray]
+                                      [--staleness 0] [--copies 1] [--publish drain] [--runtime ray] [--engine hf]
 
 Two ranks train, two generate and are the reference, two give rewards, each row apart. With ``--runtime local`` one
 process does it all, with a pool for each of the three. Every reward that is given is also a line in
@@ -29,9 +29,10 @@ from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.storage.answers.answer_book import MOMENT
 from tasks import arithmetic
 
+ENGINE = "vllm" if "vllm" in sys.argv else "hf"
 SMALL = {
     **(arithmetic.MODEL.config or {}),
-    "hidden_size": 32,
+    "hidden_size": 64 if ENGINE == "vllm" else 32,  # which has no kernel for heads of 16
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -91,8 +92,10 @@ MESHES = {"fsdp2": "fsdp=2", "megatron": "tp=2"}
 def plan(asked: argparse.Namespace) -> Plan:
     """Two ranks in each of three pools, or three pools of one process."""
     pipeline = Pipeline(deadline=asked.deadline, staleness=asked.staleness, publish=asked.publish, copies=asked.copies)
+    options = {"kv_cache": 0.0625, "rows": 32} if ENGINE == "vllm" else {}
+    sampled = Place("rollout", backend=ENGINE, options=options)
     if asked.runtime == "local":
-        where = {"actor": {"train": Place("train"), "generate": Place("rollout")}, "ref": Place("train")}
+        where = {"actor": {"train": Place("train"), "generate": sampled}, "ref": Place("train")}
         pools = {"train": "cpu", "rollout": "cpu", "rewards": "cpu"}
         return Plan(pools, {**where, "reward": Place("rewards")}, pipeline=pipeline)
     trained = Place("train", Mesh.of(MESHES[asked.backend]), asked.backend)
@@ -103,7 +106,7 @@ def plan(asked: argparse.Namespace) -> Plan:
             "rewards": Pool("rewards", processes=len(REWARDS)),
         },
         {
-            "actor": {"train": trained, "generate": Place("rollout")},
+            "actor": {"train": trained, "generate": sampled},
             "ref": Place("rollout"),
             "reward": Place("rewards"),
         },
@@ -123,6 +126,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--publish", choices=("drain", "interrupt", "continue"), default="drain")
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
+    parser.add_argument("--engine", choices=("hf", "vllm"), default="hf", help="what samples")
     parser.add_argument("--resume", action="store_true")
     asked = parser.parse_args()
     flow.run(

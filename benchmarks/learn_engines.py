@@ -3,11 +3,14 @@
     make vllm; .venv-vllm/bin/python benchmarks/learn_engines.py --only hf-hf --only hf-vllm
 
 ``algorithms/grpo.py`` runs unchanged, by plans that differ in their engine and backend alone, and from one warm-up:
-with ``hf`` in this process, with ``fsdp2`` and ``megatron`` on ranks. Results go to ``docs/learning_engines.json``,
-which keeps what was run before, and the picture to ``docs/images/engines.png``: by backend a line for the mean over the
-seeds of each engine, and a band from the lowest to the highest. It shows what was run, and nothing else. Then a table
-is printed of all results: the mean reward of the last tenth by seed, and how far the trainer's log-probabilities of
-sampled tokens were from the engine's. ``--draw`` draws and prints it of the results that are there.
+with ``hf`` in this process, with ``fsdp2`` and ``megatron`` on ranks. Results go to ``docs/learning_engines.json``
+as soon as a run ends: what is there already, with as many steps and prompts, is not run again unless ``--again`` says
+so, and ``--minutes`` begins no other run after that time. So the same command goes on where it was ended.
+
+The picture is ``docs/images/engines.png``: by backend a line for the mean over the seeds of each engine, and a band
+from the lowest to the highest. It shows what was run with so many steps, and nothing else. Then a table of it is
+printed and written into ``docs/engines.md``: the mean reward of the last tenth by seed, and how far the trainer's
+log-probabilities of sampled tokens were from the engine's. ``--draw`` does this with the results that are there.
 """
 
 from __future__ import annotations
@@ -30,6 +33,11 @@ sys.path.insert(0, str(ROOT / "tests" / "algorithms"))
 from engine_runs import COPIES, FSDP2, MEGATRON, SPLIT, WHOLE, local, ranks
 
 RESULTS, PICTURE = ROOT / "docs" / "learning_engines.json", ROOT / "docs" / "images" / "engines.png"
+PAGE, BEGIN, END = (
+    ROOT / "docs" / "engines.md",
+    "<!-- learned: written by benchmarks/learn_engines.py -->",
+    "<!-- end -->",
+)
 #: What stands beside the pool that trains; ``hf`` is in one process.
 BACKENDS = {"hf": "", "fsdp2": FSDP2, "megatron": MEGATRON}
 _VLLM = "vllm, kv_cache: 0.25, rows: 128"
@@ -70,6 +78,16 @@ def launch(backend: str, engine: str, seed: int, options: argparse.Namespace, wa
     }
 
 
+def title(result: dict[str, Any]) -> tuple[str, str, int]:
+    """What was run: the backend, the engine and the seed."""
+    return result["backend"], result["engine"], result["seed"]
+
+
+def alike(result: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Whether it has as many steps and prompts."""
+    return (result["steps"], result["prompts"]) == (options.steps, options.prompts)
+
+
 def draw(results: list[dict[str, Any]]) -> None:
     """A picture for each backend: of each engine the mean over the seeds, and from the lowest to the highest."""
     import matplotlib
@@ -107,14 +125,19 @@ def smooth(curve: list[float], window: int = 5) -> list[float]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """What was found, as Markdown: a line for each backend and engine."""
-    lines = ["| trains | samples | reward at the end, by seed | gap, mean | gap, largest | seconds |", "|" + "---|" * 6]
+    lines = [
+        "| trains | samples | steps | reward at the end, by seed | gap, mean | gap, largest | seconds |",
+        "|" + "---|" * 7,
+    ]
     for backend, engine in CASES:
         mine = [r for r in results if (r["backend"], r["engine"]) == (backend, engine)]
         if mine:
             rewards = ", ".join(f"{at_the_end(r):.3f}" for r in mine)
             mean, most = statistics.fmean(r["gap_mean"] for r in mine), max(r["gap_max"] for r in mine)
             seconds = round(statistics.fmean(r["seconds"] for r in mine))
-            lines.append(f"| `{backend}` | `{engine}` | {rewards} | {mean:.1e} | {most:.1e} | {seconds} |")
+            lines.append(
+                f"| `{backend}` | `{engine}` | {mine[0]['steps']} | {rewards} | {mean:.1e} | {most:.1e} | {seconds} |"
+            )
     return "\n".join(lines)
 
 
@@ -132,6 +155,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=32, help="prompts of a step (32)")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "engines", help="folder of the runs")
+    parser.add_argument("--again", action="store_true", help="run again what is there")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no other run after so many")
     parser.add_argument("--draw", action="store_true", help="run nothing; draw and print what is there")
     options = parser.parse_args()
     cases = [case for case in CASES if not options.only or "-".join(case) in options.only]
@@ -139,22 +164,31 @@ def main() -> int:
         parser.error(f"--only takes {known}")
     options.out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
-    failed = 0
+    failed, ends = 0, time.monotonic() + 60 * options.minutes
+    there = set() if options.again else {title(r) for r in results if alike(r, options)}
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     for seed, (backend, engine) in () if options.draw else itertools.product(seeds, cases):
+        if (backend, engine, seed) in there:
+            continue
+        if time.monotonic() > ends:
+            print("The time is over; the same command goes on from here.")
+            break
         found = launch(backend, engine, seed, options, warm_up(options.out))
-        title = f"{backend}-{engine} seed {seed}"
+        name = f"{backend}-{engine} seed {seed}"
         if "error" in found:
             failed += 1
-            print(f"{title}: FAILED\n{found['error']}", flush=True)
+            print(f"{name}: FAILED\n{found['error']}", flush=True)
             continue
-        print(f"{title}: reward {at_the_end(found):.3f} at the end, {found['seconds']} s", flush=True)
-        results = [r for r in results if (r["backend"], r["engine"], r["seed"]) != (backend, engine, seed)] + [found]
+        print(f"{name}: reward {at_the_end(found):.3f} at the end, {found['seconds']} s", flush=True)
+        results = [r for r in results if title(r) != title(found) or not alike(r, options)] + [found]
         results.sort(key=lambda r: (CASES.index((r["backend"], r["engine"])), r["seed"]))
         RESULTS.write_text(json.dumps({"runs": results}) + "\n")
-    if results:
-        draw(results)
-        print(table(results))
+    if shown := [r for r in results if alike(r, options)]:
+        draw(shown)
+        print(table(shown))
+        text = PAGE.read_text()
+        before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table(shown)}\n\n{END}{after}")
     return 1 if failed else 0
 
 

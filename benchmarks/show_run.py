@@ -40,7 +40,7 @@ def make(folder: Path, steps: int, rows: int) -> None:
     chance = 1 / np.arange(1, 5001)
     chance /= chance.sum()
     write_record(folder, steps)
-    names = ("metrics", "timeline", "traffic", "ledger", "trajectories", "events")
+    names = ("metrics", "timeline", "traffic", "memory", "ledger", "trajectories", "events")
     files = {name: (folder / f"{name}.jsonl").open("w") for name in names}
     for step in range(steps):
         numbers = dict(zip(METRICS, draw.random(len(METRICS)).round(6).tolist(), strict=True))
@@ -51,8 +51,22 @@ def make(folder: Path, steps: int, rows: int) -> None:
         for call, (node, part) in enumerate(NODES):
             where = {"program": "grpo", "step": step, "node": node, "pool": "cpu" if "reward" in node else "main"}
             where |= {"start": start, "end": start + part, "rows": rows, "tokens": rows * 60}
-            write(files["timeline"], {**where, "call": 4 * step + call, "piece": 0})
+            number = 4 * step + call
+            why = {
+                "issued": float(step),
+                "due": start,
+                "after": ["rows" if call else "weights", number - 1 if number else None],
+            }
+            ranks = (
+                []
+                if "reward" in node
+                else [[r, start, start + part / 20, start + part * (1 - r / 20)] for r in range(4)]
+            )
+            write(files["timeline"], {**where, "call": number, "piece": 0, **why, "ranks": ranks})
             start += part
+        held = {"resident": 10**9 + 1000 * step, "peak": 2 * 10**9, "device": 4 * 10**10, "device_peak": 6 * 10**10}
+        processes = {name: held for name in ("driver", *(f"rank {r}" for r in range(4)))}
+        write(files["memory"], {"program": "grpo", "step": step, "time": float(step + 1), "processes": processes})
         reads = {node: {"tokens": rows * 240, "rollout_logprobs": rows * 160} for node, _ in NODES}
         traffic = {
             "calls": {node: 1 for node, _ in NODES},
@@ -101,7 +115,21 @@ def write_record(folder: Path, steps: int) -> None:
     graph = load_script(str(Path(__file__).parents[1] / "algorithms" / "grpo.py")).graph().to_json()
     record = {"script": "grpo.py", "arguments": [f"--steps={steps}"], "programs": ["grpo"], "seed": 0, "status": "done"}
     plan = {"pools": {"main": {"device": "cpu"}, "cpu": {"device": "cpu"}}, "place": {}}
-    record |= {"plan": plan, "graph": graph, "graphs": {"grpo": graph}, "started": time.time(), "id": "generated"}
+    foretold = {
+        "step_seconds": 0.9,
+        "source": "roofline",
+        "notes": [],
+        "calls": dict(NODES),
+        "pools": {"main": {"busy": 0.9}},
+    }
+    record |= {
+        "forecasts": {"grpo": foretold},
+        "plan": plan,
+        "graph": graph,
+        "graphs": {"grpo": graph},
+        "started": time.time(),
+        "id": "generated",
+    }
     run_record.write_record(folder, record)
 
 
@@ -132,9 +160,16 @@ def measure(folder: Path, cache: Path) -> None:
             times = [asked.timed("rows", run=run, program="grpo", **what) for _ in range(3)]
             took, cpu = max(took for _, took, _ in times), max(cpu for *_, cpu in times)
             print(f"  {what}: {len(times[0][0]['rows'])} rows, {took:.3f} s, CPU {cpu:.2f} s (slowest of 3)")
-        for what in ("prompts", "lanes", "ledger", "events"):
-            _, took, cpu = asked.timed(what, run=run, program="grpo")
-            print(f"  {what}: {took:.3f} s, CPU {cpu:.2f} s")
+        for what, more in (
+            ("prompts", {}),
+            ("lanes", {}),
+            ("lanes", {"step": 5000}),
+            ("ledger", {}),
+            ("events", {}),
+            ("forecast", {}),
+        ):
+            _, took, cpu = asked.timed(what, run=run, program="grpo", **more)
+            print(f"  {what} {more or ''}: {took:.3f} s, CPU {cpu:.2f} s")
         while asked("graph", run=run, program="grpo")["picture"] is None:
             time.sleep(0.1)
         status = Path(f"/proc/{process.pid}/status").read_text()

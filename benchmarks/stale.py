@@ -1,9 +1,13 @@
 """What correcting for stale rows is worth: a program four steps ahead, with losses that correct and one that does not.
 
-``python benchmarks/stale.py`` trains one-digit sums under a plan with staleness 4, so that in the steady state every
-row is four versions old, with five seeds per loss, each run on one core, two at a time. It writes ``docs/stale.json``
-and ``docs/images/stale.png``. The uncorrected loss takes its ratio to the policy just before the update, recomputed, as
-if that had sampled; flowrl refuses it for stale rows unless the update says ``allow_stale=True``.
+    python benchmarks/stale.py [--seeds 5] [--steps 100] [--lr 2e-4] [--only uncorrected,truncated] [--dry]
+
+It trains one-digit sums under a plan with staleness 4, so that in the steady state every row is four versions old, and
+with staleness 0 for comparison; each run has one core, two run at a time. It writes ``docs/stale.json`` and
+``docs/images/stale.png``, unless ``--dry``; then ``python docs/make_algorithms.py`` writes the page. The uncorrected
+loss takes its ratio to the policy just before the update, recomputed, as if that had sampled; flowrl refuses it for
+stale rows unless the update says ``allow_stale=True``. ``truncated`` is that ratio times importance weights, of the
+policy before the update over the one that sampled, of 2 at most.
 """
 
 from __future__ import annotations
@@ -27,13 +31,10 @@ place:
     train:    {pool: train}
     generate: {pool: rollout}
   reward: {pool: rollout}
-pipeline: {staleness: 4}
+pipeline: {staleness: STALENESS}
 """
-LOSSES = {
-    "uncorrected": 'rl.ppo_clip(anchor="old")',
-    "ppo_clip": "rl.ppo_clip()",
-    "decoupled_ppo": "rl.decoupled_ppo()",
-}
+AGES = {"S=0": 0, "uncorrected": 4, "ppo_clip": 4, "decoupled_ppo": 4, "truncated": 4}  # staleness of the plan
+COLOURS = dict(zip(AGES, ("#555555", "#b3462e", "#0b6e8a", "#5a8f29", "#8a5fb0"), strict=True))
 
 
 def train(name: str, seed: int, steps: int, lr: float, warm: str, out: str) -> None:
@@ -44,9 +45,11 @@ def train(name: str, seed: int, steps: int, lr: float, warm: str, out: str) -> N
     from tasks import arithmetic
 
     loss = {
+        "S=0": rl.ppo_clip(),
         "uncorrected": rl.ppo_clip(anchor="old"),
         "ppo_clip": rl.ppo_clip(),
         "decoupled_ppo": rl.decoupled_ppo(),
+        "truncated": rl.ppo_clip(anchor="old", correction=rl.correct("token", "truncate", high=2.0)),
     }[name]
     flow = fl.Flow("stale")
     actor = flow.worker(fl.Actor, warm, lr=lr, betas=(0.9, 0.99), max_tokens=arithmetic.MAX_TOKENS, name="actor")
@@ -58,14 +61,14 @@ def train(name: str, seed: int, steps: int, lr: float, warm: str, out: str) -> N
             batch = actor.generate(batch, n=8)
             batch = reward.score(batch)
             batch = rl.advantages(batch)
-            if name != "ppo_clip":
+            if name not in ("S=0", "ppo_clip"):
                 batch = actor.logprobs(batch)
             metrics = actor.update(batch, loss=loss, epochs=2, allow_stale=not loss.corrects_stale)
             flow.log(step, metrics, reward=batch.rewards.mean(), version=batch.versions.mean())
 
     plan = Path(out) / "plan.yaml"
     plan.parent.mkdir(parents=True, exist_ok=True)
-    plan.write_text(PLAN)
+    plan.write_text(PLAN.replace("STALENESS", str(AGES[name])))
     flow.run(out=Path(out) / "run", plan=plan, seed=seed, quiet=True, overwrite=True, save_models=False)
 
 
@@ -88,6 +91,11 @@ def launch(name: str, seed: int, options: argparse.Namespace, warm: Path) -> dic
     }
 
 
+def smooth(curve: list[float], over: int = 5) -> list[float]:
+    """Means over the last few steps."""
+    return [sum(part) / len(part) for part in (curve[max(0, i + 1 - over) : i + 1] for i in range(len(curve)))]
+
+
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
@@ -95,12 +103,11 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(6.5, 3.4))
-    for name, colour in zip(LOSSES, ("#b3462e", "#0b6e8a", "#5a8f29"), strict=True):
-        curves = [r["curve"] for r in runs if r["loss"] == name]
-        mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-        for curve in curves:
-            axis.plot(curve, color=colour, linewidth=0.5, alpha=0.35)
-        axis.plot(mean, color=colour, linewidth=1.8, label=LOSSES[name])
+    for name in dict.fromkeys(r["loss"] for r in runs):
+        steps = list(zip(*(smooth(r["curve"]) for r in runs if r["loss"] == name), strict=True))
+        low, high = [min(values) for values in steps], [max(values) for values in steps]
+        axis.fill_between(range(len(steps)), low, high, color=COLOURS[name], alpha=0.12, linewidth=0)
+        axis.plot([sum(values) / len(values) for values in steps], color=COLOURS[name], linewidth=1.8, label=name)
     axis.set_xlabel("step")
     axis.set_ylabel("reward")
     axis.legend(fontsize=8, frameon=False)
@@ -110,12 +117,14 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=2, metavar=("LOSS", "SEED"), help=argparse.SUPPRESS)
     parser.add_argument("--warm", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--lr", type=float, default=2e-4)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", default=",".join(AGES), help="which of them, with commas between")
+    parser.add_argument("--dry", action="store_true", help="write nothing into docs/")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "stale")
     options = parser.parse_args()
     if options.one:
@@ -125,13 +134,17 @@ def main() -> None:
     from learn import warm_up
 
     warm = warm_up(ROOT / "runs" / "learn")
-    jobs = [(name, seed) for seed in range(options.seeds) for name in LOSSES]
+    names = options.only.split(",")
+    jobs = [(name, seed) for seed in range(options.seeds) for name in names]
     with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda job: launch(*job, options, warm), jobs))
-    for name in LOSSES:
+        runs = list(pool.map(lambda job: launch(job[0], job[1], options, warm), jobs))
+    for name in names:
         mine = [r for r in runs if r["loss"] == name]
         lasts = ", ".join(f"{r['last']:.2f}" for r in mine)
-        print(f"{name:16} reward at the end {lasts}; rows are {mine[0]['lag']:.1f} versions old")
+        mean = sum(r["last"] for r in mine) / len(mine)
+        print(f"{name:16} reward at the end {lasts}; mean {mean:.2f}; rows are {mine[0]['lag']:.1f} versions old")
+    if options.dry:
+        return
     (ROOT / "docs" / "stale.json").write_text(
         json.dumps({"steps": options.steps, "lr": options.lr, "runs": runs}) + "\n"
     )

@@ -6,8 +6,11 @@ Both sides have the same model, requests, sampling settings, options and number 
 own, and take turns in one run; figures are medians, to be read as ratios. Requests ask for the log-probability of each
 token. ``LLM.generate`` has no seed for each row, which flowrl always has.
 
-A publish is of a model with 98 M parameters. ``raw`` copies its bytes once within one process. ``load`` is the
-publish, ``proof`` what it takes besides, in both processes, to see that it has arrived.
+``in place`` is flowrl with ``packed: false``.
+
+A publish is of a model with 98 M parameters, into an engine that packs and into one with ``packed: false``, in turns.
+``raw`` copies its bytes once within one process. ``load`` is the publish, ``proof`` what it takes besides, in both
+processes, to see that it has arrived. Ratios are medians of those within a round.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -102,56 +106,70 @@ def through_flowrl(engine: Any, name: str) -> tuple[float, int]:
 
 def generation(rounds: int, dtype: str) -> dict[str, Any]:
     build = Build(Model(config=SMALL), dtype=dtype, device="cpu", options=OPTIONS)
-    ours = open_engine("vllm", build)
+    engines = {"flowrl": open_engine("vllm", build)}
+    engines["in place"] = open_engine("vllm", replace(build, options={**OPTIONS, "packed": False}))
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        ours.save(folder)
+        engines["flowrl"].save(folder)
         here, there = context.Pipe()
         kind = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
         peer = context.Process(target=serve, args=(there, folder, kind), daemon=True)
         peer.start()
         here.recv()
     found: dict[str, Any] = {}
+    sides = [*engines, "vllm"]
     for name in REQUESTS:
-        speeds: dict[str, list[float]] = {"flowrl": [], "vllm": []}
+        speeds: dict[str, list[float]] = {side: [] for side in sides}
         for round_ in range(rounds + 1):
-            for side in ("flowrl", "vllm") if round_ % 2 else ("vllm", "flowrl"):
-                if side == "flowrl":
-                    seconds, tokens = through_flowrl(ours, name)
+            for side in sides if round_ % 2 else reversed(sides):
+                if side in engines:
+                    seconds, tokens = through_flowrl(engines[side], name)
                 else:
                     here.send(name)
                     seconds, tokens = here.recv()
                 if round_:  # the first one warms up
                     speeds[side].append(tokens / seconds)
-        mine, its = (statistics.median(speeds[side]) for side in ("flowrl", "vllm"))
-        found[name] = {"flowrl": round(mine), "vllm": round(its), "ratio": round(mine / its, 3)}
+        found[name] = {side: round(statistics.median(speeds[side])) for side in sides}
+        found[name]["ratio"] = ratio(speeds["flowrl"], speeds["vllm"])
+        found[name]["in place, ratio"] = ratio(speeds["in place"], speeds["flowrl"])
     here.send(None)
     peer.join(60)
-    ours.close()
+    for engine in engines.values():
+        engine.close()
     return found
 
 
+def ratio(ones: list[float], others: list[float]) -> float:
+    """The median of the ratios within a round."""
+    return round(statistics.median(a / b for a, b in zip(ones, others, strict=True)), 3)
+
+
 def publishing(rounds: int, dtype: str) -> dict[str, Any]:
-    build = Build(Model(config=LARGE), dtype=dtype, device="cpu", options={"kv_cache": 0.25, "context": 128})
-    engine = open_engine("vllm", build)
-    weights = [shard.tensor for shard in engine.shards()]
-    copies = [torch.empty_like(weight) for weight in weights]
-    taken: dict[str, list[float]] = {"raw": [], "load": [], "proof": []}
+    found: dict[str, Any] = {}
+    options = {"kv_cache": 0.25, "context": 128}
+    build = Build(Model(config=LARGE), dtype=dtype, device="cpu", options=options)
+    engines = {p: open_engine("vllm", replace(build, options={**options, "packed": p})) for p in (True, False)}
+    taken: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
+    weights = {packed: [shard.tensor for shard in engine.shards()] for packed, engine in engines.items()}
+    copies = [torch.empty_like(weight) for weight in weights[True]]
     for round_ in range(rounds + 1):
-        began = time.perf_counter()
-        for copy, weight in zip(copies, weights, strict=True):
-            copy.copy_(weight)
-        raw = time.perf_counter() - began
-        engine.weights_written()
-        if round_:
-            for name, seconds in zip(taken, (raw, engine.published.load, engine.published.proof), strict=True):
-                taken[name].append(seconds)
-    size = sum(weight.nbytes for weight in weights)
-    found: dict[str, Any] = {name: round(statistics.median(seconds), 4) for name, seconds in taken.items()}
-    found |= {"parameters": sum(w.numel() for w in weights), "bytes": size, "published": engine.published.bytes}
-    found["ratio"] = round(found["load"] / found["raw"], 2)
-    found["with proof"] = round((found["load"] + found["proof"]) / found["raw"], 2)
-    engine.close()
+        for packed, engine in engines.items():
+            began = time.perf_counter()
+            for copy, weight in zip(copies, weights[packed], strict=True):
+                copy.copy_(weight)
+            raw = time.perf_counter() - began
+            engine.weights_written()
+            if round_:
+                taken[packed].append((raw, engine.published.load, engine.published.proof))
+    for packed, engine in engines.items():
+        raw, load, proof = map(list, zip(*taken[packed], strict=True))
+        both = [a + b for a, b in zip(load, proof, strict=True)]
+        named = {"raw": raw, "load": load, "proof": proof}
+        one = {name: round(statistics.median(seconds), 4) for name, seconds in named.items()}
+        one |= {"ratio": ratio(load, raw), "with proof": ratio(both, raw), "published": engine.published.bytes}
+        found["packed" if packed else "in place"] = one
+        engine.close()
+    found["parameters"], found["bytes"] = sum(c.numel() for c in copies), sum(c.nbytes for c in copies)
     return found
 
 
@@ -173,13 +191,15 @@ def main() -> None:
         print(json.dumps(found))
         return
     for name, one in found.get("generate", {}).items():
-        print(f"{name:16} flowrl {one['flowrl']} tokens/s, LLM.generate {one['vllm']}: {one['ratio']:.2f}x")
+        print(f"{name:16} flowrl {one['flowrl']} tokens/s, LLM.generate {one['vllm']}: {one['ratio']:.2f}x", end="")
+        print(f"; in place {one['in place']}: {one['in place, ratio']:.2f}x of packed")
     if "publish" in found:
-        one = found["publish"]
-        print(
-            f"publish of {one['parameters'] / 1e6:.0f} M parameters, {one['published'] / one['bytes']:.2f}x their bytes"
-        )
-        print(f"  raw copy {one['raw']} s, load {one['load']} s ({one['ratio']}x), proof {one['proof']} s")
+        of = found["publish"]
+        print(f"publish of {of['parameters'] / 1e6:.0f} M parameters")
+        for name in ("packed", "in place"):
+            one = of[name]
+            print(f"  {name:9} {one['published'] / of['bytes']:.2f}x their bytes, raw copy {one['raw']} s", end=", ")
+            print(f"load {one['load']} s ({one['ratio']:.2f}x), proof {one['proof']} s")
 
 
 if __name__ == "__main__":

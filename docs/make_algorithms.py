@@ -169,12 +169,14 @@ def stale() -> str:
     by_loss: dict[str, list[dict[str, Any]]] = {}
     for run in record["runs"]:
         by_loss.setdefault(run["loss"], []).append(run)
-    lines = ["| loss | reward at the end, by seed | mean | age of the rows |", "|---|---|---|---|"]
+    seeds = max(map(len, by_loss.values()))
+    lines = [f"{seeds} seeds, {record['steps']} steps, learning rate {record['lr']:g}.", ""]
+    lines += ["| loss | reward at the end, by seed | mean | age of the rows |", "|---|---|---|---|"]
     for loss, runs in by_loss.items():
         lasts, age = [run["last"] for run in runs], sum(run["lag"] for run in runs) / len(runs)
         said = ", ".join(f"{last:.2f}" for last in lasts)
         lines.append(f"| `{loss}` | {said} | {sum(lasts) / len(lasts):.2f} | {age:.1f} |")
-    return "\n".join([*lines, "", "![Reward over steps: a line per seed, and the mean of each loss](images/stale.png)"])
+    return "\n".join([*lines, "", "![Reward over steps, the mean of each loss and its seeds](images/stale.png)"])
 
 
 def tictactoe() -> str:

@@ -75,7 +75,14 @@ PAGES = (
         {
             "An environment": ("fl.environments.Environment", "fl.environments.State"),
             "An agent": ("fl.environments.AgentEnvironment", "fl.environments.Task"),
-            "Of other packages": ("fl.environments.GymnasiumEnvironment", "fl.environments.VerifiersEnvironment"),
+            "Of other packages": (
+                "fl.environments.GymnasiumEnvironment",
+                "fl.environments.OpenEnvEnvironment",
+                "fl.environments.ReasoningGymEnvironment",
+                "fl.environments.TasksetEnvironment",
+                "fl.environments.TextArenaEnvironment",
+                "fl.environments.VerifiersEnvironment",
+            ),
             "What ends and grades it": (
                 "fl.environments.stop",
                 "fl.environments.reward",
@@ -147,7 +154,7 @@ PAGES = (
         "Choose rows and tokens",
         "Ops that keep some rows of a batch, or mark some of its tokens.",
         {
-            "Rows": ("rl.best_of", "rl.first_groups", "rl.pairs", "rl.mismatched"),
+            "Rows": ("rl.best_of", "rl.first_groups", "rl.pairs", "rl.mismatched", "rl.branches"),
             "Tokens": ("rl.select_by_covariance", "rl.select_by_entropy", "rl.select_by_second_moment"),
         },
     ),
@@ -284,6 +291,10 @@ METHODS = {
     "fl.testing.FakeEngine": ("tokenizer", "generate", "submit", "step", "running", "abort", "pause", "resume",
                               "stream"),
     "fl.environments.GymnasiumEnvironment": ("make", "show", "read"),
+    "fl.environments.OpenEnvEnvironment": ("show", "read"),
+    "fl.environments.ReasoningGymEnvironment": ("make", "read"),
+    "fl.environments.TasksetEnvironment": ("make",),
+    "fl.environments.TextArenaEnvironment": ("make", "opponent"),
     "fl.environments.VerifiersEnvironment": ("make",),
     "fl.environments.Environment": ("rows", "setup", "respond", "source", "source_of", "grade"),
     "fl.data.Source": ("schema", "cursor", "to_batch"),

@@ -4,6 +4,9 @@ RUNS is a folder with runs, of which ``tool_use`` is opened. Those of the page w
 
     flowrl run algorithms/tool_use.py --program warmup,evaluate,tool_use,evaluate --out RUNS/tool_use
     flowrl run algorithms/ppo.py --preset vapo --steps 120 --prompts-per-step 192 --seed 0 --out RUNS/ppo-0   # and 1
+    flowrl run algorithms/grpo.py --plan PLAN --steps 6 --prompts-per-step 24 --seed 0 --no-save --out RUNS/overlap
+
+PLAN is ``algorithms/plans/disaggregated_cpu.yaml``. ``--only show_time`` after RUNS takes one of them.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ PICTURES = {
     "show_curves": ("curves", "ppo-0", (1360, 760), False),
     "show_tokens": ("rows?tab=tokens&order=worst", "tool_use", (1360, 600), False),
     "show_graph": ("graph", "tool_use", (1360, 800), True),
-    "show_time": ("time", "tool_use", (1360, 560), False),
+    "show_time": ("time?at={last_update}", "overlap", (1360, 900), False),
 }
 
 
-def main(runs: Path) -> None:
-    """Write all pictures."""
+def main(runs: Path, only: str = "") -> None:
+    """Write all pictures, or one of them."""
     assert CHROMIUM is not None, "Chromium takes the pictures"
     with tempfile.TemporaryDirectory() as folder:
         follower = Follower([runs], Path(folder))
@@ -49,6 +52,9 @@ def main(runs: Path) -> None:
         thread.start()
         try:
             for name, (view, run, size, dark) in PICTURES.items():
+                if only not in ("", name):
+                    continue
+                view = view.replace("{last_update}", str(last_update(runs / run)))
                 words = f"{'&' if '?' in view else '?'}run={run_id(runs / run)}"
                 take(f"{server.address}#/{view}{words}", IMAGES / f"{name}.webp", size, dark=dark, folder=Path(folder))
         finally:
@@ -57,6 +63,14 @@ def main(runs: Path) -> None:
             server.server_close()
             follower.stop()
             answers.drawings.close()
+
+
+def last_update(run: Path) -> int:
+    """Where the line of the run's last update begins in its timeline, by which the page knows it."""
+    path = run / "timeline.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    places = [place for place, line in enumerate(lines) if b'"actor.update"' in line]
+    return sum(map(len, lines[: places[-1]])) if places else 0
 
 
 def take(address: str, out: Path, size: tuple[int, int], *, dark: bool, folder: Path) -> None:
@@ -72,4 +86,4 @@ def take(address: str, out: Path, size: tuple[int, int], *, dark: bool, folder: 
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[3] if sys.argv[2:3] == ["--only"] else "")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .column import Column, concat, raw_bytes, read_marks, row_index, segment_sums
 from .errors import FieldError, RowsError, did_you_mean
+from .html_tables import ROWS, table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,7 @@ class _MissingField(FieldError, AttributeError):
     """A field that a batch has not; also an AttributeError, so that ``hasattr`` and ``getattr`` work."""
 
 
+_SHOWN = 12  # fields that a notebook shows
 _MissingField.__name__ = "FieldError"  # as it is reported
 
 
@@ -126,6 +128,15 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} rows: {', '.join(f'{n}: {c.type}' for n, c in self._columns.items())}>"
+
+    def _repr_html_(self) -> str:
+        """Its first rows, for a notebook."""
+        names = list(self.fields)[:_SHOWN]
+        some = self.take(range(min(len(self), ROWS)))
+        left = [f"{len(self) - len(some)} more rows"] if len(self) > len(some) else []
+        left += [f"more fields: {', '.join(self.fields[_SHOWN:])}"] if len(self.fields) > _SHOWN else []
+        rows = zip(some.keys, *(some[name].to_list() for name in names), strict=True)
+        return table(["key", *names], rows, title=repr(self)[1:-1], note="; ".join(left))
 
     def _with(self, columns: dict[str, Column]) -> Batch:
         return Batch._make(self.keys, columns, self.call)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
-from .errors import CheckError, ProgramError, UsageError, WorkerError, did_you_mean
+from .errors import CheckError, ProgramError, UsageError, WorkerError, did_you_mean, shown
 from .graph.check_program import Report, check, unused
 from .graph.compile_paths import compile_graph
 from .graph.ops.allowed import check_values, whole
@@ -27,6 +27,7 @@ from .graph.tracing.log_names import logged
 from .graph.tracing.trace_program import trace
 from .graph.tracing.trace_records import Traced
 from .handle import Handle, first_model, misnamed
+from .html_tables import table
 from .lowering.lower import used_workers
 from .offers import offers
 from .placement.plan.plan import Plan
@@ -76,6 +77,19 @@ class Flow:
         self.programs: dict[str, Program] = {}
         self._traces: dict[Any, Traced] = {}
         self._cell: CodeType | None = None
+
+    def _repr_html_(self) -> str:
+        """Its workers and programs, for a notebook."""
+        workers = [
+            (h.name, h.cls.__name__, ", ".join(f"{n}={value!r}" for n, value in h.arguments.items()))
+            for h in self.handles
+        ]
+        programs = [
+            (p.name, str(inspect.signature(p.fn)), f"{shown(p.at.file)}:{p.at.line}") for p in self.programs.values()
+        ]
+        return table(["worker", "class", "arguments"], workers, title=f"flow '{self.name}'") + table(
+            ["program", "parameters", "at"], programs
+        )
 
     # -- the language -------------------------------------------------------------------------------------------
 
@@ -297,6 +311,7 @@ class Flow:
         ResumeError for a run that cannot go on so.
         """
         options = {name: value for name, value in locals().items() if name in RUN_OPTIONS}
+        from .analysis.forecast import forecast_of
         from .analysis.placed_graph import recorded_graph
         from .backends import names as engines
         from .launch import launch
@@ -331,6 +346,7 @@ class Flow:
             arguments=tuple(arguments),
             programs=tuple(program.fn for program in self.programs.values()),
             graphs=tuple(graph.to_json() for graph in placings),
+            forecasts=tuple(forecast_of(study) if plan else None for study in studies),
             inputs=inputs_of(executions, traces, handles, seed=seed, plan=placed.to_json(), runtime=runtime),
         )
         return Runner(executions, executor, settings).run()

@@ -66,10 +66,10 @@ def _added(op: Op, init: Mapping[str, Any]) -> str:
 
 
 def _adder(text: str, op: Op, adds: str, *, new: bool = False) -> Adder:
-    """Return what an op adds, and reads where that does not depend on the worker."""
+    """Return what an op adds to a batch that lacks it, and reads where that does not depend on the worker."""
     reads = op.reads
     if callable(reads) and not op.parameters.is_method:
         defaults = {n: p.default for n, p in op.parameters.named.items()}
         reads = reads(CallShape({}, defaults, frozenset()))
     wanted = parse_fields(reads) if isinstance(reads, str) else {}
-    return Adder(text, frozenset(parse_fields(adds)), frozenset(wanted), new)
+    return Adder(text, frozenset(parse_fields(adds)) - frozenset(wanted), frozenset(wanted), new)

@@ -50,6 +50,10 @@ ALLOWED = {
         "cloudpickle",
     ): "Ray pickles between processes that show its token",
     ("flowrl/environments/verify/sandboxed.py", "exec"): "runs code of a model, in the sandbox that it has built",
+    (
+        "flowrl/environments/adapters/taskset_environment.py",
+        "exec",
+    ): "runs a program of the installed package verifiers, which that has as a text and not as a module",
 }
 
 

@@ -63,7 +63,22 @@ def test_it_has_the_drivers_and_what_lies_beside_them(wheel):
         p.relative_to(ROOT / "algorithms") for p in (ROOT / "algorithms").rglob("*") if p.suffix in (".py", ".yaml")
     ]
     assert files and {f"flowrl/drivers/{file}" for file in files} <= held
-    assert not [name for name in held if not name.startswith(("flowrl/", "flowrl-"))]
+    assert not [name for name in held if not name.startswith(("flowrl/", "flowrl_lm-"))]
+
+
+def test_it_has_the_licences_of_what_is_in_it(wheel):
+    """uPlot, which draws the curves of ``flowrl show``, is under another licence."""
+    file = zipfile.ZipFile(wheel)
+    page = next(name for name in file.namelist() if name.endswith("/METADATA"))
+    head = file.read(page).decode().partition("\n\n")[0].splitlines()
+    assert "License-Expression: Apache-2.0 AND MIT" in head
+    named = [line.partition(": ")[2] for line in head if line.startswith("License-File: ")]
+    texts = {name: file.read(f"{page.rpartition('/')[0]}/licenses/{name}").decode() for name in named}
+    assert set(texts) == {"LICENSE", "flowrl/show/page/uPlot.LICENSE"}
+    assert "Apache License" in texts["LICENSE"]
+    mit = texts["flowrl/show/page/uPlot.LICENSE"]
+    assert "The MIT License" in mit and "Leon Sorokin" in mit and "AS IS" in mit
+    assert "flowrl/show/page/uPlot.LICENSE" in file.namelist() and "flowrl/show/page/memory.js" in file.namelist()
 
 
 def test_its_page_has_links_that_work_there(wheel):

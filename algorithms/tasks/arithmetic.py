@@ -119,6 +119,12 @@ def says_yes(response: str) -> float:
     return float(response == "y")
 
 
+def says_the_truth(prompt: str, response: str) -> float:
+    """1 where the verdict on ``12+7=19?`` is right: ``y`` of the sum, ``n`` of all else."""
+    asked, _, answer = prompt.removesuffix("?").partition("=")
+    return float(response == ("y" if answer == _answer(f"{asked}=") else "n"))
+
+
 def stages(flow: fl.Flow, actor: fl.Actor, reward: fl.FunctionReward) -> None:
     """Declare two more programs of a flow: ``warmup``, and ``evaluate`` on held-out sums."""
 

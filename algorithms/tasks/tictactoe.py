@@ -1,7 +1,8 @@
 """Tic-tac-toe against a player of random moves, and against one of optimal moves.
 
-A game reads ``123456789<move>5</move>;o234x6789<move>3</move>;`` and so on: the policy is shown the board, in which a
-free field is its number, and says a move. Its own marks are ``x``, also where the other one began.
+A game reads ``123456789<move>5</move>;a234E6789<move>3</move>;`` and so on: the policy is shown the board, and says a
+move. A free field is its number; in its place stands a letter of the same rank, a capital one for a mark of the policy
+and a small one for a mark of the other player. So what lies where can be read off each character alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import flowrl as fl
 from flowrl.environments import Environment, reward
 
 BOARD = "123456789"
-MARKS = "xo"
+MARKS = "xo"  # the policy's, also where the other one began, and the other one's
+SHOWN = {"x": "ABCDEFGHI", "o": "abcdefghi"}
 LINES = ("123", "456", "789", "147", "258", "369", "159", "357")
 OPPONENTS = ("random", "optimal")
 SIDES = ("first", "second")
@@ -89,17 +91,35 @@ def _other(mark: str) -> str:
     return "o" if mark == "x" else "x"
 
 
+def show(board: str) -> str:
+    """A board as the policy is shown it.
+
+    >>> show("o234x6789")
+    'a234E6789'
+    """
+    return "".join(SHOWN[said][i] if said in MARKS else said for i, said in enumerate(board))
+
+
+def read(shown: str) -> str:
+    """The board that is shown so.
+
+    >>> read("a234E6789")
+    'o234x6789'
+    """
+    return "".join(next((mark for mark in MARKS if said in SHOWN[mark]), said) for said in shown)
+
+
 # -- the environment -------------------------------------------------------------------------------
 
 
 class TicTacToe(Environment):
-    """Games: 1 for a win, 0.5 for a draw, -1 for a loss, for a move that is not free and for one that is no move."""
+    """Games: 1 for a win, 0.5 for a draw, -1 for a loss, -1.5 for a move to a field that is taken and for no move."""
 
     turns = 5
 
     def setup(self, state: Any) -> None:
         """The board is that of the prompt."""
-        state.board, state.result = state.row["prompt"], ""
+        state.board, state.result = read(state.row["prompt"]), ""
 
     def respond(self, state: Any) -> str | None:
         """Move for the opponent; nothing where the game is over."""
@@ -114,7 +134,7 @@ class TicTacToe(Environment):
         if is_over(board):
             state.result = {"x": "won", "o": "lost", "": "drawn"}[winner(board)]
             return None
-        return board
+        return show(board)
 
     @reward()
     def won(self, state: Any) -> float:
@@ -131,12 +151,12 @@ class TicTacToe(Environment):
         """Whether the opponent has three in a line."""
         return float(state.result == "lost")
 
-    @reward(weight=-1.0)
+    @reward(weight=-1.5)
     def invalid(self, state: Any) -> float:
         """Whether a move went to a field that was not free."""
         return float(state.result == "invalid")
 
-    @reward(weight=-1.0)
+    @reward(weight=-1.5)
     def malformed(self, state: Any) -> float:
         """Whether an answer was no move."""
         return float(state.result == "malformed")
@@ -148,7 +168,7 @@ class TicTacToe(Environment):
 def task(opponent: str, side: str, seed: int) -> dict[str, Any]:
     """A game to play: ``{"prompt": "123456789", "opponent": "random", "side": "first", "seed": 7}``."""
     board = BOARD if side == "first" else play(BOARD, reply(opponent, BOARD, seed), "o")
-    return {"prompt": board, "opponent": opponent, "side": side, "seed": seed}
+    return {"prompt": show(board), "opponent": opponent, "side": side, "seed": seed}
 
 
 def position(seed: int) -> dict[str, Any]:
@@ -160,11 +180,11 @@ def position(seed: int) -> dict[str, Any]:
             if not is_over(board):
                 board = play(board, chance.choice(free(board)), "xo"[(i + SIDES.index(side)) % 2])
         if not is_over(board) and {value(play(board, f, "x"), "o") == 1 for f in free(board)} == {True, False}:
-            return {"prompt": board, "opponent": "optimal", "side": side, "seed": seed}
+            return {"prompt": show(board), "opponent": "optimal", "side": side, "seed": seed}
 
 
 def games(batch: int, *, seed: int = 0) -> fl.data.Mixture:
-    """``batch`` tasks a step, without end: a third are positions, the others games of all opponents and sides alike.
+    """``batch`` tasks a step, without end: half are positions, the others games of all opponents and sides alike.
 
     The column ``stratum`` says which: ``random first``, or ``position``.
     """
@@ -178,7 +198,7 @@ def games(batch: int, *, seed: int = 0) -> fl.data.Mixture:
     makers: dict[str, Callable[[int], dict[str, Any]]] = {}
     for opponent, side in product(OPPONENTS, SIDES):
         makers[f"{opponent} {side}"] = partial(task, opponent, side)
-    weights = {**dict.fromkeys(makers, 1), "position": len(makers) / 2}
+    weights = {**dict.fromkeys(makers, 1), "position": len(makers)}
     makers["position"] = position
     strata = {name: part(name, make) for name, make in makers.items()}
     return fl.data.mix(strata, weights=weights, batch=batch, exact=True, column="stratum")
@@ -201,7 +221,7 @@ def _example(index: int, seed: int) -> dict[str, Any]:
     messages: list[dict[str, str]] = []
     while not is_over(board):
         field = chance.choice(free(board))
-        messages.append({"role": "user", "content": board})
+        messages.append({"role": "user", "content": show(board)})
         messages.append({"role": "assistant", "content": f"<move>{field}</move>"})
         board = play(board, field, "x")
         if not is_over(board):
@@ -211,12 +231,12 @@ def _example(index: int, seed: int) -> dict[str, Any]:
 
 # -- the model -------------------------------------------------------------------------------------
 
-WORDS = ("<pad>", ";", "<move>", "</move>", *BOARD, *MARKS, "?")
+WORDS = ("<pad>", ";", "<move>", "</move>", *BOARD, *SHOWN["x"], *SHOWN["o"], "?")
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %};{% endif %}{% endfor %}"
 
 
 def build_tokenizer() -> Any:
-    """A token for each character and each tag; ``;`` ends an answer. 16 tokens with padding and one more."""
+    """A token for each character and each tag; ``;`` ends an answer. 32 tokens with padding and one more."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..placement.cluster.mesh import Mesh
+from ..placement.cost.calibrated_costs import Calibrated
 from ..placement.cost.continuous_batch import Engine
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Work, Workload
@@ -81,18 +82,19 @@ class Pace:
         return Rows([drawn[i : i + size] for i in range(0, len(drawn), size)], self._engine(call, lengths.mean))
 
     def _engine(self, call: Call, mean: float) -> Engine:
-        """Of a roofline, the engine that it prices; of costs that are seconds of a whole call, one that runs all of its
-        rows at once, each token taking what it takes in a row of average length."""
+        """Of a roofline, the engine that it prices, and that of a run which tells of it; of costs that are seconds of a
+        whole call, one that runs all of its rows at once, each token taking what it takes in a row of average length.
+        """
         work = self._works[call.id]
         key = (work.node, work.load)
         if key not in self._engines:
-            costs = self._study.cost_model
-            each = self.seconds(call) / mean
-            self._engines[key] = (
-                costs.engine(work)
-                if isinstance(costs, Roofline) and work.role.model is not None
-                else Engine(work.load.rows, lambda rows: each)
-            )
+            costs, found = self._study.cost_model, None
+            if isinstance(costs, (Roofline, Calibrated)) and work.role.model is not None:
+                found = costs.engine(work)
+            if found is None:
+                each = self.seconds(call) / mean
+                found = Engine(work.load.rows, lambda rows: each)
+            self._engines[key] = found
         return self._engines[key]
 
     def publish(self, worker: str) -> float:

@@ -8,11 +8,11 @@ from ..errors import At, CheckError, FlowError, ModelError, PlanError
 from ..graph.check_program import stale
 from ..graph.may_see_older_weights import samples, trained_on
 from ..graph.tracing.trace_records import Lint, each_once
-from ..lowering.engine_refusals import refusals, refusals_of_use
 from ..placement.backends import BACKENDS, backend
 from ..placement.cost.worker_memory import RESERVE_BYTES
 from ..placement.model.weight_layout import check_layout
 from ..placement.plan.plan import Place
+from ..placement.search.engine_refusals import refusals, refusals_of_use
 from .plan_warnings import file_of, idle_pipeline, idle_processes, placed_models, slow_network, uneven_rows, unused
 from .study import Study
 

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from ..graph.record import Graph
 from ..placement.cluster.cluster import Cluster
+from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Work
+from ..placement.plan.plan import Plan
+from ..placement.search.find_placement import Found, search
 from ..placement.search.problem import Member, Problem
 from ..schedule.fly_program import Made
 from .study import Study
@@ -21,8 +24,7 @@ def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence
     members: dict[tuple[str, str], list[Work]] = {}
     for work in study.works.values():
         if study.calls[work.node].step >= 0 and work.kind != "none":
-            use = "generate" if work.kind == "generate" else "train"
-            members.setdefault((work.role.name, use), []).append(work)
+            members.setdefault((work.role.name, work.use), []).append(work)
     found = tuple(
         Member(study.roles[worker], use, tuple(works), processes=_processes(works, cluster))
         for (worker, use), works in members.items()
@@ -34,7 +36,23 @@ def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence
         if role.trains and {f"{name}.train", f"{name}.generate"} <= names
     )
     nodes = [w.node for m in found for w in m.works]
-    return Problem(cluster, found, _stages(graph, nodes), pairs, tuple(staleness))
+    inside, stages = tuple(node for node in study.works if node in set(nodes)), _stages(graph, nodes)
+    segments = _segments(graph, stages)
+    return Problem(cluster, found, stages, pairs, tuple(staleness), order=inside, segments=segments)
+
+
+def find_plan(
+    study: Study, graph: Graph, cluster: Cluster, staleness: Sequence[int], *, steps: int | None = None
+) -> Found:
+    """Return the best plan of a program on a cluster; its step is what :meth:`Study.simulate` finds of ``steps``.
+
+    Raises PlanError when a worker fits nowhere.
+    """
+
+    def simulated(plan: Plan) -> float:
+        return study.under(plan).simulate(steps).step_seconds
+
+    return search(problem_of(study, graph, cluster, staleness), study.costs or Roofline(cluster), simulated=simulated)
 
 
 def _processes(works: Sequence[Work], cluster: Cluster) -> int:
@@ -51,6 +69,20 @@ def _stages(graph: Graph, nodes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         depth[node.id] = max((depth.get(b, 0) + (b in wanted) for b in before), default=0)
     levels = sorted({depth[n] for n in nodes})
     return tuple(tuple(n for n in nodes if depth[n] == level) for level in levels)
+
+
+def _segments(graph: Graph, stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """Return the segment of each stage: one begins where every call waits for all calls of the stages before."""
+    above: dict[str, set[str]] = {}
+    for node in graph.nodes:  # in program order
+        before = [e.src for e in graph.edges if e.dst == node.id and e.kind in ("data", "order")]
+        above[node.id] = {a for b in before for a in (b, *above.get(b, ()))}
+    found, segment = list[int](), 0
+    for i in range(len(stages)):
+        earlier = {node for s in stages[:i] for node in s}
+        segment += bool(i) and all(earlier <= above[node] for s in stages[i:] for node in s)
+        found.append(segment)
+    return tuple(found)
 
 
 def corrects(study: Study) -> bool:

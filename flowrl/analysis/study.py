@@ -8,9 +8,10 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
-from ..errors import PlanError
+from ..errors import PlanError, shown
 from ..graph.compile_paths import node_ids
 from ..graph.tracing.trace_records import HandleLike, Traced
+from ..html_tables import table
 from ..lowering.bases import bases_of
 from ..lowering.lower import Execution, choose_runtime, lower
 from ..lowering.roles import roles_of
@@ -18,7 +19,7 @@ from ..lowering.scheme_of_program import scheme_of
 from ..lowering.unsupported import unsupported
 from ..placement.cost.calibrated_costs import Calibrated, placed
 from ..placement.cost.cost_model import Costs
-from ..placement.cost.pool_memory import PoolMemory, Turn, pool_memory
+from ..placement.cost.pool_memory import PoolMemory, Turn, loads_of, pool_memory, turns_of
 from ..placement.cost.roofline import Efficiency, Roofline
 from ..placement.cost.work import Role, Work, Workload
 from ..placement.plan.plan import Plan
@@ -52,9 +53,24 @@ class Study:
     tokens: Tokens = field(default_factory=Tokens)
     seed: int = 0
     runtime: str = ""
+    _asked: str = field(init=False, default="", repr=False)  # the runtime, where one was said
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_asked", self.runtime)
         object.__setattr__(self, "runtime", self.runtime or choose_runtime(self.plan))
+
+    def under(self, plan: Plan) -> Study:
+        """Return the same program under another plan, with what was asked of this one."""
+        return replace(self, plan=plan, runtime=self._asked)
+
+    def _repr_html_(self) -> str:
+        """Its calls, parameters and plan, for a notebook."""
+        asked = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+        calls = dict.fromkeys(
+            (c.title, f"{shown(c.at.file)}:{c.at.line}") for trail in self.traced.trails for c in trail.calls
+        )
+        title = f"{self.traced.program}({asked}), runtime {self.runtime}"
+        return table(["call", "at"], calls, title=title) + self.plan._repr_svg_()
 
     # -- what is there ------------------------------------------------------------------------------------------
 
@@ -154,6 +170,7 @@ class Study:
             pool=pool.name,
             backend=place.backend,
             micro=int(call.arguments.get("micro_tokens") or 0),
+            holder=call.worker if call.worker != role.name else "",
         )
 
     def load(self, made: Made) -> Workload:
@@ -195,31 +212,18 @@ class Study:
     @cached_property
     def pool_memory(self) -> Mapping[str, PoolMemory]:
         """The memory of each pool whose devices are known."""
-        loads: dict[tuple[str, str], Workload] = {}
-        for work in self.works.values():
-            key = (work.role.name, "generate" if work.kind == "generate" else "train")
-            if key not in loads or work.load.tokens > loads[key].tokens:
-                loads[key] = work.load
+        loads, micro = loads_of(self.works.values())
         apart = self.runtime == "ray"  # ranks hold the weights of every worker apart
         bases = {} if apart else bases_of(self.handles, self.plan)
-        micro = {work.role.name: work.micro for work in self.works.values() if work.micro}
         roles = list(self.roles.values())
         memories = {pool: pool_memory(self.plan, pool, roles, loads, micro, bases) for pool in self.plan.pools}
         return {pool: memory for pool, memory in memories.items() if memory is not None}
 
     def turns(self, pool: str) -> tuple[Turn, ...]:
         """The calls that a pool does in a step, in program order, and the publishes inside it."""
-        turns: list[Turn] = []
-        for work in self.works.values():
-            if work.pool == pool and work.role.model is not None:
-                use = "generate" if work.kind == "generate" else "train"
-                holder = self.calls[work.node].call.worker  # of a handle, whose model is needed at the same time
-                both = (f"{holder}.train",) if holder != work.role.name and self.roles[holder].model is not None else ()
-                turns.append(Turn(work.title, (f"{work.role.name}.{use}", *both)))
-                if work.kind == "train" and self._publishes(work.role.name) and not self.plan.split(work.role.name):
-                    both = (f"{work.role.name}.train", f"{work.role.name}.generate")
-                    turns.append(Turn(f"{work.role.name}.publish", both, publish=True))
-        return tuple(turns)
+        works = [work for work in self.works.values() if work.pool == pool and work.role.model is not None]
+        inside = {name for name in self.roles if self._publishes(name) and not self.plan.split(name)}
+        return turns_of(works, inside, {name for name, role in self.roles.items() if role.model is not None})
 
     def _publishes(self, worker: str) -> bool:
         return self.roles[worker].trains and self.roles[worker].generates

@@ -74,6 +74,7 @@ class ContinuousBatch(ABC):
     """
 
     publish_modes = ("drain", "interrupt", "continue")
+    most_rows: int | None = None  # all rows get a token in each step
 
     def __init__(self, positions: int | None, ends: Iterable[int]) -> None:
         self.positions, self._ends = positions, frozenset(ends)

@@ -44,6 +44,7 @@ class Stream:
         self._line: deque[object] = deque()  # those that wait for their turn with the engine; the first has it
         self._broken: BaseException | None = None
         self._under_way: asyncio.Future[None] | None = None
+        self.steps = 0  # so far
 
     def submit(
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
@@ -111,6 +112,7 @@ class Stream:
 
     def _step(self) -> None:
         """Make a step, and hand out what has ended."""
+        self.steps += 1
         with self._of_engine():
             ended = self.engine.step()
             if not ended and not self.engine.running():

@@ -109,10 +109,11 @@ GROUPS: dict[str, dict[str, About]] = {
         ),
         "export": About(
             "RUN FOLDER",
-            "write the model of a checkpoint as a Hugging Face folder, and push it where that is asked for",
+            "write the model of a checkpoint as a Hugging Face folder, or the conversations of a run as a file",
             (
                 "flowrl export runs/grpo my_model",
                 "flowrl export runs/grpo my_model --checkpoint best --dtype bf16 --push-to-hub me/my_model",
+                "flowrl export runs/tools good.jsonl --least reward=1",
             ),
         ),
     },

@@ -7,15 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..analysis.search_problem import corrects, problem_of
+from ..analysis.search_problem import corrects, find_plan
 from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..placement.cluster.cluster import Cluster
-from ..placement.cost.roofline import Roofline
 from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
 from ..placement.search.explanation import explain
-from ..placement.search.find_placement import Found, resimulated, search
+from ..placement.search.find_placement import Found
 from .arguments.options import parse, put, save, whole_number
 from .arguments.study_options import add_study_options, load_plan, steps_flown, study_of
 
@@ -86,14 +85,7 @@ def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argpa
     plan = Plan(cluster=cluster)
     study = study_of(flow, name, parameters, options, plan)
     bounds = _bounds(options.staleness) if options.staleness else (0, 1) if corrects(study) else (0,)
-    problem = problem_of(study, flow.graph(name, **parameters), cluster, bounds)
-    result = search(problem, study.costs or Roofline(cluster))
-
-    def step_seconds(plan: Plan) -> float:
-        """The steady step that flowrl simulate prints."""
-        return study_of(flow, name, parameters, options, plan).simulate(steps_flown(flow, name)).step_seconds
-
-    return resimulated(result, step_seconds)
+    return find_plan(study, flow.graph(name, **parameters), cluster, bounds, steps=steps_flown(flow, name))
 
 
 def _bounds(text: str) -> tuple[int, ...]:
@@ -112,6 +104,8 @@ def _record(found: Found) -> dict[str, object]:
         "binding": found.binding,
         "runner_up": None if found.runner_up is None else found.runner_up.plan.to_json(),
         "margin": found.margin,
+        "bound_s": found.bound,
+        "gap": found.gap,
         "tie": found.tie,
         "evaluated": found.evaluated,
         "pruned": found.pruned,

@@ -21,11 +21,10 @@ from ..runtime.driver.run_texts import labels
 from ..runtime.storage.digest_lines import read_begun, read_digests
 from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay, seen_versions
 from ..runtime.storage.run_record import records_within
-from ..runtime.values.values_in_records import spelled
 from ..schedule.events import Begun, Groups
 from ..schedule.scheme import Scheme
 from .arguments.options import Words, put, read_run_words, whole_number
-from .arguments.recorded_run import recorded_run, reopen
+from .arguments.recorded_run import recorded_parameters, recorded_run, reopen
 
 
 def replay_command(words: Sequence[str]) -> int:
@@ -35,7 +34,7 @@ def replay_command(words: Sequence[str]) -> int:
     titles = labels(record["programs"])
     program, last = _last(options, record, titles)
     flow, said = reopen(record)
-    parameters = _parameters(flow, record, said)
+    parameters = recorded_parameters(flow, record, said)
     number = titles.index(program)
     how = Replay(str(options.run), number, last)
     how = _as_it_went(how, flow, record, parameters, options.run, program)
@@ -92,27 +91,6 @@ def _last(options: argparse.Namespace, record: Mapping[str, Any], titles: Sequen
     if not 0 <= options.step <= done[program]:
         raise UsageError(f"--step {options.step}: '{program}' has done the steps 0 to {done[program]}.")
     return program, options.step
-
-
-def _parameters(flow: Flow, record: Mapping[str, Any], said: Words) -> dict[str, dict[str, Any]]:
-    """What each program was given: what its words, presets and defaults give where the record says the same of it, and
-    other plain values as the record has them. Raises UsageError for a value that only the code has which began the run.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name, recorded in zip(record["programs"], record["parameters"], strict=True):
-        here = flow.find_program(name).arguments(said.parameters.get(name, {}))
-        found[name] = {n: here[n] if n in here and spelled(here[n]) == v else v for n, v in recorded.items()}
-        for n, v in found[name].items():
-            if not (_is_plain(v) and _is_plain(here.get(n))) and v is not here.get(n):
-                raise UsageError(
-                    f"'{name}' was given {n}={v} by the code that began the run, and no option says that.",
-                    fix="Make it a preset or a default of the program, or begin the run again with flow.run.",
-                )
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _plan(record: Mapping[str, Any]) -> Plan | None:

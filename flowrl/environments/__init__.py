@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from . import verify
 from .adapters.gymnasium_environment import GymnasiumEnvironment
+from .adapters.openenv_environment import OpenEnvEnvironment
+from .adapters.reasoning_gym_environment import ReasoningGymEnvironment
+from .adapters.taskset_environment import TasksetEnvironment
+from .adapters.textarena_environment import TextArenaEnvironment
 from .adapters.verifiers_environment import VerifiersEnvironment
 from .environment import Environment, State
 from .gateway.agent_environment import AgentEnvironment
@@ -18,8 +22,12 @@ __all__ = [
     "AgentEnvironment",
     "Environment",
     "GymnasiumEnvironment",
+    "OpenEnvEnvironment",
+    "ReasoningGymEnvironment",
     "State",
     "Task",
+    "TasksetEnvironment",
+    "TextArenaEnvironment",
     "VerifiersEnvironment",
     "find_environment",
     "group_reward",

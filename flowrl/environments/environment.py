@@ -319,6 +319,9 @@ class Environment(Env):
                 episode.scores[hook.name] = value
                 episode.give(hook.weight * value)
 
+    def _conversation(self, game: Game, episode: Episode) -> list[dict[str, Any]]:
+        return [dict(message) for message in episode.state.messages] if episode.begun else []
+
     def _encoded_by(self, episode: Episode) -> tuple[Any, ...]:
         said = episode.observation
         if not isinstance(said, Replied):

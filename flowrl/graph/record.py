@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
+from ..errors import FlowError
+
 if TYPE_CHECKING:
     import networkx
 
@@ -152,6 +154,15 @@ class Graph:
     pools: tuple[PoolInfo, ...] = ()  # of the plan, where there is one
     plan: str = ""  # in words: what bytes and times rest on
     sources: tuple[SourceInfo, ...] = ()  # in the order in which they are drawn from
+
+    def _repr_svg_(self) -> str | None:
+        """The picture, for a notebook; None where pygraphviz is missing."""
+        from .draw import render
+
+        try:
+            return render(self, "svg")
+        except FlowError:
+            return None
 
     def node(self, id: str) -> Node:
         """The node of that id. Raises KeyError."""

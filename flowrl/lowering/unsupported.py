@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import PlanError
 from ..graph.may_see_older_weights import trained_on
 from ..graph.tracing.trace_records import HandleLike, Traced
 from ..placement.backends import REFERENCE, Backend, backend
 from ..placement.plan.plan import Pipeline, Place, Plan
+from ..placement.search.engine_refusals import refusals_of_use
 from .deployment import has_model
-from .engine_refusals import refusals_of_use
 from .lower import used_workers
 from .scheme_of_program import sampled_workers, trained_workers
 
@@ -30,13 +30,22 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
     yield from _backends(traced, plan, handles)
 
 
-def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> list[Backend]:
-    """What generates with weights that the program changes, by its row of the table; without any, the reference."""
+def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> dict[Backend, str]:
+    """What generates with weights that the program changes, by its row of the table; without any, the reference.
+
+    Returns for each the axes that split a model among its ranks, in words: of such engines rows leave together.
+    """
     names = trained_workers(traced) & sampled_workers(traced) & {h.name for h in handles if has_model(h)}
-    return [backend(plan.place_of(name, "generate").backend) for name in sorted(names)] or [backend(REFERENCE)]
+    places = [plan.place_of(name, "generate") for name in sorted(names)]
+    split = {backend(place.backend): _split_by(place) for place in sorted(places, key=_split_by)}
+    return split or {backend(REFERENCE): ""}
 
 
-def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
+def _split_by(place: Place) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in place.mesh.axes.items() if axis != "dp" and size > 1)
+
+
+def _pipeline(plan: Plan, engines: Mapping[Backend, str]) -> Iterator[PlanError]:
     """What every engine does, a whole call in program order, is not asked about."""
     steps, usual = plan.pipeline, Pipeline()
     asked = [("order", steps.order, {row: row.orders for row in engines})] if steps.order != usual.order else []
@@ -44,9 +53,11 @@ def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
         asked.append(("publish", steps.publish, {row: row.publishes for row in engines}))
     for key, word, have in asked:
         for row, words in have.items():
+            words = (getattr(usual, key),) if engines[row] else words
             if row.built and word in words:
                 continue
-            said = f"runs with {row.name} have {', '.join(words)} alone" if row.built else f"no run has {row.name}"
+            name = f"{row.name} split by {engines[row]}" if engines[row] else row.name
+            said = f"runs with {name} have {', '.join(words)} alone" if row.built else f"no run has {row.name}"
             fix = f"Write {key}: {getattr(usual, key)}. flowrl simulate says what {word} would gain."
             yield PlanError(f"{key}: {word}: {said}.", at=steps.at.get(key), fix=fix)
 

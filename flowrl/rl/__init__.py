@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from . import gates
 from .advantages import advantages, gae, group_advantages
+from .branches import branches
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
 from .corrections import Correction, Rejection, correct, importance_weights, off_policy_mask, reject
 from .credit import gdpo, gigpo, optimal_token_baseline, pass_at_k
@@ -47,6 +48,7 @@ __all__ = [
     "advantages",
     "best_of",
     "bradley_terry",
+    "branches",
     "cispo",
     "clamp",
     "clip_cov",

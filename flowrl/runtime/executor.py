@@ -8,19 +8,35 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import RankLost
+from ..workers.decode_slots import DecodeSlots
 from ..workers.user_code.rows_in_progress import Notes
 from .storage.checkpoints.checkpoint_folder import Begun
 from .storage.failed_rows import FailedRows
 from .storage.journal import Journal
 from .values.call import Call
+from .values.process_memory import ProcessMemory
+from .values.step_records import RankTime
 
 
 class PendingCall(Protocol):
     """A call that was started."""
 
+    @property
+    def rank_times(self) -> tuple[RankTime, ...]:
+        """When each rank was at it, as far as it has answered; none in one process."""
+        ...
+
     def result(self) -> Any:
         """Wait for the call. Returns what it gives; raises what it raised, or RankLost where it cannot be done."""
         ...
+
+
+@runtime_checkable
+class CountedCall(PendingCall, Protocol):
+    """A call that counts which decode slots of an engine it has used, once its result is there."""
+
+    @property
+    def slots(self) -> DecodeSlots: ...
 
 
 @runtime_checkable
@@ -47,6 +63,7 @@ class Ready:
     """A call whose result is there: ``Ready(0.25)``."""
 
     value: Any
+    rank_times: tuple[RankTime, ...] = ()
 
     def result(self) -> Any:
         """Return it."""
@@ -190,6 +207,10 @@ class Executor(Protocol):
     def unanswered(self) -> list[dict[str, Any]]:
         """Return what ranks were asked and have not answered, as
         :class:`flowrl.runtime.storage.wait_record.WaitingRank`; asked by another thread."""
+        ...
+
+    def memory(self) -> Mapping[str, ProcessMemory]:
+        """Return the memory of the driver, and what each rank had when it answered last, by its name: ``rank 0``."""
         ...
 
     def record(self) -> Mapping[str, Any]:

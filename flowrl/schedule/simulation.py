@@ -167,11 +167,14 @@ def pool_times(pools: Mapping[str, str], bars: Sequence[Bar], makespan: float) -
 
 
 def steady(commits: Mapping[int, float], makespan: float, staleness: int) -> float:
-    """Seconds of a steady step: between commits, without the filling at the start and the draining at the end."""
+    """Seconds of a steady step: between commits, without the filling at the start and the draining at the end.
+
+    While the last ``staleness`` steps are done no others begin, so that they are faster.
+    """
     times = [commits[k] for k in sorted(commits)]
     count = len(times)
     if count < 2:
         return makespan / max(count, 1)
-    last = count - 2 if staleness and count > 3 else count - 1
-    first = min(max(count // 2 - 1, 0), last - 1)
+    first = max(min(count // 2, count - 1) - 1, 0)
+    last = max(count - 1 - (staleness if count > 3 else 0), first + 1)
     return (times[last] - times[first]) / (last - first)

@@ -10,6 +10,7 @@ from ..analysis.wait_story import wait_story
 from ..errors import FlowError
 from . import curves, lanes, search_rows, summaries
 from .follow_runs import FollowedRun, Follower
+from .forecasts import compare_forecast
 from .measured_graph import Drawings
 from .read_lines import read_line
 from .row_texts import WIDE_LINE, Decodes, field_of, preview, tokenizer_of, tokens_of, whole_row
@@ -48,6 +49,24 @@ class Answers:
         except (FlowError, OSError, ValueError, KeyError, TypeError):
             waits = None
         return {"folder": str(run.found.folder), "note": note, "record": summaries.about(record), "waits": waits}
+
+    def forecast(self, words: Words) -> dict[str, Any]:
+        """What the plan foretold of each program that a run has it of, beside what happened."""
+        run = self._run(words)
+        said = run.record()[0].get("forecasts")
+        with run.store.reading() as connection:
+            return {
+                "programs": [
+                    {
+                        "program": _string(program),
+                        "source": _string(forecast.get("source")),
+                        "notes": [_string(note) for note in forecast.get("notes") or ()],
+                        "lines": compare_forecast(connection, program, forecast),
+                    }
+                    for program, forecast in (said.items() if isinstance(said, dict) else ())
+                    if isinstance(forecast, dict)
+                ]
+            }
 
     def names(self, words: Words) -> dict[str, Any]:
         """The programs of a run and the names of their metrics."""
@@ -134,13 +153,25 @@ class Answers:
         return field_of(self._row(self._run(words), words)[1], _text(words, "field"))
 
     def lanes(self, words: Words) -> dict[str, Any]:
-        """What ran when in each pool."""
+        """What ran when in each pool and on each rank, and the memory meanwhile: of all the time, a part, or a step."""
+        begin, end, step = _number(words, "from"), _number(words, "to"), _whole(words, "step")
         with self._run(words).store.reading() as connection:
-            begin, end = _number(words, "from"), _number(words, "to")
-            return {
-                **lanes.lanes(connection, begin, end),
-                "busiest": lanes.busiest(connection) if begin is None else None,
-            }
+            if step is not None:
+                times = lanes.step_times(connection, _text(words, "program"), step)
+                if times is None:
+                    raise BadQuestionError(f"no call of step {step} is recorded", 404)
+                begin, end = times
+            found = lanes.lanes(connection, begin, end)
+            found |= {"memory": lanes.memory(connection, found["from"], found["to"])}
+            if begin is None or step is not None:
+                found |= {"busiest": lanes.busiest(connection), "waits": lanes.pool_waits(connection)}
+                found |= {"programs": lanes.programs_with_calls(connection)}
+            return found
+
+    def chain(self, words: Words) -> dict[str, Any]:
+        """A call, and those that let each other begin before it."""
+        with self._run(words).store.reading() as connection:
+            return {"chain": lanes.chain(connection, _whole(words, "at") or 0)}
 
     def graph(self, words: Words) -> dict[str, Any]:
         """The graph of a program with what was measured; its ``picture`` is None while the first one is drawn."""
@@ -229,6 +260,7 @@ class Answers:
 QUESTIONS: Mapping[str, Callable[[Answers, Words], Any]] = {
     "runs": Answers.runs,
     "about": Answers.about,
+    "forecast": Answers.forecast,
     "names": Answers.names,
     "curves": Answers.curves,
     "rows": Answers.rows,
@@ -238,6 +270,7 @@ QUESTIONS: Mapping[str, Callable[[Answers, Words], Any]] = {
     "tokens": Answers.tokens,
     "field": Answers.field,
     "lanes": Answers.lanes,
+    "chain": Answers.chain,
     "graph": Answers.graph,
     "ledger": Answers.ledger,
     "events": Answers.events,

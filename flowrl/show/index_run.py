@@ -19,7 +19,10 @@ PORTION_BYTES = 16 << 20
 SEARCHED = 100_000  # characters of a row that are searched
 EVENT = 4000  # characters of an event that the list of events has
 
-SMALL = (("metrics", "events"), ("timeline", "ledger", "traffic"))  # files of a few lines a step; the first come first
+SMALL = (
+    ("metrics", "events"),
+    ("timeline", "ledger", "traffic", "memory"),
+)  # files of a few lines a step; the first come first
 
 Writer = Callable[[sqlite3.Connection, Sequence[FoundLine]], None]
 
@@ -142,26 +145,54 @@ def _id_of(connection: sqlite3.Connection, program: str, name: str) -> int:
 
 
 def _timeline(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
-    connection.executemany(
-        "INSERT INTO bars VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                line.at,
-                _text(r.get("program")),
-                _whole(r.get("step")),
-                _text(r.get("node")),
-                _text(r.get("pool")),
-                _float(r.get("start")) or 0.0,
-                _float(r.get("end")) or 0.0,
-                _whole(r.get("rows")),
-                _whole(r.get("tokens")),
-                _whole(r.get("call", -1)),
-                _whole(r.get("piece")),
-            )
-            for line in lines
-            if (r := line.record or {})
-        ],
+    bars = [bar for line in lines if line.record for bar in _bars(line.at, line.record)]
+    connection.executemany(f"INSERT OR REPLACE INTO bars VALUES ({', '.join('?' * 17)})", bars)
+
+
+def _bars(at: int, record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The bar of a call, and those of its ranks."""
+    where = _text(record.get("program")), _whole(record.get("step")), _text(record.get("node"))
+    where = (*where, _text(record.get("pool")))
+    call, piece = _whole(record.get("call", -1)), _whole(record.get("piece"))
+    after = record.get("after")
+    kind, before = after if isinstance(after, list) and len(after) == 2 else ("", None)
+    why = _text(kind)[:20], before if isinstance(before, int) else None
+    times = _float(record.get("start")) or 0.0, _float(record.get("end")) or 0.0
+    size = _whole(record.get("rows")), _whole(record.get("tokens"))
+    yield (
+        at,
+        -1,
+        *where,
+        *times,
+        *size,
+        call,
+        piece,
+        _float(record.get("issued")),
+        _float(record.get("due")),
+        *why,
+        None,
     )
+    ranks = record.get("ranks")
+    for part in ranks if isinstance(ranks, list) else ():
+        numbers = [_float(x) for x in part] if isinstance(part, list) and len(part) == 4 else []
+        if numbers and None not in numbers:
+            rank, start, ready, end = numbers
+            yield (at, max(0, int(rank or 0)), *where, start, end, 0, 0, call, piece, None, None, "", None, ready)
+
+
+def _memory(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
+    kinds = ("resident", "children", "device", "device_reserved", "device_peak")
+    for line in lines:
+        record = line.record or {}
+        time, processes = _float(record.get("time")) or 0.0, record.get("processes")
+        for process, found in processes.items() if isinstance(processes, dict) else ():
+            known = found if isinstance(found, dict) else {}
+            sizes = [_whole(known[kind]) or None if kind in known else None for kind in kinds]
+            if sizes[0] is None:
+                continue
+            connection.execute(
+                "INSERT INTO memory VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (line.at, storable(process)[:100], time, *sizes)
+            )
 
 
 def _traffic(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
@@ -226,6 +257,7 @@ WRITERS: dict[str, tuple[Writer, Sequence[str]]] = {
     "metrics": (_metrics, ("lines", "points", "names")),
     "timeline": (_timeline, ("bars",)),
     "traffic": (_traffic, ("traffic", "lags")),
+    "memory": (_memory, ("memory",)),
     "ledger": (_ledger, ("ledger",)),
     "events": (_events, ("events",)),
     "trajectories": (_trajectories, ("rows", "words", "prompts")),

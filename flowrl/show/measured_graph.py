@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..analysis.run_pages import look_at
 from ..errors import FlowError
 from ..graph.draw import palette, render
-from ..graph.record import Graph
+from ..graph.record import Edge, Graph
 
 TAIL = 1 << 20  # bytes of the digests in which the newest versions are looked for
 SEEN = ("timeline.jsonl", "traffic.jsonl", "run.json")  # what a drawing is made of
@@ -48,18 +50,33 @@ class Drawings:
 def draw(run: Path, program: str) -> dict[str, Any]:
     """The picture of a program's graph and its calls as plain data; why there is none, where that is so."""
     try:
-        graph, _ = look_at(run, program or None)
+        graph, flown = look_at(run, program or None)
+        versions = newest_versions(run / "digests.jsonl", graph.program)
+        graph = with_versions(graph, versions, flown.lags if flown is not None else {})
         picture = _NOT_XML.sub("\ufffd", render(graph, "svg").replace(palette.STYLE, ""))
     except FlowError as error:
         return {"picture": "", "problem": str(error).splitlines()[0], "nodes": [], "basis": ""}
     except (KeyError, TypeError, ValueError, OSError) as error:  # a record that is damaged, or of another flowrl
         return {"picture": "", "problem": f"its graph cannot be drawn: {error}", "nodes": [], "basis": ""}
-    return {"picture": picture, "problem": "", "nodes": nodes_of(graph, run), "basis": graph.plan}
+    return {"picture": picture, "problem": "", "nodes": nodes_of(graph, versions), "basis": graph.plan}
 
 
-def nodes_of(graph: Graph, run: Path) -> list[dict[str, Any]]:
+def with_versions(graph: Graph, versions: Mapping[str, Mapping[str, Sequence[int]]], lags: Mapping[int, int]) -> Graph:
+    """The graph with what was measured on the edges along which weights go: the newest version that a call has seen,
+    and how many publishes lay between the rows of the run and the weights that were trained on them."""
+    seen = [lag for lag, groups in sorted(lags.items()) if groups]
+    lag = f"lag {seen[0]}" if len(seen) == 1 else f"lag {seen[0]} to {seen[-1]}" if seen else ""
+    edges: list[Edge] = []
+    for edge in graph.edges:
+        found = versions.get(edge.dst, {}) if edge.kind in ("weights", "serves") else {}
+        worker = edge.src.partition(".")[0]
+        now = f"v{found[worker][-1]}" if found.get(worker) else ""
+        edges.append(replace(edge, version=", ".join(filter(None, (now, lag))), lag=None) if now else edge)
+    return replace(graph, edges=tuple(edges))
+
+
+def nodes_of(graph: Graph, versions: Mapping[str, Mapping[str, Sequence[int]]]) -> list[dict[str, Any]]:
     """Each call of a graph: where it is written, how long it takes, what comes in and goes out, of which version."""
-    versions = newest_versions(run / "digests.jsonl", graph.program)
     return [
         {
             "id": node.id,
@@ -75,7 +92,7 @@ def nodes_of(graph: Graph, run: Path) -> list[dict[str, Any]]:
             "reads": list(node.reads),
             "adds": list(node.adds),
             "settings": {**node.settings, **({"loss": node.loss} if node.loss else {})},
-            "versions": versions.get(node.id, {}),
+            "versions": dict(versions.get(node.id, {})),
         }
         for node in graph.nodes
     ]

@@ -11,20 +11,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-VERSION = 2  # of the tables below; an index of another one is made anew
+VERSION = 3  # of the tables below; an index of another one is made anew
 
 #: ``at`` is where a line begins in its file, so lines are in the order in which they were written. ``points`` has what
 #: a portion of the lines says of a metric: where these lines are (``ats``, i64), their ``numbers`` (f64), and the last
-#: of both.
+#: of both. ``bars`` has a call as that of rank -1, and the part of each rank beside it; ``kind`` and ``after`` say what
+#: let it begin.
 _TABLES = """
 CREATE TABLE files(name TEXT PRIMARY KEY, position INTEGER, mark INTEGER, skipped INTEGER);
 CREATE TABLE lines(at INTEGER PRIMARY KEY, program TEXT, loop INTEGER, step INTEGER, clock REAL);
 CREATE TABLE names(id INTEGER PRIMARY KEY, program TEXT, name TEXT, UNIQUE(program, name));
 CREATE TABLE points(name INTEGER, last_at INTEGER, last REAL, ats BLOB, numbers BLOB);
 CREATE INDEX points_by_name ON points(name, last_at);
-CREATE TABLE bars(at INTEGER PRIMARY KEY, program TEXT, step INTEGER, node TEXT, pool TEXT, start REAL, end REAL,
-    rows INTEGER, tokens INTEGER, call INTEGER, piece INTEGER);
+CREATE TABLE bars(at INTEGER, rank INTEGER, program TEXT, step INTEGER, node TEXT, pool TEXT, start REAL, end REAL,
+    rows INTEGER, tokens INTEGER, call INTEGER, piece INTEGER, issued REAL, due REAL, kind TEXT, after INTEGER,
+    ready REAL, PRIMARY KEY(at, rank)) WITHOUT ROWID;
 CREATE INDEX bars_by_start ON bars(start);
+CREATE INDEX bars_by_call ON bars(program, call, rank);
+CREATE INDEX bars_by_step ON bars(program, step);
+CREATE TABLE memory(at INTEGER, process TEXT, time REAL, resident INTEGER, children INTEGER, device INTEGER,
+    device_reserved INTEGER, device_peak INTEGER);
+CREATE INDEX memory_by_time ON memory(time);
 CREATE TABLE traffic(at INTEGER PRIMARY KEY, program TEXT, step INTEGER, read INTEGER, made INTEGER, weights INTEGER);
 CREATE TABLE lags(at INTEGER, program TEXT, lag INTEGER, groups INTEGER);
 CREATE TABLE ledger(at INTEGER PRIMARY KEY, program TEXT, step INTEGER, what TEXT);

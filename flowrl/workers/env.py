@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..batch import CallInfo, Key
 from ..data.surrogates import half_of_pair
 from ..errors import RewardError, WorkerError
-from ..graph.ops.allowed import number, one_of, problem, whole, worker
+from ..graph.ops.allowed import flag, number, one_of, problem, whole, worker
 from ..graph.ops.check_arguments import takes
 from ..graph.ops.declare import op
 from ..graph.ops.field_types import STANDARD
@@ -25,7 +25,7 @@ from ..graph.ops.update_metrics import Metrics
 from ..graph.script.site import defined_at
 from ..marks import Marks, other_ids, values, vocabulary
 from .base import Opening, Worker
-from .episodes import MARKED, OUTCOMES, PLAYED, Episode, Played, columns_of, failure_of
+from .episodes import BRANCHED, MARKED, OUTCOMES, PLAYED, TOLD, Episode, Played, columns_of, failure_of
 from .model_options import SAMPLING
 from .policy_calls import Ask, policy_calls
 from .sessions import CodeFailed, OutOfTime, Sessions, called, paused, sampled
@@ -54,7 +54,14 @@ def _played(shape: CallShape) -> Mapping[str, Marks]:
 
 
 def _adds(shape: CallShape) -> str:
-    return f"{PLAYED}, {MARKED}" if shape.call.get("on_error") == "mark" else PLAYED
+    said = shape.call
+    wanted = {MARKED: said.get("on_error") == "mark", BRANCHED: said.get("branches"), TOLD: said.get("messages")}
+    return ", ".join([PLAYED, *(fields for fields, asked in wanted.items() if asked is True)])
+
+
+def _counted(shape: CallShape) -> str:
+    counted = "outcome, sampled_tokens, response_mask, scores"
+    return f"{counted}, branches" if "branches" in shape.have else counted
 
 
 def _begun(returned: Any) -> tuple[Any, str]:
@@ -125,8 +132,10 @@ class Game:
         failing: Policy,
         answers: Answers | None,
         task_seeds: Sequence[int],
+        also: Sequence[str] = (),
     ) -> None:
         self.rows, self.policy, self.limits, self.failing, self._answers = rows, policy, limits, failing, answers
+        self.also = also  # fields of episodes that are asked for
         self.tokenizer = policy.tokenizer
         self.seeds: list[int] = rows.row_seeds().tolist()
         self.own_seeds: list[int] = rows.row_seeds("episode").tolist()
@@ -162,7 +171,7 @@ class Game:
         if failed := [i for i, episode in ended.items() if episode.failed]:
             self._answers.fail([self.rows.keys[i] for i in failed])
         elif ended:
-            fields = [episode.fields(marks=self.failing.marks) for episode in ended.values()]
+            fields = [episode.fields(self.also) for episode in ended.values()]
             together = {name: [value for each in fields for value in each[name]] for name in fields[0]}
             self._answers.keep([self.rows.keys[i] for i in ended], together)
 
@@ -260,6 +269,8 @@ class Env(Worker):
         retries=whole(least=0),
         backoff=number(least=0),
         max_failed=number(least=0, most=1),
+        branches=flag(),
+        messages=flag(),
         **{name: rule for name, rule in SAMPLING.items() if name != "max_tokens"},
     )
     def rollout(
@@ -276,6 +287,8 @@ class Env(Worker):
         retries: int = 0,
         backoff: float = 1.0,
         max_failed: float = 0.5,
+        branches: bool = False,
+        messages: bool = False,
         greedy: bool = False,
         temperature: float | None = None,
         top_p: float | None = None,
@@ -308,7 +321,9 @@ class Env(Worker):
         did, ``time`` where the seconds did, ``failed``. ``outcome`` is one of ``finished``, ``truncated_turns``,
         ``truncated_tokens``, ``truncated_wall``, ``environment_failure``, ``grader_failure`` and
         ``infrastructure_failure`` (a call that does not come back, an OSError). ``sampled_tokens`` counts what the
-        engine sampled for the row, in all attempts.
+        engine sampled for the row, in all attempts. ``branches`` adds the field of that name: of an agent that rewrote
+        its history, the branches beside that of the row, which :func:`flowrl.rl.branches` makes rows of. ``messages``
+        adds ``conversation``: the messages of the row, with the prompt and all answers, for ``flowrl export``.
         """
         if tokens is not None and turn_tokens is None:
             turn_tokens = policy.how(SamplingArguments()).max_tokens if hasattr(policy, "how") else tokens
@@ -318,13 +333,15 @@ class Env(Worker):
         failing = Policy(on_error, retries, backoff, max_failed)
         _expect_own_ids(self, children, policy)
         task_seeds = [seed for seed in batch.row_seeds("task").tolist() for _ in range(n)]
-        game = Game(children, policy, limits, failing, answers, task_seeds)
+        wanted = {"failed": failing.marks, "failed_why": failing.marks, "branches": branches, "conversation": messages}
+        also = [name for name, asked in wanted.items() if asked]
+        game = Game(children, policy, limits, failing, answers, task_seeds, also)
         self._play_all(game, sampling)
         episodes = [game.episodes[i] for i in range(len(children))]
         self._settle_failures(game)
-        return columns_of(children.keys, episodes, game.known, policy, marks=failing.marks)
+        return columns_of(children.keys, episodes, game.known, policy, also=also)
 
-    @op(reads="outcome, sampled_tokens, response_mask, scores", cost="local")
+    @op(reads=_counted, cost="local")
     def outcomes(self, batch: Batch) -> Metrics:
         """Count how the episodes of a rollout ended: each outcome, and ``truncated`` and ``failures`` in all.
 
@@ -334,6 +351,8 @@ class Env(Worker):
         counts = Counter(batch["outcome"].to_list())
         sampled = int(batch["sampled_tokens"].values.sum())
         delivered = int(batch["response_mask"].values.sum())
+        if "branches" in batch:
+            delivered += sum(sum(branch["response_mask"]) for row in batch["branches"].to_list() for branch in row)
         scores = [scores for scores in batch["scores"].to_list() if scores]
         names = sorted({name for each in scores for name in each} - {*OUTCOMES, "truncated", "failures"})
         told = {name: [each[name] for each in scores if name in each] for name in names}
@@ -420,6 +439,8 @@ class Env(Worker):
                 episode.failed, episode.why = failure_of(failed.error), said(failed.error)
                 break
         episode.wasted += wasted[i]
+        if "conversation" in game.also:
+            episode.conversation = self._conversation(game, episode)
         if self._grades_groups:
             game.episodes[i] = episode
         else:
@@ -518,6 +539,17 @@ class Env(Worker):
     def _encode(self, tokenizer: Any, episode: Episode) -> list[int]:
         """The ids of the latest observation."""
         return tokenizer.encode(episode.observation, add_special_tokens=False)
+
+    def _conversation(self, game: Game, episode: Episode) -> list[dict[str, Any]]:
+        """The messages of an episode: here what was observed and what was sampled, as text."""
+        turns: list[tuple[str, list[int]]] = [("user", list(episode.prompt))]
+        for token, turn in zip(episode.tokens, episode.turn_ids, strict=True):
+            role = "user" if turn < 0 else "assistant"
+            if turns[-1][0] != role:
+                turns.append((role, []))
+            turns[-1][1].append(token)
+        decode = game.tokenizer.decode
+        return [{"role": role, "content": decode(ids, skip_special_tokens=True)} for role, ids in turns]
 
     def _function(self, name: str) -> Callable[..., Any]:
         """The function of the environment that is called under a name."""

@@ -22,6 +22,10 @@ PLAYED = (
 )
 #: What a rollout that marks failures adds besides.
 MARKED = "failed: bool[], failed_why: any"
+#: What a rollout that keeps the branches of episodes adds besides.
+BRANCHED = "branches: any"
+#: What a rollout that keeps the conversations adds besides.
+TOLD = "conversation: any"
 
 #: How an episode may end: the environment ended it, a limit did, or something failed.
 OUTCOMES = (
@@ -79,6 +83,8 @@ class Episode:
     why: str = ""  # what failed
     grade: float = 0.0  # of an episode that had no turn
     scores: dict[str, float] = field(default_factory=dict[str, float])  # what each function that grades it gave
+    conversation: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # messages, where they are kept
+    branches: list[Episode] = field(default_factory=list["Episode"])  # the others, where its history forked
 
     @property
     def over(self) -> bool:
@@ -123,8 +129,25 @@ class Episode:
         self.sampling_logprobs += sampling
         self.versions += versions
 
-    def fields(self, *, marks: bool = False) -> dict[str, list[Any]]:
-        """The fields of this row, in lists of one; with ``marks`` also whether and why it failed."""
+    @property
+    def is_as_sampled(self) -> bool:
+        """Whether its tokens that are trained are those that the engine sampled, in their order."""
+        return [t for t, turn in zip(self.tokens, self.turn_ids, strict=True) if turn >= 0] == self.sampled
+
+    @property
+    def branch(self) -> dict[str, list[Any]]:
+        """Itself as a branch of another one: what :func:`flowrl.rl.branches` makes a row of."""
+        return {
+            "prompt_ids": self.prompt,
+            "response_ids": self.tokens,
+            "response_mask": [turn >= 0 for turn in self.turn_ids],
+            "rollout_logprobs": self.rollout_logprobs,
+            "sampling_logprobs": self.sampling_logprobs,
+            "versions": self.versions,
+        }
+
+    def fields(self, also: Sequence[str] = ()) -> dict[str, list[Any]]:
+        """The fields of this row, in lists of one; and those of MARKED, BRANCHED and TOLD that are in ``also``."""
         found = {
             "response_ids": self.tokens,
             "tokens": self.prompt + self.tokens,
@@ -144,8 +167,13 @@ class Episode:
             "sampled_tokens": len(self.sampled) + self.wasted,
             "scores": self.scores,
         }
-        if marks:
-            found |= {"failed": bool(self.failed), "failed_why": self.why}
+        more = {
+            "failed": bool(self.failed),
+            "failed_why": self.why,
+            "branches": [each.branch for each in self.branches],
+            "conversation": self.conversation,
+        }
+        found |= {name: value for name, value in more.items() if name in also}
         return {name: [value] for name, value in found.items()}
 
 
@@ -173,12 +201,17 @@ class Played:
 
 
 def columns_of(
-    keys: Sequence[Key], episodes: Sequence[Episode | Played], known: Batch | None, policy: Any, *, marks: bool = False
+    keys: Sequence[Key],
+    episodes: Sequence[Episode | Played],
+    known: Batch | None,
+    policy: Any,
+    *,
+    also: Sequence[str] = (),
 ) -> dict[str, Column]:
     """The fields of episodes; ``known`` has those of episodes that were played before. Raises as :func:`check_ids`."""
     own = [(key, e) for key, e in zip(keys, episodes, strict=True) if isinstance(e, Episode)]
-    fresh = [(key, e.fields(marks=marks)) for key, e in own]
-    types = _TYPES | _MARKED if marks else _TYPES
+    fresh = [(key, e.fields(also)) for key, e in own]
+    types = _TYPES | {name: type_ for name, type_ in _MORE.items() if name in also}
     made = Batch(
         [key for key, _ in fresh],
         {name: _column(type_, [fields[name][0] for _, fields in fresh]) for name, type_ in types.items()},
@@ -194,7 +227,7 @@ def check_ids(made: Batch, episodes: Sequence[Episode]) -> None:
 
     trained = made["response_ids"].values[made["response_mask"].values.bool()] if len(made) else torch.tensor([])
     came = torch.tensor([token for episode in episodes for token in episode.sampled], dtype=trained.dtype)
-    if not torch.equal(trained.cpu(), came):
+    if not torch.equal(trained.cpu(), came) or not all(b.is_as_sampled for e in episodes for b in e.branches):
         raise RunError(
             f"{len(trained)} tokens of these episodes would be trained, and they are not the {len(came)} that the "
             "engine sampled.",
@@ -206,7 +239,7 @@ def _typed(declared: str) -> dict[str, FieldType]:
     return {name: type_ for name, type_ in parse_fields(declared).items() if type_ is not None}
 
 
-_TYPES, _MARKED = _typed(PLAYED), _typed(MARKED)
+_TYPES, _MORE = _typed(PLAYED), _typed(f"{MARKED}, {BRANCHED}, {TOLD}")
 
 
 def _column(type_: FieldType, rows: list[Any]) -> Column:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .decode_slots import count_slots, counts_slots
 from .streaming import SampledRow
 from .tokens.packed_tokens import pack
 from .tokens.sampling import SamplingArguments
@@ -142,6 +143,9 @@ class StreamedCalls:
     def __init__(self, policy: Any, stream: Any, said: SamplingArguments) -> None:
         self._policy, self._stream, self._said = policy, stream, said
         self._calls: dict[int, _Streamed] = {}  # by number
+        self._sessions: set[int] = set()
+        self._steps = stream.steps
+        self._used = 0  # decode slots
 
     @property
     def waiting(self) -> bool:
@@ -155,6 +159,7 @@ class StreamedCalls:
             how = self._policy.how(said)
             call = self._stream.submit(prompts, 1, seeds, how, starts)
             version = self._policy.read_version()
+            self._sessions.update(ask.session for ask in group)
             self._calls[call.number] = _Streamed(call, group, version, how.row_temperature, how.is_policy)
 
     def answers(self) -> list[tuple[int, Answer]]:
@@ -166,6 +171,7 @@ class StreamedCalls:
 
     def _answer(self, row: SampledRow) -> tuple[int, Answer]:
         of = self._calls[row.call]
+        self._used += len(row.ids)
         several = len(row.versions) > 1  # the weights were changed meanwhile
         versions = list(row.token_versions) if several else [of.version] * len(row.ids)
         plain = list(row.rollout_logprobs)
@@ -180,11 +186,16 @@ class StreamedCalls:
             if at and (ended := each.call.abort(at)):
                 if each.call.is_over:
                     del self._calls[each.call.number]
-                return sum(len(row.ids) for row in ended)
+                tokens = sum(len(row.ids) for row in ended)
+                self._used += tokens
+                return tokens
         return 0
 
     def close(self) -> None:
         """Take all rows out of the batch."""
         for each in self._calls.values():
-            each.call.abort()
+            self._used += sum(len(row.ids) for row in each.call.abort())
         self._calls.clear()
+        if counts_slots(engine := self._stream.engine):
+            width = min(len(self._sessions), engine.most_rows or len(self._sessions))
+            count_slots(self._used, (self._stream.steps - self._steps) * width)

@@ -28,7 +28,7 @@ FEW = {
     "ppo": {"steps": 3, "prompts_per_step": 16},
     "sft": {"steps": 3, "rows": 16},
 }
-TIMED = ("seconds", "tokens_per_second")
+TIMED = ("seconds", "tokens_per_second", "decode_slots_used")
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +140,38 @@ def test_grpo_on_plain_workers_gives_the_same_numbers(load, arithmetic, tmp_path
     for line, plain in zip(metrics(tmp_path), seen, strict=True):
         assert {k: line[k] for k in plain} == plain
     assert actor.digest() == of_worker(tmp_path, "actor") and ref.digest() == of_worker(tmp_path, "ref")
+
+
+def test_two_agents_on_plain_workers_give_the_same_numbers(load, arithmetic, tmp_path):
+    """A solver and a verifier, each trained on its own tokens with its own baseline."""
+    flow = load("judge")
+    few = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "votes": 3}
+    flow.run("two_agents", out=tmp_path, quiet=True, save_models=False, parameters={"two_agents": few})
+    handles = {h.name: h for h in flow.handles}
+    actor, judge = opened(handles["actor"], "actor"), opened(handles["judge"], "judge")
+    reward = opened(handles["reward"], "reward", tokenizer=actor)
+    verdict = opened(handles["verdict"], "verdict", tokenizer=judge)
+    truth = opened(handles["truth"], "truth", tokenizer=judge)
+    fresh = actor.digest(), judge.digest()
+    call = Plain("two_agents")
+    for batch in call.batches(arithmetic.prompts(4, one_digit=0.8), 2, actor.tokenizer):
+        batch = call(actor.generate, batch, n=4)
+        batch = batch.with_columns({"right": call(reward.score, batch).rewards})
+        said = call(judge.generate, judge.ask(batch, arithmetic.QUESTION, tokenizer=actor), n=3)
+        yes = {key: [] for key in batch.keys}
+        for key, value in zip(said.keys, call(verdict.score, said).rewards.to_list(), strict=True):
+            yes[key[:-1]].append(value)
+        share = [sum(values) / 3 for values in yes.values()]
+        rewards = [right + 0.5 * float(part) for right, part in zip(batch.right.to_list(), share, strict=True)]
+        batch = rl.group_advantages(batch.with_columns({"rewards": fl.Column.of(rewards, dtype="f32")}))
+        said = rl.group_advantages(call(truth.score, said), scale="none")
+        call(actor.update, batch, loss=rl.ppo_clip())
+        call(judge.update, said, loss=rl.ppo_clip(entropy=0.01))
+    assert fresh[1] != judge.digest() == of_worker(tmp_path, "judge")
+    assert actor.digest() == of_worker(tmp_path, "actor")
+    for line in metrics(tmp_path):
+        assert line["judge/tokens"] == line["judge/rows"] == 4 * 4 * 3, "the verifier learns from its verdicts alone"
+        assert 0 <= line["truth"] <= 1
 
 
 def test_ppo_on_plain_workers_gives_the_same_numbers(load, arithmetic, tmp_path):

@@ -16,12 +16,13 @@ import pytest
 
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.cli import load_script, main
+from flowrl.placement.backends import backend
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.cost_model import GivenCosts
+from flowrl.placement.model.weight_layout import check_layout
 from flowrl.placement.model.zoo import SHIPPED
 from flowrl.placement.plan.plan import Pipeline, Plan
 from flowrl.placement.plan.plan_file import read
-from flowrl.placement.search.candidate_meshes import splits
 
 pytestmark = pytest.mark.usefixtures("drivers_path")
 
@@ -179,8 +180,7 @@ def test_it_fits_and_simulates(name, driver, model):
     for worker, _, place in plan.roles():
         shape = study.roles[worker].model
         if shape is not None:
-            assert splits(shape, tp=place.mesh["tp"], pp=place.mesh["pp"]), (worker, str(place.mesh))
-            assert place.mesh["ep"] == 1 or shape.experts % place.mesh["ep"] == 0, (worker, str(place.mesh))
+            check_layout(shape, place.mesh, backend(place.backend).layout)
     simulated = study.simulate(5)
     assert simulated.steps == 5
     assert 0 < simulated.step_seconds < math.inf and simulated.makespan >= simulated.step_seconds

@@ -76,6 +76,15 @@ def test_exact_match(arithmetic, response, reward):
     assert arithmetic.exact_match(prompt="0+0=", response="0") == 1
 
 
+@pytest.mark.parametrize(
+    ("question", "verdict", "reward"),
+    [("12+7=19?", "y", 1), ("12+7=19?", "n", 0), ("12+7=20?", "n", 1), ("12+7=20?", "y", 0), ("12+7=?", "n", 1)],
+)
+def test_a_verdict_is_true_or_not(arithmetic, question, verdict, reward):
+    assert arithmetic.says_the_truth(question, verdict) == reward
+    assert arithmetic.says_the_truth(question, "") == 0
+
+
 def test_held_out_sums_are_never_trained_on(arithmetic):
     held_out = [numbers(row) for row in arithmetic.heldout().cursor().draw()]
     assert len(set(held_out)) == 512

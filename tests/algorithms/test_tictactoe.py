@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from itertools import pairwise
 
@@ -66,6 +67,15 @@ def test_the_optimal_player_never_loses_whatever_it_chooses_among_its_best_moves
     assert results == {"o", ""}
 
 
+def test_what_the_policy_is_shown_says_of_each_field_which_it_is_and_whose(game):
+    chance = random.Random(0)
+    for _ in range(200):
+        board = "".join(chance.choice([field, "x", "o"]) for field in game.BOARD)
+        shown = game.show(board)
+        assert game.read(shown) == board and len(set(shown)) == 9
+        assert sorted(shown.upper().translate(str.maketrans(game.SHOWN["x"], game.BOARD))) == list(game.BOARD)
+
+
 def test_an_opponent_is_its_seed_and_draws_all_its_moves_alike(game):
     board = "x23456789"
     for opponent, moves in (("random", "23456789"), ("optimal", "5")):
@@ -92,8 +102,8 @@ def said(game, env, task, *fields):
 def test_a_move_is_answered_with_the_board(game):
     env, task = game.TicTacToe(), {"prompt": game.BOARD, "opponent": "optimal", "seed": 1}
     state, told = said(game, env, task, "<move>1</move>")
-    assert told == [("x234o6789", False)], "only the middle draws against a corner"
-    assert state.result == "" and state.messages[-1] == {"role": "user", "content": "x234o6789"}
+    assert told == [("A234e6789", False)], "only the middle draws against a corner"
+    assert state.result == "" and state.messages[-1] == {"role": "user", "content": "A234e6789"}
 
 
 @pytest.mark.parametrize(
@@ -103,16 +113,16 @@ def test_a_move_is_answered_with_the_board(game):
         ("xoxoxo7o9", "<move>9</move>", "won", 1.0),
         ("xoxxoo7x9", "<move>9</move>", "drawn", 0.5),
         ("x2345o7oo", "<move>2</move>", "lost", -1.0),
-        ("xx3oo6789", "<move>1</move>", "invalid", -1.0),
-        ("xx3oo6789", "<move>0</move>", "malformed", -1.0),
-        ("xx3oo6789", "3", "malformed", -1.0),
-        ("xx3oo6789", "<move>3</move>3", "malformed", -1.0),
-        ("xx3oo6789", "", "malformed", -1.0),
+        ("xx3oo6789", "<move>1</move>", "invalid", -1.5),
+        ("xx3oo6789", "<move>0</move>", "malformed", -1.5),
+        ("xx3oo6789", "3", "malformed", -1.5),
+        ("xx3oo6789", "<move>3</move>3", "malformed", -1.5),
+        ("xx3oo6789", "", "malformed", -1.5),
     ],
 )
 def test_how_games_end(game, prompt, move, result, reward):
     env = game.TicTacToe()
-    state, told = said(game, env, {"prompt": prompt, "opponent": "optimal", "seed": 3}, move)
+    state, told = said(game, env, {"prompt": game.show(prompt), "opponent": "optimal", "seed": 3}, move)
     assert state.result == result and told[-1][1]
     found, scores = env.grade(state)
     assert found == reward
@@ -135,18 +145,18 @@ def test_every_step_has_the_same_share_of_each_opponent_side_and_of_positions(ga
     cursor = source.cursor()
     for _ in range(3):
         drawn = cursor.draw()
-        wanted = {f"{o} {s}": 8 for o in game.OPPONENTS for s in game.SIDES} | {"position": 16}
+        wanted = {f"{o} {s}": 6 for o in game.OPPONENTS for s in game.SIDES} | {"position": 24}
         assert Counter(name for name, _ in drawn) == wanted
         assert len({task["seed"] for _, task in drawn}) == 48
         for name, task in drawn:
-            marks = Counter(task["prompt"])
+            marks = Counter(game.read(task["prompt"]))
             assert marks["o"] - marks["x"] == int(task["side"] == "second")
             assert name == "position" or (name == f"{task['opponent']} {task['side']}" and marks["x"] == 0)
 
 
 def test_a_position_has_moves_that_lose_and_moves_that_do_not(game):
     for seed in range(200):
-        board = game.position(seed)["prompt"]
+        board = game.read(game.position(seed)["prompt"])
         after = [game.play(board, field, "x") for field in game.free(board)]
         assert {game.value(one, "o") == 1 for one in after} == {True, False}
         assert game.position(seed) == game.position(seed)
@@ -161,7 +171,7 @@ def test_examples_are_200_games_of_legal_moves(game):
         moves = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
         for board, move in zip(boards, moves, strict=True):
             field = move.removeprefix("<move>").removesuffix("</move>")
-            assert field in game.free(board) and move == f"<move>{field}</move>"
+            assert field in board and move == f"<move>{field}</move>"
     batch = source.to_batch(rows, 0, game.build_tokenizer())
     assert batch.response_mask.values.sum() == 4 * sum(len(row["messages"]) // 2 for row in rows)
 

@@ -27,7 +27,8 @@ def run(name: str, out: Path, runtime: str = "local", **how) -> Outcome:
 def lines(out: Path) -> list[dict]:
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second")} for line in found
+        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second", "decode_slots_used")}
+        for line in found
     ]
 
 

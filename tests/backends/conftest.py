@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +24,7 @@ def fault(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def opened(fault):
-    """Both engines of a kind of model: ``opened("qwen2")``, or ``opened("qwen2", "bf16")``."""
+    """Both engines of a kind of model: ``opened("qwen2")``, ``opened("qwen2", "bf16", packed=False)``."""
     from vllm_tiny import CONFIGS
 
     from flowrl.backends import open_engine
@@ -31,12 +32,13 @@ def opened(fault):
 
     found = {}
 
-    def both(kind, dtype="fp32"):
+    def both(kind, dtype="fp32", **options):
         fault("")
-        if (kind, dtype) not in found:
+        key = kind, dtype, *options.items()
+        if key not in found:
             build = Build(Model(config=CONFIGS[kind]), dtype=dtype, device="cpu")
-            found[kind, dtype] = open_engine("vllm", build), open_engine("hf", build)
-        return found[kind, dtype]
+            found[key] = open_engine("vllm", replace(build, options=options)), open_engine("hf", build)
+        return found[key]
 
     yield both
     for ours, _ in found.values():

@@ -31,8 +31,8 @@ torch.set_num_threads(1)
 MANY = [[2 + (7 * i + 3 * j * (i + 1)) % 70 for j in range(1 + i % 9)] for i in range(64)]
 
 
-def published(opened, kind, seed=1, dtype="fp32"):
-    ours, theirs = opened(kind, dtype)
+def published(opened, kind, seed=1, dtype="fp32", **options):
+    ours, theirs = opened(kind, dtype, **options)
     train(theirs, seed)
     ours.take_weights(theirs.plain_weights())
     return ours, theirs
@@ -65,6 +65,23 @@ def test_greedy_rows_are_those_of_transformers_after_each_publish(opened, kind):
         assert ours.digest() == theirs.digest() and ours.published.gap < 2e-4
         seen.add(str(rows))
     assert len(seen) == 5, "each publish gives other rows"
+
+
+@pytest.mark.parametrize("kind", ["qwen2", pytest.param("llama", marks=pytest.mark.nightly)])
+def test_matrices_are_computed_with_where_they_lie_if_the_plan_says_so(opened, fault, kind):
+    prompts = Column.of(MANY, "prompt", "i32")
+    for publish in range(3):
+        ours, theirs = published(opened, kind, seed=publish, packed=False)
+        made = ours.generate(prompts, 1, torch.arange(64), Sampling(16, greedy=True))
+        assert made.ids.to_list() == [whole(theirs, prompt, 16) for prompt in MANY]
+        assert ours.digest() == theirs.digest() and ours.published.gap < 2e-4
+    next(shard.tensor for shard in ours.shards() if "0.mlp.down_proj" in shard.name).zero_()
+    others = ours.generate(prompts, 1, torch.arange(64), Sampling(16, greedy=True))
+    assert others.ids.to_list() != made.ids.to_list(), "they lie there alone"
+    train(theirs, 9)
+    fault("old norm")
+    with pytest.raises(RunError, match="as before this publish: model.layers.1.input_layernorm.weight"):
+        ours.take_weights(theirs.plain_weights())
 
 
 HOW = [

@@ -145,7 +145,7 @@ if os.environ.get("FAULT"):
                 w.copy_(half(w))
         if fault() == "one written":
             weights["model.layers.1.mlp.up_proj.weight"][0, 0] += 1
-        given = {n: w.clone() for n, w in parameters.items()}
+        given = {n: w.clone() if fault() else w for n, w in parameters.items()}
         if fault() == "down not given":
             del given["model.layers.0.mlp.down_proj.weight"]
         if fault() in GIVEN:
@@ -154,14 +154,14 @@ if os.environ.get("FAULT"):
         LAST[k] = weights["model.layers." + k].clone()
         return load(engine, given)
 
-    def load_inside(worker, parameters):
+    def load_inside(worker, parameters, packed):
         model = worker.model_runner.get_model()
         kept = {n: w.clone() for n, w in model.named_parameters()}
         turns = model.model.layers[0].self_attn.rotary_emb.cos_sin_cache
         kept_turns = model.kept_turns = getattr(model, "kept_turns", turns.clone())
         for layer in model.model.layers:
             layer.self_attn.qkv_proj.was = layer.self_attn.qkv_proj.cpu_linear
-        lacking = inside(worker, parameters)
+        lacking = inside(worker, parameters, packed)
         if fault() == "old norm":
             restore(model, kept, "1.input_layernorm.weight")
         if fault() == "old expert":

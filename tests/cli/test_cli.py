@@ -442,7 +442,7 @@ def package(tmp_path):
 
 
 def test_a_script_in_a_package_imports_from_it(run, package):
-    assert run("check", package)[:2] == (0, "train: fine\n\nwarmup: fine\n")
+    assert run("check", package) == (0, "train: fine\n\nwarmup: fine\n", "")
     assert ("warmup", 11, 8) in told_by(package)
     assert "driver" not in sys.modules
 

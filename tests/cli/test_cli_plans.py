@@ -173,6 +173,13 @@ def test_calibrate_a_real_run_and_simulate_with_it(run, tmp_path):
         "of the same size, on a machine that is busy"
     )
     assert run("calibrate", "nowhere")[0] == 1
+    status, out, _ = run("calibrate", "made", "--against", "made", "--format", "json")
+    rows = {row["node"]: row for row in json.loads(out)["against"]}
+    assert status == 0 and {"actor.generate", "actor.update", "ref.logprobs", "a steady step"} <= set(rows)
+    assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows.values())
+    status, out, _ = run("calibrate", "made", "--against", "made")
+    assert status == 0 and out.splitlines()[-1].startswith("a steady step")
+    assert "holds no run" in run("calibrate", "made", "--against", "nowhere")[2]
 
 
 def test_looking_at_plans_loads_no_engine():

@@ -16,6 +16,8 @@ import flowrl as fl
 from flowrl.cli import main
 from flowrl.errors import PlanError
 from flowrl.placement.backends import BACKENDS
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 
 ROOT = Path(__file__).parents[2]
@@ -144,13 +146,15 @@ def test_what_no_runtime_does_is_refused_by_check_and_run_alike_and_flown_with_a
     file = tmp_path / "plan.yaml"
     file.write_text(
         "pools: {train: {device: cpu}, rollout: {device: cpu}}\n"
-        "place: {actor: {train: {pool: train}, generate: {pool: rollout, engine: vllm}}}\n"
+        "place: {actor: {train: {pool: train}, generate: {pool: rollout, engine: sglang}}}\n"
         f"pipeline: {{staleness: 1, {key}: {word}}}\n"
     )
     with pytest.raises(PlanError) as refused:
         flow.run(out=tmp_path / "run", plan=file, runtime=runtime, quiet=True)
     at, fix = refused.value.at, refused.value.fix
-    assert refused.value.what.startswith(f"{key}: {word}: runs with vllm have fifo") and at is not None and at.line == 3
+    assert (
+        refused.value.what.startswith(f"{key}: {word}: runs with sglang have fifo") and at is not None and at.line == 3
+    )
     assert fix is not None and fix.startswith("Write ") and not (tmp_path / "run").exists()
     words = [str(ROOT / "algorithms" / "grpo.py"), "--plan", str(file)]
     assert main(["check", *words]) == 1
@@ -172,7 +176,19 @@ def test_a_publish_that_an_engine_does_not_do_is_refused():
     pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
     place = {"actor": {"train": Place("train"), "generate": Place("rollout", backend="vllm")}}
     (refused,) = flow.study(Plan(pools, place, pipeline=Pipeline(1, publish="continue")), runtime="local").unsupported()
-    assert refused.what == "publish: continue: runs with vllm have drain alone."
+    assert refused.what == "publish: continue: runs with vllm have drain, interrupt alone."
+
+
+def test_an_engine_that_ranks_split_makes_whole_calls():
+    """Each with the line of the plan; where a rank has a whole model, rows leave one by one."""
+    for mesh, wanted in (
+        ("tp=2", ["publish: interrupt: runs with vllm split by tp=2 have drain alone."]),
+        ("dp=2", []),
+    ):
+        pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", devices=(0, 1))}
+        place = {"actor": {"train": Place("train"), "generate": Place("rollout", Mesh.of(mesh), "vllm")}}
+        plan = Plan(pools, place, cluster=Cluster.of("cpu:1x2"), pipeline=Pipeline(2, publish="interrupt"))
+        assert [e.what for e in flow.study(plan, runtime="ray").unsupported() if "vllm" in e.what] == wanted
 
 
 @pytest.mark.parametrize("pipeline", [{}, {"publish": "interrupt"}])

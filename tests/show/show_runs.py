@@ -22,7 +22,12 @@ def row(step: int, uid: int, place: int, **more: Any) -> dict[str, Any]:
     """A row of four prompt and three response tokens."""
     line = {"program": "grpo", "step": step, "key": [uid, place], "prompt": f"{uid}+1=", "answer": str(uid + 1)}
     line |= {"prompt_ids": [5, 6, 7, 8], "response_ids": [1, 2, 3], "tokens": [5, 6, 7, 8, 1, 2, 3]}
-    line |= {"response_mask": [True, True, False], "rollout_logprobs": [-0.5, -1.0, -2.0], "versions": [step] * 3}
+    line |= {
+        "response_mask": [True, True, False],
+        "rollout_logprobs": [-0.5, -1.0, -2.0],
+        "versions": [step] * 3,
+        "entropies": [0.5, 1.5, 0.0],
+    }
     return {**line, "rewards": float(place % 2), "advantages": [0.5, 0.5, 0.5], "response": f"says {place}", **more}
 
 
@@ -36,7 +41,23 @@ def run_folder(folder: Path, *, steps: int = 3, status: str = "done", **more: An
         for call, (node, pool) in enumerate((("actor.generate", "main"), ("reward.score", "cpu"))):
             times = {"start": 2.0 * step + call, "end": 2.0 * step + call + 0.9, "rows": 4, "tokens": 28}
             where = {"program": "grpo", "step": step, "node": node, "pool": pool}
-            lines(folder, "timeline", {**where, **times, "call": 2 * step + call, "piece": 0})
+            number = 2 * step + call
+            why = {
+                "issued": 2.0 * step,
+                "due": times["start"] - 0.05,
+                "after": ["rows" if call else "weights", number - 1],
+            }
+            parts = [[rank, times["start"], times["start"] + 0.1, times["end"] - rank / 4] for rank in (0, 1)]
+            lines(
+                folder,
+                "timeline",
+                {**where, **times, "call": number, "piece": 0, **why, "ranks": [] if call else parts},
+            )
+        sizes = {
+            "driver": {"resident": 10**9 + step, "children": 5},
+            "rank 0": {"resident": 10**8, "device": 7 * 10**8},
+        }
+        lines(folder, "memory", {"program": "grpo", "step": step, "time": 2.0 * step + 1.9, "processes": sizes})
         moved = {"reads": {"actor.update": {"tokens": 100}}, "makes": {}, "weights": {"actor": 1000}}
         lines(folder, "traffic", {"program": "grpo", "step": step, "calls": {}, **moved, "lags": {"0": 1, "1": 1}})
         count = {"admitted": 4 * step + 4, "trained": 4 * step, "dropped": {"no signal": 2}, "live": 2}
@@ -60,13 +81,25 @@ def graph_of(program: str, worker: str = "actor") -> dict[str, Any]:
 
 def hostile_folder(folder: Path) -> Path:
     """A run whose every name and text wants to be something else."""
-    run_folder(folder, steps=1, script=HOSTILE, device=HOSTILE, **graph_of(HOSTILE, HOSTILE))
+    foretold = {"source": HOSTILE, "notes": [HOSTILE], "calls": {HOSTILE: 1.0}, "pools": {HOSTILE: {"busy": 1.0}}}
+    more = {"script": HOSTILE, "device": HOSTILE, "forecasts": {HOSTILE: foretold}}
+    run_folder(folder, steps=1, **more, **graph_of(HOSTILE, HOSTILE))
     metrics = {"program": HOSTILE, "step": 0, HOSTILE: 1.0, "__proto__": 2.0}
     lines(folder, "metrics", *({**metrics, "step": step} for step in range(4)))
     texts = {"prompt": HOSTILE, "response": HOSTILE, HOSTILE: HOSTILE, "finish_reason": HOSTILE}
     lines(folder, "trajectories", {**row(0, 9, 0), "program": HOSTILE, **texts})
     lines(folder, "trajectories", {**row(0, 10, 0), "program": HOSTILE, "response": "large " * 1_700_000})
-    lines(folder, "timeline", {"program": HOSTILE, "step": 0, "node": HOSTILE, "pool": HOSTILE, "start": 0, "end": 9})
+    bar = {"program": HOSTILE, "step": 0, "node": HOSTILE, "pool": HOSTILE, "start": 0, "end": 9}
+    why = {
+        "call": 1,
+        "after": [HOSTILE, 0],
+        "issued": HOSTILE,
+        "due": None,
+        "ranks": [[0, 0, 1, 8], [HOSTILE], HOSTILE],
+    }
+    lines(folder, "timeline", {**bar, "call": 0}, {**bar, **why, "start": 9.5, "end": 12})
+    held = {HOSTILE: {"resident": 10**9, "device": HOSTILE}, "rank 0": HOSTILE}
+    lines(folder, "memory", {"program": HOSTILE, "step": 0, "time": 9.0, "processes": held}, {"processes": HOSTILE})
     lines(folder, "ledger", {"program": HOSTILE, "step": 0, "rows": {"admitted": 1, "dropped": {HOSTILE: 1}}})
     lines(folder, "events", {"time": 1.7e9, "kind": HOSTILE, "text": HOSTILE})
     return folder

@@ -14,7 +14,7 @@ from show_runs import HOSTILE, hostile_folder, lines, row, run_folder
 from flowrl.show import read_lines
 from flowrl.show.curves import curves, metric_names
 from flowrl.show.index_run import Indexer
-from flowrl.show.lanes import lanes
+from flowrl.show.lanes import chain, lanes, memory, pool_waits, step_times
 from flowrl.show.search_rows import Filter, search_rows
 from flowrl.show.store import Store
 from flowrl.show.summaries import counts, events, lags, ledger
@@ -50,7 +50,7 @@ def test_a_run_is_all_in_its_index(tmp_path: Path) -> None:
     assert len(found(store)) == 12
     with store.reading() as connection:
         assert metric_names(connection)[0]["names"] == ["reward", "entropy", "seconds"]
-        assert len(lanes(connection, None, None)["bars"]) == 6
+        assert sum(bar["rank"] < 0 for bar in lanes(connection, None, None)["bars"]) == 6
         assert lags(connection, "grpo") == [(0, 3), (1, 3)]
         assert ledger(connection, "grpo")["lines"][-1]["rows"]["trained"] == 8
         assert [event["text"] for event in events(connection, "", None)["events"]] == ["entropy fell"]
@@ -158,7 +158,7 @@ def test_a_run_without_a_step_is_empty(tmp_path: Path) -> None:
     store = indexed(run_folder(tmp_path / "run", steps=0), tmp_path / "cache")
     assert rewards(store) == [] and found(store) == []
     with store.reading() as connection:
-        assert lanes(connection, None, None)["pools"] == [] and metric_names(connection) == []
+        assert lanes(connection, None, None)["lanes"] == [] and metric_names(connection) == []
 
 
 def test_a_program_that_counts_anew_has_another_curve(tmp_path: Path) -> None:
@@ -256,6 +256,61 @@ def test_many_bars_become_shares_of_the_time(tmp_path: Path, monkeypatch: pytest
     assert worked == pytest.approx({"p": 500, "q": 800}, rel=0.01)
     assert max(share["share"] for share in whole["shares"]) <= 1.0 + 1e-9
     assert {bar["node"] for bar in near["bars"]} == {"a", "b"} and len(near["bars"]) == 11
+
+
+def test_a_rank_has_a_lane_of_its_own_below_its_pool(tmp_path: Path) -> None:
+    with indexed(run_folder(tmp_path / "run"), tmp_path / "cache").reading() as connection:
+        found = lanes(connection, None, None)
+    assert [(lane["pool"], lane["rank"]) for lane in found["lanes"]] == [
+        ("main", -1),
+        ("main", 0),
+        ("main", 1),
+        ("cpu", -1),
+    ]
+    part = next(bar for bar in found["bars"] if bar["rank"] == 1 and bar["step"] == 2)
+    assert (part["node"], part["start"], part["ready"], part["end"]) == ("actor.generate", 4.0, 4.1, 4.65)
+
+
+def test_a_call_is_told_with_those_that_let_it_begin(tmp_path: Path) -> None:
+    with indexed(run_folder(tmp_path / "run"), tmp_path / "cache").reading() as connection:
+        last = next(b for b in lanes(connection, None, None)["bars"] if b["node"] == "reward.score" and b["step"] == 2)
+        assert last["producer"] | {"at": 0} == {
+            "at": 0,
+            "node": "actor.generate",
+            "step": 2,
+            "pool": "main",
+            "start": 4.0,
+            "end": 4.9,
+        }
+        told = [(bar["node"], bar["step"], bar["kind"]) for bar in chain(connection, last["at"])]
+        assert told[:3] == [("reward.score", 2, "rows"), ("actor.generate", 2, "weights"), ("reward.score", 1, "rows")]
+        assert len(told) == 6 and chain(connection, 1 << 40) == []
+        waits = {(wait["pool"], wait["producer"]): wait for wait in pool_waits(connection)}
+    assert waits["main", "reward.score"]["calls"] == 2 and waits["main", "reward.score"]["seconds"] == pytest.approx(
+        2.2
+    )
+    assert waits["cpu", "actor.generate"]["seconds"] == pytest.approx(2.2)
+
+
+def test_memory_is_the_most_of_each_part_of_the_time(tmp_path: Path) -> None:
+    with indexed(run_folder(tmp_path / "run", steps=1000), tmp_path / "cache").reading() as connection:
+        known = lanes(connection, None, None)
+        found = memory(connection, known["from"], known["to"])
+        begin, end = step_times(connection, "grpo", 500) or (0.0, 0.0)
+        near = memory(connection, begin, end)
+        assert step_times(connection, "grpo", 1000) is None
+    assert set(found) == {"driver", "rank 0"} and len(found["driver"]) <= 401
+    assert found["driver"][-1]["resident"] == 10**9 + 999 and found["driver"][-1]["device"] is None
+    assert [one["resident"] for one in near["driver"]] == [10**9 + 500]
+    assert begin <= 1000.0 and end >= 1001.9 and end - begin < 2.2
+
+
+def test_many_bars_of_ranks_become_shares_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrl.show.lanes.BARS", 20)
+    with indexed(run_folder(tmp_path / "run", steps=100), tmp_path / "cache").reading() as connection:
+        found = lanes(connection, None, None)
+    worked = {rank: sum(s["share"] for s in found["shares"] if s["rank"] == rank) * found["wide"] for rank in (0, 1)}
+    assert worked == pytest.approx({0: 90.0, 1: 65.0}, rel=0.01)
 
 
 def test_hostile_texts_are_kept_as_texts(tmp_path: Path) -> None:

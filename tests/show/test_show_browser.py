@@ -139,7 +139,30 @@ found.calls = texts(".table tbody tr td:first-child");
 
 await go("Time");
 await until(() => one("canvas.lanes")?.dataset.bars === "6");
-found.lanes = texts(".table tbody tr td:first-child");
+found.drawn = { ...one("canvas.lanes").dataset };
+found.lanes = texts(".table > table tbody tr td:first-child");
+found.waits = texts(".waits tbody tr");
+found.memory = texts(".memory tbody tr");
+const at = (left, top) => { const box = one("canvas.lanes").getBoundingClientRect(); return { clientX: box.left + left, clientY: box.top + top, bubbles: true, pointerId: 1 }; };
+const wide = one("canvas.lanes").clientWidth - 160, when = (time) => 150 + (time / 5.9) * wide;
+one("canvas.lanes").dispatchEvent(new PointerEvent("pointermove", at(when(4.3), 23)));
+found.call_card = one("#card").textContent;
+one("canvas.lanes").dispatchEvent(new PointerEvent("pointermove", at(when(4.3), 46 + 22 + 11)));
+found.rank_card = one("#card").textContent;
+one("canvas.lanes").dispatchEvent(new PointerEvent("pointermove", at(when(3.5), 23)));
+found.gap_card = one("#card").textContent;
+one("canvas.lanes").setPointerCapture = () => {};
+one("canvas.lanes").dispatchEvent(new PointerEvent("pointerdown", at(when(5.3), 46 + 44 + 23)));
+one("canvas.lanes").dispatchEvent(new PointerEvent("pointerup", at(when(5.3), 46 + 44 + 23)));
+await until(() => all(".chain li").length === 6);
+found.chain = texts(".chain li").slice(0, 2);
+found.link = location.hash;
+type(one('[aria-label="Step"]'), "1");
+await until(() => one("canvas.lanes").dataset.bars === "2");
+one('[aria-label="The step after"]').click();
+await until(() => one('[aria-label="Step"]').value === "2" && location.hash.includes("step=2"));
+texts(".bar .button").includes("All of it") && all(".bar .button").find((one) => one.textContent === "All of it").click();
+await until(() => one("canvas.lanes").dataset.bars === "6");
 one("canvas.lanes").dispatchEvent(new WheelEvent("wheel", { deltaY: -2000, clientX: 500, clientY: 200, cancelable: true }));
 found.fewer = Number(await until(() => one("canvas.lanes").dataset.bars !== "6" && one("canvas.lanes").dataset.bars));
 
@@ -152,11 +175,14 @@ await go("Events");
 found.events = await until(() => one(".events .said") && texts(".events .said"));
 await go("Run");
 found.about = await until(() => one(".about dl.fields") && one(".about dl.fields").textContent);
+found.forecast = texts(".forecast tbody tr");
 """
 
 
 def test_one_can_click_through_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = run_folder(tmp_path / "first"), run_folder(tmp_path / "second", **graph_of("grpo"))
+    foretold = {"grpo": {"step_seconds": 1.0, "source": "roofline", "notes": ["not calibrated"], "pools": {}}}
+    first = run_folder(tmp_path / "first")
+    second = run_folder(tmp_path / "second", **graph_of("grpo"), forecasts=foretold)
     lines(first, "metrics", {"program": "grpo", "step": 3, "only_here": 1.0})
     found = clicked([first, second], _THROUGH, tmp_path, monkeypatch)
     assert found["title"] == "first · flowrl" and "token" not in found["address"]
@@ -165,17 +191,33 @@ def test_one_can_click_through_the_page(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["filtered"] == ["entropy"]
     assert found["detail"] == "Step 2, prompt 5" and found["messages"] == ["5+1=", "says 1"]
     assert found["told"] == "6 rows"
-    assert found["by"] == ["Advantage", "Version of the weights", "Log-probability when sampled", "Trained or not"]
+    assert found["by"] == [
+        "Advantage",
+        "Entropy",
+        "Version of the weights",
+        "Log-probability when sampled",
+        "Trained or not",
+    ]
     assert found["shades"] == [False] * 4 + [True] * 3
     assert "number 2, place 5" in found["card"] and "-1" in found["card"]
     assert found["columns"] == ["says 0", "says 1"]
     assert found["silent"] == "Nothing fits these filters."
     assert "900 ms" in found["call"] and "grpo.py:7" in found["call"], "what the run has measured of this call"
     assert sorted(found["calls"]) == ["actor.generate", "reward.score"]
+    assert found["drawn"]["lanes"] == "main, rank 0, rank 1, cpu" and found["drawn"]["memory"] == "2"
+    assert "actor.generate" in found["call_card"] and "reward.score of step 1 was over" in found["call_card"]
+    assert "Brings its rows100 ms" in found["rank_card"] and "Then waits for other ranks250 ms" in found["rank_card"]
+    assert "Nothing ran here" in found["gap_card"] and "1.1 s" in found["gap_card"]
+    assert "at=" in found["link"], "the place in the address opens it again"
+    assert found["chain"][0].startswith("reward.score, step 2") and "whose rows it reads" in found["chain"][0]
+    assert found["chain"][1].startswith("actor.generate, step 2") and "gives or takes weights" in found["chain"][1]
+    assert any("main" in one and "reward.score" in one and "weights" in one for one in found["waits"])
+    assert "driver1 GB" in found["memory"][0] and "700 MB" in found["memory"][1]
     assert sorted(found["lanes"]) == ["actor.generate", "reward.score"] and 0 < found["fewer"] < 6
     assert (
         "Trained on8" in found["ledger"] and "Left out: no signal2" in found["ledger"] and found["lags"] == ["0", "1"]
     )
+    assert found["forecast"] == ["A step1 s2 s2 x", "Lag of what is trained on–0.5"]
     assert found["events"] == ["entropy fell"] and "grpo.py" in found["about"]
 
 
@@ -205,6 +247,18 @@ for (const view of texts("nav a").map((text) => text.match(/^[A-Z][a-z]+/)[0])) 
     found.cut = one(".cut").textContent;
     found.whole = one(".cut a").getAttribute("href").split("?")[0];
   }
+  if (view === "Time") {
+    await until(() => one("canvas.lanes")?.dataset.bars > 0);
+    const box = one("canvas.lanes").getBoundingClientRect();
+    one("canvas.lanes").setPointerCapture = () => {};
+    for (let top = 10; top < 200; top += 20) for (let left = 160; left < 1200; left += 90) for (const what of ["pointermove", "pointerdown", "pointerup"]) {
+      one("canvas.lanes").dispatchEvent(new PointerEvent(what, { clientX: box.left + left, clientY: box.top + top, pointerId: 1 }));
+    }
+    await until(() => all(".chain li").length > 0);
+    found.waits = texts(".waits tbody td").join(" ");
+    found.memory = texts(".memory tbody td").join(" ");
+  }
+  if (view === "Run") found.forecast = await until(() => one(".forecast")?.textContent);
   strange.push(...all("main img, main script, main iframe").map((element) => element.outerHTML));
   found[view] = one("#view").textContent.length;
 }
@@ -220,3 +274,4 @@ def test_hostile_texts_are_only_texts(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["response"].startswith(shown), "control characters and marks of direction are shown as signs"
     assert found["cut"] == "The first 20,000 of 10,200,000 characters. Open all of it"
     assert found["whole"] == "/api/field"
+    assert all(shown in found[view] for view in ("waits", "memory", "forecast"))

@@ -95,7 +95,14 @@ def test_a_run_is_told_of(serve: Any, tmp_path: Path) -> None:
     assert served.ask("prompts", run=run, program="grpo", silent=1)["prompts"] == []
     assert served.ask("ledger", run=run, program="grpo")["lags"] == [[0, 3], [1, 3]]
     assert served.ask("events", run=run)["kinds"] == [["alarm", 1]]
-    assert len(served.ask("lanes", run=run)["bars"]) == 6
+    found = served.ask("lanes", run=run)
+    assert len([bar for bar in found["bars"] if bar["rank"] < 0]) == 6 and set(found["memory"]) == {"driver", "rank 0"}
+    assert found["waits"][0]["pool"] and found["programs"] == [{"program": "grpo", "first": 0, "last": 2}]
+    near = served.ask("lanes", run=run, program="grpo", step=1)
+    assert {bar["step"] for bar in near["bars"]} == {1} and near["from"] < 2.0 < near["to"]
+    scored = next(bar for bar in near["bars"] if bar["node"] == "reward.score")
+    told = served.ask("chain", run=run, at=scored["at"])["chain"]
+    assert [bar["node"] for bar in told[:2]] == ["reward.score", "actor.generate"]
     assert served.ask("about", run=run)["record"]["script"] == "grpo.py"
 
 
@@ -170,6 +177,8 @@ def test_only_files_of_the_page_are_given(serve: Any, tmp_path: Path, path: str)
         ("rows?run={run}&program=grpo&after=1&after=1e400", 400),
         ("event?run={run}&at=7&size=-1", 404),
         ("lanes?run={run}&from=5&to=-5", 200),
+        ("lanes?run={run}&program=grpo&step=99", 404),
+        ("chain?run={run}&at=7", 200),
         ("rows?run={run}&program=nobody", 200),
         ("rows?run={run}&program=grpo&text=" + "%22" * 99, 200),
         ("rows?run={run}&program=grpo&text=AND+NEAR(%00", 200),

@@ -90,6 +90,11 @@ def test_trackio_goes_on_with_the_same_run(tmp_path, graph, monkeypatch):
     track("trackio", tmp_path, graph)
     logs = sqlite_storage.SQLiteStorage.get_logs("grpo", "run-0c5e")
     assert [entry["grpo/reward"] for entry in logs if "grpo/reward" in entry] == [0.0, 1.0, 2.0, 12.0, 13.0]
+    assert any("graph/grpo" in entry for entry in logs), "the picture of the graph"
+    samples = [entry["grpo/samples"] for entry in logs if "grpo/samples" in entry]
+    assert len(samples) == 2 and HOSTILE in json.dumps(samples, ensure_ascii=False).replace("\\n", "\n")
+    kept = json.dumps(sqlite_storage.SQLiteStorage.get_run_config("grpo", "run-0c5e"))
+    assert "workers/actor: lr" in kept and "device: cpu" in kept, "the configuration, and the plan"
 
 
 def test_wandb_writes_offline_runs_of_one_id(tmp_path, graph):
@@ -98,4 +103,6 @@ def test_wandb_writes_offline_runs_of_one_id(tmp_path, graph):
     written = list(tmp_path.rglob("run-0c5e.wandb"))
     assert written and all("offline-run" in str(file) for file in written)
     assert any(b"actor/loss" in file.read_bytes() for file in written)
+    assert any(b"actor: lr" in file.read_bytes() and b"pools" in file.read_bytes() for file in written)
+    assert [file for file in tmp_path.rglob("*.png") if "graph" in str(file)], "the picture of the graph"
     assert [json.loads(t.read_text())["columns"] for t in tmp_path.rglob("samples_*.table.json")]

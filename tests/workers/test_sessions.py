@@ -16,6 +16,8 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
 from flowrl.errors import CheckError, FlowError, RewardError, RunError
+from flowrl.testing import FakeEngine
+from flowrl.workers.decode_slots import DecodeSlots, counted_in
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 
@@ -180,6 +182,36 @@ def test_sessions_meet_in_one_batch():
     played = walk(lambda number, turn: None).rollout(rows(), policy=player(engine), n=4)
     longest = max(played.response_mask.row_sum().to_list())
     assert longest == engine.steps and engine.running() == []
+
+
+def test_decode_slots_are_a_token_of_each_session_in_each_step():
+    """Six sessions of three turns with one token each, one of which is over after its first: 16 of 18 slots."""
+
+    class Ends(Walk):
+        def step(self, state, action):
+            (number, turn), said, reward, _ = super().step(state, action)
+            return (number, turn), said, reward, turn == 3 or number == 2
+
+    slots, engine = DecodeSlots(), FakeEngine(vocab=8, stop=(), tokenizer=build_tokenizer())
+    with counted_in(slots):
+        fl.open(Ends(), name="game").rollout(rows(), policy=player(engine), turn_tokens=1)
+    assert slots == DecodeSlots(used=16, there=18)
+    engine.most_rows = 4  # as of an engine that has no place for all
+    with counted_in(slots):
+        fl.open(Ends(), name="game").rollout(rows(), policy=player(engine), turn_tokens=1)
+    assert slots == DecodeSlots(used=32, there=30)
+
+
+def test_an_engine_whose_steps_are_no_tokens_has_no_slots():
+    slots = DecodeSlots()
+
+    class Whole(fl.Actor):
+        def respond(self, prompts, seeds, starts, said):
+            return super().respond(prompts, seeds, starts, said)
+
+    with counted_in(slots):
+        walk(lambda number, turn: None).rollout(rows(), policy=player(cls=Whole))
+    assert slots.share is None
 
 
 # -- how they end ---------------------------------------------------------------------------------------------------
@@ -425,6 +457,7 @@ def test_a_program_leaves_out_what_failed(tmp_path):
     for line in lines:
         told = {name.split("/")[-1]: value for name, value in line.items()}
         assert told["infrastructure_failure"] == 2 and told["finished"] == 6 and told["reward"] == 3
+        assert 0.3 < line["game.rollout/decode_slots_used"] <= 1.0
     assert STEPS[1] == 2 and done.weights_digest
     rows = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
     assert {row["outcome"] for row in rows if row.get("failed")} == {"infrastructure_failure"}

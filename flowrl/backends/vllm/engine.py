@@ -215,6 +215,11 @@ class WholeVLLMEngine(VLLMEngine):
         """Its calls, for threads and for asyncio."""
         return stream_of(cast("Streams", self))
 
+    @property
+    def most_rows(self) -> int:
+        """How many rows get a token in a step, at most."""
+        return self.options["rows"]
+
     def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
         """Begin a call whose rows leave one by one."""
         (said,) = self.child.ask("submit", 1, **self._asked(prompts, n, seeds, sampling, starts))

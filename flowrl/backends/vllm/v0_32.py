@@ -58,7 +58,9 @@ def open_engine(
     )
     for shared in Path("/dev/shm").glob(f"{Path(ranks['meeting']).name}-*"):
         shared.unlink(missing_ok=True)  # all have it open by now, and nothing is left of it, however they end
-    _keep_freed_memory()
+    engine.packed = options["packed"]
+    if engine.packed:
+        _keep_freed_memory()
     return engine
 
 
@@ -82,12 +84,12 @@ def _together(ranks: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_weights(engine: Any, parameters: Mapping[str, Tensor]) -> set[str]:
     """Load whole parameters by vLLM's names. Returns the names of those that got nothing."""
-    (lacking,) = engine.collective_rpc(_load, args=(parameters,))
+    (lacking,) = engine.collective_rpc(_load, args=(parameters, engine.packed))
     return lacking
 
 
 @torch.no_grad()
-def _load(worker: Any, parameters: Mapping[str, Tensor]) -> set[str]:
+def _load(worker: Any, parameters: Mapping[str, Tensor], packed: bool) -> set[str]:
     from vllm.config import set_current_vllm_config
 
     runner = worker.model_runner
@@ -96,10 +98,11 @@ def _load(worker: Any, parameters: Mapping[str, Tensor]) -> set[str]:
     experts = {id(layer): layer for layer in model.modules() if hasattr(layer, "w13_weight")}
     with set_current_vllm_config(runner.vllm_config):
         for name, given in parameters.items():
-            _write(model, name, mine.pop(name), given)
+            (_write if packed or given.dim() != 2 else _lay)(model, name, mine.pop(name), given)
         for layer in experts.values():
             _pack_experts(layer)
-        _pack_heads(model)
+        if packed:
+            _pack_heads(model)
     return set(mine)
 
 
@@ -116,6 +119,21 @@ def _write(model: Any, name: str, mine: Tensor, given: Tensor) -> None:
     assert not mine.numel(), f"vLLM has {name} as {list(mine.shape)}, and not as {list(given.shape)}"
     setattr(layer, last, torch.nn.Parameter(given.to(mine.dtype), requires_grad=False))
     _pack(layer)
+
+
+def _lay(model: Any, name: str, mine: Tensor, given: Tensor) -> None:
+    """Have a layer, and an output head that is tied to it, compute with a matrix where it lies."""
+    weight = torch.nn.Parameter(given.to(mine.dtype), requires_grad=False)
+    path, _, last = name.rpartition(".")
+    layer = model.get_submodule(path)
+    for one in {layer, *(module for module in model.modules() if getattr(module, last, None) is mine)}:
+        setattr(one, last, weight)
+        one.cpu_linear = _multiply
+
+
+def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``rows @ weight.T + bias`` by oneDNN, which in fp32 torch's own linear layer does not use."""
+    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
 
 
 def _pack(layer: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import UsageError
 from ...flow import Flow
 from ...runtime.storage.run_record import read_record
+from ...runtime.values.values_in_records import spelled
 from ..run import add_options
 from .options import Words, parse
 from .script import load_script
@@ -25,3 +26,24 @@ def reopen(record: Mapping[str, Any]) -> tuple[Flow, Words]:
     """The flow of the script of a run, which is loaded and not run, and what its words say."""
     flow = load_script(record["script"])
     return flow, parse(flow, "run", [str(word) for word in record.get("arguments") or []], add_options)
+
+
+def recorded_parameters(flow: Flow, record: Mapping[str, Any], said: Words) -> dict[str, dict[str, Any]]:
+    """What each program was given: what its words, presets and defaults give where the record says the same of it, and
+    other plain values as the record has them. Raises UsageError for a value that only the code has which began the run.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, recorded in zip(record["programs"], record["parameters"], strict=True):
+        here = flow.find_program(name).arguments(said.parameters.get(name, {}))
+        found[name] = {n: here[n] if n in here and spelled(here[n]) == v else v for n, v in recorded.items()}
+        for n, v in found[name].items():
+            if not (_is_plain(v) and _is_plain(here.get(n))) and v is not here.get(n):
+                raise UsageError(
+                    f"'{name}' was given {n}={v} by the code that began the run, and no option says that.",
+                    fix="Make it a preset or a default of the program, or begin the run again with flow.run.",
+                )
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -52,7 +52,7 @@ def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:
 def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: argparse.Namespace, plan: Plan) -> Study:
     """A program under a plan, with the costs and lengths of the options. Raises PlanError, UsageError."""
     costs = load_costs(options.costs) if options.costs else None
-    tokens = _tokens(program, options, calibrated=isinstance(costs, Calibrated))
+    tokens = _tokens(program, options, whole=isinstance(costs, Calibrated) and not costs.curves)
     how = {"seed": options.seed or 0, "runtime": options.runtime}
     study = flow.study(plan, program, costs=costs, tokens=tokens, **how, **parameters)
     if costs is not None:
@@ -61,8 +61,8 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
     return study
 
 
-def _tokens(program: str, options: argparse.Namespace, *, calibrated: bool) -> Tokens:
-    """Return the lengths of the options; with ``calibrated`` costs each row has the average one.
+def _tokens(program: str, options: argparse.Namespace, *, whole: bool) -> Tokens:
+    """Return the lengths of the options; with costs of ``whole`` calls each row has the average one of a run.
 
     The time of the longest is in the seconds that were measured.
     """
@@ -72,7 +72,7 @@ def _tokens(program: str, options: argparse.Namespace, *, calibrated: bool) -> T
         if options.lengths or options.prompt_tokens is not None:
             other = "--lengths" if options.lengths else "--prompt-tokens"
             raise UsageError(f"--run and {other} both say how long rows are.", fix="Leave one out.")
-        return tokens_of_run(Path(options.run), program, varies=not calibrated)
+        return tokens_of_run(Path(options.run), program, varies=not whole)
     if options.lengths:
         kind, numbers = read_lengths(options.lengths)
         return Tokens(options.prompt_tokens, kind, numbers)

@@ -20,7 +20,7 @@ from ...placement.backends import BACKENDS, Backend
 from ...shipped import FOLDER
 from ...trackers.open_tracker import TRACKERS
 
-NAME = "flowrl"  # of the distribution
+NAME = "flowrl-lm"  # of the distribution
 EXTRAS = {"lora": "low-rank adapters", "data": "prompts from data sets and parquet"}
 
 
@@ -92,7 +92,7 @@ def _facts(folder: Path) -> Iterator[tuple[str, str]]:
     from ...runtime.storage.checkpoints.host_memory import memory
     from ...runtime.storage.run_origin import device
 
-    yield NAME, f"{__version__} in {Path(__file__).parents[2]}"
+    yield "flowrl", f"{__version__} in {Path(__file__).parents[2]}"
     yield "python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     try:
         yield "device", device()

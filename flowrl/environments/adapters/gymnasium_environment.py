@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import WorkerError
-from ..environment import Environment, State
-from ..hooks import stop
+from .packages import import_package
+from .stepped_environment import SteppedEnvironment
 
 _NUMBER = re.compile(r"\s*(-?[0-9]{1,18})\s*")
 
 
-class GymnasiumEnvironment(Environment):
+class GymnasiumEnvironment(SteppedEnvironment):
     """Play an environment of Gymnasium: ``GymnasiumEnvironment("FrozenLake-v1", tasks=500, is_slippery=False)``.
 
     ``id`` and further options are those of ``gymnasium.make``; a subclass may define ``make()`` instead. There are
@@ -39,20 +39,12 @@ class GymnasiumEnvironment(Environment):
     ('', 0.0, 'terminated')
     """
 
-    #: The reward of a turn whose answer is no action.
-    penalty: float = 0.0
-
     def __init__(self, id: str = "", *, tasks: int = 1000, seed: int = 0, **options: Any) -> None:
         self.id, self.tasks, self.seed, self.options = id, tasks, seed, options
 
     def make(self) -> Any:
         """Make a ``gymnasium.Env``, a new one for each episode. Raises WorkerError for an unknown id or option."""
-        try:
-            import gymnasium
-        except ImportError:
-            raise WorkerError(
-                f"{type(self).__name__} needs the package gymnasium.", fix="pip install 'flowrl[gymnasium]'."
-            ) from None
+        gymnasium = import_package("gymnasium", extra="gymnasium", asks=self)
         try:
             return gymnasium.make(self.id, **self.options)
         except (gymnasium.error.Error, TypeError) as error:
@@ -105,39 +97,14 @@ class GymnasiumEnvironment(Environment):
         """Make an environment, and reset it with the seed of the task."""
         env = self.make()
         weakref.finalize(state, env.close)
-        state.env, state.earned = env, 0.0
-        state.terminated = state.truncated = state.no_action = False
-        seed, expected = int(state.row["task_seed"]), state.row.get("prompt")
-        if isinstance(expected, str) and (first := self._first(env, seed)) != expected:
-            raise ValueError(f"with seed {seed} it began with {first!r}, and its task with {expected!r}")
+        self.begin(state, env, self._first(env, int(state.row["task_seed"])))
 
     def respond(self, state: Any) -> str:
         """Take the action of an answer, and show what is observed then."""
         try:
             action = self.read(state.response, state.env.action_space)
         except ValueError:
-            state.no_action, state.earned = True, self.penalty
-            return ""
+            return self.refuse(state)
         observation, reward, terminated, truncated, _ = state.env.step(action)
-        state.terminated, state.truncated, state.earned = bool(terminated), bool(truncated), float(reward)
-        return self.show(observation)
-
-    @stop
-    def no_action(self, state: Any) -> bool:
-        """Whether the answer was no action."""
-        return state.no_action
-
-    @stop
-    def terminated(self, state: Any) -> bool:
-        """Whether the episode has come to its end."""
-        return state.terminated
-
-    @stop
-    def truncated(self, state: Any) -> bool:
-        """Whether Gymnasium has cut the episode off, as by its limit of steps."""
-        return state.truncated
-
-    async def _step(self, state: Any, action: str) -> tuple[State, str, float, bool | str]:
-        state.earned = 0.0
-        state, observation, _, over = await super()._step(state, action)
-        return state, observation, state.earned, over
+        ended = "terminated" if terminated else "truncated" if truncated else ""
+        return self.took(state, self.show(observation), float(reward), ended)

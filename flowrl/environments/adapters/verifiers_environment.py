@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
 from ...workers.base import Opening
-from ...workers.sessions import CodeFailed
-from ...workers.user_code.code_calls import CodeCall
-from ..gateway.agent_environment import AgentEnvironment
 from ..gateway.agents import Task
-from ..gateway.sessions import Ended
+from .verifiers_rollouts import VerifiersRollouts, failure_named
 
 if TYPE_CHECKING:
     from ...workers.env import Game
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
 _SPLITS = {"train": "get_dataset", "eval": "get_eval_dataset"}
 
 
-class VerifiersEnvironment(AgentEnvironment):
+class VerifiersEnvironment(VerifiersRollouts):
     """Play an environment of verifiers 0.3: ``VerifiersEnvironment("wordle", split="eval", max_turns=6)``.
 
     ``id`` and further arguments are those of ``verifiers.load_environment``; a subclass may define ``make()`` instead.
@@ -41,8 +36,6 @@ class VerifiersEnvironment(AgentEnvironment):
     >>> game.id, game.split
     ('wordle', 'eval')
     """
-
-    turns: int = 1000  # verifiers has a limit of its own
 
     def __init__(self, id: str = "", *, split: str = "train", **arguments: Any) -> None:
         if split not in _SPLITS:
@@ -64,13 +57,7 @@ class VerifiersEnvironment(AgentEnvironment):
 
     def open(self, opening: Opening) -> None:
         super().open(opening)
-        _ = self._made, self._loop, self._clients  # before several threads ask for them
-
-    def close(self) -> None:
-        loop = self.__dict__.pop("_loop", None)
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
-        super().close()
+        _ = self._made, self._clients  # before several threads ask for them
 
     @cached_property
     def _made(self) -> Any:
@@ -79,16 +66,6 @@ class VerifiersEnvironment(AgentEnvironment):
     @cached_property
     def _examples(self) -> Any:
         return getattr(self._made, _SPLITS[self.split])()
-
-    @cached_property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        """The loop in which all rollouts run, as an environment may share clients and locks among them."""
-        loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, daemon=True, name="flowrl-verifiers").start()
-        return loop
-
-    def _wait_for(self, running: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(running, self._loop).result()
 
     @cached_property
     def _clients(self) -> Callable[[Task], Any]:
@@ -109,18 +86,15 @@ class VerifiersEnvironment(AgentEnvironment):
 
     # -- ends and grades ----------------------------------------------------------------------------------------------
 
-    async def _calls(self, game: Game, i: int, episode: Episode, play: Any) -> None:
-        await super()._calls(game, i, episode, play)
-        if episode.outcome:
-            found = play.state.result
-            if (failed := _failure_of(found["error"])) is not None:
-                raise CodeFailed(CodeCall(i, self.agent, (), self._row(game, i, "agent")), failed)
-            episode.outcome = found["stop_condition"] or "done"
-            return
-        play.task.session.close("the episode of this session is over")  # by a limit, which verifiers takes as an error
-        ended = await self._code(game, i, "agent", (play,), lambda returned: returned)
-        assert isinstance(ended, Ended), "a closed session hands over no call"
-        play.state.result = ended.result
+    def _failure(self, result: Any, *, cut: bool) -> Exception | None:
+        error = result["error"]
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if cut or error is None or kinds & {"InvalidModelResponseError", "ToolParseError"}:
+            return None  # as it is taken for an error, nothing has failed, or the policy's answer is at fault
+        return failure_named(kinds, f"{type(error).__name__}: {error}", error)
+
+    def _stopped_by(self, result: Any) -> str | None:
+        return result["stop_condition"]
 
     async def _graded(self, state: State) -> tuple[float, dict[str, float]]:
         total, scores = await super()._graded(state)
@@ -157,14 +131,6 @@ class VerifiersEnvironment(AgentEnvironment):
         self._wait_for(score())
 
 
-def _failure_of(error: Exception | None) -> Exception | None:
-    """What an error of a rollout is as a failure of the episode; None where the policy's answer is at fault."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if error is None or kinds & {"InvalidModelResponseError", "ToolParseError"}:
-        return None
-    return OSError(f"{type(error).__name__}: {error}") if "InfraError" in kinds else error
-
-
 def _take_score(state: Any, scores: dict[str, float]) -> float:
     """The reward of a rollout; its metrics are put among ``scores``."""
     scores |= {name: float(value) for name, value in (state["metrics"] or {}).items()}
@@ -184,11 +150,11 @@ def _verifiers() -> Any:
         import verifiers
     except ImportError:
         raise WorkerError(
-            "VerifiersEnvironment needs the package verifiers, before 0.4.", fix="pip install 'flowrl[verifiers]'."
+            "VerifiersEnvironment needs the package verifiers, before 0.4.", fix="pip install 'verifiers>=0.3,<0.4'."
         ) from None
     if not hasattr(verifiers, "load_environment"):
         raise WorkerError(
             f"verifiers {verifiers.__version__} has no load_environment, which 0.4 left out.",
-            fix="pip install 'flowrl[verifiers]', which takes 0.3.",
+            fix="pip install 'verifiers>=0.3,<0.4'.",
         )
     return verifiers

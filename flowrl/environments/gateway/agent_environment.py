@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
 from ...graph.script.site import defined_at
+from ...workers.episodes import Episode
 from ...workers.policy_calls import Answer, Ask
 from ...workers.sessions import CodeFailed, sampled
 from ...workers.user_code.code_calls import CodeCall
@@ -23,7 +24,6 @@ from .sessions import Ended, ModelCall
 
 if TYPE_CHECKING:
     from ...workers.env import Game
-    from ...workers.episodes import Episode
 
 _MARK = "<tool_call>"
 
@@ -46,8 +46,9 @@ class AgentEnvironment(Environment):
     ``command`` may be a program, which finds address and key in its environment and the row as JSON on its input.
 
     Each call is an answer of the policy. One that goes on where another ended extends its tokens exactly; an agent that
-    has rewritten its history makes a fork. Trained is the branch with the most sampled tokens, and ``scores`` have
-    ``calls`` and ``forks``; with ``strict`` a fork is refused and fails the episode. The episode is over when the agent
+    has rewritten its history makes a fork. Trained is the branch with the most sampled tokens; the others are kept by a
+    rollout with ``branches=True``, and :func:`flowrl.rl.branches` makes rows of them. ``scores`` have ``calls`` and
+    ``forks``; with ``strict`` a fork is refused and fails the episode. The episode is over when the agent
     has returned, or by a limit of the rollout: its turns are calls. Sampling is the rollout's: an agent may ask for
     fewer tokens and for texts that stop, not for another temperature.
 
@@ -132,7 +133,7 @@ class AgentEnvironment(Environment):
             await self._calls(game, i, episode, play)
         finally:
             play.task.session.close("the episode of this session is over")
-            self._deliver(play, episode)
+            self._deliver(play, episode, branches="branches" in game.also)
 
     async def _calls(self, game: Game, i: int, episode: Episode, play: _Play) -> None:
         """Answer the agent's calls until it ends, or a limit is reached."""
@@ -197,8 +198,8 @@ class AgentEnvironment(Environment):
         play.state.responses.append(said)
         call.answer(reply)
 
-    def _deliver(self, play: _Play, episode: Episode) -> None:
-        """Make the row of the main branch, and count what is not in it."""
+    def _deliver(self, play: _Play, episode: Episode, *, branches: bool) -> None:
+        """Make the row of the main branch, and with ``branches`` of the others; count what is not in the main one."""
         tree, state = play.tree, play.state
         state.scores |= {"calls": float(len(tree.calls)), "forks": float(tree.forks)}
         main = tree.main
@@ -206,16 +207,28 @@ class AgentEnvironment(Environment):
             return
         chain = main.chain
         state.messages = [*main.messages]
-        episode.prompt = chain[0].before
-        for n, call in enumerate(chain):
-            if n:
-                none = [0.0] * len(call.before)
-                episode._append(call.before, -1, none, none, [0] * len(none))
-            answer = call.answer
-            episode.act(answer.ids, answer.rollout_logprobs, answer.sampling_logprobs, answer.versions)
-            episode.turn_states.append(0)
-            episode.turn_rewards.append(0.0)
+        trained: set[Call] = set()
+        _lay(chain, episode, trained)
         episode.wasted += play.used - len(episode.sampled)
+        for leaf in tree.leaves if branches else ():
+            if leaf is not main:
+                episode.branches.append(branch := Episode(None, "", []))
+                _lay(leaf.chain, branch, trained)
+
+
+def _lay(chain: Sequence[Call], episode: Episode, trained: set[Call]) -> None:
+    """Put the tokens of calls into an episode. An answer that is ``trained`` elsewhere is as what was observed."""
+    episode.prompt = chain[0].before
+    for n, call in enumerate(chain):
+        answer = call.answer
+        for ids in (call.before if n else [], answer.ids if call in trained else []):
+            none = [0.0] * len(ids)
+            episode._append(ids, -1, none, none, [0] * len(ids))
+        if call not in trained:
+            episode.act(answer.ids, answer.rollout_logprobs, answer.sampling_logprobs, answer.versions)
+        trained.add(call)
+        episode.turn_states.append(0)
+        episode.turn_rewards.append(0.0)
 
 
 def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer, str, bool]:

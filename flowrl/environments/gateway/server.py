@@ -34,7 +34,7 @@ class Gateway:
         try:
             import h11
         except ImportError:
-            raise WorkerError("The gateway needs the package h11.", fix="pip install 'flowrl[agents]'.") from None
+            raise WorkerError("The gateway needs the package h11.", fix="pip install h11.") from None
         self._h11 = h11
         self._reading, self._idle, self._largest = reading, idle, largest
         self._sessions: OrderedDict[str, Session | None] = OrderedDict()

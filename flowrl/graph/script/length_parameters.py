@@ -19,7 +19,7 @@ def lengths(program: Callable[..., Any]) -> dict[str, At | None]:
     without such a loop has one elsewhere; of it ``steps`` is taken for one.
     """
     names = set(inspect.signature(program).parameters)
-    node = _definition(program)
+    node = definition(program)
     bounds = [b for loop in _outermost(node) for b in _bounds(loop.iter)] if node is not None else []
     if node is None or not bounds:
         return dict.fromkeys(names & {"steps"})
@@ -32,7 +32,7 @@ def lengths(program: Callable[..., Any]) -> dict[str, At | None]:
     return found
 
 
-def _definition(program: Callable[..., Any]) -> ast.FunctionDef | None:
+def definition(program: Callable[..., Any]) -> ast.FunctionDef | None:
     """The function as it is written; None where its text is not at hand."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(program)))

@@ -14,7 +14,7 @@ import sys
 import types
 from argparse import Namespace
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -46,10 +46,13 @@ class Surroundings:
     """All that programs can reach and change: their modules' values, closures, defaults, and what these hold.
 
     Objects of libraries are left out, save containers, arrays, tensors and random generators. ``seen``: all of it, with
-    names, those nearest to the programs first; ``places``: what of it can change.
+    names, those nearest to the programs first; ``places``: what of it can change. ``names`` are further values to begin
+    with, such as the variables of a program that runs.
     """
 
-    def __init__(self, program: Callable[..., Any], *others: Callable[..., Any]) -> None:
+    def __init__(
+        self, program: Callable[..., Any], *others: Callable[..., Any], names: Mapping[str, Any] | None = None
+    ) -> None:
         self.program = program
         self.seen: list[tuple[str, Any]] = []
         self.places: list[Place] = []
@@ -73,6 +76,7 @@ class Surroundings:
         self._back: list[Callable[[], None]] = []
         self._taken: list[tuple[str, Callable[[], bool]]] = []  # what cannot be put back: its name, whether it changed
         self._waiting: deque[tuple[str, Any]] = deque(("", root) for root in (program, *others))
+        self._waiting.extend((names or {}).items())
         while self._waiting:
             if len(self._seen) > LIMIT:
                 self.whole = False
@@ -120,10 +124,10 @@ class Surroundings:
             self._numbers(name, value)
         elif hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
             self._iterator(name, value)
-        if self._is_users(kind):
+        if self.is_own(kind):
             self._object(name, value)
 
-    def _is_users(self, kind: type) -> bool:
+    def is_own(self, kind: type) -> bool:
         """Whether objects of a class are the user's to change."""
         if kind not in self._kinds:
             plain = kind in (types.SimpleNamespace, Namespace)

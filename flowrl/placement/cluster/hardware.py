@@ -92,12 +92,43 @@ class Hardware:
         cluster, key = self.cluster, (mesh, axes)
         if cluster is None or len(self.devices) < mesh.size:
             return 0
-        if key not in self._members:
+        if key not in self._members and (offset := self._offset) is not None:
+            self._members[key] = _in_a_node(mesh, axes, offset, len(cluster.devices_of(cluster.node(self.devices[0]))))
+        elif key not in self._members:
             groups = (Counter(cluster.node(self.devices[rank]) for rank in g) for g in mesh.groups(*axes))
             self._members[key] = min((min(nodes.values()) for nodes in groups if len(nodes) > 1), default=0)
         return self._members[key]
 
     @cached_property
+    def _offset(self) -> int | None:
+        """The place of the first device in its node, where they follow one another through nodes of one size."""
+        cluster, devices = self.cluster, self.devices
+        if cluster is None or not devices or devices != tuple(range(devices[0], devices[0] + len(devices))):
+            return None
+        first, last = cluster.node(devices[0]), cluster.node(devices[-1])
+        sizes = {len(cluster.devices_of(node)) for node in range(first, last + 1)}
+        return devices[0] - cluster.devices_of(first)[0] if len(sizes) == 1 else None
+
+    @cached_property
     def one_node(self) -> bool:
         """Whether all devices are in one node."""
         return self.cluster is None or len({self.cluster.node(d) for d in self.devices}) < 2
+
+
+def _in_a_node(mesh: Mesh, axes: tuple[str, ...], offset: int, node: int) -> int:
+    """The fewest members that a group which crosses nodes has in one, on devices in a row through nodes of one size.
+
+    Groups whose first devices are at the same place of a node lie alike, so one of each is looked at.
+    """
+    strides, stride = dict[str, int](), 1
+    for axis in reversed(list(mesh.axes)):
+        strides[axis] = stride
+        stride *= mesh[axis]
+    first, members = {offset % node}, [0]
+    for axis, step in strides.items():
+        if axis in axes:
+            members = [m + i * step for m in members for i in range(mesh[axis])]
+        else:
+            first = {(f + i * step) % node for f in first for i in range(min(mesh[axis], node))}
+    groups = (Counter((f + m) // node for m in members) for f in first)
+    return min((min(nodes.values()) for nodes in groups if len(nodes) > 1), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from ...errors import PlanError, did_you_mean
@@ -53,7 +54,7 @@ class Mesh:
             axes[axis.strip()] = int(size)
         return Mesh(axes)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many devices it takes."""
         return prod(self.axes.values())
@@ -67,6 +68,10 @@ class Mesh:
         return self.axes.get(axis, 1)
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash(tuple(self.axes.items()))
 
     def coordinates(self, rank: int) -> dict[str, int]:

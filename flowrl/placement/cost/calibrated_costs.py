@@ -7,6 +7,7 @@ A run folder has ``timeline.jsonl``, a line for each call:
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,12 +16,16 @@ from typing import Any
 
 from ...errors import At, PlanError, did_you_mean, shown
 from ..cluster.mesh import Mesh
+from .continuous_batch import Engine
+from .engine_curve import PARTS, EngineCurve, SampledCall, fit_curve
 from .given_costs import Entry, check_names, inside_one_pool, read_entries
 from .work import Work
 
 #: Steps at the beginning of a program that are left out: caches fill, kernels compile.
 WARMUP = 2
 _LIBRARIES = ("rl", "batch", "data", "user")  # of calls that are nowhere in a plan
+_ENTRIES = ("calibrated", "step", "ops", "engines", "places")
+_CURVE = (*PARTS, "replicas", "error", "predicted", "measured", "calls")
 _FIT = ("base", "per_token", "error", "predicted", "measured", "calls", "row_tokens")
 
 
@@ -80,7 +85,8 @@ class Calibrated:
 
     ``step``: all ops of a step together, one after another, whose error is that of these costs. Ops that the run did
     not have cost 0, and so does a publish inside one pool. They hold for the machine, plan and model of the run.
-    ``places``: where each op was measured, as :func:`placed` says it.
+    ``places``: where each op was measured, as :func:`placed` says it. ``curves``: how fast the engine of an op that
+    samples was, by batch and length, where the calls of the run tell.
     """
 
     run: str
@@ -88,6 +94,7 @@ class Calibrated:
     step: Fit
     at: Mapping[str, At] = field(default_factory=dict[str, At])
     places: Mapping[str, str] = field(default_factory=dict[str, str])
+    curves: Mapping[str, EngineCurve] = field(default_factory=dict[str, EngineCurve])
 
     @property
     def error(self) -> float | None:
@@ -100,11 +107,22 @@ class Calibrated:
         return f"calibrated: {self.run} (error {said})"
 
     def seconds(self, work: Work) -> float:
-        """Of a chunk its share: overheads of a call are counted once for the whole op."""
+        """Of a chunk its share: overheads of a call are counted once for the whole op. Rows whose lengths were said
+        take the time of the engine's curve, where there is one."""
         fit = self.fits.get(work.node) or self.fits.get(work.title)
         if fit is None or inside_one_pool(work):
             return 0.0
+        curve, lengths = self.curves.get(work.title), work.load.lengths
+        if curve is not None and lengths is not None:
+            return curve.seconds(work.load.rows, lengths, _replicas(work.mesh, work.processes))
         return fit.base * work.share + fit.per_token * work.load.tokens
+
+    def engine(self, work: Work) -> Engine | None:
+        """Return the engine of a generate as the run had it, for rows of such lengths; None where it is not known."""
+        curve, lengths = self.curves.get(work.title), work.load.lengths
+        if curve is None or lengths is None:
+            return None
+        return curve.engine(lengths, _replicas(work.mesh, work.processes))
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise PlanError for an op of the run that is none of ``names``: titles and node ids of the program."""
@@ -118,12 +136,14 @@ class Calibrated:
             rows.append((name, str(fit.calls), f"{fit.predicted:.4g}", f"{fit.measured:.4g}", error))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         padded = ([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 5))] for row in rows)
-        return "\n".join("  ".join(cells) for cells in padded)
+        return "\n".join("  ".join(cells) for cells in padded) + "".join(map(_in_words, sorted(self.curves.items())))
 
     def to_json(self) -> dict[str, Any]:
         """The same as a record: ``{"calibrated": RUN, "step": {...}, "ops": {title: {"base", "per_token", ...}}}``."""
         ops = {name: _figures(fit) for name, fit in sorted(self.fits.items())}
         record = {"calibrated": self.run, "step": _figures(self.step), "ops": ops}
+        if self.curves:
+            record |= {"engines": {name: _curve_figures(curve) for name, curve in sorted(self.curves.items())}}
         return {**record, "places": dict(self.places)} if self.places else record
 
     def save(self, path: str | Path) -> None:
@@ -142,8 +162,8 @@ class Calibrated:
         """Read what :meth:`save` wrote. Raises PlanError with file and line."""
         found = {entry.name: entry for entry in read_entries(path)}
         for name, entry in found.items():
-            if name not in ("calibrated", "step", "ops", "places"):
-                raise _unknown(entry, "calibrated costs have", ("calibrated", "step", "ops", "places"))
+            if name not in _ENTRIES:
+                raise _unknown(entry, "calibrated costs have", _ENTRIES)
         for name in ("calibrated", "step", "ops"):
             if name not in found:
                 fix = "Write it again with flowrl calibrate RUN."
@@ -151,7 +171,9 @@ class Calibrated:
         ops = found["ops"].entries()
         fits = {op.name: _fit(op) for op in ops}
         places = {op.name: op.text for op in found["places"].entries()} if "places" in found else {}
-        return Calibrated(found["calibrated"].text, fits, _fit(found["step"]), {op.name: op.at for op in ops}, places)
+        curves = {op.name: _curve(op) for op in found["engines"].entries()} if "engines" in found else {}
+        at = {op.name: op.at for op in ops}
+        return Calibrated(found["calibrated"].text, fits, _fit(found["step"]), at, places, curves)
 
 
 def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
@@ -162,7 +184,8 @@ def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
     without it the one with most ops, and of several the one that took longest. Raises PlanError for a run that has no
     calls, or lines that are none.
     """
-    calls = _calls(run, program)
+    lines = _lines_of(run, program)
+    calls = _calls(lines)
     steps = sorted({c.step for c in calls})
     steps = steps[min(WARMUP, max(0, len(steps) - 2)) :]
     half = len(steps) // 2
@@ -180,7 +203,8 @@ def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
             guesses.setdefault(call.step, []).append((guess.seconds(call.tokens) if guess else 0.0, call.seconds))
     sums = [(sum(p for p, _ in pairs), sum(m for _, m in pairs)) for pairs in guesses.values()] if half else []
     step = _with_error(Fit(0.0, calls=len(steps)), sums)
-    return Calibrated(shown(str(run)), fits, step, places=_places(Path(run), titles))
+    places, replicas = _places(Path(run), titles)
+    return Calibrated(shown(str(run)), fits, step, places=places, curves=_curves(lines, steps, replicas))
 
 
 def placed(backend: str, mesh: Mesh) -> str:
@@ -188,22 +212,23 @@ def placed(backend: str, mesh: Mesh) -> str:
     return f"{backend}, mesh {mesh}" if mesh.size > 1 else f"{backend}, one device"
 
 
-def _places(run: Path, titles: Iterable[str]) -> dict[str, str]:
-    """Where the ops of a run were, by its plan; empty for a run that does not say it."""
+def _places(run: Path, titles: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
+    """Where the ops of a run were, by its plan, and among how many replicas; empty for a run that does not say it."""
     from ..plan.plan_file import read
 
     record = run / "run.json"
     said = json.loads(record.read_text(encoding="utf-8")).get("plan") if record.exists() else None
     if not said:
-        return {}
-    plan, found = read(json.dumps(said), str(record)), dict[str, str]()
+        return {}, {}
+    plan, found, replicas = read(json.dumps(said), str(record)), dict[str, str](), dict[str, int]()
     for title in titles:
         worker, _, op = title.partition(".")
         if worker in _LIBRARIES:
             continue
         place = plan.place_of(worker, "generate" if op == "generate" else "train")
         found[title] = placed(place.backend, place.mesh)
-    return found
+        replicas[title] = _replicas(place.mesh, plan.pools[place.pool].processes)
+    return found, replicas
 
 
 def _with_error(fit: Fit, pairs: Sequence[tuple[float, float]]) -> Fit:
@@ -215,8 +240,8 @@ def _with_error(fit: Fit, pairs: Sequence[tuple[float, float]]) -> Fit:
     return replace(fit, error=median(errors), predicted=predicted, measured=measured)
 
 
-def _calls(run: str | Path, program: str | None) -> list[Call]:
-    """The calls of one program, the chunks of a node in a step as one."""
+def _lines_of(run: str | Path, program: str | None) -> list[dict[str, Any]]:
+    """The lines of one program."""
     path = Path(run) / "timeline.jsonl"
     lines = list(_lines(path))
     seconds: dict[str, dict[str, float]] = {}
@@ -230,14 +255,48 @@ def _calls(run: str | Path, program: str | None) -> list[Call]:
         raise PlanError(f"the run {shown(str(run))} has no calls to calibrate with.", fix="Let it make a step or more.")
     if program is None:
         program = max(seconds, key=lambda name: (len(seconds[name]), sum(seconds[name].values())))
+    return [line for line in lines if str(line.get("program", "")) == program]
+
+
+def _calls(lines: Iterable[Mapping[str, Any]]) -> list[Call]:
+    """The calls, the chunks of a node in a step as one."""
     found: dict[tuple[int, str], Call] = {}
     for line in lines:
-        if str(line.get("program", "")) == program:
-            key = (line["step"], line["node"])
-            was = found.get(key, Call(line["node"].partition("#")[0], line["step"], 0.0))
-            took, tokens = was.seconds + line["end"] - line["start"], was.tokens + (line.get("tokens") or 0)
-            found[key] = Call(was.title, was.step, took, tokens, was.rows + (line.get("rows") or 0))
+        key = (line["step"], line["node"])
+        was = found.get(key, Call(line["node"].partition("#")[0], line["step"], 0.0))
+        took, tokens = was.seconds + line["end"] - line["start"], was.tokens + (line.get("tokens") or 0)
+        found[key] = Call(was.title, was.step, took, tokens, was.rows + (line.get("rows") or 0))
     return list(found.values())
+
+
+def _curves(
+    lines: Sequence[Mapping[str, Any]], steps: Iterable[int], replicas: Mapping[str, int]
+) -> dict[str, EngineCurve]:
+    """The curves of engines, from calls and chunks that no other one of their pool ran beside."""
+    wanted = set(steps)
+    by_pool: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if line.get("longest"):
+            by_pool.setdefault(str(line.get("pool")), []).append(line)
+    calls: dict[str, list[SampledCall]] = {}
+    for mine in by_pool.values():
+        ends = sorted(float(line["end"]) for line in mine)
+        starts = sorted(float(line["start"]) for line in mine)
+        for line in mine:
+            # Alone: as many have ended by its start as have begun before it, and none begins before its end.
+            before = bisect_right(ends, line["start"])
+            alone = bisect_left(starts, line["end"]) == before + 1
+            if alone and line["step"] in wanted:
+                sizes = (line["prompt"], line["longest"], line["tokens"] - line["prompt"], line["context"])
+                call = SampledCall(line["step"], line["end"] - line["start"], *sizes)
+                calls.setdefault(line["node"].partition("#")[0], []).append(call)
+    fitted = {title: fit_curve(mine, replicas.get(title, 1)) for title, mine in calls.items()}
+    return {title: curve for title, curve in fitted.items() if curve is not None}
+
+
+def _replicas(mesh: Mesh, processes: int) -> int:
+    """Among how many replicas the rows of a call are divided."""
+    return mesh.data if mesh.size > 1 else max(1, processes)
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
@@ -258,6 +317,37 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
             at = At(str(path), number, text.strip()[:80])
             raise PlanError("a line of the timeline is no call.", at=at, fix="Take it out; nothing else needs it.")
         yield line
+
+
+def _in_words(named: tuple[str, EngineCurve]) -> str:
+    """A paragraph of the report on an engine."""
+    name, curve = named
+    told = "" if curve.error is None else f"; {100 * curve.error:.1f} % off on calls that were held out"
+    parts = {
+        "a token of a prompt": curve.prompt,
+        "a token of all rows": curve.step,
+        "each row in it": curve.row,
+        "each token that a row has by then": curve.context,
+    }
+    words = ", ".join(f"{part} {1e6 * seconds:.3g} us" for part, seconds in parts.items() if seconds)
+    return f"\n\n{name}, engine: {words} ({curve.calls} calls{told})"
+
+
+def _curve_figures(curve: EngineCurve) -> dict[str, float | None]:
+    """The figures of a curve, to six digits."""
+    values = {key: getattr(curve, key) for key in _CURVE}
+    return {key: float(f"{v:.6g}") if isinstance(v, float) else v for key, v in values.items()}
+
+
+def _curve(entry: Entry) -> EngineCurve:
+    values: dict[str, Any] = {}
+    for figure in entry.entries():
+        if figure.name not in _CURVE:
+            raise _unknown(figure, f"'{entry.name}' has", _CURVE)
+        unknown = figure.name == "error" and figure.text in ("null", "")
+        values[figure.name] = None if unknown else figure.seconds("a token")
+    whole = {name: int(values.get(name, least)) for name, least in (("calls", 0), ("replicas", 1))}
+    return EngineCurve(**{**values, **whole})
 
 
 def _figures(fit: Fit) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
 from ..model.weight_layout import PLAIN
 from ..reshard.planner import plan_reshard
-from .per_device_counts import kv_bytes, micro_tokens, parameters_on_device, parts_of
+from .per_device_counts import kv_bytes, micro_tokens, parameters_on_device, parts_of, stages
 from .work import Role, Work
 
 
@@ -28,7 +28,7 @@ def activations(work: Work, hardware: Hardware, tokens: float, passes: int) -> f
     It comes in micro-batches, which are not rounded up: with one token more a step must not become faster.
     """
     parts = max(1.0, tokens / micro_tokens(work.load, work.micro))
-    layers = model_of(work).layers / work.mesh["pp"]
+    layers = model_of(work).layers / stages(model_of(work), work.mesh)
     by_layer = tensor_parallel(work, hardware, tokens / parts) + expert_parallel(work, hardware, tokens / parts)
     by_layer += context_parallel(work, hardware, tokens / parts)
     return parts * (passes * layers * by_layer + min(passes, 2) * stage_to_stage(work, hardware, tokens / parts))
@@ -43,14 +43,14 @@ def tensor_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
 def context_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
     """Return the time of keys and values of a layer round the ring (Liu et al. 2023, arXiv:2310.01889)."""
     mesh, model = work.mesh, model_of(work)
-    size = kv_bytes(model, mesh, tokens) / (model.layers / mesh["pp"])
+    size = kv_bytes(model, mesh, tokens) / (model.layers / stages(model, mesh))
     return (mesh["cp"] - 1) * hardware.along(mesh, "cp").send(size)
 
 
 def expert_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
     """Tokens go to their experts and come back: two all-to-alls in a layer (Lepikhin et al. 2020, arXiv:2006.16668)."""
     model, ranks = model_of(work), work.mesh["ep"]
-    if not model.experts:
+    if not model.experts or ranks == 1:
         return 0.0
     size = _activation(work, tokens / work.mesh["cp"]) * model.experts_per_token
     return 2 * hardware.along(work.mesh, "ep").all_to_all(size, ranks)
@@ -64,10 +64,11 @@ def stage_to_stage(work: Work, hardware: Hardware, tokens: float) -> float:
 
 
 def decoded_token(work: Work, hardware: Hardware, rows: float, groups: float) -> float:
-    """Return seconds of a token for each row: all-reduces in every layer, and with pp a message to the next stage."""
+    """Return seconds of a token for each row: exchanges in every layer, and with pp a message to the next stage."""
     mesh, model = work.mesh, model_of(work)
     size = _activation(work, rows / groups)
-    seconds = 2 * model.layers * hardware.along(mesh, "tp").all_reduce(size, mesh["tp"])
+    layer = 2 * hardware.along(mesh, "tp").all_reduce(size, mesh["tp"]) + expert_parallel(work, hardware, rows / groups)
+    seconds = model.layers * layer
     return seconds + (mesh["pp"] * hardware.along(mesh, "pp").send(size) if mesh["pp"] > 1 else 0.0)
 
 
@@ -77,7 +78,7 @@ def sharded_weights(work: Work, hardware: Hardware, tokens: float, times: int) -
     ``times``: 1 for a forward pass, 2 with a backward pass, 3 with gradients (Zhao et al. 2023, arXiv:2304.11277).
     """
     mesh, model = work.mesh, model_of(work)
-    layers = model.layers / mesh["pp"]
+    layers = model.layers / stages(model, mesh)
     layer = parameters_on_device(work.role, mesh, sharded=False) * model.dtype_bytes / layers
     parts = max(1.0, tokens / micro_tokens(work.load, work.micro))
     return parts * times * layers * hardware.along(mesh, "fsdp").all_gather(layer, mesh["fsdp"])
@@ -89,7 +90,7 @@ def gradients(work: Work, hardware: Hardware) -> float:
     A distributed optimizer reduces, scatters and gathers instead, which is as many bytes.
     """
     mesh, model, parts = work.mesh, model_of(work), parts_of(work.role)
-    shards = mesh["tp"] * mesh["pp"] * mesh["fsdp"]
+    shards = mesh["tp"] * stages(model, mesh) * mesh["fsdp"]
     trained = 1 - work.role.frozen
     dense = (work.role.lora or trained * parts.dense) / shards * model.dtype_bytes
     experts = 0.0 if work.role.lora else trained * parts.experts / shards / mesh["ep"] * model.dtype_bytes

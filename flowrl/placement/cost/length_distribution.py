@@ -103,8 +103,15 @@ class Lengths:
         return self.kind != "fixed"
 
     def draw(self, rows: int, seed: str) -> Sequence[float]:
-        """Return lengths of so many rows, the same ones for the same seed."""
+        """Return lengths of so many rows, the same ones for the same seed.
+
+        Quantiles that were measured are those of a step, so its rows have them all, in some order.
+        """
         chance = random.Random(seed)
+        if self.kind == "measured" and rows > 1:
+            parts = [i / (rows - 1) * (len(self.numbers) - 1) for i in range(rows)]
+            chance.shuffle(parts)
+            return [min(max(1.0, self._between(part)), self.most) for part in parts]
         one = self._one()
         return [min(max(1.0, one(chance)), self.most) for _ in range(rows)]
 

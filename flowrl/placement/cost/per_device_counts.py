@@ -59,13 +59,25 @@ def parts_of(role: Role) -> Sizes:
     return sizes(role.model, role.head)
 
 
+def stages(model: ModelShape | None, mesh: Mesh) -> float:
+    """Return into how many parts pp splits the layers, as the fullest stage has it: 94 / 12 for pp=8 and 94 layers.
+
+    That stage sets the pace of a pipeline and has the least memory left. It is pp where pp divides the layers.
+    """
+    pp = mesh["pp"]
+    if model is None or pp == 1 or model.layers % pp == 0:
+        return pp
+    return model.layers / ceil(model.layers / pp)
+
+
 def parameters_on_device(role: Role, mesh: Mesh, *, sharded: bool = True) -> float:
     """Return parameters that one device holds; ``sharded`` over fsdp, as in training.
 
-    Layers are taken to divide evenly over pp, and the vocabulary to count as a layer.
+    Those of the fullest stage where pp does not divide the layers; the vocabulary is taken to be spread like them.
     """
     parts = parts_of(role)
-    return (parts.dense + parts.experts / mesh["ep"]) / (mesh["tp"] * mesh["pp"] * (mesh["fsdp"] if sharded else 1))
+    shards = mesh["tp"] * stages(role.model, mesh) * (mesh["fsdp"] if sharded else 1)
+    return (parts.dense + parts.experts / mesh["ep"]) / shards
 
 
 def optimizer_parameters(role: Role, mesh: Mesh, backend: str = REFERENCE) -> float:
@@ -77,8 +89,8 @@ def optimizer_parameters(role: Role, mesh: Mesh, backend: str = REFERENCE) -> fl
     spread = row_of(backend).optimizer_over_copies
     copies = mesh["dp"] * mesh["cp"] if spread else 1
     if role.lora:
-        return role.lora / (mesh["tp"] * mesh["pp"] * mesh["fsdp"]) / copies
-    parts, split = parts_of(role), mesh["tp"] * mesh["pp"] * mesh["fsdp"] * copies
+        return role.lora / (mesh["tp"] * stages(role.model, mesh) * mesh["fsdp"]) / copies
+    parts, split = parts_of(role), mesh["tp"] * stages(role.model, mesh) * mesh["fsdp"] * copies
     dense = parts.dense / split / (mesh["ep"] if spread else 1)
     return (1 - role.frozen) * (dense + parts.experts / split / mesh["ep"])
 
@@ -128,7 +140,7 @@ def kv_bytes(model: ModelShape, mesh: Mesh, tokens: float) -> float:
     if not model.kv_heads:
         return 0.0
     heads = ceil(model.kv_heads / mesh["tp"]) / model.kv_heads
-    return tokens * model.kv_bytes_per_token * heads / mesh["pp"] / mesh["cp"]
+    return tokens * model.kv_bytes_per_token * heads / stages(model, mesh) / mesh["cp"]
 
 
 def micro_tokens(load: Workload, micro: int = 0) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -11,7 +11,7 @@ from math import ceil
 from ...errors import PlanError
 from ..cluster.hardware import Hardware
 from ..plan.plan import Plan
-from .work import Role, Workload
+from .work import Role, Work, Workload
 from .worker_memory import Usage, over_base, reserve, resident, room
 
 #: Up to so many workers of a pool, every choice of those that make way is tried; beyond, all of them do.
@@ -29,6 +29,36 @@ class Turn:
     title: str
     residents: tuple[str, ...]
     publish: bool = False
+
+
+def turns_of(works: Sequence[Work], publishing: Container[str], reading: Container[str]) -> tuple[Turn, ...]:
+    """Return the turns of a pool from its calls, in program order.
+
+    Behind its last update the weights of a worker in ``publishing`` go to its other copy in this pool. ``reading``:
+    workers with a model, whose trained copy is there too while a policy serves them.
+    """
+    last = {work.role.name: i for i, work in enumerate(works) if work.kind == "train"}
+    turns: list[Turn] = []
+    for i, work in enumerate(works):
+        name = work.role.name
+        both = (f"{work.holder}.train",) if work.holder in reading else ()
+        turns.append(Turn(work.title, (f"{name}.{work.use}", *both)))
+        if last.get(name) == i and name in publishing:
+            turns.append(Turn(f"{name}.publish", (f"{name}.train", f"{name}.generate"), publish=True))
+    return tuple(turns)
+
+
+def loads_of(works: Iterable[Work]) -> tuple[dict[tuple[str, str], Workload], dict[str, int]]:
+    """Return the largest call of each worker in each use, and its tokens of a forward pass where a call says so."""
+    loads: dict[tuple[str, str], Workload] = {}
+    micro: dict[str, int] = {}
+    for work in works:
+        key = (work.role.name, work.use)
+        if key not in loads or work.load.tokens > loads[key].tokens:
+            loads[key] = work.load
+        if work.micro:
+            micro[work.role.name] = max(micro.get(work.role.name, 0), work.micro)
+    return loads, micro
 
 
 @dataclass(frozen=True)

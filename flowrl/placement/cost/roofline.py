@@ -26,6 +26,7 @@ from .per_device_counts import (
     parameters_on_device,
     prefill_operations,
     rows_of_replica,
+    stages,
     touched_parameters,
 )
 from .work import Work, Workload
@@ -123,7 +124,7 @@ class Roofline:
 
     def _compute(self, work: Work, operations: float, part: float) -> float:
         """Seconds of so many operations of a replica, on its shards, at ``part`` of their peak."""
-        shards = work.mesh["tp"] * work.mesh["pp"] * work.mesh["cp"]
+        shards = work.mesh["tp"] * stages(model_of(work), work.mesh) * work.mesh["cp"]
         return operations / shards / self._hardware(work).flops(model_of(work).dtype_bytes) / part
 
     def _generate(self, work: Work) -> dict[str, float]:
@@ -150,11 +151,12 @@ class Roofline:
         """Seconds of a token for ``running`` rows, of at most ``together`` in a wave.
 
         With pp the rows go round in as many groups as there are stages, each of which reads the weights of a stage when
-        it comes by.
+        it comes by, and begins anew for each.
         """
         mesh, load, hardware, e = work.mesh, work.load, self._hardware(work), self.efficiency
         groups = min(mesh["pp"], max(1.0, together))
         weights = touched_parameters(work.role, mesh, together / groups) * model_of(work).dtype_bytes
+        weights *= mesh["pp"] / stages(model_of(work), mesh)  # every stage takes as long as the fullest
         answered = load.response / 2 if load.lengths is None else load.lengths.running
         cache = kv_bytes(model_of(work), mesh, load.prompt + answered) * mesh["pp"] / groups
         reading = (weights + running * cache) / hardware.bandwidth / e.memory
@@ -162,7 +164,7 @@ class Roofline:
         return {
             "decode": max(reading, self._compute(work, operations, e.decode)),
             "exchange": traffic.decoded_token(work, hardware, running, groups),
-            "steps": e.step_s,
+            "steps": e.step_s * mesh["pp"],
         }
 
     def _prefill(self, work: Work, rows: float) -> float:
@@ -222,14 +224,14 @@ class Roofline:
         With m micro-batches on p stages everything takes (m + p - 1) / m as long (Narayanan et al. 2021,
         arXiv:2104.04473, section 2.2). There are at least as many micro-batches as stages where rows suffice.
         """
-        tokens, stages = rows * (work.load.prompt + work.load.response), work.mesh["pp"]
+        tokens, depth = rows * (work.load.prompt + work.load.response), work.mesh["pp"]
         compute = self._compute(work, operations * forward_operations(work.role, rows, work.load), part)
         exchange = traffic.activations(work, self._hardware(work), tokens, passes)
-        micro_batches = max(tokens / micro_tokens(work.load, work.micro), min(rows, stages), 1)
+        micro_batches = max(tokens / micro_tokens(work.load, work.micro), min(rows, depth), 1)
         return {
             "compute": compute,
             "exchange": exchange,
-            "bubble": (compute + exchange) * (stages - 1) / micro_batches,
+            "bubble": (compute + exchange) * (depth - 1) / micro_batches,
         }
 
     def _exposed(self, terms: Mapping[str, float], seconds: float) -> float:

@@ -79,7 +79,7 @@ class Work:
     the default of the memory model. ``share``: the part of the whole op that this call does, when it runs in chunks;
     ``load`` has the rows of that part. ``held``: bytes that others keep on each device meanwhile, which a KV cache
     cannot have. ``moved``: bytes of an offload or onload on each device. ``copied``: a publish into weights of their
-    own, whatever the pool.
+    own, whatever the pool. ``holder``: the worker that calls a policy which serves it, where that is another one.
     """
 
     node: str
@@ -101,3 +101,9 @@ class Work:
     held: float = 0.0
     moved: float = 0.0
     copied: bool = False
+    holder: str = ""
+
+    @property
+    def use(self) -> str:
+        """Which copy of the worker does it: ``generate``, or ``train`` for everything else."""
+        return "generate" if self.kind == "generate" else "train"

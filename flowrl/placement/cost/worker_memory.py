@@ -11,7 +11,14 @@ from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
 from ..plan.plan import Place, Plan
-from .per_device_counts import kv_bytes, micro_tokens, optimizer_parameters, parameters_on_device, rows_of_replica
+from .per_device_counts import (
+    kv_bytes,
+    micro_tokens,
+    optimizer_parameters,
+    parameters_on_device,
+    rows_of_replica,
+    stages,
+)
 from .work import Role, Workload
 
 #: Kept free on each device (assumed): CUDA context and communication buffers, then a part lost to fragmentation.
@@ -88,10 +95,26 @@ def resident(
     ``load``: the rows of its largest call; ``micro``: tokens of a forward pass, 0 for the default. ``reads``: a worker
     that generates has calls of the other use too.
     """
+    other, ahead = plan.place_of(role.name, "train"), plan.pipeline.staleness > 0
+    return usage_of(role, use, place, other, load, micro=micro, reads=reads, ahead=ahead)
+
+
+def usage_of(
+    role: Role,
+    use: str,
+    place: Place,
+    other: Place | None,
+    load: Workload,
+    *,
+    micro: int = 0,
+    reads: bool = False,
+    ahead: bool = False,
+) -> Usage:
+    """Return the same of a worker that trains at ``other``; ``ahead``: steps begin before those before them end."""
     if role.model is None:
         return Usage(role.name, use, {}, {})
     if use == "generate":
-        return _generating(role, place, plan, load, micro, reads=reads)
+        return _generating(role, place, other, load, reads=reads, ahead=ahead)
     trains = training if role.optimized else reading
     usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
     if place.offload:  # in host memory: the device has the layers at work
@@ -148,13 +171,13 @@ def reading(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE,
     )
 
 
-def generating(role: Role, mesh: Mesh, load: Workload, *, staging: bool = False, micro: int = 0) -> Usage:
+def generating(role: Role, mesh: Mesh, load: Workload, *, staging: bool = False) -> Usage:
     """Return an engine's copy of the weights, whole over fsdp; a published one's room if ``staging``; its KV cache."""
     model, rows = _model(role), rows_of_replica(load, mesh)
     weights = parameters_on_device(role, mesh, sharded=False) * model.dtype_bytes + _adapters(role, mesh, whole=True)
     longest = load.prompt + max(load.response, load.longest)
     least = kv_bytes(model, mesh, longest)
-    prefill = min(micro_tokens(load, micro), rows * load.prompt) / mesh["cp"]
+    prefill = min(micro_tokens(load), rows * load.prompt) / mesh["cp"]
     vocabulary = 4.0 * model.vocab / mesh["tp"]
     return Usage(
         role.name,
@@ -199,7 +222,7 @@ def activations(
     layer at a time has all of them. The first stage of a pipeline has as many micro-batches in flight as stages.
     """
     layer = layer_activations(model, mesh, tokens, backend=backend)
-    layers = model.layers / mesh["pp"] * in_flight
+    layers = model.layers / stages(model, mesh) * in_flight
     if not recompute:
         return layers * layer
     shards = mesh["tp"] if row_of(backend).sequence_parallel else 1
@@ -213,12 +236,11 @@ def over_base(usage: Usage, role: Role, mesh: Mesh, owner: str) -> Usage:
     return replace(usage, idle={part: size for part, size in idle.items() if size}, shares=owner)
 
 
-def _generating(role: Role, place: Place, plan: Plan, load: Workload, micro: int, *, reads: bool) -> Usage:
+def _generating(role: Role, place: Place, other: Place | None, load: Workload, *, reads: bool, ahead: bool) -> Usage:
     """Same pool, mesh and backend as the other use: one copy serves both. Otherwise it is another layout of its own."""
-    other = plan.place_of(role.name, "train")
-    staging = role.trains and (other.pool != place.pool or plan.pipeline.staleness > 0)
+    staging = role.trains and other is not None and (other.pool != place.pool or ahead)
     usage = generating(role, place.mesh, load, staging=staging)
-    same = (other.pool, other.mesh, other.backend) == (place.pool, place.mesh, place.backend)
+    same = other and (other.pool, other.mesh, other.backend) == (place.pool, place.mesh, place.backend)
     if not (same and (role.trains or reads)):
         return usage
     idle = {part: size for part, size in usage.idle.items() if part != "weights"}
@@ -256,10 +278,13 @@ def _gathered(role: Role, mesh: Mesh) -> float:
     if mesh["fsdp"] == 1:
         return 0.0
     model = _model(role)
-    return 2 * parameters_on_device(role, mesh, sharded=False) * model.dtype_bytes / (model.layers / mesh["pp"])
+    return (
+        2 * parameters_on_device(role, mesh, sharded=False) * model.dtype_bytes / (model.layers / stages(model, mesh))
+    )
 
 
 def _adapters(role: Role, mesh: Mesh, *, whole: bool = False) -> float:
     if not role.lora:
         return 0.0
-    return role.lora / (mesh["tp"] * mesh["pp"] * (1 if whole else mesh["fsdp"])) * _model(role).dtype_bytes
+    shards = mesh["tp"] * stages(role.model, mesh) * (1 if whole else mesh["fsdp"])
+    return role.lora / shards * _model(role).dtype_bytes

@@ -197,6 +197,12 @@ class Plan:
             free = frozenset(range(cluster.size if cluster else 0)) - taken
             refuse_mesh(title, axes, name, pool.devices, pool.processes, free, at)
 
+    def _repr_svg_(self) -> str:
+        """The picture, for a notebook."""
+        from .show import render
+
+        return render(self, "svg")
+
     @staticmethod
     def one_process() -> Plan:
         """Return the plan of a run without one: everything in one pool of this process, on a GPU if there is one."""

@@ -10,8 +10,8 @@ from ..cluster.cluster import Nodes
 from ..cluster.mesh import Mesh
 from ..cost.cost_model import Costs
 from ..plan.plan import Pipeline, Place, Plan, Pool
-from .branch_and_bound import Choice, Question, Set, Stock
-from .colocate import Colocated, publish_title
+from .branch_and_bound import Choice, Question, Set, Stock, cheapest
+from .colocate import Colocated, Floor, publish_title
 from .parallelism import Parallelism
 from .partitions import all_counts, node_counts
 from .problem import Problem
@@ -58,6 +58,24 @@ class Asked:
             fixed=tuple(fixed),
         )
 
+    def bound(self) -> float | None:
+        """Return seconds that no step of the simulator takes less than, of any placement that is looked at.
+
+        A segment takes as long as its busiest pool, each call on the mesh where it is fastest. None where rows have
+        lengths of their own: steps then share an engine, and a call has no seconds of its own.
+        """
+        problem = self.problem
+        works = [w for m in problem.members for w in m.works]
+        if any(w.load.lengths is not None and w.load.lengths.varies for w in works):
+            return None
+        segments = problem.segments or tuple(range(len(problem.stages)))
+        asked, fixed = self.question(), [0.0] * (max(segments) + 1)
+        for stage, seconds in enumerate(asked.fixed):
+            fixed[segments[stage]] += seconds
+        merged = replace(asked, stages=len(fixed), fixed=tuple(fixed))
+        best = cheapest(merged, Floor(self.table, segments)).best
+        return None if best is None else best.seconds
+
     def sets_of(self, sets: Iterable[Iterable[str]]) -> tuple[Set, ...]:
         """Return sets of members as sets of units."""
         wanted = [set(s) for s in sets]
@@ -71,7 +89,7 @@ class Asked:
         total = group.count * group.devices
         counts = set(node_counts(nodes=group.count, devices=group.devices))
         if self.problem.integers or self.anywhere:
-            step = 1 if self.problem.integers else max(1, total // 64)
+            step = 1 if self.problem.integers else max(1, total // 16)
             counts |= set(all_counts(total)[step - 1 :: step])
         return Stock(f"{number}:{group.kind}", total, tuple(sorted(counts)))
 

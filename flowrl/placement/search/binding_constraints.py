@@ -26,9 +26,10 @@ def binding(asked: Asked, best: Choice) -> tuple[str, float]:
         "divisibility": Asked(problem, _of_any_mesh(costs), frozenset({"divisibility"}), like=asked),
     }
     gains: dict[str, float] = {}
+    bound = cheapest(replace(asked.question(), only=(best.sets,)), asked.table).best or best
     for name, freer in without.items():
         choice = cheapest(replace(freer.question(), only=(best.sets,)), freer.table).best
-        gains[name] = 1 - choice.seconds / best.seconds if choice is not None and best.seconds else 0.0
+        gains[name] = 1 - choice.seconds / bound.seconds if choice is not None and bound.seconds else 0.0
     name = max(gains, key=lambda n: gains[n])
     return (name, gains[name]) if gains[name] > _MATTERS else ("none", 0.0)
 

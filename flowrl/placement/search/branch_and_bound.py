@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from .partitions import partitions
 
@@ -91,13 +91,15 @@ class Choice:
 class Answer:
     """The winner, the best of another partition, and what was looked at. Both are None where nothing fits.
 
-    ``evaluated`` counts allocations, ``pruned`` the branches (of any size) that were left.
+    ``evaluated`` counts allocations, ``pruned`` the branches (of any size) that were left. ``ranked``: the best
+    allocation of each partition and staleness, fastest first, as many as were asked for.
     """
 
     best: Choice | None
     runner_up: Choice | None
     evaluated: int
     pruned: int
+    ranked: tuple[Choice, ...] = ()
 
 
 def step_seconds(vectors: Sequence[Vector], *, latency: float, publish: float, into: float, staleness: int) -> float:
@@ -118,6 +120,8 @@ class _Search:
     pruned: int = 0
     first: Choice | None = None
     second: Choice | None = None
+    keep: int = 0
+    kept: dict[tuple[tuple[Set, ...], int], Choice] = field(default_factory=dict[Any, Choice])
     options: dict[Set, list[Options]] = field(default_factory=dict[Set, "list[Options]"])  # by stock
     lows: dict[Set, list[list[Vector | None]]] = field(default_factory=dict[Set, "list[list[Vector | None]]"])
     low_of: dict[_Left, Vector | None] = field(default_factory=dict["_Left", "Vector | None"])
@@ -137,7 +141,8 @@ class _Search:
             # The set that binds most is placed first, so that poor allocations of it are left early.
             order = sorted(sets, key=lambda s: self._low(s, whole) or (), reverse=True)
             self._place(sets, order, [], base, whole, self._staleness(sets))
-        return Answer(self.first, self.second, self.evaluated, self.pruned)
+        ranked = sorted(self.kept.values(), key=lambda c: c.seconds)[: self.keep]
+        return Answer(self.first, self.second, self.evaluated, self.pruned, tuple(ranked))
 
     def _staleness(self, sets: tuple[Set, ...]) -> tuple[int, ...]:
         """The bounds open to a partition: above 0 only where no set trains and generates one model."""
@@ -146,12 +151,24 @@ class _Search:
         return tuple(sorted(self.question.staleness)) if split else (0,)
 
     def _limit(self, sets: tuple[Set, ...]) -> float:
-        """What an allocation of this partition has to beat."""
+        """What an allocation of this partition has to beat, to be a winner, a runner-up, or one of those kept."""
         if self.first is not None and self.first.sets == sets:
-            return self.first.seconds
-        return self.second.seconds if self.second is not None else inf
+            limit = self.first.seconds
+        else:
+            limit = self.second.seconds if self.second is not None else inf
+        return max(limit, *(self._to_be_kept(sets, bound) for bound in self._staleness(sets))) if self.keep else limit
+
+    def _to_be_kept(self, sets: tuple[Set, ...], staleness: int) -> float:
+        """What it has to beat with this staleness: the best of its kind, and the last kept of the others."""
+        own = self.kept.get((sets, staleness))
+        others = sorted(c.seconds for c in self.kept.values() if c is not own)
+        last = others[self.keep - 1] if len(others) >= self.keep else inf
+        return min(own.seconds if own is not None else inf, last)
 
     def _offer(self, choice: Choice) -> None:
+        kind = (choice.sets, choice.staleness)
+        if self.keep and (kind not in self.kept or choice.seconds < self.kept[kind].seconds):
+            self.kept[kind] = choice
         if self.first is None or choice.seconds < self.first.seconds:
             if self.first is not None and self.first.sets != choice.sets:
                 self.second = self.first
@@ -254,10 +271,11 @@ def _prefix_minima(options: Options, devices: int) -> list[Vector | None]:
     return found
 
 
-def cheapest(question: Question, table: Table) -> Answer:
+def cheapest(question: Question, table: Table, keep: int = 0) -> Answer:
     """Return the winner and the best of another partition, exactly; equals brute force over the same choices.
 
+    ``keep``: so many of the best choices, each of another partition or staleness, exactly too.
     Departures from HybridFlow's algorithm 1: a set may leave devices unused, its minimal allocation is whatever count
     fits (``Table.stages`` gives None below it), and branches that cannot win are left.
     """
-    return _Search(question, table).answer()
+    return _Search(question, table, keep=keep).answer()

@@ -1,14 +1,21 @@
-"""Which meshes a use of a model can run on: those that divide its heads, layers and vocabulary."""
+"""Which meshes a use of a worker can run on: all that its model divides over and that a backend does not refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from ..backends import REFERENCE, Backend, proposed
+from ...errors import PlanError
+from ..backends import REFERENCE, Backend, LayoutRules, proposed
 from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
+from ..cost.work import Role
 from ..model.model_shape import ModelShape
+from ..model.weight_layout import check_layout
+from ..plan.plan import Place
+from .engine_refusals import refusals
+
+_STAGES = 16  # of a pipeline, where there are not more nodes
 
 
 @lru_cache(maxsize=4096)
@@ -17,72 +24,85 @@ def divisors(n: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, n + 1) if n % d == 0)
 
 
-def splits(model: ModelShape, *, tp: int, pp: int) -> bool:
-    """Whether tp divides heads, feed-forward and vocabulary, and pp the layers.
-
-    Fewer key-value heads than tp are replicated, so one of the two has to divide the other.
-    """
-    heads = model.heads % tp == 0 and (model.kv_heads % tp == 0 or (model.kv_heads > 0 and tp % model.kv_heads == 0))
-    wide = model.intermediate % tp == 0 and model.expert_intermediate % tp == 0 and model.vocab % tp == 0
-    return heads and wide and model.layers % pp == 0
-
-
 def meshes(
-    model: ModelShape, use: str, size: int, *, node: int, rows: int, backend: str = "", any_split: bool = False
-) -> list[tuple[Mesh, str]]:
-    """Return (mesh, backend) of exactly ``size`` devices in nodes of ``node``; a pool's meshes take all of its devices.
-
-    tp stays inside a node, pp only crosses nodes, the rest splits rows. ``rows`` are those of an optimizer step, or of
-    the whole call: meshes that split them evenly, or else those that give a row to every replica, or else any.
-    ``any_split`` leaves out what the model and its rows ask for: what would be there if they did not.
-    """
-    found = list(_meshes(model, use, size, node=node, backend=backend, any_split=any_split))
-    if any_split:
-        return found
-    even = [m for m in found if rows % m[0].data == 0]
-    return even or [m for m in found if rows >= m[0].data] or found
-
-
-def _meshes(
-    model: ModelShape, use: str, size: int, *, node: int, backend: str, any_split: bool
+    role: Role,
+    use: str,
+    size: int,
+    *,
+    node: int,
+    device: str = "",
+    backend: str = "",
+    any_split: bool = False,
+    cp: bool = False,
 ) -> Iterator[tuple[Mesh, str]]:
-    said = row_of(backend) if backend else None
+    """Yield (mesh, backend) of exactly ``size`` devices in nodes of ``node``; a pool's meshes take all of its devices.
+
+    Those that ``flowrl check`` accepts on a ``device`` of that kind, whatever divides the model or not. Left out as
+    slow: tp across nodes, more than 16 stages on fewer nodes, stages of sharded weights, weights sharded over a part
+    of the ranks that is neither all of them nor a node, and ``cp`` unless it is asked for. ``any_split`` leaves out
+    what the model asks for: what would be there, up to tp=8, if it did not.
+    """
+    for row in _rows(use, size, device, backend):
+        for mesh in _of_row(row, role, size, node=node, cp=cp):
+            place = Place("", mesh, row.name)
+            fits = mesh["tp"] <= 8 if any_split else _divides(role, mesh, row.layout)
+            if fits and not any(refusals(place, role, device, use=use)):
+                yield mesh, row.name
+
+
+def _rows(use: str, size: int, device: str, backend: str) -> Iterable[Backend]:
+    """The backends to choose from: what is asked for; the plain one on one device or a CPU; else those proposed."""
+    if backend:
+        return (row_of(backend),)
+    if use == "generate":
+        return (row_of(REFERENCE),) if device == "cpu" else proposed(use)[:1]
+    plain = [row for row in proposed(use) if device != "cpu" or not row.extra]
+    return (row_of(REFERENCE),) if size == 1 else plain
+
+
+def _of_row(row: Backend, role: Role, size: int, *, node: int, cp: bool) -> Iterator[Mesh]:
+    """Meshes along the axes that a backend has."""
+    if not row.collective:
+        yield Mesh({"dp": size})
+        return
+    model = role.model
+    assert model is not None, f"{role.name} takes no devices"
     for tp in divisors(size):
         if tp > node or (size >= node and node % tp):
             continue
         for pp in divisors(size // tp):
-            if pp > max(1, size // node) or not (any_split or splits(model, tp=tp, pp=pp)):
-                continue
-            data = size // tp // pp
-            if use != "generate":
-                yield from _train(model, tp, pp, data, node=node, said=said)
-            else:
-                row = said or proposed(use)[0]
-                if row.collective or size == data:
-                    yield Mesh({"tp": tp, "pp": pp, "dp": data}), row.name
+            most = min(model.layers, max(_STAGES, size // node)) if "pp" in row.axes and "fsdp" not in row.axes else 1
+            if pp <= most:
+                yield from _data(row, model, tp, pp, size // tp // pp, node=node, cp=cp)
 
 
-def _train(
-    model: ModelShape, tp: int, pp: int, data: int, *, node: int, said: Backend | None
-) -> Iterator[tuple[Mesh, str]]:
-    """Weights sharded over the rows' devices, over those of a node alone, or replicated, as a backend does it."""
-    if tp * pp * data == 1 or (said and not said.collective):
-        if tp * pp == 1:
-            yield Mesh({"dp": data}), said.name if said else REFERENCE
+def _data(row: Backend, model: ModelShape, tp: int, pp: int, data: int, *, node: int, cp: bool) -> Iterator[Mesh]:
+    """Ranks that see other rows: with weights sharded over all of them or over those of a node, or replicated."""
+    if "fsdp" in row.axes:
+        inside = max(1, node // tp)
+        yield Mesh({"pp": pp, "fsdp": data, "tp": tp})
+        if data > inside and data % inside == 0:
+            yield Mesh({"pp": pp, "dp": data // inside, "fsdp": inside, "tp": tp})
         return
-    for row in (said,) if said else proposed("train"):
-        if "fsdp" not in row.axes:
-            yield from ((mesh, row.name) for mesh in _replicated(model, tp, pp, data, node=node, row=row))
-        elif pp == 1:
-            inside = max(1, node // tp)
-            yield Mesh({"fsdp": data, "tp": tp}), row.name
-            if data > inside and data % inside == 0:
-                yield Mesh({"dp": data // inside, "fsdp": inside, "tp": tp}), row.name
-
-
-def _replicated(model: ModelShape, tp: int, pp: int, data: int, *, node: int, row: Backend) -> Iterator[Mesh]:
-    """Copies of all weights for the rows, those of experts split over some of them."""
     yield Mesh({"pp": pp, "dp": data, "tp": tp})
     for ep in divisors(data) if model.experts and "ep" in row.axes else ():
-        if 1 < ep <= node and model.experts % ep == 0:
+        if ep > 1 and model.experts % ep == 0:
             yield Mesh({"pp": pp, "dp": data // ep, "ep": ep, "tp": tp})
+    for along in divisors(data) if cp and "cp" in row.axes else ():
+        if 1 < along <= node:
+            yield Mesh({"pp": pp, "dp": data // along, "cp": along, "tp": tp})
+
+
+def _divides(role: Role, mesh: Mesh, rules: LayoutRules) -> bool:
+    assert role.model is not None
+    return _model_divides(role.model, mesh["tp"], mesh["ep"], mesh["pp"], rules)
+
+
+@lru_cache(maxsize=4096)
+def _model_divides(model: ModelShape, tp: int, ep: int, pp: int, rules: LayoutRules) -> bool:
+    """Whether the weights of a model can lie on such a mesh."""
+    try:
+        check_layout(model, Mesh({"tp": tp, "ep": ep, "pp": pp}), rules)
+    except PlanError:
+        return False
+    return True

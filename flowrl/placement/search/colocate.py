@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..cost.pool_memory import PoolMemory, Turn
+from ..cost.pool_memory import PoolMemory, Turn, turns_of
 from ..cost.work import Work, Workload
 from ..cost.worker_memory import Usage
+from ..plan.plan import Place
 from .branch_and_bound import Set, Spot, Vector
-from .parallelism import Parallelism, Way, front
+from .parallelism import HERE, Parallelism, Way, front
 from .problem import Member, Problem
 from .step_time import Op
 
@@ -138,9 +139,10 @@ class Colocated:
         ops: list[Op] = []
         for (turn, stage, work), moment in zip(turns, moments, strict=True):
             name = turn.residents[0]
-            if work is None:
+            if turn.publish:
                 seconds = self._publish(name, (ways[name], spot), (ways[turn.residents[1]], spot))
             else:
+                assert work is not None, "a turn that is no publish is a call"
                 seconds = self._seconds(name, work, ways[name], memory.held(turn, plain), spot)
             ops.append(Op(turn.title, stage, seconds))
             for direction, who in (("onload", moment.onloaded), ("offload", moment.offloaded)):
@@ -151,30 +153,25 @@ class Colocated:
         return Settled(ways, tuple(ops), tuple(memory.swaps(plain)))
 
     def _turns(self, members: Sequence[Member]) -> list[tuple[Turn, int, Work | None]]:
-        """Calls in the order of their stages, and behind the last of a trained member its publish in this pool."""
-        found: list[tuple[Turn, int, Work | None]] = []
-        for stage, nodes in enumerate(self.problem.stages):
-            for member in members:
-                calls = (w for w in member.works if w.node in nodes)
-                found += [(Turn(w.title, (member.name,)), stage, w) for w in calls]
-        names = {m.name for m in members}
-        for train, generate in self.problem.pairs:
-            if train in names and generate in names:
-                title = publish_title(self.problem, train)
-                last = max(self.problem.stage_of[w.node] for w in self.problem.by_name[train].works)
-                found.append((Turn(title, (train, generate), publish=True), last, None))
+        """Calls and publishes of a pool in program order, each with its stage."""
+        problem, names = self.problem, {m.name for m in members}
+        works = sorted((w for m in members for w in m.works), key=lambda w: problem.place_of[w.node])
+        inside = {problem.by_name[a].role.name for a, b in problem.pairs if a in names and b in names}
+        rest, found = iter(works), list[tuple[Turn, int, Work | None]]()
+        work: Work | None = None
+        for turn in turns_of(works, inside, {m.role.name for m in problem.placed}):
+            work = work if turn.publish else next(rest)
+            assert work is not None, "a publish stands behind an update"
+            found.append((turn, problem.stage_of[work.node], work))
         return found
 
     def _usage(self, name: str, ways: Ways) -> Usage:
-        """A generate with the mesh and the backend of its training in this pool needs no weights of its own."""
-        usage = ways[name].usage
-        for train, generate in self.problem.pairs:
-            if generate == name and train in ways:
-                same = (ways[train].mesh, ways[train].backend) == (ways[name].mesh, ways[name].backend)
-                if same and self.problem.by_name[train].role == self.problem.by_name[name].role:
-                    idle = {part: size for part, size in usage.idle.items() if part != "weights"}
-                    return replace(usage, idle=idle, shares=train)
-        return usage
+        """What a member keeps, now that it is known where the other copy of its worker is."""
+        member, way = self.problem.by_name[name], ways[name]
+        other = ways.get(f"{member.role.name}.train")
+        if member.use != "generate" or other is None:
+            return way.usage
+        return self.parallelism.usage(member, way.mesh, way.backend, Place(HERE, other.mesh, other.backend))
 
     def _seconds(self, name: str, work: Work, way: Way, held: float, spot: Spot) -> float:
         if work.kind != "generate":
@@ -220,6 +217,28 @@ class Colocated:
             work = replace(work, pool="here" if same else "there", backend=target[0].backend)
             self._published[key] = self.parallelism.costs.seconds(work)
         return self._published[key]
+
+
+class Floor:
+    """What sets cannot take less than: every call on its fastest mesh, nothing moved, nothing published."""
+
+    def __init__(self, table: Colocated, segments: Sequence[int]) -> None:
+        self._table, self._segments = table, segments
+
+    def stages(self, members: Set, spot: Spot) -> Vector | None:
+        """Return seconds by segment of the units ``members`` on ``spot``; None where one fits nowhere."""
+        problem, found = self._table.problem, [0.0] * (max(self._segments) + 1)
+        for member in (problem.by_name[name] for unit in members for name in self._table.units[unit]):
+            floors = self._table.parallelism.floors(member, *spot)
+            if floors is None:
+                return None
+            for work, seconds in zip(member.works, floors, strict=True):
+                found[self._segments[problem.stage_of[work.node]]] += seconds
+        return tuple(found)
+
+    def publish(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
+        """Return 0."""
+        return 0.0
 
 
 def publish_title(problem: Problem, train: str) -> str:

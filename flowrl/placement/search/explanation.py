@@ -15,7 +15,6 @@ _BINDING = {
     "divisibility": "divisibility: if heads, layers and rows could be split by any number the same pools would take"
     " {gain} less",
     "none": "none: only more or faster devices would help these pools",
-    "unknown": "not looked for: the simulator puts these pools before those that the search had found",
 }
 
 
@@ -29,6 +28,7 @@ def explain(found: Found) -> str:
         f"Binding constraint: {_BINDING[found.binding].format(gain=f'{found.gain:.1%}')}.",
         *_runner_up(found),
         *_beyond(found),
+        *_bound(found),
         f"Looked at {found.evaluated} allocations; {found.pruned} branches were left, as nothing in them could win.",
     ]
     return "\n".join(lines)
@@ -110,6 +110,15 @@ def _runner_up(found: Found) -> list[str]:
     return lines
 
 
+def _bound(found: Found) -> list[str]:
+    if found.bound is None or found.gap is None:
+        return []
+    if found.gap < 0.0005:
+        return ["No placement of those that the search knows is faster by these costs: it meets the bound."]
+    bound = f"no placement can take less than {_seconds(found.bound)} by these costs"
+    return [f"Bound: {bound}; what was found is at most {found.gap:.1%} longer than the best."]
+
+
 def _beyond(found: Found) -> list[str]:
     if found.source != "roofline" or found.problem.cluster.size <= _TRUSTED:
         return []
@@ -130,7 +139,8 @@ def to_json(found: Found) -> dict[str, Any]:
 
     ``{"step_s", "staleness", "shape", "cost_source", "error", "busy": {pool: part of a step}, "bottleneck": {"node",
     "pool", "seconds", "share"}, "binding", "gain", "runner_up": {"shape", "step_s", "staleness", "margin", "changes":
-    {title: factor}, "plan"} or None, "tie", "evaluated", "pruned", "plan"}``; plans as ``Plan.to_json`` writes them.
+    {title: factor}, "plan"} or None, "tie", "bound", "gap", "evaluated", "pruned", "plan"}``; plans as ``Plan.to_json``
+    writes them.
     """
     best, other = found.best, found.runner_up
     slowest = best.bottleneck
@@ -154,6 +164,8 @@ def to_json(found: Found) -> dict[str, Any]:
             "plan": other.plan.to_json(),
         },
         "tie": found.tie,
+        "bound": found.bound,
+        "gap": found.gap,
         "evaluated": found.evaluated,
         "pruned": found.pruned,
         "plan": found.plan.to_json(),

@@ -9,8 +9,8 @@ HybridFlow's algorithm 1 (arXiv 2409.19256, section 6), exact over partitions an
 - devices may be of several kinds, each pool being of one kind and of nodes of one size;
 - pools are parts of a node, or whole nodes, so that no pool shares a node in part; some devices may stay unused.
 
-Stages are barriers here: a stage ends with its slowest pool. A schedule may differ: :func:`resimulated` puts the step
-that the simulator finds in the place of the one reckoned here.
+Stages are barriers here: a stage ends with its slowest pool. A schedule may differ, so the best of each of several
+partitions and staleness bounds are simulated, and their steps, their order and the winner are those of the simulator.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .branch_and_bound import cheapest
 from .problem import Problem
 from .step_time import Change, Placed, changes
 
+CANDIDATES = 8  # partitions and staleness bounds whose best is simulated
 ROOFLINE_ERROR = 0.30  # assumed; a roofline has no measurement to compare with
 
 
@@ -34,9 +35,10 @@ ROOFLINE_ERROR = 0.30  # assumed; a roofline has no measurement to compare with
 class Found:
     """A placement, the best of another shape, and why.
 
-    ``binding``: ``memory``, ``node size``, ``divisibility``, ``none`` or ``unknown``: the constraint without which
-    the same sets would take the shortest step, ``gain`` the part of the step that this would save. ``margin``: by what
-    part the step of the runner-up is longer; ``error`` of the costs. ``evaluated`` allocations, ``pruned`` branches.
+    ``binding``: ``memory``, ``node size``, ``divisibility`` or ``none``: the constraint without which the same sets
+    would take the shortest step, ``gain`` the part of the step that this would save. ``margin``: by what part the step
+    of the runner-up is longer; ``error`` of the costs. ``evaluated`` allocations, ``pruned`` branches.
+    ``bound``: seconds that no placement of the space takes less than in the simulator.
     """
 
     problem: Problem
@@ -49,6 +51,12 @@ class Found:
     changes: tuple[Change, ...]
     evaluated: int
     pruned: int
+    bound: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """By what part of the bound the best may be longer than a faster one that was missed; None without a bound."""
+        return None if not self.bound else max(0.0, self.step_seconds / self.bound - 1)
 
     @property
     def plan(self) -> Plan:
@@ -81,37 +89,40 @@ def error_of(costs: Costs) -> float:
     return 0.0 if costs.source.startswith("given") else ROOFLINE_ERROR
 
 
-def search(problem: Problem, costs: Costs, *, why: bool = True) -> Found:
+def search(
+    problem: Problem, costs: Costs, *, why: bool = True, simulated: Callable[[Plan], float] | None = None
+) -> Found:
     """Return the best placement of a problem. Without ``why`` it does not look for the constraint that binds.
 
-    Raises PlanError when a use fits nowhere, with its name and the fewest devices that would do.
+    ``simulated``: the step of a plan in a simulation, by which the best candidates are put in order. Raises PlanError
+    when a use fits nowhere, with its name and the fewest devices that would do.
     """
     asked = Asked(problem, costs)
-    answer = cheapest(asked.question(), asked.table)
+    answer = cheapest(asked.question(), asked.table, keep=CANDIDATES if simulated else 0)
     if answer.best is None:
         raise nothing_fits(problem, costs)
-    best = asked.placed(answer.best)
-    runner_up = asked.placed(answer.runner_up) if answer.runner_up is not None else None
-    binding, gain = binding_of(asked, answer.best) if why else ("none", 0.0)
+    choices = [answer.best, *(c for c in (answer.runner_up, *answer.ranked) if c is not None and c != answer.best)]
+    both = [(choice, asked.placed(choice)) for choice in dict.fromkeys(choices)]
+    if simulated is not None:
+        both = [(choice, replace(p, step_seconds=simulated(p.plan))) for choice, p in both]
+        both.sort(key=lambda pair: pair[1].step_seconds)  # of equal ones the first stays first
+    chosen, best = both[0]
+    runner_up = next((p for c, p in both if c.sets != chosen.sets), None)
+    binding, gain = binding_of(asked, chosen) if why else ("none", 0.0)
     level = changes(best, runner_up) if runner_up is not None else ()
-    looked_at = answer.evaluated, answer.pruned
-    return Found(problem, best, runner_up, costs.source, error_of(costs), binding, gain, level, *looked_at)
-
-
-def resimulated(found: Found, step_seconds: Callable[[Plan], float]) -> Found:
-    """Return the same with the steps that a simulation of both plans finds; the faster of the two is then the best."""
-    if found.runner_up is None:
-        return replace(found, best=replace(found.best, step_seconds=step_seconds(found.plan)))
-    both = [replace(p, step_seconds=step_seconds(p.plan)) for p in (found.best, found.runner_up)]
-    best, runner_up = sorted(both, key=lambda p: p.step_seconds)  # of equal ones the first stays first
-    swapped = best.sets != found.best.sets
-    return replace(
-        found,
-        best=best,
-        runner_up=runner_up,
-        binding="unknown" if swapped else found.binding,
-        gain=0.0 if swapped else found.gain,
-        changes=changes(best, runner_up),
+    bound = asked.bound() if simulated is not None else None
+    return Found(
+        problem,
+        best,
+        runner_up,
+        costs.source,
+        error_of(costs),
+        binding,
+        gain,
+        level,
+        answer.evaluated,
+        answer.pruned,
+        bound,
     )
 
 

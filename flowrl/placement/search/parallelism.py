@@ -13,16 +13,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from ..backends import REFERENCE
 from ..cluster.mesh import Mesh
 from ..cost.cost_model import Costs
+from ..cost.per_device_counts import MICRO_TOKENS
+from ..cost.pool_memory import loads_of
 from ..cost.work import Work
-from ..cost.worker_memory import Usage, generating, reading, room, training
+from ..cost.worker_memory import Usage, room, usage_of
+from ..plan.plan import Place
 from .candidate_meshes import meshes
 from .problem import Member, Problem
 
 #: KV caches are sized in steps of this many bytes of what others keep, rounded up, so that few sizes are costed.
 _HELD_STEP = 1e9
+HERE = "here"  # the pool at hand, which has no name yet
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Parallelism:
         self._starts = [0]
         for group in problem.cluster.groups:
             self._starts.append(self._starts[-1] + group.count * group.devices)
+        self._floors: dict[tuple[str, int, int], tuple[float, ...] | None] = {}
         self._found: dict[tuple[str, int, int, float, bool], tuple[Way, ...]] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, ...]] = like._seconds if like else {}
 
@@ -97,34 +101,47 @@ class Parallelism:
         held = -(-held // _HELD_STEP) * _HELD_STEP
         key = (member.name, group, count, held, staging)
         if key not in self._found:
-            ways = list(self._costed(member, group, count, held, staging))
-            # A pipeline adds the stages' latency to each token: an engine is given one only where it has to.
-            shallow = [w for w in ways if w.mesh["pp"] == 1] if member.use == "generate" else []
-            self._found[key] = tuple(front(shallow or ways, lambda w: (w.total, w.keeps, w.needs)))
+            ways = self._costed(member, group, count, held, staging)
+            self._found[key] = tuple(front(ways, lambda w: (w.total, w.keeps, w.needs)))
         return self._found[key]
+
+    def floors(self, member: Member, group: int, count: int) -> tuple[float, ...] | None:
+        """Return the least seconds of each call on so many devices, whatever the mesh; None where no mesh fits."""
+        key = (member.name, group, count)
+        if key not in self._floors:
+            ways = list(self._costed(member, group, count, 0.0, staging=False))
+            self._floors[key] = tuple(map(min, zip(*(w.seconds for w in ways), strict=True))) if ways else None
+        return self._floors[key]
 
     def _meshes(self, member: Member, group: int, size: int) -> Iterable[tuple[Mesh, str]]:
         model = member.role.model
         assert model is not None, f"{member.name} takes no devices"
-        nodes = self.problem.cluster.groups[group]
-        loads = [max(1, w.load.rows // w.minibatches) for w in member.works if w.kind == "train"]
-        rows = min(loads or [max([1, *(w.load.rows for w in member.works)])])
+        nodes, loads = self.problem.cluster.groups[group], [w.load for w in member.works]
         return meshes(
-            model,
+            member.role,
             member.use,
             size,
             node=nodes.devices,
-            rows=rows,
-            backend=member.backend or (REFERENCE if nodes.kind == "cpu" else ""),
+            device=nodes.kind,
+            backend=member.backend,
             any_split="divisibility" in self.relaxed,
+            cp=any(load.rows < size or load.prompt + load.response > MICRO_TOKENS for load in loads),
         )
 
     def _costed(self, member: Member, group: int, size: int, held: float, staging: bool) -> Iterable[Way]:
         devices, free = self.devices(group, size), self.capacity(group) - held
         for mesh, backend in self._meshes(member, group, size):
-            usage = usage_of(member, mesh, backend, staging=staging)
+            usage = self.usage(member, mesh, backend, Place("there") if staging else None)
             if usage.staying + usage.needed <= free:
                 yield Way(mesh, backend, self._timed(member, mesh, backend, devices, held), usage)
+
+    def usage(self, member: Member, mesh: Mesh, backend: str, other: Place | None) -> Usage:
+        """Return bytes on each device of a pool; ``other``: where the worker trains, if it does."""
+        role, use = member.role, member.use
+        load = loads_of(member.works)[0][role.name, use]
+        reads = f"{role.name}.train" in self.problem.by_name
+        place = Place(HERE, mesh, backend)
+        return usage_of(role, use, place, other, load, micro=self.problem.micro.get(role.name, 0), reads=reads)
 
     def _timed(
         self, member: Member, mesh: Mesh, backend: str, devices: tuple[int, ...], held: float
@@ -142,16 +159,6 @@ class Parallelism:
         if "memory" in self.relaxed:
             held = -1e15  # as if the KV cache had all the memory in the world
         return replace(work, mesh=mesh, backend=backend, devices=devices, pool=pool, held=held)
-
-
-def usage_of(member: Member, mesh: Mesh, backend: str, *, staging: bool = False) -> Usage:
-    """Return bytes on each device; the largest call decides."""
-    load = max((w.load for w in member.works), key=lambda load: load.tokens)
-    micro = max(w.micro for w in member.works)
-    if member.use == "generate":
-        return generating(member.role, mesh, load, staging=staging, micro=micro)
-    kind = training if member.role.optimized else reading
-    return kind(member.role, mesh, load, backend=backend, micro=micro)
 
 
 T = TypeVar("T")

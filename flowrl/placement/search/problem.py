@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from ...errors import PlanError, did_you_mean
 from ..cluster.cluster import Cluster
+from ..cost.pool_memory import loads_of
 from ..cost.work import Role, Work
 
 
@@ -43,7 +44,9 @@ class Problem:
     before it has ended. ``pairs``: (member that trains, member that generates with its weights). ``staleness``: the
     bounds to choose from; give bounds above 0 only for a program whose losses correct for stale rows. ``together``:
     names of members that have to share a pool. ``integers``: pools of any size, not only parts of a node and whole
-    nodes. Raises PlanError for a name or a call that is not there, or is there twice.
+    nodes. ``order``: ids of calls as the program makes them, for which the stages stand where it is not said. Raises
+    PlanError for a name or a call that is not there, or is there twice. ``segments``: of each stage the number of its
+    segment; a segment really begins when the one before it has ended, stages of one segment may overlap in a schedule.
     """
 
     cluster: Cluster
@@ -53,6 +56,8 @@ class Problem:
     staleness: tuple[int, ...] = (0,)
     together: tuple[tuple[str, ...], ...] = ()
     integers: bool = False
+    order: tuple[str, ...] = ()
+    segments: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         names = [m.name for m in self.members]
@@ -79,6 +84,16 @@ class Problem:
     def stage_of(self) -> dict[str, int]:
         """Number of the stage by call."""
         return {node: i for i, stage in enumerate(self.stages) for node in stage}
+
+    @cached_property
+    def place_of(self) -> dict[str, int]:
+        """Number of the call in the program."""
+        return {node: i for i, node in enumerate(self.order or [n for stage in self.stages for n in stage])}
+
+    @cached_property
+    def micro(self) -> Mapping[str, int]:
+        """Tokens of a forward pass by worker, where a call says so."""
+        return loads_of(w for m in self.members for w in m.works)[1]
 
     @cached_property
     def placed(self) -> tuple[Member, ...]:

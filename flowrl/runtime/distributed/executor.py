@@ -17,6 +17,7 @@ from ..executor import PendingCall, RunServices, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.run_lock import began
 from ..values.call import Call
+from ..values.process_memory import MemoryProbe, ProcessMemory
 from ..values.remote_batch import RemoteBatch, RemoteValue
 from .calls.bring_rows import bring_rows, capture_rows
 from .calls.pending_calls import start_call, to_remote
@@ -58,6 +59,7 @@ class DistributedExecutor(OpenGroups):
         self.recovery = Recovery(self)
         self.run = RunServices()
         self._shared: dict[str, EngineOnRanks] = {}  # of copies that generate
+        self._probe = MemoryProbe(children=False)  # ranks look at their own
 
     def attach(self, run: RunServices) -> None:
         """Use the services of a run from here on. Ranks have journals and notes of their own."""
@@ -190,6 +192,11 @@ class DistributedExecutor(OpenGroups):
                 more = {"what": asked.what, "since": asked.since, "deadline": self.client.deadline}
                 found.append({**said, "began": began(pid) if pid else "", **more})
         return found
+
+    def memory(self) -> Mapping[str, ProcessMemory]:
+        """Return the memory of the driver, and what each rank had when it answered last."""
+        known = self.client.memory
+        return {"driver": self._probe.look(), **{f"rank {rank}": known[rank] for rank in sorted(known)}}
 
     def record(self) -> Mapping[str, Any]:
         """Return the bytes that moved, and where the ranks are."""

@@ -16,6 +16,7 @@ from ...workers.model_options import Build, Model
 from ...workers.model_worker import ModelWorker
 from ...workers.tokens.tokenizer import Tokenizers
 from ...workers.user_code.failed_rewards import Failures
+from ..values.process_memory import ProcessMemory
 from ..values.remote_batch import Kind
 
 
@@ -124,6 +125,8 @@ class Reply:
     pulled: int = 0  # bytes that came from other ranks
     warnings: tuple[str, ...] = ()
     failures: tuple[Failures, ...] = ()  # rows that failed and have not stopped the call
+    times: tuple[float, float, float] | None = None  # of its clock: asked, its rows were there, it was through
+    memory: ProcessMemory | None = None  # of its process then
     check: str = ""  # of the rows that are kept: the same for the same rows in the same order
     digests: Digests = ({}, b"")  # of these rows, by field and by row
 
@@ -133,7 +136,8 @@ class Advanced:
     """What came of a time in which a rank sampled: ``Advanced({17: reply}, entered=(18,))``, by numbers of calls.
 
     ``over`` are those whose rows have all left, ``entered`` those whose rows all have a place in the batch by now,
-    ``steps`` what the engine has made since it was asked before.
+    ``steps`` what the engine has made in all. An answer is given again until it is no longer asked for: whoever asks
+    loses it where another rank dies meanwhile.
     """
 
     over: Mapping[int, Reply | Failed]

@@ -16,6 +16,7 @@ from ...workers.user_code.failed_rewards import Failures
 from ..storage.checkpoints.snapshot import Captured
 from ..storage.disk import Checksum
 from ..transfer.plan_moves import Moves
+from ..values.process_memory import ProcessMemory
 from .calls.lineage import Lineage
 from .expected_lengths import ExpectedLengths
 from .protocol import Failed
@@ -94,6 +95,7 @@ class RankClient:
         self.lineage = Lineage()
         self.expected = ExpectedLengths(staleness)
         self.copies = copies
+        self.memory: dict[int, ProcessMemory] = {}  # by rank: what it had when it answered last
         self.restart: Callable[[RankLost], Collection[int]] = _refuse
         self._ids, self._turns, self._waits = itertools.count(1), itertools.count(1), itertools.count()
         self._asked: dict[int, Asked] = {}  # what threads wait for

@@ -31,27 +31,30 @@ from ...schedule.events import (
 )
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
-from ..executor import Executor, PendingCall, Ready, SteppedCall
-from ..storage.recorder import first_groups
+from ..executor import CountedCall, Executor, PendingCall, Ready, SteppedCall
+from ..storage.recorder import BESIDE_REFERENCE, first_groups
 from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.remote_batch import RemoteBatch
-from ..values.step_records import Hooks, StepLog
+from ..values.step_records import Hooks, Release, StepLog
 from .begin_order import BeginOrder
 from .exchanged_groups import ExchangedGroups, GroupCall, count_groups
+from .monitoring.releases import Releases
 from .monitoring.row_ledger import RowLedger
-from .monitoring.step_notes import StepNotes, site_of
+from .monitoring.step_notes import StepNotes, site_of, tells_no_reference
 from .pool_threads import Everywhere, Pools
 
 MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
+REFERENCE_GROUPS = 16  # prompt groups of a step whose KL to the reference is looked at, where no loss has it
 NO_POOL = ""  # the name of the thread of calls that take no pool, unless the driver does them
 
 
 class _Job:
     """A command of the machine in the thread of its pool: see :class:`.pool_threads.Job`. It tells the machine."""
 
-    def __init__(self, dispatcher: Dispatcher, command: Command) -> None:
+    def __init__(self, dispatcher: Dispatcher, command: Command, due: float, after: Release) -> None:
         self.dispatcher, self.command = dispatcher, command
+        self.due, self.after = due, after  # when it was let begin, and by what
         self.call: Call | None = None
         self.pending: PendingCall | None = None
         self.rows: Batch | RemoteBatch | None = None  # the first batch of its arguments
@@ -68,7 +71,7 @@ class _Job:
             waits = self.dispatcher._start(self)
         finally:
             if not waits:
-                self.dispatcher.tell(_done(self.command))
+                self.dispatcher.tell(_done(self.command), self.pools)
         return waits
 
     def finish(self) -> bool:
@@ -80,8 +83,13 @@ class _Job:
             if over:
                 # The thread may hold on to this job until the next one comes.
                 self.call = self.pending = self.stepped = self.rows = self.groups = None
-                self.dispatcher.tell(_done(self.command))
+                self.dispatcher.tell(_done(self.command), self.pools)
         return over
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The pools that it takes."""
+        return () if isinstance(self.command, (Commit, Take)) else self.command.pools
 
 
 class Skipped(Exception):
@@ -124,13 +132,15 @@ class Dispatcher:
         self._staged: dict[tuple[str, int], Any] = {}
         self._since: dict[int, float] = {}  # when what runs was begun
         self._quiet_since = perf_counter()  # the last event
-        self._free: dict[str, float] = {}  # by thread: when its last call was through
+        self._free: dict[str, tuple[float, int]] = {}  # by thread: when its last call was through, and which it was
+        self._releases = Releases(self._issued, servers)
 
     # -- what the session asks ------------------------------------------------------------------------------------
 
     def issue(self, call: Call, worker: Any) -> None:
         """Have a call run when the machine says so; in the eager runtime that is at once."""
         self._issued[call.index] = call
+        call.issued = perf_counter()
         self.tell(Issued(self._scheduled(call, worker)))
         if self.eager:
             self.wait(lambda: call.done)
@@ -190,21 +200,24 @@ class Dispatcher:
             first.add_note(f"({len(failed) - 1} more calls of this step failed after it)")
         return first
 
-    def tell(self, event: Event) -> None:
-        """Hand an event to the machine. What it answers goes to the pools' threads; what has no pool is done here."""
-        here = deque(self._hand_out(event))
+    def tell(self, event: Event, freed: Sequence[str] = ()) -> None:
+        """Hand an event to the machine. What it answers goes to the pools' threads; what has no pool is done here.
+
+        ``freed``: the pools of what is over by this event.
+        """
+        here = deque(self._hand_out(event, freed))
         while here:
             job = here.popleft()
             if self._start(job):
                 while not self._finish(job):
                     pass
-            here += self._hand_out(_done(job.command))
+            here += self._hand_out(_done(job.command), job.pools)
 
-    def _hand_out(self, event: Event) -> list[_Job]:
+    def _hand_out(self, event: Event, freed: Sequence[str]) -> list[_Job]:
         """Tell the machine, and give its commands to the threads of their pools. Returns those that need none."""
         here: list[_Job] = []
         with self._changed:
-            self._quiet_since = perf_counter()
+            self._quiet_since = now = perf_counter()
             if isinstance(event, Finished):
                 self._since.pop(event.id, None)
             for command in self.machine.handle(event):
@@ -218,11 +231,13 @@ class Dispatcher:
                     self._take(command)
                     continue
                 assert isinstance(command, (Start, Stage, Publish)), command
-                thread, job = self._thread(command.pools), _Job(self, command)
+                job = _Job(self, command, now, self._releases.find(event, command, freed))
+                thread = self._thread(command.pools)
                 if command.pools or (isinstance(command, Start) and not self._pools.is_home(thread)):
                     self._pools.put(thread, job)
                 else:
                     here.append(job)
+            self._releases.forget(event)
             self._changed.notify_all()
         return here
 
@@ -255,7 +270,7 @@ class Dispatcher:
         with self._changed:
             self.order.begin(command)
         if isinstance(command, Publish) and command.worker in self.servers:
-            self.notes.note_publish(command, moved, start, perf_counter())
+            self.notes.note_publish(command, moved, start, perf_counter(), due=job.due, after=job.after)
         return False
 
     def _move(self, command: Stage | Publish) -> int:
@@ -335,14 +350,20 @@ class Dispatcher:
         assert call is not None and isinstance(command, Start) and job.pending is not None, "only a call is waited for"
         thread, start = self._thread(command.pools), job.started
         if command.pools and not call.streams:
-            start = max(start, self._free.get(thread, start))  # until then the pool was at the one before
+            free, last = self._free.get(thread, (start, -1))  # until then the pool was at the one before
+            if free > start:
+                start, job.due, job.after = free, free, Release("pool", last)
         try:
             if job.stepped is not None and not self._go_on(job, job.stepped):
                 return False
             result = job.pending.result()
-            end = self._free[thread] = perf_counter()
+            end = perf_counter()
+            self._free[thread] = end, call.index
             if result is not NOTHING and call.op.owner != "data":  # before it lets go of its inputs
-                self.notes.note_end(call, command.chunk, result, job.rows, start, end)
+                why: Any = {"due": job.due, "after": job.after, "ranks": job.pending.rank_times}
+                self.notes.note_end(call, command.chunk, result, job.rows, start, end, **why)
+                if isinstance(job.pending, CountedCall):
+                    self.notes.note_slots(call, job.pending.slots)
             self._keep(call, command.chunk, result)
         except BaseException as error:
             if isinstance(error, NotFinite):
@@ -378,7 +399,8 @@ class Dispatcher:
             with self._changed:
                 self.exchanged.finish(call, each.number, made)
             if not isinstance(made, BaseException):
-                self.notes.note_end(call, each.number, made, each.rows, job.started, perf_counter())
+                why: Any = {"due": job.due, "after": job.after, "ranks": each.pending.rank_times}
+                self.notes.note_end(call, each.number, made, each.rows, job.started, perf_counter(), **why)
             self.tell(Grouped(call.index, each.number))
         if groups and not job.entered and all(group.has_entered for group in groups):
             job.entered = True
@@ -430,15 +452,24 @@ class Dispatcher:
         if call.op.external and isinstance(result, (Batch, RemoteBatch)):
             self.hooks.settle(call, len(result))
         step = self.step_log.of(call)
-        if call.op.updates and step.rows is not None and {"rewards", "source"} <= set(step.rows.fields):
-            step.sourced = self.executor.get(step.rows.select("rewards", "source"))
+        if "rewards" in call.into:
+            step.parts[call.into["rewards"]] = None
+        if call.op.updates and step.rows is not None:
+            told = [n for n in ("rewards", "source", *step.parts) if n in step.rows.fields]
+            if "rewards" in told and len(told) > 1 and step.recorded is None:
+                step.sourced = self.executor.get(step.rows.select(*told))
+            again = step.recorded is not None and step.beside_reference is not None  # another update with these rows
+            if not again and tells_no_reference(call, result) and set(BESIDE_REFERENCE) <= set(step.rows.fields):
+                some = first_groups(step.rows.select(*BESIDE_REFERENCE), REFERENCE_GROUPS)
+                step.beside_reference = self.executor.get(some)
         if isinstance(result, (Batch, RemoteBatch)) and "response_ids" in result.fields and call.index > step.last:
-            step.rows, step.last = result, call.index
+            step.rows, step.last, step.recorded = result, call.index, None
             if step.marked is None and "failed" in result.fields:
                 step.marked = result
-        if call.op.updates and isinstance(step.rows, RemoteBatch) and (count := self.hooks.sampled(step.number)):
+        count = self.hooks.sampled(step.number) if call.op.updates and step.recorded is None else 0
+        if count and isinstance(step.rows, RemoteBatch):
             # Once this is published, those that lie on a rank that is lost cannot be made again.
-            step.rows = self.executor.get(first_groups(step.rows, count))
+            step.recorded = self.executor.get(first_groups(step.rows, count))
             if step.marked is not None:
                 step.marked = self.executor.get(first_groups(step.marked, count))
         call.finish(result)

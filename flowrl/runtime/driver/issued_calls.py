@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from ...batch import Batch, Column
+from ...batch import Batch, CallInfo, Column
 from ...errors import ResumeError
+from ...graph.ops.op import Op
 from ...graph.script.site import caller
 from ...graph.tracing.trace_records import SourceLike
 from ..storage.journal import Journal
@@ -28,8 +29,10 @@ class IssuedCalls:
     def __init__(self, program: str, number: int, journal: Journal, resume: ResumePoint | None) -> None:
         self.program, self.number, self.resume = program, number, resume
         self.calls, self.reads, self.draws = 0, 0, 0
+        self.known_reads: dict[int, Any] = {}  # of those before that point, as far as its checkpoint has them
         self._journal = journal
-        self._digest = hashlib.sha256()  # of the titles of all calls so far
+        self._digest = hashlib.sha256()  # of the titles of all calls so far, where none was jumped over
+        self.course = ""  # the same, as a chain that can be gone on with
         self._live: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
         self._sources: list[Draws] = []
 
@@ -46,6 +49,7 @@ class IssuedCalls:
         """Count a call; it is done where a resumed run has its answer. Raises ResumeError for another call."""
         self.calls += 1
         self._digest.update(title.encode())
+        self.course = hashlib.blake2b(f"{self.course}{title}".encode(), digest_size=16).hexdigest()
         self._live[call.index] = call
         resume = self.resume
         if resume is None or call.index >= resume.calls:
@@ -53,7 +57,7 @@ class IssuedCalls:
         call.finish(resume.live.get(call.index, NotKept))
         if self.calls == resume.calls:
             self.draws = resume.draws
-            if self._digest.hexdigest() != resume.call_digest:
+            if resume.call_digest not in (self.course, self._digest.hexdigest()):  # older records have the second
                 raise self.another_course()
 
     def another_course(self) -> ResumeError:
@@ -68,8 +72,17 @@ class IssuedCalls:
         """Count a read of a value; return its number, and the value where a resumed run has read it, else None."""
         number = self.reads
         self.reads += 1
-        before = self.resume is not None and number < self.resume.reads
-        return number, self._journal.reads[(self.number, number)] if before else None
+        if self.resume is None or number >= self.resume.reads:
+            return number, None
+        if number in self.known_reads:
+            return number, self.known_reads[number]
+        if (self.number, number) not in self._journal.reads:
+            raise ResumeError(
+                f"the {number + 1}th value that '{self.program}' has read is lost from the journal.",
+                at=caller(),
+                fix="Bring the files journal*.jsonl back, or start anew with --overwrite.",
+            )
+        return number, self._journal.reads[(self.number, number)]
 
     def note_read(self, number: int, value: Any) -> None:
         """Write down a number that the program has read, for the run to be resumed with."""
@@ -86,6 +99,31 @@ class IssuedCalls:
             cursor.load_state(said["state"])
         self._sources.append(draws)
         return draws
+
+    def reached(self) -> None:
+        """Check that the program has not gone beyond the point where it goes on. Raises ResumeError."""
+        if self.resume is not None and self.calls > self.resume.calls:
+            raise self.another_course()
+
+    @property
+    def sources(self) -> list[Draws]:
+        """Return the sources in use, in the order in which the program came to use them."""
+        return self._sources
+
+    def jump(self, *, calls: int, reads: int, draws: int, course: str, made: Iterable[int]) -> None:
+        """Go on as if the program had issued so many calls, and drawn so often from each of its sources."""
+        self.calls, self.reads, self.draws, self.course = calls, reads, draws, course
+        for source, count in zip(self._sources, made, strict=True):
+            source.made = count
+
+    def restored(self, index: int, info: CallInfo, worker: str | None, op: Op) -> Call:
+        """Return a call of before, as a value that the program still holds stands for it."""
+        call = self._live.get(index)
+        if call is None:
+            call = self._live[index] = Call(index, op, worker, {}, {}, None, info, self.number)
+            call.outside = info.outside
+            call.finish(self.resume.live.get(index, NotKept) if self.resume is not None else NotKept)
+        return call
 
     def used(self, source: SourceLike) -> Draws | None:
         """Return what is drawn from a source that is in use."""
@@ -126,7 +164,7 @@ class IssuedCalls:
             "reads": self.reads,
             "steps": steps,
             "draws": self.draws,
-            "course": self._digest.hexdigest(),
+            "course": self.course,
             "cursors": [{"state": d.cursor.state(), "draws": d.made, "ended": d.ended} for d in self._sources],
             "held": sorted(held),
         }

@@ -124,5 +124,6 @@ class RunPosition:
             cursors=program["cursors"],
             draws=program["draws"],
             held=tuple(program.get("held", ())),
+            variables=program.get("variables"),
             ledger=program.get("ledger"),
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...html_tables import table
 from ...trackers.tracker import TrackedRun, Tracker
 from ..storage.run_inputs import Inputs
 
@@ -36,6 +38,7 @@ class Settings:
     arguments: tuple[str, ...] = ()  # the words of the command line
     programs: tuple[Callable[..., Any], ...] = ()  # all that the script has, in its order
     graphs: tuple[Mapping[str, Any], ...] = ()  # of the programs that are run, for the records
+    forecasts: tuple[Mapping[str, Any] | None, ...] = ()  # of the same, what the plan foretells of them
 
 
 @dataclass(frozen=True)
@@ -50,3 +53,12 @@ class Outcome:
     weights_digest: str | None
     last: tuple[tuple[str, Mapping[str, Any]], ...]
     exit_status: int = 0
+
+    def _repr_html_(self) -> str:
+        """Its last metrics and the curve of its rewards, for a notebook."""
+        rows = [(program, name, value) for program, last in self.last for name, value in last.items()]
+        title = f"{self.status}: {self.out}"
+        curve, picture = self.out / "reward.png", ""
+        if curve.is_file():
+            picture = f'<img alt="reward" src="data:image/png;base64,{b64encode(curve.read_bytes()).decode()}">'
+        return table(["program", "metric", "last"], rows, title=title) + picture

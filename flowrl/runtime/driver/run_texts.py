@@ -33,6 +33,7 @@ def start_record(executions: Sequence[Execution], titles: Sequence[str], setting
         "inputs": settings.inputs.record,
         "graph": max(settings.graphs, key=lambda graph: len(graph["nodes"])),
         "graphs": dict(zip(titles, settings.graphs, strict=True)),
+        "forecasts": {title: said for title, said in zip(titles, settings.forecasts, strict=False) if said is not None},
     }
 
 

@@ -229,6 +229,8 @@ class Runner:
                 not_finite=self._keep_not_finite,
             ),
             resume=resume,
+            same=self.settings.inputs.same(self._position.number),
+            lengths=self.settings.inputs.free_lengths(self._position.number),
         )
         steps = execution.parameters.get("steps")
         self.progress.start(execution.program, steps if isinstance(steps, int) else None, resume.steps if resume else 0)
@@ -278,6 +280,7 @@ class Runner:
                 tokenizer = self.executor.tokenizer(None)
         label = self._labels[self._position.number]
         line = self.recorder.commit(label, step, tokenizer)
+        self.recorder.note_memory(label, step.number, self.executor.memory())
         rang = self._health.gap_alarm.rang
         for kind, text in self._health.look(label, line, step, self.recorder.history):
             self.recorder.event(kind, text)

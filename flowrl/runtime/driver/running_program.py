@@ -28,6 +28,7 @@ from ..values.step_records import Draws, Hooks, Interrupted, Point, ResumePoint,
 from .dependencies import MERGE, fields_after, read_signature, shortest
 from .dispatcher import Dispatcher, Skipped
 from .issued_calls import IssuedCalls
+from .loop_heads import LoopHeads
 from .monitoring.row_ledger import RowLedger, keys_of
 from .monitoring.staleness import note_origins, refuse_stale
 
@@ -49,10 +50,13 @@ class Running:
         executor: Executor,
         hooks: Hooks,
         resume: ResumePoint | None,
+        same: str = "",
+        lengths: frozenset[str] = frozenset(),
     ) -> None:
         self.program, self.number, self.seed, self.executor = execution.program, number, seed, executor
         self.scheme, self.hooks, self.resume = execution.scheme, hooks, resume
         self.issued = IssuedCalls(execution.program, number, journal, resume)
+        self.heads = LoopHeads(execution.fn, self, self.issued, same=same, lengths=lengths)
         scheme = execution.scheme
         workers = {name: executor.workers[name] for name in execution.workers}
         servers = {name: executor.servers[name] for name in execution.servers}
@@ -88,8 +92,15 @@ class Running:
         if self._looping:
             raise nested_steps()
         draws = self.issued.use(source)
+        draws.of_loop = True
         step, self._looping = 0, True
         try:
+            if (there := self.heads.begin(self._opened, steps)) is not None:
+                step, counts, ended = there
+                self._opened = self._recorded = counts.opened
+                self.issued.reached()
+                if ended:
+                    return
             while steps is None or step < steps:
                 self._open()
                 self._current = draws
@@ -98,11 +109,12 @@ class Running:
                     self._close(empty=True)
                     break
                 yield step, batch
-                self._close()
                 step += 1
+                self._close(head=step)
             else:
                 if not self.issued.replaying:  # a loop of more steps would go on from here
-                    self._loop_end = self._point(self._opened - 1)
+                    self._loop_end = self._point(self._opened - 1, head=step)
+            self.heads.end(step, self._opened, steps)
         finally:  # also where the program leaves the loop by itself
             self._looping = False
 
@@ -167,6 +179,8 @@ class Running:
     def read(self, value: Value, kind: type) -> Any:
         number, before = self.issued.read()
         if before is not None:
+            if not self._looping:
+                self.heads.note_read(number, before)
             return kind(before)
         call = maker(value.ref)
         self.dispatcher.wait(lambda: call.done)
@@ -181,6 +195,8 @@ class Running:
             )
         plain = kind(found)
         self.issued.note_read(number, found)
+        if not self._looping:
+            self.heads.note_read(number, found)
         return plain
 
     def call(self, op: Op, worker: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -310,7 +326,8 @@ class Running:
             self._commit(self.step_log.outside)
         self.step_log.outside = Step(self._opened)
 
-    def _close(self, empty: bool = False) -> None:
+    def _close(self, empty: bool = False, head: int | None = None) -> None:
+        """Close the step that is open; ``head``: the loop has done so many steps, and asks for the next one."""
         step, self._open_step, self._current = self._open_step, None, None
         assert step is not None, "a step is closed after it was opened"
         for key in [k for k in self._counts if k[1] < step.number]:
@@ -330,15 +347,17 @@ class Running:
         if self.dispatcher.order.is_kept and self.hooks.stop():
             raise Interrupted  # what is under way would go on beside other rows than then
         if self.hooks.stop() or self.hooks.due(step.number):
-            self.hooks.checkpoint(self._point(step.number))
+            self.hooks.checkpoint(self._point(step.number, head=head))
             if self.hooks.stop():  # also where that came meanwhile
                 raise Interrupted
 
-    def _point(self, upto: int) -> Point:
+    def _point(self, upto: int, head: int | None = None) -> Point:
         """The point of the program after a step, when all that runs is done and recorded."""
         self._settle()
         self._record(upto=upto)
         record, live = self.issued.snapshot(self._recorded, self.machine.held())
+        if head is not None and (variables := self.heads.record(head, self._opened)) is not None:
+            record["variables"] = variables
         self._settle_ledger()
         return Point({**record, "ledger": self.ledger.state()}, live, self.hooks.marks())
 

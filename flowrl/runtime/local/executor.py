@@ -12,6 +12,7 @@ from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
+from ...workers.decode_slots import DecodeSlots, counted_in
 from ...workers.engine import Engine
 from ...workers.model_options import Build
 from ...workers.model_worker import ModelWorker
@@ -23,7 +24,9 @@ from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.checkpoints.snapshot import Captured, Copies, capture_state
 from ..storage.journal import Journal
 from ..values.call import Call
+from ..values.process_memory import MemoryProbe, ProcessMemory
 from ..values.remote_batch import RemoteColumn
+from ..values.step_records import RankTime
 from .run_op import run_op
 from .shared_engine import SharedEngine, StreamedCall
 
@@ -44,6 +47,7 @@ class LocalExecutor:
     run: RunServices = field(default_factory=RunServices)
     _copies: dict[str, Copies] = field(default_factory=dict[str, Copies])  # of states, for checkpoints
     _shared: dict[str, SharedEngine] = field(default_factory=dict[str, SharedEngine])  # of servers that calls share
+    _probe: MemoryProbe = field(default_factory=MemoryProbe)
 
     def __post_init__(self) -> None:
         workers = {name: (d.cls, d.arguments) for name, d in self.declared.items()}
@@ -178,6 +182,10 @@ class LocalExecutor:
         """Return nothing: there are no ranks."""
         return []
 
+    def memory(self) -> Mapping[str, ProcessMemory]:
+        """Return the memory of this process."""
+        return {"driver": self._probe.look()}
+
     def record(self) -> Mapping[str, Any]:
         """Return nothing: where a process ran is said by its run."""
         return {}
@@ -239,22 +247,25 @@ class LocalCall:
     worker: Any
     arguments: Mapping[str, Any]
     run: RunServices
+    rank_times: tuple[RankTime, ...] = ()
+    slots: DecodeSlots = field(default_factory=DecodeSlots)  # of the engine that it asks
 
     def result(self) -> Any:
         """Run it. Returns what the op gives; raises what it raises."""
         call = self.call
         place = (call.program, call.index) if call.op.external else None
-        return run_op(
-            call.op,
-            self.worker,
-            self.arguments,
-            call.into,
-            call.info,
-            place=place,
-            journal=self._journal,
-            notes=self.run.notes,
-            warn=self.run.warn,
-        )
+        with counted_in(self.slots):
+            return run_op(
+                call.op,
+                self.worker,
+                self.arguments,
+                call.into,
+                call.info,
+                place=place,
+                journal=self._journal,
+                notes=self.run.notes,
+                warn=self.run.warn,
+            )
 
     def _journal(self) -> Journal:
         assert self.run.journal is not None, "a run has a journal for what touches the world"

@@ -13,6 +13,7 @@ from ...graph.ops.op import Op
 from ...workers.model_options import Sampled
 from ...workers.streaming import FailedCall, SampledRow, SampleRequest, Streams, gathered, knows_waiting
 from ...workers.user_code.rows_in_progress import Notes
+from ..values.step_records import RankTime
 from .run_op import heard
 
 
@@ -150,6 +151,7 @@ class StreamedCall:
     """
 
     ranks: tuple[int, ...] = ()
+    rank_times: tuple[RankTime, ...] = ()
 
     def __init__(
         self,

@@ -9,16 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 from ...batch import Batch, Column
 from ...errors import LONGEST, At, cut
 from ...graph.tracing.log_names import Logged, Names
+from ...marks import unlike
 from ...placement.backends import packages
 from ..values.call import outcome
-from ..values.step_records import Step
+from ..values.process_memory import ProcessMemory
+from ..values.step_records import Step, Timing
 from .digest_lines import digest_lines
 from .disk import hexadecimal, writing
 from .jsonl import Lines, prefix_checksum
@@ -26,11 +28,12 @@ from .keep_tokenizer import keep_tokenizer
 from .run_record import records_within, write_record
 from .traffic import spread
 
-STREAMS = ("metrics", "timeline", "traffic", "digests", "ledger", "trajectories", "events")
+STREAMS = ("metrics", "timeline", "traffic", "memory", "digests", "ledger", "trajectories", "events")
 SOURCES = 50  # whose rewards are told apart
+BESIDE_REFERENCE = ("response_mask", "rollout_logprobs", "ref_logprobs")
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-PACKAGES = ("flowrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
 
 
 class Recorder:
@@ -79,6 +82,8 @@ class Recorder:
                 _add_gaps(line, step.gaps)
                 _add_measures(line, step.updates)
                 _add_sources(line, step.sourced)
+                _add_reference(line, step.beside_reference)
+                line |= {f"{node}/decode_slots_used": slots.share for node, slots in step.slots.items()}
             self.write("metrics", line)
             self.history.append(line)
         self.note(program, step)
@@ -86,7 +91,7 @@ class Recorder:
             self.ledgers[program] = step.ledger
             self.write("ledger", {"program": program, "step": step.number, **step.ledger})
         if step.rows is not None and (count := self.sampled(step.number)):
-            rows = step.readable(first_groups(step.rows, count))
+            rows = step.recorded if step.recorded is not None else step.readable(first_groups(step.rows, count))
             self._trajectories(program, step.number, rows, tokenizer)
             if step.marked is not None:
                 marked = step.readable(first_groups(step.marked, count))
@@ -100,7 +105,9 @@ class Recorder:
             start, end = round(timing.start - self._zero, 6), round(timing.end - self._zero, 6)
             where = {"program": program, "step": step.number, "node": timing.node, "pool": timing.pool}
             said = {"start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens}
-            timeline.append({**where, **said, "call": timing.call, "piece": timing.chunk})
+            if timing.longest:
+                said |= {"prompt": timing.prompt, "longest": timing.longest, "context": timing.context}
+            timeline.append(where | said | {"call": timing.call, "piece": timing.chunk} | self._waited(timing))
         self.write_all("timeline", timeline)
         traffic = step.traffic
         lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
@@ -111,6 +118,26 @@ class Recorder:
         )
         if step.begun or step.taken:
             self.write("digests", {"program": program, "step": step.number, "begun": step.begun, "taken": step.taken})
+
+    def _waited(self, timing: Timing) -> dict[str, Any]:
+        """Return what is known of how a call came to begin, and of its ranks."""
+        found: dict[str, Any] = {}
+        for name, at in (("issued", timing.issued), ("due", timing.due)):
+            if at is not None:
+                found[name] = round(at - self._zero, 6)
+        if timing.after is not None:
+            found["after"] = [timing.after.kind, timing.after.call]
+        if timing.ranks:
+            found["ranks"] = [
+                [t.rank, *(round(at - self._zero, 6) for at in (t.start, t.ready, t.end))] for t in timing.ranks
+            ]
+        return found
+
+    def note_memory(self, program: str, step: int, memory: Mapping[str, ProcessMemory]) -> None:
+        """Write how much memory the processes of the run have at the end of a step."""
+        now = round(time.perf_counter() - self._zero, 6)
+        processes = {name: found.to_json() for name, found in memory.items()}
+        self.write("memory", {"program": program, "step": step, "time": now, "processes": processes})
 
     def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
         """A line for each number of a step that was logged: between steps a program may count by itself.
@@ -283,12 +310,35 @@ def _add_measures(line: dict[str, Any], updates: Mapping[str, Mapping[str, float
 
 
 def _add_sources(line: dict[str, Any], rows: Any) -> None:
-    """Add the mean reward of the rows of each source, as ``reward/math``, where the program has not logged it."""
+    """Add the mean reward of the rows of each source, as ``reward/math``, where the program has not logged it.
+
+    So with each reward that has a name of its own: ``reward/correct``.
+    """
     found: dict[str, list[float]] = {}
-    for source, reward in zip(rows["source"].to_list(), rows["rewards"].to_list(), strict=True) if rows else ():
+    if not rows:
+        return
+    for name in rows.fields:
+        if name not in ("rewards", "source"):
+            found[f"reward/{name}"] = [float(x) for x in rows[name].to_list() if isinstance(x, (int, float))]
+    for source, reward in (
+        zip(rows["source"].to_list(), rows["rewards"].to_list(), strict=True) if "source" in rows else ()
+    ):
         found.setdefault(f"reward/{source}", []).append(reward)
-    for name in list(found)[:SOURCES]:
+    for name in [name for name, rewards in found.items() if rewards][:SOURCES]:
         line.setdefault(name, sum(found[name]) / len(found[name]))
+
+
+def _add_reference(line: dict[str, Any], rows: Any) -> None:
+    """Add how far the policy that sampled is from the reference, KL(policy, reference) by the estimator k3, where the
+    program has logged no such number."""
+    logged = {name.rpartition("/")[2] for name in line} & {"kl", "ref_kl"}
+    if rows is None or logged or unlike("ref_kl", {n: rows[n].marks for n in BESIDE_REFERENCE[1:]}) is not None:
+        return
+    mask, sampled, reference = (rows[name].values for name in BESIDE_REFERENCE)
+    if mask.any():
+        from ...rl.math.kl import estimate
+
+        line["ref_kl"] = float(estimate(sampled[mask].double(), reference[mask].double(), "k3").mean())
 
 
 def _failed(marked: Batch, rows: Batch) -> Batch:
@@ -300,7 +350,7 @@ def _failed(marked: Batch, rows: Batch) -> Batch:
 
 def versions() -> dict[str, str]:
     """Versions of Python and the packages that decide a result."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "flowrl": import_module("flowrl").__version__}
     for name in (*PACKAGES, *packages()):
         try:
             found[name] = metadata.version(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,17 @@ class Inputs:
     places: Mapping[str, At]
     lengths: Sequence[Mapping[str, At | None]]
     slight: frozenset[str] = frozenset()
+
+    def free_lengths(self, program: int) -> frozenset[str]:
+        """Return the parameters of a program that nothing but its loops' ends depends on."""
+        return frozenset(name for name, at in self.lengths[program].items() if at is None)
+
+    def same(self, program: int) -> str:
+        """Return a digest of all that the variables of a program depend on: where it differs, they may be others."""
+        kinds = {kind: self.record[kind] for kind in ("seed", "workers", "code", "code of")}
+        free, asked = self.free_lengths(program), self.record["parameters"][program]
+        parameters = {name: value for name, value in asked.items() if name not in free}
+        return digest(json.dumps([kinds, parameters, self.record["data"][program]], sort_keys=True))
 
 
 def inputs_of(

@@ -38,6 +38,7 @@ class Call:
         "index",
         "info",
         "into",
+        "issued",
         "op",
         "origins",
         "outside",
@@ -68,6 +69,7 @@ class Call:
         self.handles = tuple(a.name for a in arguments.values() if is_handle(a))
         self.at, self.info, self.step, self.program = at, info, info.step, program
         self.title = f"{worker or op.owner}.{op.name}"
+        self.issued = 0.0  # when the program made it
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...graph.tracing.log_names import Logged
+from ...workers.decode_slots import DecodeSlots
 from .call import Call
 from .row_digests import RowDigests
 
@@ -24,6 +25,32 @@ class Draws:
     made: int = 0  # draws so far
     kept: int = 0  # draws before the cut of a resumed run
     ended: bool = False  # it had no rows left
+    of_loop: bool = False  # a loop over steps draws from it
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """When a rank was at its part of a call: ``RankTime(2, 12.01, 12.03, 12.35)``.
+
+    It brought its rows from ``start`` to ``ready``, and was at them until ``end``.
+    """
+
+    rank: int
+    start: float
+    ready: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Release:
+    """What let a call begin: ``Release("rows", 16)``, when call 16 was over, whose rows it reads.
+
+    ``kind``: ``rows`` that it reads, ``weights`` that were published, its ``pool`` that was free, the ``program`` that
+    made the call, or the ``order`` of calls. ``call`` is the number of that call or publish, None for the program.
+    """
+
+    kind: str
+    call: int | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +58,10 @@ class Timing:
     """One executed call, chunk of one, or publish, in seconds of the session's clock:
     ``Timing("actor.generate", 3, "rollout", 12.01, 12.35, rows=512, tokens=40960, call=17)``.
 
-    ``call`` is the number of the call in its program, the same one for its chunks; -1 for a publish.
+    ``call`` is the number of the call in its program, the same one for its chunks; below 0 for a publish. The program
+    made it at ``issued``, and ``after`` let it begin, at ``due``. ``ranks``: what each rank did of it. Of a
+    call that samples, ``prompt`` are the tokens of all prompts, ``longest`` those of the longest response, and
+    ``context`` the tokens that each sampled one came after, summed.
     """
 
     node: str
@@ -43,6 +73,13 @@ class Timing:
     tokens: int = 0
     call: int = -1
     chunk: int = 0
+    issued: float | None = None
+    due: float | None = None
+    after: Release | None = None
+    ranks: tuple[RankTime, ...] = ()
+    prompt: int = 0
+    longest: int = 0
+    context: int = 0
 
 
 @dataclass
@@ -84,10 +121,10 @@ class Step:
 
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
     name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
-    ``made``: what calls made, by their number in the program. ``updates``: what updates
-    of a policy measure besides. ``ledger``: what became of the rows so far. ``begun``: what the pool that samples has
-    begun with since the step before, and ``taken`` the groups that calls have got, as
-    :mod:`flowrl.runtime.driver.begin_order` notes them.
+    ``made``: what calls made, by their number in the program. ``updates``: what updates of a policy measure besides.
+    ``slots``: decode slots that rollouts have used, by the same id. ``ledger``: what became of the rows so far.
+    ``begun``: what the pool that samples has begun with since the step before, and ``taken`` the groups that calls have
+    got, as :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
 
     number: int
@@ -96,12 +133,16 @@ class Step:
     traffic: Traffic = field(default_factory=Traffic)
     rows: Any = None  # a Batch, or a RemoteBatch: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it
-    sourced: Any = None  # rewards and sources of the rows that were trained on, where they have both
+    recorded: Any = None  # that sample, once it has been brought here
+    parts: dict[str, None] = field(default_factory=dict[str, None])  # rewards that were made under names of their own
+    sourced: Any = None  # rewards, sources and those parts of the rows that were trained on, where they have some
+    beside_reference: Any = None  # some rows that were trained on, with log-probabilities of the reference
     marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
     sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     updates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    slots: dict[str, DecodeSlots] = field(default_factory=dict[str, DecodeSlots])
     ledger: dict[str, Any] | None = None
     begun: list[Any] = field(default_factory=list[Any])
     taken: dict[int, Any] = field(default_factory=dict[int, Any])
@@ -121,6 +162,7 @@ class ResumePoint:
     draws: int
     ledger: Mapping[str, Any] | None = None  # None: an older flowrl kept none
     held: tuple[str, ...] = ()  # workers whose last publish was waiting for the next step
+    variables: Mapping[str, Any] | None = None  # of the program, as of runtime/driver/loop_heads.py
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 // What the run is made of: its record, its plan, what it waits for.
 import { ask } from "./ask.js";
 import { fill, h } from "./dom.js";
-import { moment, number } from "./words.js";
+import { bytes, moment, number, percent, seconds } from "./words.js";
 import { page } from "./page.js";
 
 export const title = "Run";
@@ -14,8 +14,8 @@ const NAMES = {
 export function draw(place) {
   let alive = true, shown = "";
   async function show() {
-    const answer = await ask("about", { run: page.chosen });
-    const now = JSON.stringify(answer);
+    const [answer, foretold] = await Promise.all([ask("about", { run: page.chosen }), ask("forecast", { run: page.chosen })]);
+    const now = JSON.stringify([answer, foretold]);
     if (!alive || now === shown) return;
     shown = now;
     const record = answer.record;
@@ -24,10 +24,23 @@ export function draw(place) {
     fill(place, answer.waits ? waits(answer.waits) : "", answer.note ? h("p", { class: "warn" }, answer.note) : "",
       h("section", {}, h("h2", {}, "What was run"), h("div", { class: "detail" }, h("dl", { class: "fields" }, [["Folder", answer.folder], ...rows].map(([name, text]) => [h("dt", {}, name), h("dd", {}, h("bdi", {}, text))])))),
       record.plan ? h("section", {}, h("h2", {}, "Plan"), h("div", { class: "detail" }, typeof record.plan === "object" ? tree(record.plan) : h("pre", {}, record.plan))) : "",
+      foretold.programs.map(forecast),
       record.versions ? h("section", {}, h("h2", {}, "Versions"), h("dl", { class: "tiles" }, Object.entries(record.versions).map(([name, version]) => h("div", {}, h("dt", {}, name), h("dd", {}, version))))) : "");
   }
   show();
   return { update: () => show(), leave() { alive = false; } };
+}
+
+const UNITS = { seconds, bytes, share: percent, publishes: number };
+
+function forecast(of) { // what the plan foretold beside what happened
+  const said = (line, value) => (value === null ? "–" : UNITS[line.unit](value));
+  const times = (line) => (line.foretold && line.measured !== null ? `${number(line.measured / line.foretold)} x` : "");
+  return h("section", { class: "forecast" }, h("h2", {}, "The forecast of the plan beside what happened: ", h("bdi", {}, of.program)),
+    h("table", {}, h("thead", {}, h("tr", {}, ["", "Forecast", "Measured", "Measured by forecast"].map((text, place) => h("th", { class: place ? "number" : null }, text)))),
+      h("tbody", {}, of.lines.map((line) => h("tr", {}, h("td", {}, h("bdi", {}, line.what)), h("td", { class: "number" }, said(line, line.foretold)),
+        h("td", { class: "number" }, said(line, line.measured)), h("td", { class: "number" }, times(line)))))),
+    h("p", { class: "faint" }, `The forecast is a ${of.source}. `, of.notes.join(". ")));
 }
 
 function waits(story) {

@@ -12,6 +12,7 @@ const MEANINGS = {
   entropy: "How undecided the policy is, in nats. Near 0 it always says the same.",
   rollout_kl: "How far the policy that is trained is from the one that sampled.",
   kl: "How far the policy is from the reference.",
+  ref_kl: "How far the policy that sampled is from the reference.",
   approx_kl: "How far this update has moved the policy, by its own estimate.",
   ratio: "New probability of a token by its old one, the mean.",
   ratio_max: "The largest ratio of a token.",
@@ -32,7 +33,7 @@ const MEANINGS = {
 };
 const GROUPS = [
   ["What is learnt", /reward|accuracy|exact_match|score|success|win|return/],
-  ["Policy", /^(entropy|rollout_kl|kl|approx_kl|ratio|ratio_max|ess|clip_.*|values?|explained.*)$|kl$/],
+  ["Policy", /^(entropy|rollout_kl|ref_kl|kl|approx_kl|ratio|ratio_max|ess|clip_.*|values?|explained.*)$|kl$/],
   ["Optimizer", /^(loss|grad_norm|lr|weight|steps)$|loss$/],
   ["Responses", /^(response_length|truncated|silent_groups|repetition|tokens|rows|turns)$/],
   ["Engine and trainer", /gap_/],

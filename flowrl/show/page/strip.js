@@ -5,11 +5,11 @@ import { number } from "./words.js";
 import { page, remember } from "./page.js";
 
 const NAMES = {
-  advantages: "Advantage", ratio: "Ratio", gap: "Gap of log-probabilities", entropy: "Entropy", versions: "Version of the weights",
+  advantages: "Advantage", ratio: "Ratio", gap: "Gap of log-probabilities", entropies: "Entropy", versions: "Version of the weights",
   rollout_logprobs: "Log-probability when sampled", "gap to the reference": "Gap to the reference", values: "Value", token_rewards: "Reward by token",
   response_mask: "Trained or not",
 };
-const FIRST = ["advantages", "ratio", "gap", "entropy", "versions", "gap to the reference", "rollout_logprobs"];
+const FIRST = ["advantages", "ratio", "gap", "entropies", "versions", "gap to the reference", "rollout_logprobs"];
 const CENTRED = { advantages: 0, gap: 0, "gap to the reference": 0, ratio: 1, token_rewards: 0, returns: 0 };
 const HUES = [211, 30, 150, 270, 2, 187, 52, 318];
 

@@ -73,4 +73,4 @@ def test_without_a_source_tree_and_a_package_it_says_so(tmp_path, monkeypatch, c
     monkeypatch.setattr(machine, "FOLDER", tmp_path / "drivers")
     monkeypatch.setattr(machine, "_version", lambda package: None)
     assert main(["doctor"]) == 2
-    assert capsys.readouterr().err.startswith("UsageError: flowrl is not installed, so what it needs is not known.")
+    assert capsys.readouterr().err.startswith("UsageError: flowrl-lm is not installed, so what it needs is not known.")

@@ -6,14 +6,17 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
 
 import pytest
+import torch
 from letters import build_tokenizer, model_of
 
 import flowrl as fl
+from flowrl import rl
 from flowrl.batch import CallInfo
 from flowrl.environments import AgentEnvironment, metric, reward
-from flowrl.errors import RewardError, WorkerError
+from flowrl.errors import ProgramError, RewardError, WorkerError
 
 pytest.importorskip("h11", reason="the gateway needs the package h11")
 pytestmark = pytest.mark.filterwarnings("ignore:.*rollout failed")
@@ -136,6 +139,74 @@ def test_rewritten_history_forks_and_the_longest_branch_is_trained():
         assert (scores["calls"], scores["forks"]) == (4, 2) and sum(mask) <= sampled
         assert letters(tokens[:3]) == "aab"
     assert 0.3 < fl.open(Forgets(), name="x").outcomes(found)["delivered_fraction"] < 1
+
+
+def test_branches_are_rows_in_which_each_sampled_token_is_trained_once():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    actor = fl.open(fl.Actor(model_of(**sizes, num_key_value_heads=4), max_tokens=4), name="actor")
+    source = fl.data.rows([{"prompt": "ab"}] * 2, batch=2, shuffle=False)
+    batch = source.to_batch(source.cursor().draw(), 0, tokenizer()).with_call(CallInfo(seed=3, op="talk.rollout"))
+    worker = fl.open(Forgets(), name="talk")
+    found = worker.rollout(batch, policy=actor, n=2, branches=True)
+    worker.close()
+    assert worker.outcomes(found)["delivered_fraction"] == 1
+    rewards = fl.Column.of([1.0, 0.0, 0.5, 0.25], dtype="f32")
+    found = rl.group_advantages(found.drop("rewards").with_columns({"rewards": rewards}), scale="none")
+    rows = rl.branches(found)
+    assert rows.keys == tuple((*key, branch) for key in found.keys for branch in range(3))  # three leaves of four calls
+    for i, key in enumerate(found.keys):
+        own = rows.take(range(3 * i, 3 * i + 3))
+        assert int(own.response_mask.values.sum()) == found.sampled_tokens.to_list()[i], "each token is trained once"
+        assert own.tokens.to_list()[0] == found.tokens.to_list()[i]
+        wanted = (0.5, -0.5, 0.125, -0.125)[i]
+        for advantages, mask in zip(own.advantages.to_list(), own.response_mask.to_list(), strict=True):
+            assert advantages == [wanted * trained for trained in mask], key
+        prompts = Counter(tuple(prompt) for prompt in own.prompt_ids.to_list())
+        assert sorted(prompts.values()) == [1, 2], "one has forgotten what was asked first"
+    recomputed = actor.logprobs(rows).old_logprobs.values
+    mask = rows.response_mask.values
+    torch.testing.assert_close(recomputed[mask], rows.rollout_logprobs.values[mask], atol=1e-4, rtol=0)
+    assert not rows.rollout_logprobs.values[~mask].any()
+
+
+def test_branches_whose_episode_has_no_one_advantage_are_refused():
+    found = play(Forgets(), rows=1, branches=True)
+    length = len(found.response_ids.to_list()[0])
+    advantages = fl.Column.of([[float(i) for i in range(length)]], dim="response", dtype="f32")
+    with pytest.raises(ProgramError, match=r"rl\.branches: row \(0, 0\) has \d+ different advantages"):
+        rl.branches(found.with_columns({"advantages": advantages}))
+
+
+class Varies(Forgets):
+    @reward()
+    def length(self, state):
+        return sum(map(len, state.responses)) + 0.1 * len(set("".join(state.responses)))
+
+
+def test_branches_train_in_a_program_and_a_resume_asks_no_agent_again(tmp_path):
+    flow = fl.Flow("forgetful")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = model_of(**sizes, num_key_value_heads=4)
+    model = fl.Model(config=model.config, tokenizer=tokenizer)
+    actor = flow.worker(fl.Actor, model, lr=1e-2, max_tokens=4, name="actor")
+    talk = flow.worker(Varies, name="talk")
+    source = fl.data.rows([{"prompt": "ab"}, {"prompt": "ba"}], batch=2, shuffle=False)
+
+    @flow.program
+    def train(steps: int = 3):
+        for step, batch in flow.steps(source, steps):
+            batch = talk.rollout(batch, policy=actor, n=2, branches=True)
+            ends = talk.outcomes(batch)
+            batch = rl.branches(rl.group_advantages(batch, scale="none"))
+            flow.log(step, actor.update(batch, loss=rl.ppo_clip()), ends, reward=batch.rewards.mean())
+
+    whole = flow.run(out=tmp_path / "whole", quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    told = [{name.split("/")[-1]: value for name, value in line.items()} for line in lines]
+    assert [(line["forks"], line["delivered_fraction"]) for line in told] == [(2, 1)] * 3
+    assert all(line["gap_max"] < 1e-3 for line in told if line["gap_tokens"]) and told[0]["rows"] in (6, 12)
+    flow.run(out=tmp_path / "parts", quiet=True, steps=2)
+    assert flow.run(out=tmp_path / "parts", quiet=True, resume=True).weights_digest == whole.weights_digest
 
 
 class Strict(Forgets):

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -358,14 +359,11 @@ def test_packages_may_lie_below_tmp(tmp_path_factory, monkeypatch):
     ]
 
 
-def test_an_ordinary_user_has_it_too(tmp_path):
+def test_an_ordinary_user_has_it_too():
     python = "/usr/bin/python3"
     if os.geteuid() != 0 or not os.path.exists(python) or subprocess.check_output([python, "-V"]) < b"Python 3.11":
         pytest.skip("it takes root, to become somebody else, and a Python of 3.11 that everybody may run")
     package = Path(verify.__file__).parents[3]
-    shutil.copytree(package / "flowrl", tmp_path / "flowrl")
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
     code = (
         "import os\nfrom flowrl.environments import verify\nassert os.geteuid() == 4321\n"
         f"limits = verify.Limits(**{vars(LIMITS)})\n"
@@ -373,16 +371,19 @@ def test_an_ordinary_user_has_it_too(tmp_path):
         "found = [verify.unit_tests(code, ['assert done'], limits=limits) for code in ('done = True', 'open(\"/usr/x\", \"w\")', bomb)]\n"
         "print([each.outcome for each in found], found[1].why, found[2].why)"
     )
-    ran = subprocess.run(
-        [python, "-B", "-c", code],
-        user=4321,
-        group=4321,
-        extra_groups=[],
-        cwd=tmp_path,
-        env={},
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.TemporaryDirectory() as folder:  # not below pytest's own, which each start of pytest closes to others
+        os.chmod(folder, 0o755)
+        shutil.copytree(package / "flowrl", Path(folder) / "flowrl")
+        ran = subprocess.run(
+            [python, "-B", "-c", code],
+            user=4321,
+            group=4321,
+            extra_groups=[],
+            cwd=folder,
+            env={},
+            capture_output=True,
+            text=True,
+        )
     assert ran.stdout.startswith("['passed', 'crashed', 'crashed'] OSError: [Errno 30] Read-only file system"), (
         ran.stderr
     )

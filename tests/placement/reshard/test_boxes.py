@@ -192,11 +192,11 @@ def test_nested_meshes_receive_what_hybridflow_does():
 
 
 def test_a_large_model_is_planned_in_no_time():
-    """Measured: 0.1 s on one core."""
+    """Measured: 0.1 s of one core."""
     _, held, wanted = both_ways(shape_named("llama-7b"), "fsdp=16", "tp=8")
-    begun = time.perf_counter()
+    begun = time.process_time()
     plan_boxes(held, wanted)
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 # ---- by hand ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import pytest
@@ -92,6 +92,26 @@ def test_equals_brute_force(block):
         if answer.best is not None and answer.runner_up is not None:
             assert answer.best.sets != answer.runner_up.sets
     assert feasible > 20
+
+
+def test_those_that_are_kept_equal_brute_force():
+    """The best of each partition with each staleness, put in order: every one of them found by trying all."""
+    for seed in range(80):
+        question, table = draw_question(seed)
+        kinds = [
+            replace(question, only=(sets,), staleness=(s,))
+            for sets in partitions(question.members)
+            for s in question.staleness
+            if s == 0 or (not any(a in one and b in one for one in sets for a, b in question.pairs) and question.pairs)
+        ]
+        best = sorted(
+            c.seconds for q in kinds if (c := cheapest(q, table).best) is not None and c.staleness in q.staleness
+        )
+        answer = cheapest(question, table, keep=4)
+        if question.staleness[0] == 0:  # else sets that are together are tried one step after another as well
+            assert [c.seconds for c in answer.ranked] == pytest.approx(best[:4], rel=1e-12), seed
+        plain = cheapest(question, table)
+        assert (seconds(answer.best), seconds(answer.runner_up)) == (seconds(plain.best), seconds(plain.runner_up))
 
 
 def test_winner_is_a_valid_allocation():

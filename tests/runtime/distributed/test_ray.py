@@ -180,6 +180,15 @@ def test_a_rank_that_hangs_is_found_by_the_deadline(cluster, flow, alone, tmp_pa
         assert re.fullmatch(r"(actor|ref)\.\w+ of step \d \(.+ -> .+, version \d\)", said[1])
 
 
+def test_ranks_that_the_cluster_has_no_room_for_are_named(cluster, monkeypatch):
+    from flowrl.runtime.distributed.ray import start_ranks
+
+    monkeypatch.setattr(start_ranks, "SECONDS_TO_PLACE", 0.1)
+    pool = start_ranks.PoolOfRanks("train", tuple(range(99)))
+    with pytest.raises(RunError, match="the cluster has no room for pool 'train': 99 ranks of 1 CPU"):
+        start_ranks.RayRanks([pool], address="auto")._placed(pool)
+
+
 def test_user_code_that_fails_on_a_rank_is_told_with_the_users_line(cluster, tmp_path):
     module = module_of("small_flow")
     here = Plan({"a": Pool("a", processes=1)})
@@ -258,9 +267,10 @@ def test_an_environment_on_the_ranks_of_its_policy(cluster, tmp_path):
 
 
 def test_the_modules_that_go_to_ranks_by_value_are_the_users(flow):
-    """Those that are installed, and flowrl wherever it lies, are imported there."""
+    """Those that are installed, and flowrl wherever it lies, are imported there; shipped scripts are the users' too."""
+    from flowrl.graph.script.site import is_shipped
     from flowrl.runtime.distributed.ray.start_ranks import own_modules
 
-    names = {module.__name__ for module in own_modules()}
+    names = {module.__name__ for module in own_modules() if not is_shipped(str(module.__file__))}
     assert "stale_flow" in names
     assert not [n for n in names if n.partition(".")[0] in ("flowrl", "torch", "ray", "numpy", "json")]

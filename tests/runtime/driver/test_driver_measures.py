@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
+from direct import run_direct
 from flows import events
 from letters import SMALL
 
@@ -12,6 +14,7 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.errors import NotFinite
 from flowrl.graph.tracing.reported_metrics import OF_POLICY
+from flowrl.placement.plan.plan import Place, Plan
 
 
 def length(response: str) -> float:
@@ -71,6 +74,59 @@ def test_rewards_are_told_apart_by_source(tmp_path):
             of_it = [row["rewards"] for row in rows if row["source"] == source]
             assert line[f"reward/{source}"] == pytest.approx(sum(of_it) / len(of_it))
         assert {n for n in line if n.startswith("reward/")} == {f"reward/{row['source']}" for row in rows}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_kl_to_the_reference_is_there_whatever_the_loss_reports(tmp_path, asked):
+    flow = fl.Flow("referred")
+    actor = flow.worker(fl.Actor, SMALL, name="actor", lr=1e-1, max_tokens=6)
+    ref = flow.worker(fl.Reference, of=actor, name="ref")
+    reward = flow.worker(fl.FunctionReward, length, name="reward")
+
+    @flow.program
+    def referred(steps: int = 3) -> None:
+        for step, batch in flow.steps(fl.data.rows([{"prompt": "ab"}, {"prompt": "c"}], batch=2), steps):
+            batch = ref.logprobs(reward.score(actor.generate(batch, n=3)))
+            batch = rl.group_advantages(rl.kl_penalty(batch, coef=0.1))
+            flow.log(step, actor.update(batch, loss=rl.ppo_clip(kl=0.1 if asked else 0.0)))
+
+    flow.run(out=tmp_path / "run", quiet=True, save_models=False, trajectories=4, trajectories_every=1, seed=1)
+    found = lines(tmp_path / "run")
+    assert all(("kl" in line) == asked and ("ref_kl" in line) != asked for line in found)
+    for number, line in enumerate([] if asked else found):
+        rows = [row for row in lines(tmp_path / "run", "trajectories") if row["step"] == number]
+        pairs = [pair for row in rows for pair in zip(row["ref_logprobs"], row["rollout_logprobs"], strict=True)]
+        wanted = sum(math.exp(a - b) - 1 - (a - b) for a, b in pairs) / len(pairs)
+        assert len(rows) == 6 and line["ref_kl"] == pytest.approx(wanted, rel=1e-3, abs=1e-9)
+    assert asked or found[2]["ref_kl"] > found[0]["ref_kl"], "the actor has gone away from it"
+    if not asked:
+        run_direct(flow, Plan({"here": "cpu", "there": "cpu"}, {"ref": Place("there")}), tmp_path / "ranks", seed=1)
+        there = lines(tmp_path / "ranks")
+        assert [line["ref_kl"] for line in there] == pytest.approx([line["ref_kl"] for line in found], rel=1e-4)
+
+
+def test_each_of_several_rewards_has_its_mean(tmp_path):
+    flow = fl.Flow("parts")
+    actor = flow.worker(fl.Actor, SMALL, name="actor", lr=1e-2, max_tokens=6)
+    long, brief = (
+        flow.worker(fl.FunctionReward, fn, name=name)
+        for name, fn in (("long", length), ("brief", lambda response: 0.25))
+    )
+
+    @flow.program
+    def parts(steps: int = 2) -> None:
+        for step, batch in flow.steps(fl.data.rows([{"prompt": "ab"}, {"prompt": "c"}], batch=2), steps):
+            batch = actor.generate(batch, n=3)
+            batch = brief.score(long.score(batch, into={"rewards": "long"}), into={"rewards": "brief"})
+            batch = batch.with_columns({"rewards": batch.long + batch.brief})
+            flow.log(step, actor.update(rl.group_advantages(batch), loss=rl.ppo_clip()))
+
+    flow.run(out=tmp_path / "run", quiet=True, save_models=False, trajectories=4, trajectories_every=1)
+    for number, line in enumerate(lines(tmp_path / "run")):
+        rows = [row for row in lines(tmp_path / "run", "trajectories") if row["step"] == number]
+        assert line["reward/brief"] == 0.25 and len(rows) == 6
+        assert line["reward/long"] == pytest.approx(sum(row["long"] for row in rows) / 6)
+        assert {n for n in line if n.startswith("reward/")} == {"reward/long", "reward/brief"}
 
 
 @pytest.mark.parametrize("runtime", ["eager", "local"])

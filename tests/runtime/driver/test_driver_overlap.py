@@ -6,7 +6,6 @@ import json
 import math
 import random
 import threading
-from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,13 +15,15 @@ import torch
 from flows import module_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from publish_gate import PublishGate
 
 from flowrl.backends.continuous import ContinuousBatch
 from flowrl.errors import RunError
 from flowrl.placement.plan.plan import Pipeline, Place, Plan
 from flowrl.runtime.driver.pool_threads import Pools
 from flowrl.runtime.local.shared_engine import SharedEngine
-from flowrl.schedule.events import Publish, Start
+from flowrl.runtime.storage.recorder import Recorder
+from flowrl.schedule.events import Start
 from flowrl.schedule.group_window import width
 
 BOUND = 120.0  # seconds that a test waits for another thread at most
@@ -91,6 +92,18 @@ def test_the_bound_holds_and_every_prompt_is_trained_on_once(module, staleness, 
                 assert line["at"] == line["at_most"] == len(range(0, line["step"] + 1, every))
 
 
+def test_the_timeline_tells_what_was_sampled(module, tmp_path):
+    """Tokens of prompts, of the longest response, and those that each sampled token came after."""
+    run(module, tmp_path / "run", plan(), steps=2)
+    told = [line for line in lines(tmp_path / "run", "timeline") if "longest" in line]
+    assert [line["node"] for line in told] == ["actor.generate"] * 2
+    for line, (_, batch) in zip(told, sorted(module.Witness.rows, key=lambda item: item[0]), strict=True):
+        prompts, rows = of_rows(batch["prompt_ids"]), of_rows(batch["tokens"])
+        assert line["prompt"] == sum(map(len, prompts)) and line["tokens"] == sum(map(len, rows))
+        sampled = [range(len(p), len(r)) for p, r in zip(prompts, rows, strict=True)]
+        assert (line["longest"], line["context"]) == (max(map(len, sampled)), sum(map(sum, sampled)))
+
+
 @pytest.mark.parametrize("publish", ["drain", "interrupt", "continue"])
 def test_without_staleness_every_mode_gives_what_eager_gives(module, tmp_path, publish):
     eager = run(module, tmp_path / "eager", plan(), "eager", steps=3, more=True)
@@ -98,40 +111,17 @@ def test_without_staleness_every_mode_gives_what_eager_gives(module, tmp_path, p
     assert local.weights_digest == eager.weights_digest
 
 
-class Gate:
-    """Settles when things happen: the second call joins the first, and each later one is interrupted by the publish of
-    the update before it. Whoever steps the engine waits until that stands in line."""
+class Gate(PublishGate):
+    """Keeps the weights that were published, and how many rows ran then."""
 
     def __init__(self, monkeypatch) -> None:
+        super().__init__(monkeypatch)
         self.published: dict[int, dict[str, torch.Tensor]] = {}
         self.inside: list[int] = []  # rows that run as a version is published
-        self.together = 0  # calls in the engine, at most
-        self.steps: dict[int, int] = {}
-        self.passed: set[int] = set()
-        self.joined = threading.Event()
-        self.queued: dict[int, threading.Event] = defaultdict(threading.Event)
-        put, step, publish = Pools.put, SharedEngine.step, SharedEngine.publish
-        starts: list[int] = []
-
-        def noted(pools, pool, job):
-            put(pools, pool, job)
-            if isinstance(job.command, Publish):
-                self.queued[job.command.version].set()
-            elif pool == "rollout" and isinstance(job.command, Start):
-                starts.append(job.command.id)
-                if len(starts) == 2:
-                    self.joined.set()
+        step, publish = SharedEngine.step, SharedEngine.publish
 
         def gated(shared):
-            inside = {call for call, _ in shared.engine.running()}
-            self.together = max(self.together, len(inside))
-            for call in inside:
-                self.steps[call] = self.steps.get(call, 0) + 1
-            call = max(inside)
-            if len(inside) == 1 and self.steps[call] > 3 and call not in self.passed:
-                self.passed.add(call)
-                assert (self.joined if call == 1 else self.queued[call - 1]).wait(BOUND), "nothing came"
-            else:
+            if not self.held(sorted({call for call, _ in shared.engine.running()}), first=1):
                 step(shared)
 
         def kept(shared, install, version, *, keep_cache):
@@ -140,7 +130,6 @@ class Gate:
             self.published[version] = {n: w.clone() for n, w in shared.engine.plain_weights().items()}
             return moved
 
-        monkeypatch.setattr(Pools, "put", noted)
         monkeypatch.setattr(SharedEngine, "step", gated)
         monkeypatch.setattr(SharedEngine, "publish", kept)
 
@@ -187,6 +176,43 @@ def test_a_run_that_stopped_goes_on_and_loses_no_prompt(module, tmp_path, order)
     check_rows(module, 8, False, exchanged=order == "window")
     lags = [int(lag) for line in lines(tmp_path / "run", "traffic") for lag in line.get("lags", {})]
     assert max(lags) <= bound(made, module.PROMPTS)
+
+
+IN_STEP, AHEAD = {"staleness": 0}, {"staleness": 1}
+SHARED = {"staleness": 1, "publish": "interrupt", "chunks": 2}
+EXCHANGED = {"staleness": 2, "publish": "continue", "order": "window", "window": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(SHARED, IN_STEP, id="interrupt-to-S0", marks=pytest.mark.nightly),
+        pytest.param(IN_STEP, EXCHANGED, id="S0-to-window", marks=pytest.mark.nightly),
+        pytest.param(EXCHANGED, AHEAD, id="window-to-drain"),
+        pytest.param(AHEAD, SHARED, id="drain-to-interrupt", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_run_that_died_goes_on_under_another_pipeline(module, tmp_path, before, after):
+    """Staleness, order, publish and chunks may all be others: no prompt is lost or trained on twice."""
+    commit = Recorder.commit
+
+    def dies(self, program, step, tokenizer):
+        if step.number == 5:
+            raise OSError("stopped on purpose")
+        return commit(self, program, step, tokenizer)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(OSError, match="stopped on purpose"):
+        patched.setattr(Recorder, "commit", dies)
+        run(module, tmp_path / "run", plan(**before), steps=8, checkpoint_every=2)
+    seen = dict(module.Witness.rows)
+    run(module, tmp_path / "run", plan(**after), steps=8, resume=True, checkpoint_every=2)
+    module.Witness.rows[:] = (seen | dict(module.Witness.rows)).items()
+    check_rows(module, 8, False, exchanged=True)
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["overlap"]["prompts"]
+    assert told["admitted"] == told["trained"] == 8 * module.PROMPTS and not told["live"] and not told["dropped"]
+    assert [line["step"] for line in lines(tmp_path / "run")] == list(range(8))
+    lags = [int(lag) for line in lines(tmp_path / "run", "traffic") for lag in line.get("lags", {})]
+    assert max(lags) <= max(bound(plan(**each), module.PROMPTS) for each in (before, after))
 
 
 def bound(made: Plan, prompts: int) -> int:

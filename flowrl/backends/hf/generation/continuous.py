@@ -36,6 +36,7 @@ class Streaming(ABC):
 
     #: What a publish may do while rows run.
     publish_modes = ContinuousBatch.publish_modes
+    most_rows: int | None = ContinuousBatch.most_rows
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
+from .. import products
 from .cache import Slots
 from .ragged_cache import RaggedCache
 
@@ -143,7 +144,7 @@ class _Layer:
         self.before, self.between = layer.input_layernorm, layer.post_attention_layernorm
         self.qkv = Joined((attention.q_proj, attention.k_proj, attention.v_proj))
         self.norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        self.out, self.down = attention.o_proj, mlp.down_proj
+        self.out, self.down = Joined((attention.o_proj,)), Joined((mlp.down_proj,))
         self.gate_up, self.act = Joined((mlp.gate_proj, mlp.up_proj)), mlp.act_fn
 
     def __call__(
@@ -210,10 +211,11 @@ class Joined:
     def __call__(self, hidden: Tensor) -> Tensor:
         views = self._joined()
         if views is None:
-            return torch.cat([part(hidden) for part in self.parts], -1)
+            found = [part(hidden) for part in self.parts]
+            return torch.cat(found, -1) if found[1:] else found[0]
         weight, bias = views
         if not torch.is_grad_enabled():
-            return linear(hidden, weight, bias)
+            return products.multiply(hidden, weight, bias)
         return _Product.apply(hidden, weight, bias, len(self.parts), *[held[name] for held, name in self._held])
 
     def _joined(self) -> tuple[Tensor, Tensor | None] | None:
@@ -260,22 +262,27 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, *parts: Tensor) -> Tensor:
-        ctx.save_for_backward(hidden, weight)
-        ctx.sizes = [len(part) for part in parts[:count]]
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        ctx.here = products.serves(rows)
+        used = products.rounded_up(rows) if ctx.here else rows
+        ctx.save_for_backward(used, weight)
+        ctx.sizes, ctx.shape = [len(part) for part in parts[:count]], hidden.shape
         ctx.biased = bias is not None
-        return linear(hidden, weight, bias)
+        found = (products.by_onednn if ctx.here else linear)(used, weight, bias)
+        return found[: len(rows)].view(*hidden.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        hidden, weight = ctx.saved_tensors
+        rows, weight = ctx.saved_tensors
         grad = grads[0].reshape(-1, weight.shape[0])
+        used, size = (products.rounded_up(grad) if ctx.here else grad), len(grad)
+        multiply = products.by_onednn if ctx.here else linear
         count, needs = len(ctx.sizes), ctx.needs_input_grad
-        back = (grad @ weight).view(hidden.shape) if needs[0] else None
+        back = multiply(used, weight.T)[:size].view(ctx.shape) if needs[0] else None
         found: list[Tensor | None] = [None] * (len(needs) - 4)
         if any(needs[4 : 4 + count]):
-            whole = grad.T @ hidden.reshape(-1, hidden.shape[-1])
-            found[:count] = whole.split(ctx.sizes)
+            found[:count] = multiply(used.T, rows.T).split(ctx.sizes)
         if ctx.biased and any(needs[4 + count :]):
             found[count:] = grad.sum(0).split(ctx.sizes)
         return (back, None, None, None, *[f if n else None for f, n in zip(found, needs[4:], strict=True)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from time import perf_counter, time
 from typing import Any
 
 from ....batch import Batch, Column
@@ -16,6 +17,7 @@ from ...values.ops_without_columns import UNKNOWN, on_driver
 from ...values.remote_batch import RemoteBatch, RemoteColumn, remote_values
 from ...values.row_digests import keys_to_text
 from ...values.rows_to_fetch import Fetch
+from ...values.step_records import RankTime
 from ..protocol import Failed, RankCall, Reply
 from ..rank_client import RankClient, to_error
 from ..recovery import remake_rows
@@ -57,6 +59,7 @@ class CallOnRanks:
     def __init__(self, client: RankClient, call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> None:
         self.client, self.call, self.group, self.arguments = client, call, group, arguments
         self.main: RemoteBatch | None = next(find_in(dict(arguments), RemoteBatch), None)
+        self.rank_times: tuple[RankTime, ...] = ()
         self._epoch: int | None = client.epoch
         self._first: Sent | RankLost | None
         try:
@@ -138,10 +141,22 @@ class CallOnRanks:
             told = {rank: r.weights for rank, r in replies.items() if rank in same and r.weights is not None}
             self.group.note(told)
         moved = sent.recipe.moved
+        self._note_ranks(replies, moved)
         result = result_of(self.client, self.call, sent.rank_calls, replies, self.arguments, self.main, moved)
         if self.call.op.cost == "generate" and self.main is not None:
             self.client.expected.note(self.call, self.main, replies)
         return replies, result
+
+    def _note_ranks(self, replies: Mapping[int, Reply], moved: Mapping[int, int]) -> None:
+        """Note when each rank was at its part, on the clock of the driver, and its memory."""
+        ahead = time() - perf_counter()
+        self.rank_times = tuple(
+            RankTime(moved.get(rank, rank), *(at - ahead for at in reply.times))
+            for rank, reply in replies.items()
+            if reply.times is not None
+        )
+        memory = {moved.get(rank, rank): reply.memory for rank, reply in replies.items()}
+        self.client.memory |= {rank: found for rank, found in memory.items() if found is not None}
 
     def _wait(self, sent: Sent) -> dict[int, Any]:
         """Return what the ranks say of their calls. Raises RankLost, inconsistent where a worker may have changed in
@@ -223,13 +238,19 @@ class CallOnRanks:
                 client.settle(failures)
         return dict(answers)
 
+    @property
+    def _copied(self) -> bool:
+        """Whether another rank keeps what is made, too."""
+        models = (g for g in (self.group, *find_in(dict(self.arguments), WorkerGroup)) if g is not None)
+        return self.client.copies > 1 and any(g.is_model and (g.spec.serving or g.trains) for g in models)
+
     def _copy(self, sent: Sent, replies: Mapping[int, Reply]) -> None:
         """Have other ranks keep what was made too, where there are to be copies: the weights that it was made with go
         on to other versions.
 
         A rank that is lost meanwhile has no copy, and is none: whoever needs it next finds that it is lost.
         """
-        if self.client.copies < 2 or not any(g.is_model and (g.spec.serving or g.trains) for g in sent.recipe.stamps):
+        if not self._copied:
             return
         for part, reply in kept_of(sent.rank_calls, replies).items():
             rank, id = sent.recipe.moved.get(part, part), sent.rank_calls[part].keep

@@ -14,6 +14,7 @@ from ..protocol import Advanced, Failed, RankCall, Reply
 from ..rank_client import RankClient
 from ..recovery import remake_rows
 from ..worker_group import WorkerGroup
+from .kept_results import fill_keys
 from .pending_calls import CallOnRanks, Sent
 
 
@@ -30,7 +31,9 @@ class _Part:
 class StreamedCallOnRanks(CallOnRanks):
     """A call that samples on the ranks of ``group``: see :class:`flowrl.runtime.executor.SteppedCall`.
 
-    Where a rank is lost that can be restarted as it was, its rows alone are sampled again.
+    Where a rank is lost that can be restarted as it was, the rows that it had not answered are sampled again. What a
+    rank has answered is copied to another one at once: those beside it, and publishes in between, do not come again, so
+    it could not be made once more.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class StreamedCallOnRanks(CallOnRanks):
             raise first
         if not self.parts or self._sent is None:
             self._sent = first or self._send()
+        self._forget_lost()
         if not self.has_answers:
             if not self.engine.has_results:
                 self.engine.advance(self._describe())
@@ -94,10 +98,28 @@ class StreamedCallOnRanks(CallOnRanks):
         answers = {rank: part.answer for rank, part in self.parts.items()}
         same = {rank for rank, part in self.parts.items() if not self.client.restarted_after(part.epoch, rank)}
         sent = replace(self._sent, rank_calls={rank: part.rank_call for rank, part in self.parts.items()})
-        # How its rows were made is not noted: those beside them, and publishes in between, do not come again.
-        replies, self._result = self._gather(sent, answers, same)
-        self._copy(sent, replies)
+        _, self._result = self._gather(sent, answers, same)
         self._over = True
+
+    def keep(self, rank: int, answer: Reply | Failed) -> None:
+        """Take what came of the part of a rank, and have another rank keep its rows too."""
+        part = self.parts[rank]
+        part.answer = answer
+        sent = self._sent or self._first  # others may step the engine before this call does
+        if isinstance(answer, Reply) and isinstance(sent, Sent):
+            fill_keys({rank: part.rank_call}, {rank: answer})
+            self._copy(replace(sent, rank_calls={rank: part.rank_call}), {rank: answer})
+
+    def _forget_lost(self) -> None:
+        """Forget the answers of ranks that are lost with rows of which nobody has a copy."""
+        for rank, part in self.parts.items():
+            gone = part.rank_call.keep and self.client.restarted_after(part.epoch, rank)
+            if gone and self.client.lineage.copy_of(part.rank_call.keep) is None:
+                part.answer = None
+
+    @property
+    def _copied(self) -> bool:
+        return True
 
 
 class EngineOnRanks:
@@ -110,6 +132,7 @@ class EngineOnRanks:
         self.client, self.group = client, group
         self.calls: dict[int, StreamedCallOnRanks] = {}
         self.steps = dict.fromkeys(group.ranks, 0)  # that their engines have made
+        self._told = dict.fromkeys(group.ranks, 0)  # steps, as a rank has counted them since it began
         self.most: Mapping[int, int] | None = None  # they make no more than so many
         self.chosen: deque[int] = deque()  # ranks for the next groups
 
@@ -135,22 +158,29 @@ class EngineOnRanks:
     def advance(self, what: str) -> None:
         """Have the ranks sample for a short time. Raises RankLost."""
         self._begin_again()
-        asked = {rank for call in self.calls.values() for rank, part in call.parts.items() if part.answer is None}
+        asked: dict[int, list[int]] = {}
+        for number, call in self.calls.items():
+            for rank, part in call.parts.items():
+                if part.answer is None:
+                    asked.setdefault(rank, []).append(number)
         most = {} if self.most is None else {rank: max(0, self.most.get(rank, 0) - self.steps[rank]) for rank in asked}
-        sent = self.client.send("advance", {rank: (self.group.key, most.get(rank)) for rank in sorted(asked)})
-        found: dict[int, Advanced] = self.client.wait(sent, what)
+        words = {rank: (self.group.key, tuple(asked[rank]), most.get(rank)) for rank in sorted(asked)}
+        found: dict[int, Advanced] = self.client.wait(self.client.send("advance", words), what)
         for rank, advanced in found.items():
-            self.steps[rank] += advanced.steps
+            again = advanced.steps < self._told[rank]  # the rank was started again
+            self.steps[rank] += advanced.steps - (0 if again else self._told[rank])
+            self._told[rank] = advanced.steps
             for number in advanced.entered:
                 self.calls[number].parts[rank].entered = True
             for number, answer in advanced.over.items():
-                self._take(self.calls[number].parts[rank], answer)
+                self._take(self.calls[number], rank, answer)
 
-    def _take(self, part: _Part, answer: Reply | Failed) -> None:
+    def _take(self, call: StreamedCallOnRanks, rank: int, answer: Reply | Failed) -> None:
+        part = call.parts[rank]
         if isinstance(answer, Failed) and answer.before and self.client.restarted_since(part.epoch):
             part.epoch = -1  # its rows were on a rank that is there again
         else:
-            part.answer = answer
+            call.keep(rank, answer)
 
     def _begin_again(self) -> None:
         """Tell ranks that were restarted of the calls that they were at."""

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from ....batch import Batch, Column
@@ -28,6 +29,7 @@ from ...storage.checkpoints.state_files import StateFiles, read_record
 from ...storage.disk import Checksum, write_tensors
 from ...storage.journal import Journal
 from ...transfer.plan_moves import holdings
+from ...values.process_memory import MemoryProbe
 from ...values.remote_batch import DRIVER, Kind, bytes_of, column_bytes, oldest_of, sizes_of
 from ...values.row_digests import RowDigests
 from ...values.rows_to_fetch import Fetch, Take, assemble
@@ -47,6 +49,7 @@ class _Now(threading.local):
         self.pulled = 0
         self.warnings: list[str] = []
         self.failures: list[Failures] = []
+        self.asked = self.ready = 0.0  # when it was asked, and when its rows were there
 
 
 class Rank(Weights):
@@ -62,6 +65,7 @@ class Rank(Weights):
         self._copies: dict[tuple[str, bool], Copies] = {}  # of the state of workers, for checkpoints
         self._captured: dict[int, Callable[[], Mapping[str, Checksum]]] = {}  # what is still to be written
         self._now = _Now()
+        self._probe = MemoryProbe()
         self._notes = Notes(Path(config.folder), f"{NAME}.{pool}.{number}")
         self.streams = RankStreams(self._notes)
 
@@ -171,26 +175,30 @@ class Rank(Weights):
                 self.streams.fail(number, call.worker, given)
                 return
             op, worker, pulled = self._op(call), self._worker(call), self._now.pulled
+            asked, ready = self._now.asked, self._now.ready
 
             def reply(result: Any) -> Reply:
                 made = self._reply(call, op, result, given)
-                made.pulled = pulled
+                made.pulled, made.times = pulled, (asked, ready, time())
                 return made
 
             self.streams.begin(number, call, op, worker, given, reply)
         except BaseException as error:
             self.streams.fail(number, call.worker, Failed.of(error))
 
-    def advance(self, key: tuple[str, bool], most: int | None = None) -> Advanced:
+    def advance(self, key: tuple[str, bool], wanted: Sequence[int], most: int | None = None) -> Advanced:
         """Sample for a short time, by ``most`` steps, the rows of the calls that were begun with a worker."""
         self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
-        return self.streams.advance(key, most)
+        return self.streams.advance(key, wanted, most)
 
     def _prepare(self, call: RankCall) -> dict[str, Any] | Failed:
         """Free what the driver no longer needs, and return what an op is called with."""
+        self._now.asked = time()
         self.free(call.frees)
         self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
-        return self._arguments(call)
+        arguments = self._arguments(call)
+        self._now.ready = time()
+        return arguments
 
     def free(self, ids: Sequence[int]) -> None:
         """Forget objects."""
@@ -301,6 +309,7 @@ class Rank(Weights):
             reply.weights = (worker.version, worker.dirty, worker.stamp)
         reply.pulled, reply.warnings = self._now.pulled, tuple(self._now.warnings)
         reply.failures = tuple(self._now.failures)
+        reply.times, reply.memory = (self._now.asked, self._now.ready, time()), self._probe.look()
         return reply
 
     def move(self, route: str, source: tuple[str, bool], number: int | None, target: tuple[str, bool] | None) -> Any:

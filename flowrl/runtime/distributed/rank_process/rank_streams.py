@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -39,7 +39,7 @@ class RankStreams:
         self._notes = notes
         self._shared: dict[Key, SharedEngine] = {}
         self._begun: dict[Key, dict[int, _Begun]] = {}
-        self._failed: dict[Key, dict[int, Reply | Failed]] = {}  # that did not get as far
+        self._over: dict[Key, dict[int, Reply | Failed]] = {}  # what came of those that are over, while it is asked for
 
     def begin(
         self,
@@ -57,6 +57,7 @@ class RankStreams:
             engine = worker.engine
             assert streams(engine), "rows of this engine leave one by one"
             shared = self._shared[call.worker] = SharedEngine(engine, worker.version)
+        self._over.get(call.worker, {}).pop(number, None)
         warnings: list[str] = []
         how: Any = {"engine": shared, "notes": self._notes, "warn": warnings.append}
         streamed = StreamedCall(op, worker, arguments, call.into, call.info, **how)
@@ -64,18 +65,20 @@ class RankStreams:
 
     def fail(self, number: int, key: Key, failed: Failed) -> None:
         """Keep why a call could not begin, for the next :meth:`advance`."""
-        self._failed.setdefault(key, {})[number] = failed
+        self._over.setdefault(key, {})[number] = failed
 
-    def advance(self, key: Key, most: int | None = None) -> Advanced:
-        """Sample for a short time, or until something has come of it; with ``most`` for so many steps and no less."""
-        over = self._failed.pop(key, {})
+    def advance(self, key: Key, wanted: Collection[int], most: int | None = None) -> Advanced:
+        """Sample for a short time, or until something has come of it; with ``most`` for so many steps and no less.
+
+        ``wanted``: the calls whose answers nobody has yet; of others they are forgotten.
+        """
+        over = self._over[key] = {n: answer for n, answer in self._over.get(key, {}).items() if n in wanted}
         shared = self._shared.get(key)
-        before = 0 if shared is None else shared.steps
         if shared is not None:
-            shared.most = None if most is None else before + most
-        entered: list[int] = []
+            shared.most = None if most is None else shared.steps + most
         begun, ends = self._begun.get(key, {}), perf_counter() + SLICE
-        while begun and not over and not entered:
+        news = False
+        while begun and not over and not news:
             for number, each in list(begun.items()):
                 try:
                     if each.streamed.step():
@@ -87,11 +90,11 @@ class RankStreams:
                     if isinstance(found := over[number], Reply):
                         found.warnings = (*each.warnings, *found.warnings)
                 elif not each.entered and each.streamed.has_entered:
-                    each.entered = True
-                    entered.append(number)
+                    each.entered = news = True
             if (shared is not None and shared.is_held) or perf_counter() >= ends:
                 break
-        return Advanced(over, tuple(entered), 0 if shared is None else shared.steps - before)
+        entered = tuple(number for number, each in begun.items() if each.entered)
+        return Advanced(dict(over), entered, 0 if shared is None else shared.steps)
 
     def pause(self, key: Key) -> None:
         """Stop between two tokens: weights are about to be written."""
@@ -109,4 +112,4 @@ class RankStreams:
             shared.abort()
         self._shared.clear()
         self._begun.clear()
-        self._failed.clear()
+        self._over.clear()

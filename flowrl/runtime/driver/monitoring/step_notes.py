@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from ....graph.ops.op import Op
 from ....graph.tracing.reported_metrics import OF_POLICY
 from ....schedule.events import Publish
 from ....schedule.scheme import Scheme
+from ....workers.decode_slots import DecodeSlots
 from ...storage.traffic import bytes_made, bytes_read, row_tokens
 from ...values.call import Call
 from ...values.remote_batch import RemoteBatch, RemoteColumn
 from ...values.row_digests import RowDigests
-from ...values.step_records import Made, Step, StepLog, Timing
+from ...values.step_records import Made, RankTime, Release, Step, StepLog, Timing
 from .gap_alarm import gap_in
 from .row_ledger import RowLedger
 from .staleness import lags
@@ -56,9 +57,22 @@ class StepNotes:
                     seen[name].append(version)
 
     def note_end(
-        self, call: Call, chunk: int, result: Any, given: Batch | RemoteBatch | None, start: float, end: float
+        self,
+        call: Call,
+        chunk: int,
+        result: Any,
+        given: Batch | RemoteBatch | None,
+        start: float,
+        end: float,
+        *,
+        due: float | None = None,
+        after: Release | None = None,
+        ranks: Sequence[RankTime] = (),
     ) -> None:
-        """Note what a call took and made. Arithmetic on fields takes no pool and no time worth a line."""
+        """Note what a call took and made, what let it begin, and what ``ranks`` did of it.
+
+        Arithmetic on fields takes no pool and no time worth a line.
+        """
         rows = result if isinstance(result, (Batch, RemoteBatch)) else given
         length = count_tokens(rows, "tokens")
         pools = self.scheme.pools(call.op, call.worker)
@@ -75,7 +89,9 @@ class StepNotes:
                 return
             pool = pools[0] if pools else ""
             size = 0 if rows is None else len(rows)
-            step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, chunk))
+            waited = {"issued": call.issued, "due": due, "after": after, "ranks": within(ranks, start, end)}
+            how: dict[str, Any] = waited | _sampled(call.op, result)
+            step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, chunk, **how))
             if call.op.updates == "weights" and (gap := gap_in(result)):
                 step.gaps[node] = gap
             if call.op.updates == "weights" and (measured := _measured(result)):
@@ -87,6 +103,15 @@ class StepNotes:
                 step.traffic.prompts += row_tokens(result, "prompt_ids")
                 step.traffic.responses += row_tokens(result, "response_ids")
 
+    def note_slots(self, call: Call, slots: DecodeSlots) -> None:
+        """Note which decode slots of an engine a call has used."""
+        if not slots.there:
+            return
+        with self.lock:
+            of_step = self.steps.of(call).slots
+            before = of_step.get(node := self._node(call), DecodeSlots())
+            of_step[node] = DecodeSlots(before.used + slots.used, before.there + slots.there)
+
     def note_draw(self, call: Call, rows: Batch, *, admit: bool) -> None:
         """Note the rows that a step has drawn; with ``admit`` they are those of its loop."""
         digests = RowDigests.of(rows, rows.fields)
@@ -94,12 +119,16 @@ class StepNotes:
             self.ledger.draw(rows.keys, admit=admit)
             self._made(call).parts.append(digests)
 
-    def note_publish(self, command: Publish, moved: int, start: float, end: float) -> None:
-        """Note how long a publish took, and the bytes that it has moved; its step may be recorded already."""
+    def note_publish(
+        self, command: Publish, moved: int, start: float, end: float, *, due: float, after: Release | None
+    ) -> None:
+        """Note how long a publish took, what let it begin, and the bytes that it has moved; its step may be recorded
+        already."""
         title = f"{command.worker}.publish"
         with self.lock:
             step = self.steps.step(command.step) if command.step >= 0 else self.steps.outside
-            step.timings.append(Timing(title, command.step, command.pools[0], start, end))
+            waited = {"call": command.id, "due": due, "after": after}
+            step.timings.append(Timing(title, command.step, command.pools[0], start, end, **waited))
             _add(step.traffic.weights, {title: moved})
 
     def take_late(self, recorded: int) -> list[Step]:
@@ -139,11 +168,29 @@ class StepNotes:
         return self.scheme.nodes.get(site_of(call), call.title)
 
 
+def _sampled(op: Op, result: Any) -> dict[str, int]:
+    """Return of a call that samples the tokens of its prompts, of the longest response, and those that each sampled
+    token came after; nothing of another call."""
+    if not op.asks:
+        return {}
+    prompts, responses = row_tokens(result, "prompt_ids"), row_tokens(result, "response_ids")
+    if not responses or len(prompts) != len(responses):
+        return {}
+    context = sum(n * p + n * (n - 1) // 2 for p, n in zip(prompts, responses, strict=True))
+    return {"prompt": sum(prompts), "longest": max(responses), "context": context}
+
+
 def _measured(metrics: Any) -> dict[str, float]:
     """Return what an update of a policy measures without being asked; nothing of another."""
     if not isinstance(metrics, Mapping) or "silent_groups" not in metrics:
         return {}
     return {name: metrics[name] for name in (*_OF_UPDATES, *OF_POLICY) if name in metrics}
+
+
+def tells_no_reference(call: Call, metrics: Any) -> bool:
+    """Return whether a call is an update of a policy whose loss does not report how far it is from the reference."""
+    policy = call.op.updates == "weights" and getattr(call.arguments.get("loss"), "of_policy", False)
+    return bool(policy) and isinstance(metrics, Mapping) and "kl" not in metrics
 
 
 def site_of(call: Call) -> Site:
@@ -156,6 +203,17 @@ def count_tokens(rows: Any, name: str) -> int:
     if isinstance(rows, RemoteBatch):
         return rows.count(name)
     return int(rows[name].values.shape[0]) if isinstance(rows, Batch) and name in rows.fields else 0
+
+
+def within(ranks: Sequence[RankTime], start: float, end: float) -> tuple[RankTime, ...]:
+    """Return times of ranks as they can be in a call that took from ``start`` to ``end``: clocks of machines differ.
+
+    >>> within([RankTime(0, 0.9, 1.5, 2.25)], 1.0, 2.0)
+    (RankTime(rank=0, start=1.0, ready=1.5, end=2.0),)
+    """
+    return tuple(
+        RankTime(time.rank, *(min(max(at, start), end) for at in (time.start, time.ready, time.end))) for time in ranks
+    )
 
 
 def digests_of(op: Op, result: Any, given: Batch | RemoteBatch | None) -> RowDigests | None:

@@ -38,11 +38,11 @@ class LeftBehind:
 
     def __init__(self, *programs: Callable[..., Any]) -> None:
         self.around = Surroundings(*programs)
-        self._shared = _shared_generators()
+        self._shared = shared_generators()
 
     def changed(self) -> list[str]:
         """The names of what is not as it was."""
-        return [_part_name(place, part) for place in self.around.places for part, _ in _changes(place)]
+        return [part_name(place, part) for place in self.around.places for part, _ in changes_of(place)]
 
     def record(self, program: Callable[..., Any]) -> tuple[dict[str, Any], list[Lost]]:
         """What is not as it was, as JSON, and what of it no record can hold. ``program`` has just ended."""
@@ -55,14 +55,14 @@ class LeftBehind:
             lost.append(Lost(name, what, f"{shown(at.file)}:{at.line}", again))
 
         for label, place in writer.places.items():
-            for part, change in _changes(place):
+            for part, change in changes_of(place):
                 try:
-                    lines.append({"place": list(label), **_written(writer, change)})
+                    lines.append({"place": list(label), **written(writer, change)})
                 except CannotKeep as why:
-                    say(_part_name(place, part), str(why), bool(part) and place.was.get(part, "") is None)
+                    say(part_name(place, part), str(why), bool(part) and place.was.get(part, "") is None)
         for name in self.around.taken():
             say(name, "how far it is")
-        drawn = {n: state for n, state in _shared_generators().items() if state != self._shared.get(n)}
+        drawn = {n: state for n, state in shared_generators().items() if state != self._shared.get(n)}
         return {"places": lines, "random": drawn}, lost
 
     def put_back(self, record: Mapping[str, Any]) -> list[str]:
@@ -74,18 +74,19 @@ class LeftBehind:
             try:
                 if place is None:
                     raise KeyError(line["place"][0])
-                _fill(reader, place, line)
+                fill(reader, place, line)
             except (KeyError, TypeError, ValueError, AttributeError):
                 missing.append(line.get("name") or line.get("gone") or line["place"][0])
-        _set_shared(record.get("random", {}))
+        set_shared(record.get("random", {}))
         return missing
 
 
-def _part_name(place: Place, part: str) -> str:
+def part_name(place: Place, part: str) -> str:
+    """Return what a part of a place is called, such as ``LEVELS`` or ``box.count``."""
     return f"{place.name}.{part}" if part and place.name else part or place.name
 
 
-def _changes(place: Place) -> Iterator[tuple[str, dict[str, Any]]]:
+def changes_of(place: Place) -> Iterator[tuple[str, dict[str, Any]]]:
     """What is to be written of a place that has changed: by name where it has names, else as a whole."""
     holder, was = place.holder, place.was
     if place.kind in ("names", "attributes"):
@@ -138,7 +139,7 @@ def _listed(state: Any) -> Any:
     return state.tolist() if hasattr(state, "tolist") else state
 
 
-def _shared_generators() -> dict[str, Any]:
+def shared_generators() -> dict[str, Any]:
     """The states of the generators that everybody shares, in lists."""
     found = {"random": _listed(random.getstate())}
     if "numpy" in sys.modules:
@@ -148,7 +149,8 @@ def _shared_generators() -> dict[str, Any]:
     return found
 
 
-def _set_shared(states: Mapping[str, Any]) -> None:
+def set_shared(states: Mapping[str, Any]) -> None:
+    """Give generators that everybody shares the states that they had."""
     if "random" in states:
         version, inside, gauss = states["random"]
         random.setstate((version, tuple(inside), gauss))
@@ -173,7 +175,7 @@ def _set(holder: Any, name: str, value: Any, gone: bool = False) -> None:
         object.__setattr__(holder, name, value)
 
 
-def _fill(reader: Reader, place: Place, line: Mapping[str, Any]) -> None:
+def fill(reader: Reader, place: Place, line: Mapping[str, Any]) -> None:
     """Have a place hold what a line says. Raises KeyError where that is not there in this process."""
     holder = place.holder
     if "gone" in line:
@@ -198,7 +200,7 @@ def _fill(reader: Reader, place: Place, line: Mapping[str, Any]) -> None:
         holder.detach().copy_(value) if hasattr(holder, "copy_") else holder.__setitem__(..., value)
 
 
-def _written(writer: Writer, change: Mapping[str, Any]) -> dict[str, Any]:
+def written(writer: Writer, change: Mapping[str, Any]) -> dict[str, Any]:
     """A change as JSON. Raises CannotKeep."""
 
     def write() -> dict[str, Any]:

@@ -33,7 +33,10 @@ def plans(tmp_path):
 
 
 def values(out):
-    return [{n: v for n, v in line.items() if n != "tokens_per_second"} for line in metrics(out)]
+    return [
+        {n: v for n, v in line.items() if n.split("/")[-1] not in ("tokens_per_second", "decode_slots_used")}
+        for line in metrics(out)
+    ]
 
 
 def start(folder, *words):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..errors import At, PlanError
-from ..placement.backends import Backend, backend, listed
-from ..placement.cost.work import Role
-from ..placement.plan.plan import Place
+from ...errors import At, PlanError
+from ..backends import Backend, backend, listed
+from ..cost.work import Role
+from ..plan.plan import Place
 
 _PLACED = {"pp": "in stages (pp={})"}  # how weights lie along an axis, where a word says it
 

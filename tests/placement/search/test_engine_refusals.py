@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl.lowering.engine_refusals import refusals
 from flowrl.placement.backends import names_of
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.work import Role
 from flowrl.placement.model.model_shape import shape_named
 from flowrl.placement.plan.plan import Place
+from flowrl.placement.search.engine_refusals import refusals
 
 DENSE, SPARSE = shape_named("qwen3-8b"), shape_named("qwen3-30b-a3b")
 PLAIN = Role("actor", DENSE, trains=True)

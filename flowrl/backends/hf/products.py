@@ -1,0 +1,59 @@
+"""Products of matrices: torch's own, but in fp32 on an AMD with AVX-512, where those take twice as long as need be.
+
+There torch calls MKL, which uses AVX-512 on CPUs of Intel alone. oneDNN, which torch has too, uses it on both. It
+prepares a kernel for each number of rows, so rows are rounded up to one of eight numbers in each octave.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+LEAST = 4  # rows; with fewer there is nothing to be had
+
+
+def serves(rows: Tensor) -> bool:
+    """Whether products with rows [rows, size] are made by :func:`by_onednn`."""
+    return len(rows) >= LEAST and rows.dtype == torch.float32 and rows.device.type == "cpu" and _torch_is_slow()
+
+
+def rounded_up(rows: Tensor) -> Tensor:
+    """Rows [rows, size] with zeros behind them: ``rounded_up(torch.ones(130, 8)).shape == (144, 8)``."""
+    count = len(rows)
+    some = 1 << max(0, count.bit_length() - 4)
+    if not (lacking := -count % some):
+        return rows
+    found = rows.new_empty(count + lacking, rows.shape[1])
+    found[:count] = rows
+    found[count:] = 0
+    return found
+
+
+def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``rows @ weight.T + bias`` without gradient, for rows [..., size]."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    if not serves(flat):
+        return linear(rows, weight, bias)
+    return by_onednn(rounded_up(flat), weight, bias)[: len(flat)].view(*rows.shape[:-1], len(weight))
+
+
+def by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same, for rows [rows, size] as they are."""
+    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+
+
+@cache
+def _torch_is_slow() -> bool:
+    """Whether this is such a CPU, and torch has both libraries."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()[:1000]
+    except OSError:
+        return False

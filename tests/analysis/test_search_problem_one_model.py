@@ -1,0 +1,191 @@
+"""What ``flowrl plan`` finds is what ``flowrl check`` accepts and ``flowrl simulate`` prints, and no plan by hand is better."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from flowrl.analysis.check_plan import plan_findings
+from flowrl.analysis.row_lengths import Tokens
+from flowrl.analysis.search_problem import corrects, find_plan
+from flowrl.cli.arguments.script import load_script
+from flowrl.errors import PlanError
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+
+ALGORITHMS = Path(__file__).parents[2] / "algorithms"
+DRIVERS = ("grpo", "ppo", "remax", "safe_rlhf", "dapo", "raft", "online_dpo")
+MODELS = ("qwen3-0.6b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "llama-13b", "llama-70b")
+CLUSTERS = ("h100-80:1x8", "h100-80:2x8", "a100-80:2x3", "l40s:2x4", "h100-80:4x5", "h100-80:1x4+l40s:2x8")
+SMALL = ("h100-80:1x2", "h100-80:1x4", "a100-80:2x3", "l40s:1x4", "h100-80:2x4")
+
+
+@lru_cache(maxsize=16)
+def flow_of(driver: str, model: str):
+    flow = load_script(str(ALGORITHMS / f"{driver}.py"))
+    for handle in flow.handles:
+        if handle.arguments.get("model") is not None:
+            flow.use_model(handle.name, model)
+    return flow
+
+
+def study_of(chance: random.Random, driver: str, cluster: str):
+    """A driver with models, rows and lengths of some size, without a plan; and bounds of staleness."""
+    flow = flow_of(driver, chance.choice(MODELS))
+    lengths = Tokens(chance.choice((64, 2048)), "fixed", (float(chance.choice((128, 1024, 8192))),))
+    parameters = {"steps": 20, "prompts_per_step": chance.choice((16, 100, 512))}
+    parameters = {name: value for name, value in parameters.items() if name in flow.find_program(driver).parameters}
+    study = flow.study(Plan(cluster=Cluster.of(cluster)), driver, tokens=lengths, **parameters)
+    staleness = chance.choice(((0,), (0, 1), (0, 1, 2, 3, 4))) if corrects(study) else (0,)
+    return flow, study, flow.graph(driver, **parameters), staleness
+
+
+def agrees(seed: int) -> None:
+    """A search, then its plans looked at by those who know nothing of it."""
+    chance = random.Random(seed)
+    cluster = chance.choice(CLUSTERS)
+    flow, study, graph, staleness = study_of(chance, chance.choice(DRIVERS), cluster)
+    try:
+        found = find_plan(study, graph, Cluster.of(cluster), staleness)
+    except PlanError as error:
+        assert "does not fit" in str(error)
+        return
+    for placed in (found.best, found.runner_up):
+        if placed is None:
+            continue
+        again = flow.study(placed.plan, study.traced.program, tokens=study.tokens, **study.parameters)
+        assert plan_findings(again)[0] == []
+        assert placed.step_seconds == again.simulate().step_seconds
+    # Of steps that overlap 20 need not be enough for the slowest pool to be seen to be the slowest.
+    spare = 1e-9 if found.best.staleness == 0 else 0.05
+    assert found.bound is None or found.bound <= found.step_seconds * (1 + spare)
+    assert found.runner_up is None or found.runner_up.step_seconds >= found.step_seconds
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_plan_that_is_found_is_accepted_and_simulated_alike(seed):
+    agrees(seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tens", range(30))
+def test_three_hundred_plans_that_are_found_are_accepted_and_simulated_alike(tens):
+    for seed in range(10 * tens, 10 * tens + 10):
+        agrees(seed)
+
+
+# by hand
+
+
+def by_hand(chance: random.Random, study, cluster: str, staleness: tuple[int, ...]) -> Plan:
+    """A plan that somebody writes: one pool, or one to train and one to sample, every mesh by chance."""
+    whole = Cluster.of(cluster)
+    split = chance.random() < 0.5 and whole.size > 1
+    cut = chance.randrange(1, whole.size) if split else whole.size
+    pools = {"gpu": Pool("gpu", devices=tuple(range(cut))), "cpu": Pool("cpu", processes=4)}
+    if split:
+        pools["more"] = Pool("more", devices=tuple(range(cut, whole.size)))
+    place: dict[str, dict[str, Place]] = {}
+    for name, role in study.roles.items():
+        if role.model is None:
+            place[name] = {"train": Place("cpu")}
+            continue
+        sampled = any(w.role.name == name and w.use == "generate" for w in study.works.values())
+        for use in ("train", "generate") if sampled else ("train",):
+            pool = "more" if split and (use == "generate" or chance.random() < 0.2) else "gpu"
+            backend = chance.choice(("fsdp2", "megatron", "hf")) if use == "train" else "vllm"
+            mesh = any_mesh(chance, pools[pool].size, backend)
+            place.setdefault(name, {})[use] = Place(pool, mesh, backend)
+    apart = split and all("generate" not in p or p["train"].pool != p["generate"].pool for p in place.values())
+    pipeline = Pipeline(staleness=chance.choice(staleness) if apart else 0)
+    return Plan(pools, place, cluster=whole, pipeline=pipeline)
+
+
+def any_mesh(chance: random.Random, size: int, backend: str) -> Mesh:
+    axes = {
+        "fsdp2": ("dp", "fsdp", "tp", "pp"),
+        "megatron": ("dp", "tp", "pp", "cp", "ep"),
+        "vllm": ("dp", "tp", "pp", "ep"),
+        "hf": ("dp",),
+    }[backend]
+    choices = product(*([n for n in range(1, size + 1) if size % n == 0] for _ in axes))
+    every = [dict(zip(axes, c, strict=True)) for c in choices]
+    return Mesh(chance.choice([m for m in every if Mesh(m).size == size]))
+
+
+def beats_no(seed: int, plans: int) -> int:
+    """How many plans by hand were accepted, none of which is faster than what the search finds."""
+    chance = random.Random(seed)
+    cluster = chance.choice(SMALL)
+    _, study, graph, staleness = study_of(chance, chance.choice(("grpo", "ppo")), cluster)
+    try:
+        found = find_plan(study, graph, Cluster.of(cluster), staleness)
+        fastest = found.step_seconds
+    except PlanError:
+        fastest = None
+    accepted = 0
+    for _ in range(plans):
+        plan = by_hand(chance, study, cluster, staleness)
+        hand = study.under(plan)
+        if plan_findings(hand)[0]:
+            continue
+        accepted += 1
+        assert fastest is not None, f"nothing fits, said the search, and this does:\n{plan.to_yaml()}"
+        steps = hand.simulate().step_seconds
+        assert steps >= fastest * 0.98, f"{steps} s by hand, {fastest} s found:\n{plan.to_yaml()}{found.plan.to_yaml()}"
+    return accepted
+
+
+def test_no_plan_by_hand_is_faster_or_fits_where_nothing_is_found():
+    assert sum(beats_no(seed, 12) for seed in range(6)) > 8
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(6, 66))
+def test_no_plan_of_many_by_hand_is_faster_or_fits_where_nothing_is_found(seed):
+    beats_no(seed, 100)
+
+
+BY_HAND = """
+cluster: {{device: h100-80, nodes: {nodes}, devices_per_node: 8}}
+pools: {{gpu: {{devices: "0-{last}"}}, cpu: {{processes: {devices}}}}}
+place:
+  actor:
+    train:    {{pool: gpu, mesh: {train}, backend: {backend}}}
+    generate: {{pool: gpu, mesh: {generate}, engine: vllm}}
+  ref:    {{pool: gpu, mesh: {train}, backend: {backend}}}
+  reward: {{pool: cpu}}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "driver,model,nodes,train,generate",
+    [
+        ("grpo", "qwen3-235b-a22b", 32, "{pp: 8, dp: 8, tp: 4}", "{dp: 32, tp: 8}"),
+        ("grpo", "qwen3-235b-a22b", 32, "{pp: 8, dp: 8, tp: 4}", "{dp: 16, pp: 2, tp: 8}"),
+        ("grpo", "qwen3-235b-a22b", 64, "{pp: 8, dp: 16, tp: 4}", "{dp: 64, tp: 8}"),
+        ("ppo", "llama-70b", 64, "{pp: 2, dp: 32, tp: 8}", "{dp: 64, tp: 8}"),
+        ("ppo", "llama-70b", 64, "{fsdp: 512}", "{dp: 64, tp: 8}"),
+        ("ppo", "llama-70b", 8, "{pp: 4, dp: 4, tp: 4}", "{dp: 16, tp: 4}"),
+        ("ppo", "llama-70b", 8, "{fsdp: 64}", "{dp: 8, tp: 8}"),
+    ],
+)
+def test_plans_by_hand_that_were_faster_than_what_was_found(driver, model, nodes, train, generate, tmp_path):
+    flow, cluster = flow_of(driver, model), Cluster.of(f"h100-80:{nodes}x8")
+    tokens, parameters = Tokens(1024, "fixed", (1024.0,)), {"steps": 20, "prompts_per_step": 512}
+    backend, devices = "fsdp2" if "fsdp" in train else "megatron", 8 * nodes
+    shape = {"nodes": nodes, "devices": devices, "last": devices - 1}
+    text = BY_HAND.format(train=train, generate=generate, backend=backend, **shape)
+    critic = f"  critic: {{pool: gpu, mesh: {train}, backend: {backend}}}\n" if driver == "ppo" else ""
+    (tmp_path / "plan.yaml").write_text(text + critic)
+    study = flow.study(Plan.load(tmp_path / "plan.yaml"), driver, tokens=tokens, **parameters)
+    assert plan_findings(study)[0] == []
+    found = find_plan(study.under(Plan(cluster=cluster)), flow.graph(driver, **parameters), cluster, (0,))
+    assert found.step_seconds <= study.simulate().step_seconds
+    assert found.gap < 0.1, "the bound says that little can have been missed"

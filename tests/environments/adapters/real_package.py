@@ -1,0 +1,52 @@
+"""Installs a package whose environments are tested, in a folder of its own, and runs a script that plays there.
+
+The packages bring up to a hundred others. A folder is kept where FLOWRL_PACKAGES names a place, as `make adapters-test`
+does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+#: What starts a script: packages of the folder are found after those that are here already.
+START = "import runpy, sys; sys.path[0] = sys.argv.pop(1); sys.path.append(sys.argv.pop(1)); "
+START += "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def packages(extra: str, temporary: Path, *more: str) -> Path:
+    """A folder with the packages of an extra of flowrl; the test is skipped where the package index gives none."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    kept = os.environ.get("FLOWRL_PACKAGES")
+    folder = Path(kept).resolve() / extra if kept else temporary
+    if not (done := folder / ".installed").exists():
+        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), *extras[extra], *more]
+        if (tried := subprocess.run(install, capture_output=True, text=True)).returncode:
+            pytest.skip(f"the package index gives no flowrl-lm[{extra}]: {tried.stderr[-300:]}")
+        done.touch()
+    return folder
+
+
+def said_by(script: str, folder: Path, *arguments: str) -> Any:
+    """What a script of this folder prints, read as JSON: it is started with the packages of ``folder`` behind ours."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", START, str(here), str(folder), str(here / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def expect_trained(page: Any) -> None:
+    """The program of a page is short, all its episodes have an end, and each step had a gradient from its own tokens."""
+    assert page["lines"] <= 25 and len(page["metrics"]) == 2
+    for line in page["metrics"]:
+        assert line["game/delivered_fraction"] == 1 and line["game/failures"] == 0
+        assert line["actor/gap_max"] < 1e-3 and line["actor/grad_norm"] > 0

@@ -1,0 +1,66 @@
+"""Tasksets of verifiers 0.4: what a policy plays in them is worth what the package itself says of the same answers."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from real_package import expect_trained, packages, said_by
+
+from flowrl.environments import TasksetEnvironment
+from flowrl.errors import WorkerError
+
+nightly = [pytest.mark.nightly, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return said_by("taskset_play.py", packages("verifiers-tasksets", tmp_path_factory.mktemp("site")))
+
+
+class TestPlayed:
+    pytestmark = nightly
+
+    @pytest.mark.parametrize("how", ["alone", "talk"])
+    def test_rewards_metrics_and_ends_are_those_of_verifiers_for_the_same_answers(self, found, how):
+        rows = found[how]["rows"]
+        assert len(rows) >= 12 and found[how]["delivered"] == 1
+        for row in rows:
+            assert row["outcome"] == "finished" and row["theirs"]["ok"] and row["reason"] == row["theirs"]["reason"]
+            assert row["reward"] == pytest.approx(row["theirs"]["reward"])
+            own = {name: value for name, value in row["scores"].items() if name not in ("calls", "forks")}
+            assert own == pytest.approx(row["theirs"]["scores"])
+            assert row["scores"]["calls"] == len(row["texts"]) and row["scores"]["forks"] == 0
+        assert len({row["reward"] for row in rows}) > 2
+        assert ({len(row["texts"]) for row in rows} == {1}) == (how == "alone")
+
+    def test_a_limit_of_the_rollout_ends_an_episode_and_verifiers_grades_it_as_far_as_it_came(self, found):
+        cut = [row for row in found["cut"]["rows"] if row["outcome"] == "truncated_turns"]
+        assert cut
+        for row in cut:
+            assert row["reason"] == "turns" and len(row["texts"]) == 1 and row["scores"]["turns"] == 1
+            letter = "abcd"[row["task"]["task"]]
+            first = 2.0 * (row["texts"][0][:1] == letter)
+            assert row["reward"] == pytest.approx(0.25 + first + 0.5 * row["texts"][0].count(letter))
+
+    def test_a_reward_that_fails_fails_the_episode_without_a_reward(self, found):
+        for row in found["broken"]["rows"]:
+            failed = any("c" in text for text in row["texts"])
+            assert (row["outcome"] == "environment_failure") == failed == (row["reward"] != row["reward"])
+            assert ("this reward is broken" in row["why"]) == failed
+
+    def test_the_program_of_the_page_trains(self, found):
+        expect_trained(found["page"])
+
+    def test_what_cannot_be_played_here_is_refused_with_the_reason(self, found):
+        name, option, boxed, endless = found["refused"]
+        assert "'leters_taskset' cannot be loaded" in name and "kid" in option
+        assert "task 0 of 'letters_taskset' needs a container" in boxed
+        assert "tasks without end" in endless and "Write tasks=" in endless
+
+
+def test_the_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(WorkerError, match="needs the package verifiers") as refused:
+        TasksetEnvironment("gsm8k-v1").rows()
+    assert refused.value.fix == "pip install 'flowrl-lm[verifiers-tasksets]'."

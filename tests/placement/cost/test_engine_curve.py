@@ -1,0 +1,108 @@
+"""The curve of an engine: fitted to calls whose times are known, it is what they were made from."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flowrl as fl
+from flowrl.batch import Column
+from flowrl.placement.cost.continuous_batch import Engine, seconds_of
+from flowrl.placement.cost.engine_curve import EngineCurve, SampledCall, fit_curve
+from flowrl.placement.cost.length_distribution import Lengths
+from flowrl.testing import FakeEngine
+
+
+def drawn(chance: random.Random, rows: int) -> list[int]:
+    return [max(1, round(chance.lognormvariate(3.0, 0.8))) for _ in range(rows)]
+
+
+def sampled(step: int, seconds: float, prompt: int, lengths: list[int]) -> SampledCall:
+    context = sum(n * prompt + n * (n - 1) / 2 for n in lengths)
+    return SampledCall(step, seconds, prompt * len(lengths), max(lengths), sum(lengths), context)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    prompt=st.sampled_from([0.0, 1e-5, 1e-3]),
+    step=st.sampled_from([1e-4, 1e-2]),
+    row=st.sampled_from([0.0, 1e-5, 1e-3]),
+    seed=st.integers(0, 10**6),
+)
+def test_a_curve_is_what_the_calls_were_made_from(prompt, step, row, seed):
+    chance = random.Random(seed)
+    truth = Engine(1 << 20, lambda rows: step + row * rows, prompt, 16)
+    calls: list[SampledCall] = []
+    for number in range(14):
+        lengths = drawn(chance, chance.choice([8, 24]))
+        calls.append(sampled(number, seconds_of(truth, lengths), 16, lengths))
+    curve = fit_curve(calls)
+    assert curve is not None and curve.calls == 14
+    assert curve.error == pytest.approx(0.0, abs=1e-6) and curve.predicted == pytest.approx(curve.measured)
+    more = drawn(chance, 48)  # of a batch that no call had
+    predicted = curve.of_call(sampled(0, 1.0, 16, more))
+    assert predicted == pytest.approx(seconds_of(truth, more), rel=1e-6)
+
+
+def test_a_fake_engine_is_found_by_its_clock():
+    """Prompts of 3 to 40 tokens cost 1 ms a token, and each step 20 ms, whatever runs."""
+    calls: list[SampledCall] = []
+    for number in range(10):
+        chance = random.Random(number)
+        engine = FakeEngine(token_seconds=0.02, prompt_seconds=1e-3, lengths=lambda seed: 1 + seed % 60)
+        rows, long = 4 + number % 3, 3 + 4 * number
+        prompts = Column.of([[1] * long] * rows, dim="prompt", dtype="i32")
+        seeds = torch.tensor([chance.randrange(1000) for _ in range(rows)])
+        made = engine.generate(prompts, 1, seeds, fl.testing.Sampling(max_tokens=100))
+        calls.append(sampled(number, engine.clock.now(), long, made.ids.lengths.tolist()))
+    curve = fit_curve(calls)
+    assert curve is not None
+    assert (curve.prompt, curve.step) == (pytest.approx(1e-3), pytest.approx(0.02))
+    assert (curve.row, curve.context) == (0.0, 0.0)
+
+
+def test_tokens_of_long_rows_are_found_to_take_longer():
+    """A token takes 1 ms and 2 us for each token of the rows that run."""
+    chance, calls = random.Random(5), list[SampledCall]()
+    for number in range(16):
+        lengths = drawn(chance, 16)
+        each = sampled(number, 1.0, 10, lengths)
+        calls.append(SampledCall(number, 1e-3 * each.longest + 2e-6 * each.context, *each.amounts()))
+    curve = fit_curve(calls)
+    assert curve is not None
+    assert (curve.step, curve.context) == (pytest.approx(1e-3), pytest.approx(2e-6))
+
+
+def test_noise_is_in_the_error():
+    chance, calls = random.Random(1), list[SampledCall]()
+    for number in range(60):
+        lengths = drawn(chance, 16)
+        truth = 1e-2 * max(lengths) + 1e-4 * sum(lengths)
+        calls.append(sampled(number, truth * math.exp(chance.gauss(0, 0.05)), 10, lengths))
+    curve = fit_curve(calls)
+    assert curve is not None and curve.error is not None and 0.01 < curve.error < 0.08
+    assert curve.step == pytest.approx(1e-2, rel=0.25)
+
+
+def test_calls_that_are_alike_have_no_curve():
+    assert fit_curve([sampled(n, 1.0, 10, [64] * 16) for n in range(20)]) is None, "a step and a row are one there"
+    assert fit_curve([sampled(n, 1.0, 10, [n + 1, 60]) for n in range(5)]) is None, "too few"
+
+
+def test_replicas_share_rows():
+    """Two replicas were measured; four take half as long for the rows, and as long for the steps."""
+    chance, calls = random.Random(2), list[SampledCall]()
+    for number in range(12):
+        lengths = drawn(chance, 16)
+        calls.append(sampled(number, 1e-2 * max(lengths) + 1e-3 * sum(lengths) / 2, 10, lengths))
+    curve = fit_curve(calls, replicas=2)
+    assert curve is not None
+    lengths = Lengths(10, 64)
+    assert curve.seconds(16, lengths, 2) == pytest.approx(64 * (1e-2 + 8e-3))
+    assert curve.seconds(16, lengths, 4) == pytest.approx(64 * (1e-2 + 4e-3))
+    assert EngineCurve(step=1.0).seconds(3, lengths, 1) == 64.0
