@@ -115,4 +115,4 @@ class StageReader(Reader):
 def plain(ids: Tensor) -> Micro:
     """A pass over padded sequences that is nothing but its ids."""
     none = torch.zeros(0, dtype=torch.int64)
-    return Micro(ids, None, None, None, none, none)
+    return Micro(ids, None, None, none, none)

@@ -149,7 +149,7 @@ class StageNet(ShardedNet):
 
     def _apart(self, before: Tensor) -> float:
         none = torch.zeros(0, dtype=torch.int64)
-        micro = Micro(self._few(), None, None, None, none, none)
+        micro = Micro(self._few(), None, None, none, none)
 
         def compute() -> float:
             with self.mixed():

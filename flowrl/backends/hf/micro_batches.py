@@ -1,8 +1,9 @@
 """Micro-batches from packed rows, in the cheaper of two layouts; both give the same numbers and the same gradient.
 
 ``rows``: each row is a sequence, padded at its end; attention is causal, so no mask is needed.
-``shared``: rows of one prompt lie in one sequence behind a single copy of it, and a mask keeps them apart; what is
-left of a sequence is filled with the rows of other prompts.
+``shared``: the rows of a group lie in one sequence as a tree: what several of them begin with is there once, be it the
+prompt, the turns that branches of an episode have in common, or words that were sampled alike; a mask keeps branches
+apart. What is left of a sequence is filled with the rows of other groups.
 The last token of a response predicts nothing and is not fed. Both layouts round differently: in float64 too where
 transformers computes a model's norms in float32.
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +35,8 @@ class Rows:
     """Prompts with responses, packed, on the CPU: ``ids`` i64[total]; the others i64[rows].
 
     ``starts``: where a row begins; ``prompts`` and ``responses``: how many tokens each has. Rows with the same
-    ``group`` have the same prompt. ``temperature`` f32[rows]: what logits are divided by; None is 1 for all.
+    ``group`` are of one prompt, and may begin alike. ``temperature`` f32[rows]: what logits are divided by; None is 1
+    for all.
     ``support``: of each response token, which part of the vocabulary its distribution is of; None is all of it.
     """
 
@@ -62,8 +65,7 @@ class Rows:
                 fix="Give every row a prompt of at least one token.",
             )
         ids, starts = tokens.values.cpu().long(), tokens.offsets[:-1]
-        group = _same_prompt(batch.group_index()[0], ids, starts, prompts)
-        rows = Rows(ids, starts, prompts, responses, group, _temperature(batch))
+        rows = Rows(ids, starts, prompts, responses, batch.group_index()[0], _temperature(batch))
         return replace(rows, support=Support.of(batch, rows.targets))
 
     def __len__(self) -> int:
@@ -107,19 +109,6 @@ def _temperature(batch: Batch) -> Tensor | None:
     return values if bool((values != 1).any()) else None
 
 
-def _same_prompt(group: Tensor, ids: Tensor, starts: Tensor, prompts: Tensor) -> Tensor:
-    """The groups, with every row whose prompt is not its group's first row's in a group of its own."""
-    rows = torch.arange(len(group))
-    count = int(group.max()) + 1 if len(group) else 0
-    leader = torch.full((count,), len(group)).scatter_reduce_(0, group, rows, "amin")[group]
-    same = prompts == prompts[leader]
-    compared = torch.where(same, prompts, 0)
-    differs = ids[ragged_index(starts, compared)] != ids[ragged_index(starts[leader], compared)]
-    row = torch.repeat_interleave(rows, compared)
-    same &= torch.bincount(row[differs], minlength=len(group)) == 0
-    return torch.where(same, group, count + rows)
-
-
 @dataclass(frozen=True)
 class Micro:
     """One forward pass over ``ids`` [sequences, tokens].
@@ -130,8 +119,9 @@ class Micro:
 
     ids: Tensor
     positions: Tensor | None
-    owner: Tensor | None  # of each token: the group it belongs to, -1 for padding; None in the rows layout
-    segment: Tensor | None  # 0 for a prompt, else the number of the row in its group
+    #: Of each token, where in its sequence the branches that go on from it end: no token from there on sees it. -1 for
+    #: padding. None in the rows layout.
+    until: Tensor | None
     gather: Tensor
     at: Tensor
 
@@ -139,7 +129,7 @@ class Micro:
     def idle(net: Net) -> Micro:
         """A pass of one token that predicts nothing, for a rank that has nothing to do while others have."""
         none = torch.zeros(0, dtype=torch.int64)
-        return Micro(torch.full((1, 1), net.filler), None, None, None, none, none)
+        return Micro(torch.full((1, 1), net.filler), None, None, none, none)
 
     def to(self, device: torch.device) -> Micro:
         """The same on the device."""
@@ -150,12 +140,12 @@ class Micro:
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to scores, [sequences, 1, tokens, tokens]: 0 for tokens that are seen, else very little."""
-        if self.owner is None or self.segment is None:
+        if self.until is None:
             return None
-        owner, segment = self.owner, self.segment
-        seen = owner[:, :, None] == owner[:, None, :]
-        seen &= (segment[:, None, :] == 0) | (segment[:, :, None] == segment[:, None, :])
+        at = torch.arange(self.until.shape[1], device=self.until.device)
+        seen = at[None, :, None] < self.until[:, None, :]
         seen.tril_()
+        seen.diagonal(dim1=1, dim2=2).fill_(True)
         hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
         return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
@@ -194,18 +184,22 @@ def shareable(net: Net, rows: Rows, chosen: Tensor) -> bool:
 
 @dataclass
 class Unit:
-    """Rows of one prompt behind one copy of it: ``fed`` are the response tokens that each feeds."""
+    """Rows that begin alike, each behind the one that it shares most with.
 
-    prompt: int
+    Of each row: how many tokens it feeds, and how many of them, the first ones, are those of the row before it.
+    """
+
     rows: list[int]
     fed: list[int]
-    width: int
+    shared: list[int]
+    width: int = 0
 
-    def add(self, row: int, fed: int) -> None:
+    def add(self, row: int, fed: int, shared: int) -> None:
         """One row more."""
         self.rows.append(row)
         self.fed.append(fed)
-        self.width += fed
+        self.shared.append(shared)
+        self.width += fed - shared
 
 
 @dataclass
@@ -216,27 +210,68 @@ class Line:
     width: int
 
 
-def _units(rows: Rows, chosen: Tensor, most: int | None) -> list[Unit]:
-    """A unit per group, more where one grows beyond ``most`` tokens; per row where that is None. Wide ones first."""
+def _trees(net: Net, begins: list[Begin], most: int, *, all_alike: bool) -> list[Unit]:
+    """Units of at most ``most`` tokens, wide ones first: of all rows of a group that begin alike; or, without
+    ``all_alike``, of those whose beginning saves more than it costs that each token of a unit is held against all.
+    """
     units: list[Unit] = []
-    latest: dict[int, Unit] = {}
-    columns = (rows.group[chosen], rows.prompts[chosen], rows.responses[chosen] - 1, chosen)
-    for group, prompt, fed, row in zip(*(c.tolist() for c in columns), strict=True):
-        unit = latest.get(group)
-        if most is None or unit is None or unit.width + fed > most:
-            unit = latest[group] = Unit(prompt, [], [], prompt)
-            units.append(unit)
-        unit.add(row, fed)
+    linear, pair = net.flops
+    for begin in begins:
+        unit, own = (units[-1] if units else None), begin.fed - begin.shared
+        joins = unit is not None and begin.shared > 0 and unit.width + own <= most
+        if joins and unit is not None and not all_alike:
+            joins = linear * begin.shared + pair * (begin.fed**2 - own**2 - 2 * unit.width * own) > 0
+        if unit is None or not joins:
+            units.append(unit := Unit([], [], []))
+            unit.add(begin.row, begin.fed, 0)
+        else:
+            unit.add(begin.row, begin.fed, begin.shared)
     return sorted(units, key=lambda u: -u.width)
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A row, how many tokens it feeds, and how many of them are those of the row before it; 0 for another group's."""
+
+    row: int
+    fed: int
+    shared: int
+
+
+def _beginnings(rows: Rows, chosen: Tensor) -> list[Begin]:
+    """The rows by group, in an order in which rows that begin alike are next to each other."""
+    columns = (rows.group[chosen], rows.starts[chosen], (rows.prompts + rows.responses)[chosen] - 1, chosen)
+    every = rows.ids.numpy()
+    groups: dict[int, list[tuple[bytes, int, int, int]]] = {}
+    for group, start, fed, row in zip(*(c.tolist() for c in columns), strict=True):
+        # Any order of equal tokens puts equal beginnings together: that of their bytes is at hand.
+        groups.setdefault(group, []).append((every[start : start + fed].tobytes(), row, start, fed))
+    found: list[Begin] = []
+    for members in groups.values():
+        before = every[:0]
+        for _, row, start, fed in sorted(members):
+            own = every[start : start + fed]
+            found.append(Begin(row, fed, _alike(before, own)))
+            before = own
+    return found
+
+
+def _alike(a: np.ndarray, b: np.ndarray) -> int:
+    """How many tokens two rows begin with alike."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 def _together(net: Net, rows: Rows, chosen: Tensor, budget: int) -> list[list[Line]]:
     """Micro-batches of groups; several share a sequence where that saves padding."""
     most = min(budget, int(MASK_ENTRIES**0.5))
-    units = _units(rows, chosen, most)
-    longest = units[0].width
-    widths = {max(longest, min(most, int(longest * factor))) for factor in (1, 1.25, 1.5, 2, 3, 4)}
-    options = [list(_filled(_packed(units, width), budget, MASK_ENTRIES)) for width in sorted(widths)]
+    begins, options = _beginnings(rows, chosen), []
+    for all_alike in (True, False):
+        units = _trees(net, begins, most, all_alike=all_alike)
+        longest = units[0].width
+        widths = {max(longest, min(most, int(longest * factor))) for factor in (1, 1.25, 1.5, 2, 3, 4)}
+        options += [list(_filled(_packed(units, width), budget, MASK_ENTRIES)) for width in sorted(widths)]
     return min(options, key=lambda option: _cost(net, option, masked=True))
 
 
@@ -280,58 +315,52 @@ def _cost(net: Net, micros: list[list[Line]], *, masked: bool) -> float:
 
 def _build(rows: Rows, lines: list[Line], filler: int, *, shared: bool) -> Micro:
     """The tensors of one micro-batch."""
-    wide = lines[0].width
-    places: list[
-        tuple[int, int, int, int, int]
-    ] = []  # row, its unit's number, its rank in it, begin of prompt, of response
-    number = 0
-    for start, line in zip(range(0, len(lines) * wide, wide), lines, strict=True):
-        begin = start
+    row = torch.tensor([row for line in lines for unit in line.units for row in unit.rows])
+    at = ragged_index(starts_of(rows.responses)[row], rows.responses[row])
+    ids = torch.full((len(lines), lines[0].width), filler)
+    if shared:
+        return _as_trees(rows, lines, ids, at)
+    begins, prompts, responses = torch.arange(len(lines)) * lines[0].width, rows.prompts[row], rows.responses[row]
+    fed = prompts + responses - 1
+    ids.view(-1)[ragged_index(begins, fed)] = rows.ids[ragged_index(rows.starts[row], fed)]
+    return Micro(ids, None, None, ragged_index(begins + prompts - 1, responses), at)
+
+
+def _as_trees(rows: Rows, lines: list[Line], ids: Tensor, at: Tensor) -> Micro:
+    """Each unit as a tree: behind what a row shares with the one before it come the tokens that it has alone."""
+    width = ids.shape[1]
+    positions, until = torch.zeros_like(ids), torch.full_like(ids, -1)
+    tokens, place, end = ids.view(-1).numpy(), positions.view(-1).numpy(), until.view(-1).numpy()
+    every, starts, prompts = rows.ids.numpy(), rows.starts.tolist(), rows.prompts.tolist()
+    predicted: list[np.ndarray] = []
+    for number, line in enumerate(lines):
+        first = free = number * width
         for unit in line.units:
-            after = begin + unit.prompt
-            for rank, (row, fed) in enumerate(zip(unit.rows, unit.fed, strict=True)):
-                places.append((row, number, rank, begin, after))
-                after += fed
-            begin, number = after, number + 1
-    row, unit_of, rank, begins, afters = torch.tensor(places).unbind(1)
-    prompts, responses = rows.prompts[row], rows.responses[row]
-    fed = responses - 1
-
-    lead = rank == 0
-    to_prompt = ragged_index(begins[lead], prompts[lead])
-    to_response = ragged_index(afters, fed)
-    to = torch.cat([to_prompt, to_response])
-    from_ = torch.cat(
-        [ragged_index(rows.starts[row[lead]], prompts[lead]), ragged_index(rows.starts[row] + prompts, fed)]
-    )
-    ids = torch.full((len(lines) * wide,), filler)
-    ids[to] = rows.ids[from_]
-
-    gather = ragged_index(afters - 1, responses)
-    gather[starts_of(responses)] = begins + prompts - 1
-    at = ragged_index(starts_of(rows.responses)[row], responses)
-    if not shared:
-        return Micro(ids.view(-1, wide), None, None, None, gather, at)
-    positions, segment, owner = torch.zeros_like(ids), torch.zeros_like(ids), torch.full_like(ids, -1)
-    repeated = torch.repeat_interleave
-    positions[to] = to - torch.cat([repeated(begins[lead], prompts[lead]), repeated(afters - prompts, fed)])
-    owner[to] = torch.cat([repeated(unit_of[lead], prompts[lead]), repeated(unit_of, fed)])
-    segment[to_response] = repeated(rank + 1, fed)
-    shaped = [t.view(-1, wide) for t in (ids, positions, owner, segment)]
-    return Micro(shaped[0], shaped[1], shaped[2], shaped[3], gather, at)
+            path = np.arange(0)  # where the tokens of the latest row lie
+            for row, fed, shared in zip(unit.rows, unit.fed, unit.shared, strict=True):
+                end[path[shared:]] = free - first  # nothing goes on from there
+                own = slice(free, free + fed - shared)
+                tokens[own] = every[starts[row] + shared : starts[row] + fed]
+                place[own] = np.arange(shared, fed)
+                path = np.concatenate([path[:shared], np.arange(own.start, own.stop)])
+                predicted.append(path[prompts[row] - 1 :])
+                free = own.stop
+            end[path] = free - first
+    return Micro(ids, positions, until, torch.from_numpy(np.concatenate(predicted)), at)
 
 
 def try_shared(net: Net) -> tuple[Tensor, Tensor]:
-    """The same states in both layouts: two prompts, three rows of the first and one of the second."""
+    """The same states in both layouts: two prompts, three rows of the first, two of them alike for a while, and one."""
     lengths, prompts = torch.tensor([7, 5, 6, 4]), torch.tensor([3, 3, 3, 2])
     starts = starts_of(lengths)
     ids = (torch.arange(int(lengths.sum())) * 7 + 2) % net.model.get_input_embeddings().weight.shape[0]
-    for row in (1, 2):  # the prompt of the group
-        ids[starts[row] : starts[row] + 3] = ids[:3]
+    for row, alike in ((1, 3), (2, 4)):
+        ids[starts[row] : starts[row] + alike] = ids[:alike]
     rows = Rows(ids, starts, prompts, lengths - prompts, torch.tensor([0, 0, 0, 1]))
     chosen = torch.arange(4)
     found = []
-    for lines, shared in ((_packed(_units(rows, chosen, 64), 64), True), (_units_alone(rows, chosen), False)):
+    trees = _trees(net, _beginnings(rows, chosen), 64, all_alike=True)
+    for lines, shared in ((_packed(trees, 64), True), (_units_alone(rows, chosen), False)):
         micro = _build(rows, lines, net.filler, shared=shared).to(net.device)
         hidden = micro.hidden(net)
         found.append(torch.empty_like(hidden).index_copy_(0, micro.at, hidden))
@@ -340,4 +369,6 @@ def try_shared(net: Net) -> tuple[Tensor, Tensor]:
 
 def _units_alone(rows: Rows, chosen: Tensor) -> list[Line]:
     """A sequence per row, long ones first."""
-    return [Line([unit], unit.width) for unit in _units(rows, chosen, None)]
+    fed = ((rows.prompts + rows.responses)[chosen] - 1).tolist()
+    units = [Unit([row], [width], [0], width) for row, width in zip(chosen.tolist(), fed, strict=True)]
+    return [Line([unit], unit.width) for unit in sorted(units, key=lambda u: -u.width)]
