@@ -13,7 +13,19 @@ from ..placement.cost.worker_memory import RESERVE_BYTES
 from ..placement.model.weight_layout import check_layout
 from ..placement.plan.plan import Place
 from ..placement.search.engine_refusals import refusals, refusals_of_use
-from .plan_warnings import file_of, idle_pipeline, idle_processes, placed_models, slow_network, uneven_rows, unused
+from .plan_warnings import (
+    cut_responses,
+    file_of,
+    idle_pipeline,
+    idle_processes,
+    models_on_processes,
+    never_run,
+    placed_models,
+    several_kinds,
+    slow_network,
+    uneven_rows,
+    unused,
+)
 from .study import Study
 
 
@@ -30,7 +42,7 @@ def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
             sized = False
             what = f"{error.what} Memory and divisibility are not checked."
             findings.append(Lint("size", what, error.at or file_of(study)))
-    checks += [_models, Study.unsupported, _backends, _memory, slow_network] if sized else [Study.unsupported]
+    checks += [*_SIZED, several_kinds, models_on_processes, never_run, cut_responses] if sized else [Study.unsupported]
     findings = each_once([*findings, *(finding for check in checks for finding in check(study))])
     return [f for f in findings if isinstance(f, FlowError)], [f for f in findings if isinstance(f, Lint)]
 
@@ -76,6 +88,19 @@ def _device(study: Study, place: Place) -> str:
     """The kind of the devices of a place."""
     cluster, devices = study.plan.cluster, study.plan.pools[place.pool].devices
     return cluster.kind(devices[0]).name if cluster is not None and devices else "cpu"
+
+
+def too_long(study: Study) -> Iterator[PlanError]:
+    """Yield an error for prompts that leave a model no position for a response: a run refuses it."""
+    for work in study.works.values() if study.tokens.prompt is not None else ():
+        model = work.role.model
+        if model is not None and work.kind == "generate" and 0 < model.positions <= work.load.prompt:
+            yield PlanError(
+                f"{work.title}: prompts of {work.load.prompt:.0f} tokens; {model.name} has {model.positions} "
+                "positions in all.",
+                at=study.plan.place_of(work.role.name, "generate").at,
+                fix="Shorten or filter the prompts, or use a model with more positions.",
+            )
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -161,3 +186,8 @@ def _support(study: Study) -> Iterator[FlowError]:
                 at=place.at,
                 fix=f"Write engine: {recording}, or leave support=True out of the program.",
             )
+
+
+#: Checks that need the sizes of all models.
+_SIZED: tuple[Callable[[Study], Iterable[FlowError | Lint]], ...]
+_SIZED = (_models, Study.unsupported, _backends, too_long, _memory, slow_network)

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import At
 from ..graph.may_see_older_weights import trained_on
 from ..graph.tracing.trace_records import Lint
+from ..placement.backends import backend
 from ..placement.cost.work import Role
 from ..placement.plan.plan import Place
 from .call_seconds import prompts_of
@@ -38,6 +39,58 @@ def slow_network(study: Study) -> Iterator[Lint]:
         if any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups("tp")):
             groups = f"{study.plan.title_of(worker, use)}: groups of tp={place.mesh['tp']}"
             yield Lint("network", f"{groups} cross nodes, and talk at every layer.", place.at or file_of(study))
+
+
+def several_kinds(study: Study) -> Iterator[Lint]:
+    """Yield a remark for each pool of models with devices of several kinds: the least counts."""
+    cluster = study.plan.cluster
+    taken = {place.pool for _, _, place, _ in placed_models(study)}
+    for name, pool in study.plan.pools.items():
+        if cluster is None or name not in taken:
+            continue
+        kinds = dict.fromkeys(cluster.kind(device).name for device in pool.devices)
+        if len(kinds) > 1:
+            what = f"pool '{name}' has devices of several kinds, {' and '.join(kinds)}: each call is as slow as on the"
+            yield Lint("kinds", f"{what} slowest, and the smallest memory counts.", pool.at or file_of(study))
+
+
+def models_on_processes(study: Study) -> Iterator[Lint]:
+    """Yield a remark for each model in a pool of host processes, where there are devices: of those nothing is known."""
+    if study.plan.cluster is None:
+        return
+    for worker, use, place, role in placed_models(study):
+        pool = study.plan.pools[place.pool]
+        if pool.processes and role.model is not None:
+            title = study.plan.title_of(worker, use)
+            what = f"{title}: each of the {pool.processes} processes of pool '{pool.name}' computes a whole "
+            what += f"{role.model.name} on the cores of a host, whose memory is not checked."
+            yield Lint("processes", what, place.at or pool.at or file_of(study))
+
+
+def never_run(study: Study) -> Iterator[Lint]:
+    """Yield a remark for each axis of a mesh on GPUs that runs do not have: they refuse it, other commands know it."""
+    for worker, use, place, _ in placed_models(study):
+        row = backend(place.backend)
+        known = {axis: size for axis, size in place.mesh.axes.items() if axis in row.axes}
+        for what, _ in row.unrun_axes(known) if _on_gpus(study, place) else ():
+            title = study.plan.title_of(worker, use)
+            yield Lint("unrun", f"{title}: {what} flowrl run refuses it.", place.at or file_of(study))
+
+
+def _on_gpus(study: Study, place: Place) -> bool:
+    cluster, devices = study.plan.cluster, study.plan.pools[place.pool].devices
+    return cluster is not None and bool(devices) and cluster.kind(devices[0]).name != "cpu"
+
+
+def cut_responses(study: Study) -> Iterator[Lint]:
+    """Yield a remark for rows that may become longer than the model has positions: a run ends them there."""
+    said = study.tokens.prompt is not None or study.tokens.numbers
+    for work in study.works.values() if said else ():
+        model, load = work.role.model, work.load
+        most = load.prompt + max(load.response, load.longest)
+        if model is not None and work.kind == "generate" and model.positions and load.prompt < model.positions < most:
+            what = f"{work.title}: rows of {most:.0f} tokens end at the {model.positions} positions of {model.name}."
+            yield Lint("positions", what, study.plan.place_of(work.role.name, "generate").at or file_of(study))
 
 
 def idle_pipeline(study: Study) -> Iterator[Lint]:

@@ -12,6 +12,7 @@ from ..placement.plan.plan import Plan
 from ..placement.search.find_placement import Found, search
 from ..placement.search.problem import Member, Problem
 from ..schedule.fly_program import Made
+from .check_plan import too_long
 from .study import Study
 
 
@@ -48,6 +49,9 @@ def find_plan(
 
     Raises PlanError when a worker fits nowhere.
     """
+
+    if wrong := next(too_long(study), None):
+        raise wrong
 
     def simulated(plan: Plan) -> float:
         return study.under(plan).simulate(steps).step_seconds

@@ -129,7 +129,12 @@ class Study:
     @cached_property
     def works(self) -> Mapping[str, Work]:
         """The work of each worker's call in a steady step, by node id."""
-        works = {node: self.work(made) for node, made in self.calls.items() if made.call.worker in self.roles}
+        return {node: self._beside_others(work) for node, work in self._alone.items()}
+
+    @cached_property
+    def _alone(self) -> Mapping[str, Work]:
+        """The same, as if nobody else were on its devices: what the memory of a pool is reckoned from."""
+        works = {node: self._asked_for(made) for node, made in self.calls.items() if made.call.worker in self.roles}
         return {node: work for node, work in works.items() if work is not None}
 
     def names(self) -> tuple[str, ...]:
@@ -141,7 +146,19 @@ class Study:
     # -- the work of a call -------------------------------------------------------------------------------------
 
     def work(self, made: Made) -> Work | None:
-        """Return what a call asks of its devices; None for arithmetic on a batch."""
+        """Return what a call asks of its devices, beside what others keep there; None for arithmetic on a batch."""
+        work = self._asked_for(made)
+        return None if work is None else self._beside_others(work)
+
+    def _beside_others(self, work: Work) -> Work:
+        """A generate with the bytes that its KV cache cannot have, as others keep them in its turn."""
+        if work.kind != "generate" or work.pool not in self.pool_memory:
+            return work
+        turns = self.turns(work.pool)
+        turn = next((t for t in turns if not t.publish and t.title == work.title), None)
+        return work if turn is None else replace(work, held=self.pool_memory[work.pool].held(turn, turns))
+
+    def _asked_for(self, made: Made) -> Work | None:
         call = made.call
         if call.op.owner == "batch":
             return None
@@ -212,7 +229,7 @@ class Study:
     @cached_property
     def pool_memory(self) -> Mapping[str, PoolMemory]:
         """The memory of each pool whose devices are known."""
-        loads, micro = loads_of(self.works.values())
+        loads, micro = loads_of(self._alone.values())
         apart = self.runtime == "ray"  # ranks hold the weights of every worker apart
         bases = {} if apart else bases_of(self.handles, self.plan)
         roles = list(self.roles.values())
@@ -221,7 +238,7 @@ class Study:
 
     def turns(self, pool: str) -> tuple[Turn, ...]:
         """The calls that a pool does in a step, in program order, and the publishes inside it."""
-        works = [work for work in self.works.values() if work.pool == pool and work.role.model is not None]
+        works = [work for work in self._alone.values() if work.pool == pool and work.role.model is not None]
         inside = {name for name in self.roles if self._publishes(name) and not self.plan.split(name)}
         return turns_of(works, inside, {name for name, role in self.roles.items() if role.model is not None})
 

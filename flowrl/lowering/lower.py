@@ -104,10 +104,19 @@ def used_workers(traced: Traced, handles: Sequence[HandleLike]) -> tuple[str, ..
 
 
 def choose_runtime(plan: Plan) -> str:
-    """Return the runtime that a plan needs: ``local`` where this process has a device for each pool, else ``ray``."""
+    """Return the runtime that a plan needs: ``local`` where this process has a device for each pool, else ``ray``.
+
+    On a device of the cluster where a worker trains with one engine and generates with another, each has a process.
+    """
     places = [place for _, _, place in plan.roles()]
     fits = all(p.mesh.size == 1 and len(plan.pools[p.pool].devices) <= 1 for p in places)
-    return "local" if fits else "ray"
+    return "local" if fits and not any(_two_engines(plan, worker) for worker in plan.place) else "ray"
+
+
+def _two_engines(plan: Plan, worker: str) -> bool:
+    """Whether a worker has an engine to train with and another one to generate, on one device of the cluster."""
+    train, generate = plan.place_of(worker, "train"), plan.place_of(worker, "generate")
+    return train.pool == generate.pool and train.backend != generate.backend and bool(plan.pools[train.pool].devices)
 
 
 def _home(handles: Sequence[HandleLike], used: Sequence[str], scheme: Scheme) -> frozenset[str]:

@@ -194,6 +194,7 @@ _ROWS = (
         offload=True,
         adapters=("dp", "fsdp"),
         freezes=("dp", "fsdp", "tp"),
+        chunked_logits=True,
         proposed=True,
     ),
     Backend(
@@ -211,6 +212,7 @@ _ROWS = (
         cuda_expert_axes=("tp",),
         sequence_parallel=True,
         optimizer_over_copies=True,
+        chunked_logits=True,
         proposed=True,
     ),
     Backend(

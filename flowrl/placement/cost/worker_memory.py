@@ -127,8 +127,10 @@ def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE
     """Mixed-precision AdamW, 16 bytes per parameter before sharding (Rajbhandari et al. 2019, arXiv:1910.02054, 3.1).
 
     Weights and gradients in the dtype of the model; an fp32 master copy and two fp32 moments, 12 bytes (8 for an fp32
-    model, its own master, and moments are as wide as it). Adapters have gradients and optimizer state for themselves
-    alone, frozen weights have neither; a worker that trains some of its weights holds the others in fp32 too.
+    model, its own master, and moments are as wide as it). Beside a master copy that is split over the copies of a
+    weight, gradients are added up whole in the dtype of the backend: 18 bytes. Adapters have gradients and optimizer
+    state for themselves alone, frozen weights have neither; a worker that trains some of its weights holds the others
+    in fp32 too.
     """
     model = _model(role)
     state = 12 if model.dtype_bytes < 4 else 2 * model.dtype_bytes
@@ -146,7 +148,7 @@ def training(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE
             "optimizer": optimizer_parameters(role, mesh, backend) * state,
         },
         working={
-            "gradients": trained * model.dtype_bytes,
+            "gradients": trained * _gradient_bytes(model, backend),
             "activations": activations(
                 model, mesh, tokens, backend=backend, recompute=role.recomputes(backend), in_flight=in_flight
             ),
@@ -281,6 +283,12 @@ def _gathered(role: Role, mesh: Mesh) -> float:
     return (
         2 * parameters_on_device(role, mesh, sharded=False) * model.dtype_bytes / (model.layers / stages(model, mesh))
     )
+
+
+def _gradient_bytes(model: ModelShape, backend: str) -> int:
+    row = row_of(backend)
+    wide = row.optimizer_over_copies and row.gradients == "fp32"
+    return max(4, model.dtype_bytes) if wide else model.dtype_bytes
 
 
 def _adapters(role: Role, mesh: Mesh, *, whole: bool = False) -> float:

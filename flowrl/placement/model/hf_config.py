@@ -82,6 +82,7 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         mlp_bias="mlp_bias" in family.biases and bool(config.get("mlp_bias")),
         qk_norm=family.qk_norm,
         norms=family.norms,
+        positions=_positions(config),
     )
 
 
@@ -106,6 +107,12 @@ class _Needs:
         if not isinstance(value, int) or value < 0:
             raise ModelError(f"the configuration of '{self.title}': {key} is {value!r}, not a whole number.")
         return value
+
+
+def _positions(config: Mapping[str, Any]) -> int:
+    """Tokens that a row may have; 0 where the configuration does not say it in the way that its backends read."""
+    most = config.get("max_position_embeddings")
+    return most if isinstance(most, int) and most > 0 else 0
 
 
 def _expert_count(config: Mapping[str, Any], family: _Family, need: _Needs) -> int:

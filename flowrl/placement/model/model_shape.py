@@ -22,6 +22,7 @@ class ModelShape:
     token goes through ``experts_per_token`` of them, each ``expert_intermediate`` wide, and through a shared one of
     ``shared_intermediate``; ``dense_layers`` are those without experts. ``tied``: the head is the embedding.
     ``norms``: the norms of a layer over ``hidden``. ``dtype_bytes``: bytes per parameter, 2 for bfloat16.
+    ``positions``: tokens that a row may have, 0 where that is not said.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelShape:
     qk_norm: bool = False
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     dtype_bytes: int = 2
+    positions: int = 0
 
     @staticmethod
     def uniform(layers: int, columns: int, width: int = 1, *, dtype_bytes: int = 2) -> ModelShape:

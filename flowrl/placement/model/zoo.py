@@ -12,9 +12,12 @@ from ...hub import cached_file
 from .model_shape import ModelShape
 
 
-def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+def _llama(
+    hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, *, positions: int = 4096
+) -> dict[str, Any]:
     return {
         "model_type": "llama",
+        "max_position_embeddings": positions,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": layers,
@@ -38,6 +41,7 @@ def _qwen3(
         "head_dim": 128,
         "vocab_size": 151936,
         "tie_word_embeddings": tied,
+        "max_position_embeddings": 40960,
         **experts,
     }
 
@@ -46,7 +50,7 @@ def _qwen3(
 SHIPPED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama-7b": ("meta-llama/Llama-2-7b-hf", _llama(4096, 11008, 32, 32, 32)),
     "llama-13b": ("meta-llama/Llama-2-13b-hf", _llama(5120, 13824, 40, 40, 40)),
-    "llama-34b": ("codellama/CodeLlama-34b-hf", _llama(8192, 22016, 48, 64, 8)),
+    "llama-34b": ("codellama/CodeLlama-34b-hf", _llama(8192, 22016, 48, 64, 8, positions=16384)),
     "llama-70b": ("meta-llama/Llama-2-70b-hf", _llama(8192, 28672, 80, 64, 8)),
     "qwen3-0.6b": ("Qwen/Qwen3-0.6B", _qwen3(1024, 3072, 28, 16, tied=True)),
     "qwen3-1.7b": ("Qwen/Qwen3-1.7B", _qwen3(2048, 6144, 28, 16, tied=True)),

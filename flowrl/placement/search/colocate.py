@@ -9,7 +9,7 @@ is what :mod:`flowrl.placement.cost.pool_memory` says for the plan, as in a simu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..cost.pool_memory import PoolMemory, Turn, turns_of
 from ..cost.work import Work, Workload
@@ -31,6 +31,7 @@ class Settled:
     ways: Ways
     ops: tuple[Op, ...]
     moved: tuple[str, ...] = ()
+    calls: Mapping[str, float] = field(default_factory=dict[str, float])  # seconds by id of the call
 
     def stages(self, count: int) -> Vector:
         """Return seconds by stage."""
@@ -80,13 +81,24 @@ class Colocated:
             self._settled[key] = min(fitting, key=lambda s: s.seconds, default=None)
         return self._settled[key]
 
+    def on(self, units: Set, ways: Ways, spot: Spot) -> Settled | None:
+        """Return what the units take with these ways; None where they do not fit."""
+        return self._ops([self.problem.by_name[name] for unit in units for name in self.units[unit]], ways, spot)
+
+    def any_ways(self, member: Member, members: Iterable[Member], spot: Spot) -> list[Way]:
+        """Return the ways of a member of a pool of ``members``, those too that do not fit or are slow."""
+        return list(self.parallelism.every(member, *spot, staging=self._stages_weights(member, members)))
+
     # meshes
 
     def _ways(self, member: Member, members: Iterable[Member], spot: Spot, held: float = 0.0) -> tuple[Way, ...]:
-        staging = member.use == "generate" and any(
-            generate == member.name and train not in {m.name for m in members} for train, generate in self.problem.pairs
-        )
-        return self.parallelism.ways(member, *spot, held=held, staging=staging)
+        return self.parallelism.ways(member, *spot, held=held, staging=self._stages_weights(member, members))
+
+    def _stages_weights(self, member: Member, members: Iterable[Member]) -> bool:
+        """Whether weights come to it from another pool."""
+        here = {m.name for m in members}
+        pairs = self.problem.pairs if member.use == "generate" else ()
+        return any(generate == member.name and train not in here for train, generate in pairs)
 
     def _together(self, members: Sequence[Member], spot: Spot) -> Ways | None:
         """Everything stays on the device: the trained first, then generates with the KV cache that is left to them."""
@@ -136,7 +148,7 @@ class Colocated:
         if memory.fits(plain) is not None:
             return None
         moments = memory.timeline(plain).moments
-        ops: list[Op] = []
+        ops, calls = list[Op](), dict[str, float]()
         for (turn, stage, work), moment in zip(turns, moments, strict=True):
             name = turn.residents[0]
             if turn.publish:
@@ -144,13 +156,14 @@ class Colocated:
             else:
                 assert work is not None, "a turn that is no publish is a call"
                 seconds = self._seconds(name, work, ways[name], memory.held(turn, plain), spot)
+                calls[work.node] = seconds
             ops.append(Op(turn.title, stage, seconds))
             for direction, who in (("onload", moment.onloaded), ("offload", moment.offloaded)):
                 for mover in who:
                     member = self.problem.by_name[mover]
                     seconds = self._move(member, ways[mover], direction, spot)
                     ops.append(Op(f"{member.role.name}.{direction}", stage, seconds))
-        return Settled(ways, tuple(ops), tuple(memory.swaps(plain)))
+        return Settled(ways, tuple(ops), tuple(memory.swaps(plain)), calls)
 
     def _turns(self, members: Sequence[Member]) -> list[tuple[Turn, int, Work | None]]:
         """Calls and publishes of a pool in program order, each with its stage."""

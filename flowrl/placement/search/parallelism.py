@@ -128,6 +128,13 @@ class Parallelism:
             cp=any(load.rows < size or load.prompt + load.response > MICRO_TOKENS for load in loads),
         )
 
+    def every(self, member: Member, group: int, size: int, *, staging: bool) -> Iterable[Way]:
+        """Yield all ways, those too that do not fit; the least seconds of an engine are those without others."""
+        devices = self.devices(group, size)
+        for mesh, backend in self._meshes(member, group, size):
+            usage = self.usage(member, mesh, backend, Place("there") if staging else None)
+            yield Way(mesh, backend, self._timed(member, mesh, backend, devices, 0.0), usage)
+
     def _costed(self, member: Member, group: int, size: int, held: float, staging: bool) -> Iterable[Way]:
         devices, free = self.devices(group, size), self.capacity(group) - held
         for mesh, backend in self._meshes(member, group, size):

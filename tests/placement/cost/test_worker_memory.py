@@ -99,10 +99,22 @@ def test_fsdp_gathers_a_layer_while_it_fetches_the_next():
     assert usage.working["gathered weights"] == pytest.approx(2 * LLAMA.bytes / 32)
 
 
-def test_logits_are_fp32_and_chunked_by_hf():
+def test_logits_are_chunked_by_all_backends_that_train_and_those_of_few_tokens_are_whole():
     load = Workload(64, 1024, 1024)
-    whole, chunked = (reading(REF, Mesh(), load, backend=b).working["logits"] for b in ("fsdp2", "hf"))
-    assert whole == pytest.approx(8192 / 2 * 32000 * 4) and chunked == 128 << 20
+    sizes = {reading(REF, Mesh(), load, backend=b).working["logits"] for b in ("hf", "fsdp2", "megatron")}
+    assert sizes == {128 << 20}
+    short = Workload(4, 64, 64)
+    assert reading(REF, Mesh(), short, backend="fsdp2").working["logits"] == pytest.approx(4 * 64 * 32000 * 4)
+
+
+def test_gradients_beside_a_master_copy_that_is_split_are_fp32_and_whole():
+    split, whole = (training(ACTOR, Mesh.of("dp=4"), LOAD, backend=b) for b in ("fsdp2", "megatron"))
+    assert split.working["gradients"] == pytest.approx(LLAMA.bytes)
+    assert whole.working["gradients"] == pytest.approx(2 * LLAMA.bytes)
+
+
+def test_value_heads_have_no_logits():
+    load = Workload(64, 1024, 1024)
     value = Role("critic", LLAMA, trains=True, head="scalar")
     assert training(value, Mesh(), load, backend="fsdp2").working["logits"] == 0
 

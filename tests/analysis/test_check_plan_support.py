@@ -1,0 +1,122 @@
+"""What a backend never ran or refuses, told by check, search and run by one rule: a remark, or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.analysis.check_plan import plan_findings
+from flowrl.analysis.row_lengths import Tokens
+from flowrl.analysis.search_problem import find_plan
+from flowrl.cli.arguments.script import load_script
+from flowrl.errors import PlanError
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+
+GRPO = str(Path(__file__).parents[2] / "algorithms" / "grpo.py")
+TRAIN = Place("gpu", Mesh.of("fsdp=8"), "fsdp2")
+ENGINE = Place("gpu", Mesh.of("dp=8"), "vllm")
+
+
+def study(
+    cluster: str = "h100-80:1x8",
+    *,
+    train: Place = TRAIN,
+    generate: Place = ENGINE,
+    model: str = "qwen3-8b",
+    prompt: float | None = 100.0,
+    response: float = 1024.0,
+    rows: int = 16,
+):
+    flow = load_script(GRPO)
+    for handle in flow.handles:
+        if handle.arguments.get("model") is not None:
+            flow.use_model(handle.name, model)
+    whole = Cluster.of(cluster)
+    pools = {"gpu": Pool("gpu", devices=tuple(range(whole.size))), "cpu": Pool("cpu", processes=4)}
+    place = {
+        "actor": {"train": train, "generate": generate},
+        "ref": {"train": train},
+        "reward": {"train": Place("cpu")},
+    }
+    plan = Plan(pools, place, cluster=whole)
+    tokens = Tokens(prompt, "fixed", (response,))
+    return flow, flow.study(plan, "grpo", tokens=tokens, steps=4, prompts_per_step=rows)
+
+
+def said(study) -> tuple[list[str], dict[str, str]]:
+    errors, lints = plan_findings(study)
+    return [e.what for e in errors], {lint.kind: lint.what for lint in lints if lint.kind != "turns"}
+
+
+def test_a_plan_that_runs_has_no_remark():
+    assert said(study()[1]) == ([], {})
+
+
+def test_axes_that_no_run_has_are_a_remark_on_gpus_and_an_error_on_a_cpu():
+    stages = Place("gpu", Mesh.of("pp=2,dp=4"), "vllm")
+    errors, lints = said(study(generate=stages)[1])
+    assert errors == [] and lints["unrun"] == ("actor.generate: vllm has pp=2 in no run yet. flowrl run refuses it.")
+    tiny = study(
+        "cpu:1x2", train=Place("gpu", Mesh.of("fsdp=2"), "fsdp2"), generate=Place("gpu", Mesh.of("pp=2"), "vllm")
+    )
+    assert any("vllm has pp=2 in no run yet" in what for what in said(tiny[1])[0])
+
+
+def test_what_run_refuses_is_what_check_remarks():
+    _, hand = study(generate=Place("gpu", Mesh.of("pp=2,dp=4"), "vllm"))
+    with pytest.raises(PlanError, match="vllm has pp=2 in no run yet"):
+        hand.plan.check_workers(["actor", "ref", "reward"], ["fsdp2", "vllm", "hf"])
+
+
+def test_two_axes_that_a_backend_orders_differently_are_an_error():
+    mesh = Place("gpu", Mesh.of("cp=2,ep=4"), "megatron")
+    errors, _ = said(study(train=mesh, model="qwen3-30b-a3b")[1])
+    assert "actor.train: megatron orders ranks differently along cp=2 and ep=4, and does not have both." in errors
+
+
+def test_devices_of_several_kinds_in_one_pool_are_a_remark():
+    errors, lints = said(study("h100-80:1x4+l40s:1x4", model="qwen3-0.6b")[1])
+    assert errors == [] and "several kinds, h100-80 and l40s" in lints["kinds"]
+
+
+def test_a_model_on_processes_of_the_host_is_a_remark():
+    errors, lints = said(study(generate=Place("cpu", backend="vllm"))[1])
+    assert errors == [] and lints["processes"] == (
+        "actor.generate: each of the 4 processes of pool 'cpu' computes a whole qwen3-8b on the cores of a host, "
+        "whose memory is not checked."
+    )
+
+
+def test_prompts_beyond_the_positions_are_an_error_for_check_and_search_and_cut_responses_a_remark():
+    flow, long = study(prompt=50_000.0, rows=1)
+    words = "actor.generate: prompts of 50000 tokens; qwen3-8b has 40960 positions in all."
+    assert words in said(long)[0]
+    cluster = Cluster.of("h100-80:1x8")
+    with pytest.raises(PlanError, match="40960 positions in all"):
+        find_plan(long.under(Plan(cluster=cluster)), flow.graph("grpo", steps=4, prompts_per_step=1), cluster, (0,))
+    _, lints = said(study(prompt=4000.0, response=38_000.0)[1])
+    assert lints["positions"] == "actor.generate: rows of 42000 tokens end at the 40960 positions of qwen3-8b."
+    assert "positions" not in said(study(prompt=None, response=1024.0)[1])[1]
+
+
+@pytest.mark.parametrize("staleness", [1001, 10**9, -1])
+def test_staleness_that_no_run_keeps_rows_for_is_an_error(staleness):
+    with pytest.raises(PlanError, match="staleness is"):
+        Pipeline(staleness=staleness)
+
+
+# memory that others keep
+
+
+def test_a_cache_has_what_others_leave_it():
+    """The reference and the trained copy stay on the devices: fewer rows are decoded at once, and simulate says so."""
+    _, alone = study(rows=2048, response=8192.0)
+    work = alone.works["actor.generate"]
+    turns = alone.turns("gpu")
+    turn = next(t for t in turns if t.title == "actor.generate")
+    assert work.held == alone.pool_memory["gpu"].held(turn, turns) > 0
+    made = alone.calls["actor.generate"]
+    assert alone.work(made) == work, "what a simulation prices"
