@@ -29,6 +29,14 @@ place:
   actor: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
 pipeline: {{staleness: {}, order: {}, publish: {}, chunks: {}}}
 """
+ON_RANKS = """
+pools: {{train: {{processes: 1}}, rollout: {{processes: 2}}, cpu: {{processes: 1}}}}
+place:
+  actor: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
+  reward: {{pool: cpu}}
+  witness: {{pool: cpu}}
+pipeline: {{staleness: {}, order: {}, publish: {}, chunks: {}, deadline: 300}}
+"""
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -117,13 +125,21 @@ def test_versions_are_kept_to_where_timing_had_given_others(tmp_path, capsys):
     assert seen == [[0], [0], [0], [1], [2]]
 
 
-def overlapped(out: Path, *how: object, **parameters: object) -> Path:
+def overlapped(out: Path, *how: object, text: str = OVERLAP, runtime: str = "auto", **parameters: object) -> Path:
     """A run whose rows leave one by one: staleness, order, publish and chunks."""
     plan = out.with_suffix(".yaml")
-    plan.write_text(OVERLAP.format(*how))
+    plan.write_text(text.format(*how))
     asked = {"overlap": parameters}
     flow = module_of("overlap_flow").flow
-    flow.run(out=out, plan=str(plan), quiet=True, save_models=False, parameters=asked, checkpoint_every=3)
+    flow.run(
+        out=out,
+        plan=str(plan),
+        runtime=runtime,
+        quiet=True,
+        save_models=False,
+        parameters=asked,
+        checkpoint_every=3,
+    )
     return out
 
 
@@ -146,6 +162,18 @@ def test_rows_that_leave_one_by_one_are_bitwise_equal(tmp_path, capsys, how):
     assert main(["replay", str(run), "--step", "4"]) == 0, capsys.readouterr().out
     assert "from checkpoint 000000, overlap step 3" in capsys.readouterr().out
     assert main(["replay", str(run), "--step", "1"]) == 0, "calls of later steps are under way as it stops"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", [(1, "fifo", "interrupt", 1), (2, "window", "interrupt", 2)], ids=str)
+def test_processes_of_ray_are_bitwise_equal(tmp_path, capsys, how):
+    """Two processes that sample and one that trains: what timing has decided between them is given again."""
+    run = overlapped(tmp_path / "run", *how, text=ON_RANKS, runtime="ray", steps=5)
+    begun = [line for line in map(json.loads, (run / "digests.jsonl").read_text().splitlines()) if "begun" in line]
+    assert begun, "the order of what the engines began with is recorded"
+    assert main(["replay", str(run)]) == 0, capsys.readouterr().out
+    assert "Bitwise equal: all" in capsys.readouterr().out
+    assert main(["replay", str(run), "--step", "4"]) == 0, capsys.readouterr().out
 
 
 def test_a_run_whose_ranks_were_started_again_is_refused(tmp_path, capsys):
