@@ -289,6 +289,7 @@ class Flow:
         save_models: bool = True,
         trajectories: int = 2,
         trajectories_every: int = 10,
+        keep_sampled: bool = False,
         quiet: bool = False,
         track: str | Sequence[str] = (),
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
@@ -301,7 +302,8 @@ class Flow:
         ``flow.run(steps=3)``: other keywords are parameters of the program. Of several programs the one that has it is
         meant; ``parameters={"warmup": {"steps": 3}}`` says of which, and gives those that have the name of an option
         here. ``out`` is ``runs/NAME-TIME`` unless it is said. All rows of the first ``trajectories`` prompts of every
-        ``trajectories_every``-th step are written down. ``address`` is that of a running Ray cluster, for
+        ``trajectories_every``-th step are written down; with ``keep_sampled`` all sampled rows are kept, so that
+        ``flowrl replay --forced`` can give them again. ``address`` is that of a running Ray cluster, for
         ``runtime="ray"``. ``resume`` goes on with the run in ``out``; what has changed since its start is told, and
         refused where it makes another run, unless ``allow_changed``. ``unlock`` says that the process on another host
         which has the folder is gone. The newest ``keep_last`` checkpoints are kept, and with ``keep_best="accuracy"``

@@ -24,6 +24,7 @@ RUN_OPTIONS = {
     "save_models": flag(),
     "trajectories": whole(least=0),
     "trajectories_every": whole(least=1),
+    "keep_sampled": flag(),
     "quiet": flag(),
 }
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,11 @@ from ..runtime.driver.run_texts import labels
 from ..runtime.storage.digest_lines import read_begun, read_digests
 from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay, seen_versions
 from ..runtime.storage.run_record import records_within
+from ..runtime.storage.sampled_rows import FOLDER as SAMPLED
+from ..runtime.storage.sampled_rows import SampledAgain, read_sampled_again
 from ..schedule.events import Begun, Groups
 from ..schedule.scheme import Scheme
+from ..workers.user_code.rows_in_progress import named_row
 from .arguments.options import Words, put, read_run_words, whole_number
 from .arguments.recorded_run import recorded_parameters, recorded_run, reopen
 
@@ -36,7 +39,12 @@ def replay_command(words: Sequence[str]) -> int:
     flow, said = reopen(record)
     parameters = recorded_parameters(flow, record, said)
     number = titles.index(program)
-    how = Replay(str(options.run), number, last)
+    how = Replay(str(options.run.absolute()), number, last, forced=options.forced)
+    if options.forced and not (options.run / SAMPLED).is_dir():
+        raise UsageError(
+            f"--forced: the run in {shown(str(options.run))} has not kept the rows that it sampled.",
+            fix="Start runs with --keep-sampled, or leave out --forced.",
+        )
     how = _as_it_went(how, flow, record, parameters, options.run, program)
     first = (0, 0) if options.step is None else (number, options.step)
     with _folder(options.keep) as out:
@@ -45,10 +53,11 @@ def replay_command(words: Sequence[str]) -> int:
         steps = None if options.step is None else (begin.step if begin.program == number else 0, options.step)
         which = program if options.step is not None else options.program
         found = compare_runs(options.run, out, program=which, steps=steps, node=options.node)
+        again = read_sampled_again(out)
     if options.format == "json":
-        put(json.dumps({"changed": changed, **found.to_json()}, indent=1), options.out)
+        put(json.dumps({"changed": changed, **found.to_json(), **_forced(again)}, indent=1), options.out)
     else:
-        put(_text(found, begin, titles, changed, options), options.out)
+        put(_text(found, begin, titles, changed, options, again), options.out)
     return 0 if found.is_equal and found.calls else 1
 
 
@@ -63,6 +72,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NODE", help="compare the calls of this node alone, such as actor.update")
     parser.add_argument("--program", help="whose step; default: the last program of the run")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="do it in this folder, and leave it there")
+    parser.add_argument(
+        "--forced",
+        action="store_true",
+        help="go on with the rows that the run has sampled, and say how those of the replay differ (--keep-sampled)",
+    )
     parser.add_argument("--address", metavar="ADDRESS", help="of a run on ranks: running Ray cluster to join")
 
 
@@ -116,7 +130,7 @@ def _as_it_went(
         return how  # the program alone decides it
     scheme = flow.study(plan, name, runtime=record["runtime"], **parameters[name]).execution.scheme
     if scheme.setup.streams:
-        begun, taken = _begun(run, program, scheme, f"order: {steps.order} and publish: {steps.publish}")
+        begun, taken = _begun(run, program, scheme, f"order: {steps.order} and publish: {steps.publish}", how.forced)
         return replace(how, begun=begun, taken=taken)
     if len(scheme.setup.followers) > 1:
         raise UsageError(
@@ -128,12 +142,15 @@ def _as_it_went(
     return replace(how, pins=seen_versions(run, program, nodes))
 
 
-def _begun(run: Path, program: str, scheme: Scheme, what: str) -> tuple[list[Begun], dict[int, Groups]]:
-    """What the pool that samples began with, and the groups that calls have got. Raises UsageError without them."""
+def _begun(run: Path, program: str, scheme: Scheme, what: str, forced: bool) -> tuple[list[Begun], dict[int, Groups]]:
+    """What the pool that samples began with, and the groups that calls have got. Raises UsageError without them; where
+    rows are ``forced``, the groups alone matter."""
     begun, taken = read_begun(run, program)
     lost = [line["text"] for line in records_within(run / "events.jsonl") if line["kind"] == "renewed"]
     if begun and not lost and scheme.setup.sampling_pool is not None:
         return begun, taken
+    if forced:
+        return [], taken
     why = (
         f"{len(scheme.setup.followers)} workers are trained and sampled from"
         if scheme.setup.sampling_pool is None
@@ -143,7 +160,7 @@ def _begun(run: Path, program: str, scheme: Scheme, what: str) -> tuple[list[Beg
     )
     raise UsageError(
         f"the run has {what}, and what timing has decided within its calls cannot be given again: {why}.",
-        fix="Compare two runs with flowrl diff.",
+        fix="Compare two runs with flowrl diff, or start runs with --keep-sampled and replay them with --forced.",
     )
 
 
@@ -197,8 +214,18 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _forced(again: Sequence[SampledAgain]) -> dict[str, Any]:
+    """What a replay with forced rows has sampled itself, as plain data; nothing of another replay."""
+    return {"sampled_again": [asdict(each) for each in again]} if again else {}
+
+
 def _text(
-    found: RunDifference, begin: Begin, titles: Sequence[str], changed: Sequence[str], options: argparse.Namespace
+    found: RunDifference,
+    begin: Begin,
+    titles: Sequence[str],
+    changed: Sequence[str],
+    options: argparse.Namespace,
+    again: Sequence[SampledAgain],
 ) -> str:
     """What was done again, and how it compares, in words."""
     lines = ["Changed since the run:", *(f"  {text}" for text in changed)] if changed else []
@@ -207,4 +234,21 @@ def _text(
     upto = f", up to step {options.step}" if options.step is not None else ""
     which = f"; compared: {options.node}" if options.node else ""
     lines.append(f"{shown(str(options.run))} was done again {where}{upto}{which}.")
-    return "\n".join([*lines, in_words(found, "the run", "the replay")])
+    return "\n".join([*lines, *_sampled_in_words(again), in_words(found, "the run", "the replay")])
+
+
+def _sampled_in_words(again: Sequence[SampledAgain]) -> Iterator[str]:
+    """Yield of each node how what the replay has sampled differs from the rows that were given in its place."""
+    for node in dict.fromkeys(each.node for each in again):
+        calls = [each for each in again if each.node == node]
+        rows, parted = sum(each.rows for each in calls), sum(each.parted for each in calls)
+        text = f"{node} was given the {rows} rows of the run. It had sampled "
+        if not parted:
+            text += "the same tokens"
+        else:
+            first = min((each for each in calls if each.parted), key=lambda each: (each.step, each.call, each.token))
+            assert first.key is not None, "a row that parts has a key"
+            where = f"step {first.step}, row {named_row(first.key)}, token {first.token}"
+            text += f"other tokens in {parted} of them, first in {where}"
+        tokens, gap = sum(each.tokens for each in calls), max(each.gap for each in calls)
+        yield f"{text}; log-probabilities of the {tokens} tokens that are alike differ by {gap:.2g} at most."

@@ -72,6 +72,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="steps from one kept to the next (10)",
     )
     parser.add_argument(
+        "--keep-sampled",
+        action="store_true",
+        help="keep all sampled rows, so that flowrl replay --forced can give them again",
+    )
+    parser.add_argument(
         "--track",
         action="append",
         default=[],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from flows import module_of
 
-from flowrl import rl
+from flowrl import Batch, rl
 from flowrl.cli import main
 from flowrl.cli.arguments.script import load_script
 
@@ -125,7 +126,14 @@ def test_versions_are_kept_to_where_timing_had_given_others(tmp_path, capsys):
     assert seen == [[0], [0], [0], [1], [2]]
 
 
-def overlapped(out: Path, *how: object, text: str = OVERLAP, runtime: str = "auto", **parameters: object) -> Path:
+def overlapped(
+    out: Path,
+    *how: object,
+    text: str = OVERLAP,
+    runtime: str = "local",
+    keep_sampled: bool = False,
+    **parameters: object,
+) -> Path:
     """A run whose rows leave one by one: staleness, order, publish and chunks."""
     plan = out.with_suffix(".yaml")
     plan.write_text(text.format(*how))
@@ -139,6 +147,7 @@ def overlapped(out: Path, *how: object, text: str = OVERLAP, runtime: str = "aut
         save_models=False,
         parameters=asked,
         checkpoint_every=3,
+        keep_sampled=keep_sampled,
     )
     return out
 
@@ -189,6 +198,57 @@ def test_a_run_whose_ranks_were_started_again_is_refused(tmp_path, capsys):
     (run / "events.jsonl").write_text("")
     assert main(["replay", str(run)]) == 2
     assert "has not recorded when its pool of engines began with what" in capsys.readouterr().err
+
+
+def sample_otherwise(monkeypatch) -> None:
+    """Have rows be sampled with other seeds: as an engine now and then gives other tokens, whose sums are others."""
+    seeds = Batch.row_seeds
+    monkeypatch.setattr(Batch, "row_seeds", lambda rows, *about: seeds(rows, *about) + 1)
+
+
+@pytest.mark.parametrize(
+    "how", [(0, "fifo", "drain", 1), (1, "fifo", "drain", 1), (2, "window", "interrupt", 2)], ids=str
+)
+def test_with_the_rows_of_the_run_all_else_is_equal(tmp_path, capsys, monkeypatch, how):
+    """The replay samples other rows; those of the run take their place, and each call after them gives the same."""
+    run = overlapped(tmp_path / "run", *how, steps=4, keep_sampled=True)
+    assert main(["replay", str(run), "--forced"]) == 0, capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "actor.generate was given the 32 rows of the run. It had sampled the same tokens; " in said
+    before = contents(run)
+    sample_otherwise(monkeypatch)
+    assert main(["replay", str(run), "--forced"]) == 0, capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(r"sampled other tokens in \d+ of them, first in step 0, row \d+, sample \d, token \d+; log", said)
+    assert "Bitwise equal: all" in said and "The final weights are equal." in said
+    assert main(["replay", str(run), "--forced", "--step", "3", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"] and sum(each["parted"] for each in found["sampled_again"]) > 0
+    assert contents(run) == before
+    assert main(["replay", str(run)]) == 1, "without them the rows are others"
+
+
+def test_forced_rows_make_up_for_ranks_that_were_started_again(tmp_path, capsys):
+    run = overlapped(tmp_path / "run", 2, "window", "interrupt", 1, steps=3, keep_sampled=True)
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 0.0, "kind": "renewed", "text": "rank 1 was started again"}) + "\n")
+    assert main(["replay", str(run)]) == 2
+    assert "replay them with --forced" in capsys.readouterr().err
+    assert main(["replay", str(run), "--forced"]) == 0, capsys.readouterr().out
+
+
+def test_rows_that_were_not_kept_are_not_forced(small_run, tmp_path, capsys):
+    assert main(["replay", str(small_run), "--forced"]) == 2
+    assert "has not kept the rows that it sampled" in capsys.readouterr().err
+    run = overlapped(tmp_path / "run", 0, "fifo", "drain", 1, steps=3, keep_sampled=True)
+    files = sorted((run / "sampled").glob("*.safetensors"))
+    assert len(files) == 3, "a call each"
+    files[-1].write_bytes(files[-1].read_bytes()[:-9])
+    assert main(["replay", str(run), "--forced"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    files[-1].unlink()
+    assert main(["replay", str(run), "--forced"]) == 1
+    assert "The run has not kept the rows of actor.generate in step 2." in capsys.readouterr().err
 
 
 def test_a_changed_reward_is_told_first_and_what_it_changes_after(tmp_path, capsys):

@@ -356,7 +356,7 @@ class Dispatcher:
         try:
             if job.stepped is not None and not self._go_on(job, job.stepped):
                 return False
-            result = job.pending.result()
+            result = self._sampled(call, command.chunk, job.pending.result())
             end = perf_counter()
             self._free[thread] = end, call.index
             if result is not NOTHING and call.op.owner != "data":  # before it lets go of its inputs
@@ -391,7 +391,7 @@ class Dispatcher:
         made: Any = None
         try:
             if each.step():
-                made = each.pending.result()
+                made = self._sampled(call, each.number, each.pending.result())
         except BaseException as error:
             made = self._note_failed(call, error)
         if made is not None:
@@ -406,6 +406,14 @@ class Dispatcher:
             job.entered = True
             self.tell(Entered(call.index))
         return not groups
+
+    def _sampled(self, call: Call, part: int, result: Any) -> Any:
+        """Return the rows that the program goes on with where a call has sampled some; other results as they are."""
+        take = self.hooks.take_sampled
+        samples = call.op.cost in ("generate", "external") and call.op.rows == "expand"
+        if take is None or not samples or not isinstance(result, (Batch, RemoteBatch)):
+            return result
+        return take(call, part, self.scheme.nodes.get(site_of(call), call.title), result)
 
     def _take(self, command: Take) -> None:
         """Have a call give the groups that were taken for it."""

@@ -31,6 +31,7 @@ class Settings:
     save_models: bool = True
     trajectories: int = 2  # prompt groups of a step that are written down
     trajectories_every: int = 10  # steps
+    keep_sampled: bool = False  # all rows that calls sample, for a replay that is given them
     quiet: bool = False
     track: Mapping[str, Callable[[TrackedRun], Tracker]] = field(default_factory=dict)  # what makes each tracker
     script: str = ""

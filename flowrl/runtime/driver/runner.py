@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...batch import Batch
@@ -28,6 +29,7 @@ from ..storage.replay_folder import read_replay
 from ..storage.run_folder import take_folder
 from ..storage.run_origin import origin
 from ..storage.run_record import read_record
+from ..storage.sampled_rows import RecordedRows, SampledRows
 from ..values.call import Call
 from ..values.step_records import Hooks, Interrupted, Point, ResumePoint, Step
 from .go_back import Losses
@@ -227,6 +229,7 @@ class Runner:
                 sampled=self.recorder.sampled,
                 settle=self._services.failed.settle,
                 not_finite=self._keep_not_finite,
+                take_sampled=self._find_take_sampled(),
             ),
             resume=resume,
             same=self.settings.inputs.same(self._position.number),
@@ -310,6 +313,27 @@ class Runner:
                 text = f"{call.title} of step {call.step} met numbers that are not finite: its rows are in {path}"
                 self.recorder.event("not finite", text)
                 self.progress.note(text)
+
+    def _find_take_sampled(self) -> Callable[[Call, int, str, Any], Any] | None:
+        """Return what is done with sampled rows: a replay may be given those of its run, and a run may keep them."""
+        out, replay, program = self.settings.out, self._replay, self._position.number
+        if replay is not None and replay.forced:
+            recorded = RecordedRows(Path(replay.run), out)
+
+            def take(call: Call, part: int, node: str, rows: Any) -> Any:
+                sampled = self.executor.get(rows)
+                return self.executor.put(recorded.take(program, node, call.step, call.index, part, sampled))
+
+            return take
+        if replay is not None or not self.settings.keep_sampled:
+            return None
+        kept = SampledRows(out)
+
+        def keep(call: Call, part: int, node: str, rows: Any) -> Any:
+            kept.write(program, call.index, part, self.executor.get(rows))
+            return rows
+
+        return keep
 
     def _waits(self) -> tuple[Mapping[str, Any], float]:
         """What the run waits for now, and for how long nothing has happened: asked by a thread of its own."""

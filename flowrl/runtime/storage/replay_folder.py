@@ -29,6 +29,7 @@ class Replay:
     ``program`` is the number of the last program in the run, and ``until`` its last step; None for all of it. ``pins``:
     the version that each call of that program saw which could have seen another one. ``begun`` and ``taken``: what the
     pool that samples began with, and the groups that calls have got, of a run whose rows leave the engine one by one.
+    With ``forced`` the rows that the run has sampled take the place of those that the replay samples.
     """
 
     run: str
@@ -37,6 +38,7 @@ class Replay:
     pins: Mapping[int, int] = field(default_factory=dict[int, int])
     begun: Sequence[Begun] = ()
     taken: Mapping[int, Groups] = field(default_factory=dict[int, "Groups"])
+    forced: bool = False
 
     def ends_after(self, program: int, step: int) -> bool:
         """Whether this step of this program is the last one."""

@@ -181,6 +181,8 @@ class Hooks:
 
     ``note`` is told what a recorded step did later. ``sampled`` says how many prompt groups of a step are written down.
     ``not_finite`` is told the rows of a call that met numbers which are not finite.
+    ``take_sampled`` is handed what a call has sampled, with the number of its chunk or prompt group and the node of the
+    graph, and returns the rows that the program goes on with; None where there is nothing to do with them.
     ``settle`` looks at the rows that failed in a call of so many rows, and raises where they are too many.
     """
 
@@ -193,6 +195,7 @@ class Hooks:
     sampled: Callable[[int], int]
     settle: Callable[[Call, int], None]
     not_finite: Callable[[Call, Any], None]
+    take_sampled: Callable[[Call, int, str, Any], Any] | None = None
 
 
 class StepLog:
