@@ -76,6 +76,7 @@ PAGES = (
             "An environment": ("fl.environments.Environment", "fl.environments.State"),
             "An agent": ("fl.environments.AgentEnvironment", "fl.environments.Task"),
             "Of other packages": (
+                "fl.environments.AviaryEnvironment",
                 "fl.environments.GymnasiumEnvironment",
                 "fl.environments.OpenEnvEnvironment",
                 "fl.environments.ReasoningGymEnvironment",
@@ -290,6 +291,7 @@ METHODS = {
     "fl.Loss": ("compute",),
     "fl.testing.FakeEngine": ("tokenizer", "generate", "submit", "step", "running", "abort", "pause", "resume",
                               "stream"),
+    "fl.environments.AviaryEnvironment": ("make",),
     "fl.environments.GymnasiumEnvironment": ("make", "show", "read"),
     "fl.environments.OpenEnvEnvironment": ("show", "read"),
     "fl.environments.ReasoningGymEnvironment": ("make", "read"),

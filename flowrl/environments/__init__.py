@@ -6,6 +6,7 @@ docs/environments.md shows one in twenty lines.
 from __future__ import annotations
 
 from . import verify
+from .adapters.aviary_environment import AviaryEnvironment
 from .adapters.gymnasium_environment import GymnasiumEnvironment
 from .adapters.openenv_environment import OpenEnvEnvironment
 from .adapters.reasoning_gym_environment import ReasoningGymEnvironment
@@ -20,6 +21,7 @@ from .loading import find_environment, load_environment
 
 __all__ = [
     "AgentEnvironment",
+    "AviaryEnvironment",
     "Environment",
     "GymnasiumEnvironment",
     "OpenEnvEnvironment",

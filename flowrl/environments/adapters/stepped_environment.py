@@ -17,13 +17,18 @@ class SteppedEnvironment(Environment):
     #: The reward of a turn whose answer is no action.
     penalty: float = 0.0
 
-    def begin(self, state: Any, env: Any, first: str) -> None:
-        """Note the environment of an episode. Raises ValueError where it begins otherwise than its task."""
+    def begin(self, state: Any, env: Any, first: str | list[dict[str, Any]]) -> None:
+        """Note the environment of an episode. Raises ValueError where it begins otherwise than its task.
+
+        ``first`` is what is seen first: the text of the prompt, or its messages.
+        """
         state.env, state.earned, state.ended = env, 0.0, ""
-        expected = state.row.get("prompt")
-        if isinstance(expected, str) and first != expected:
-            seed = int(state.row["task_seed"])
-            raise ValueError(f"with seed {seed} it began with {first!r}, and its task with {expected!r}")
+        if isinstance(first, str):
+            expected, which = state.row.get("prompt"), f"with seed {int(state.row['task_seed'])}"
+        else:
+            expected, which = list(state.messages[-len(first) :]), f"task {state.row.get('task')}"
+        if isinstance(expected, type(first)) and first != expected:
+            raise ValueError(f"{which} it began with {first!r}, and its task with {expected!r}")
 
     def took(self, state: Any, observation: str, reward: float, ended: str) -> str:
         """Note what a step gave, and the name of the end where it is one; return what is seen then."""
