@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from adapter_play import page_trained, played
 from aviary.env import DummyEnv, DummyTaskDataset, EnvsTaskDataset
@@ -109,7 +110,7 @@ class Forgets(AviaryEnvironment):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.jsonl").write_text("\n".join(map(json.dumps, SUMS)))
-        options = {"split": "train_full", "hf_source": folder}
+        options: dict[str, Any] = {"split": "train_full", "hf_source": folder}
         sums = GSM8kDataset(**options)
         page = {'"gsm8k", split="train"': f'"gsm8k", split="train_full", hf_source={folder!r}'}
         found = {
