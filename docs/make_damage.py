@@ -14,7 +14,8 @@ printed, and is an event of kind `damaged` in `events.jsonl`. A run that stops h
 
 Every file of a checkpoint has a checksum (CRC-32) in its manifest, and so have the manifest, `run.json` and each line
 of the journal; a manifest also has those of `metrics.jsonl`, `timeline.jsonl`, `traffic.jsonl`, `memory.jsonl`,
-`digests.jsonl`, `ledger.jsonl` and `trajectories.jsonl` up to its step. They show what a broken disk does, not what a
+`digests.jsonl`, `ledger.jsonl` and `trajectories.jsonl` up to its step, of a longer file of its last 4 MiB at least.
+They show what a broken disk does, not what a
 person means to do. The two checkpoints that are kept share no file.
 
 Nothing is cut or taken away before the program has come to the point where the run goes on.

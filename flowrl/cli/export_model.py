@@ -18,7 +18,7 @@ from ..runtime.storage.checkpoints import checkpoint_folder as checkpoints
 from ..runtime.storage.checkpoints.damage import damage
 from ..runtime.storage.checkpoints.state_files import StateFiles, read_record
 from ..runtime.storage.disk import writing
-from ..runtime.storage.run_record import records_within
+from ..runtime.storage.run_record import last_records
 from ..workers.actor import Actor
 from .arguments.recorded_run import recorded_run, reopen
 
@@ -64,7 +64,7 @@ def export_model(
         try:
             engine.save(part)
             tokens, difference, said = reference.hold_against(part, engine, dtype)
-            card = model_card(record, handle.name, [last] if last else [], checkpoint=point.name)
+            card = model_card(record, handle.name, last, checkpoint=point.name)
             (part / "README.md").write_text(card, encoding="utf-8")
             part.chmod(0o755)
             if folder.exists():
@@ -108,5 +108,5 @@ def _actor(handles: Sequence[Any], name: str | None, saved: Mapping[str, Any]) -
 
 def _last_line(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What was logged last before a checkpoint; empty where nothing was."""
-    size, _ = manifest["marks"]["metrics"]
-    return next(iter(reversed(list(records_within(run / "metrics.jsonl", size)))), {})
+    size = manifest["marks"]["metrics"][0]
+    return next(iter(last_records(run / "metrics.jsonl", size, 1)), {})

@@ -50,9 +50,17 @@ class Tracking:
         for line in history:
             self._place(line)
 
+    def state(self) -> dict[str, Any]:
+        """Return where the steps of programs stand, as JSON, for :meth:`restore`."""
+        return {program: list(place) for program, place in self._steps.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to where this was the state."""
+        self._steps = {program: (moved, last) for program, (moved, last) in state.items()}
+
     def tell(self, stream: str, line: Mapping[str, Any]) -> None:
         """Hand on a line of ``metrics`` or ``trajectories``; those of other streams stay here."""
-        if not self._deliveries or stream not in ("metrics", "trajectories"):
+        if stream not in ("metrics", "trajectories"):
             return
         placed = {**line, "step": self._place(line) if stream == "metrics" else self._now(line)}
         for delivery in self._deliveries:

@@ -162,7 +162,8 @@ class DistributedExecutor(OpenGroups):
         self.client.call_all(self.client.all_ranks, "sync")
 
     def restore(self, manifest: Mapping[str, Any]) -> None:
-        """Take back how long the responses to prompts were when this checkpoint was taken."""
+        """Take back how long the responses to prompts were, and where journals were, at this checkpoint."""
+        self.client.journal_since = manifest.get("journal", {})
         self.client.expected.restore(manifest.get("expected_lengths", {}))
 
     def recover(self, lost: RankLost) -> None:

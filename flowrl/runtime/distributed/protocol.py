@@ -86,7 +86,8 @@ class RankCall:
 
     ``weights``: version of the worker's weights, and whether they were updated since. ``keep``: the number under which
     the result is kept; 0 for a rank whose result is that of another one. ``journal``: (program, call) of one
-    that touches the world. ``frees``: objects that nobody needs any more.
+    that touches the world, ``journal_since`` the parts from which on journals may answer it. ``frees``: objects that
+    nobody needs any more.
     """
 
     title: str
@@ -98,6 +99,7 @@ class RankCall:
     keep: int = 0
     weights: tuple[int, bool] = (0, False)
     journal: tuple[int, int] | None = None
+    journal_since: Mapping[str, int] = field(default_factory=dict[str, int])
     frees: tuple[int, ...] = ()
     policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
 

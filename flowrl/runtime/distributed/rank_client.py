@@ -94,6 +94,7 @@ class RankClient:
         self.order = threading.RLock()  # who holds it begins calls; while ranks are restarted nobody else does
         self.lineage = Lineage()
         self.expected = ExpectedLengths(staleness)
+        self.journal_since: Mapping[str, int] = {}  # the parts from which on journals have answers of calls to come
         self.copies = copies
         self.memory: dict[int, ProcessMemory] = {}  # by rank: what it had when it answered last
         self.restart: Callable[[RankLost], Collection[int]] = _refuse

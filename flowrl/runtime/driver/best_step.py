@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 SMALLEST = ":min"
@@ -18,18 +18,20 @@ class Score:
 
     def __init__(self, metric: str) -> None:
         self.name, self._sign = metric.removesuffix(SMALLEST), -1.0 if metric.endswith(SMALLEST) else 1.0
-        self._seen = 0  # lines of metrics that a checkpoint has counted
+        self._last: dict[str, Any] | None = None  # what the next checkpoint counts with
 
-    def of(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    def note(self, line: Mapping[str, Any]) -> None:
+        """Look at a line of metrics that was logged."""
+        value = line.get(self.name) if self.name else None
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            where = {"metric": self.name, "value": value, "program": line["program"], "step": line["step"]}
+            self._last = {**where, "score": self._sign * value}
+
+    def take(self) -> dict[str, Any] | None:
         """Return what a manifest says of a checkpoint that is taken now; None where it is not compared."""
-        lines, self._seen = history[min(self._seen, len(history)) :], len(history)
-        for line in reversed(lines) if self.name else ():
-            value = line.get(self.name)
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                where = {"metric": self.name, "value": value, "program": line["program"], "step": line["step"]}
-                return {**where, "score": self._sign * value}
-        return None
+        last, self._last = self._last, None
+        return last
 
-    def rewind(self, history: Sequence[Mapping[str, Any]]) -> None:
-        """Go back to a checkpoint, at which these were the lines of metrics."""
-        self._seen = len(history)
+    def rewind(self) -> None:
+        """Go back to a checkpoint: no number was logged since."""
+        self._last = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...errors import RankLost
 from ..local.user_code_watch import name_rows
-from ..storage.checkpoints.choose_checkpoint import newest_whole
+from ..storage.checkpoints.choose_checkpoint import load_answers, newest_whole
 from ..storage.journal import Journal
 from ..values.step_records import ResumePoint
 from .progress import Progress
@@ -61,10 +61,12 @@ class Losses:
     def _go_back(self) -> tuple[int, ResumePoint | None]:
         """Go back to the last checkpoint, or to the start: the program to go on with, and where in it."""
         position = self._position
+        self._journal.forget()  # ranks have written too
         if position.chosen is not None:  # nothing was done since the run was resumed
             chosen = replace(position.chosen, said=())
         else:
             chosen = newest_whole(self._out, position.recorder.record, self._journal)
+        load_answers(self._journal, chosen)
         position.restore_surroundings(chosen.manifest["stage"] if chosen.manifest else 0)
         if chosen.manifest is None:
             position.executor.reset()

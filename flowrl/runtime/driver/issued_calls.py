@@ -76,13 +76,14 @@ class IssuedCalls:
             return number, None
         if number in self.known_reads:
             return number, self.known_reads[number]
-        if (self.number, number) not in self._journal.reads:
+        try:
+            return number, self._journal.value(self.number, number)
+        except KeyError:
             raise ResumeError(
                 f"the {number + 1}th value that '{self.program}' has read is lost from the journal.",
                 at=caller(),
                 fix="Bring the files journal*.jsonl back, or start anew with --overwrite.",
-            )
-        return number, self._journal.reads[(self.number, number)]
+            ) from None
 
     def note_read(self, number: int, value: Any) -> None:
         """Write down a number that the program has read, for the run to be resumed with."""

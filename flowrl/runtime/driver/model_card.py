@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 
 def model_card(
     record: Mapping[str, Any],
     worker: str,
-    history: Sequence[Mapping[str, Any]],
+    last: Mapping[str, Any],
     best: Mapping[str, Any] | None = None,
     checkpoint: str = "",
 ) -> str:
-    """Return the card of a worker's model as Markdown, from run.json and the lines of metrics.
+    """Return the card of a worker's model as Markdown, from run.json and the line of metrics that it was saved with.
 
     ``best`` says that it is that of the best checkpoint, by which metric of which step; ``checkpoint`` of which one
     it is, where its weights are not the last ones.
@@ -23,7 +23,6 @@ def model_card(
     mine = {n.partition(": ")[2]: value for n, value in workers.items() if n.startswith(f"{worker}: ")}
     programs = zip(record.get("programs", ()), record.get("parameters", ()), strict=False)
     versions = record.get("versions", {})
-    last = history[-1] if best is None and history else next((h for h in history if best and _is_of(h, best)), {})
     numbers = {n: v for n, v in last.items() if isinstance(v, (int, float)) and n not in ("step", "seconds")}
     lines = [
         "---",
@@ -65,10 +64,6 @@ def _about(record: Mapping[str, Any], best: Mapping[str, Any] | None, checkpoint
         else ""
     )
     return f"{what} of run `{record.get('id', '')}` of `{record.get('script', '')}`{code}.{digest}"
-
-
-def _is_of(line: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
-    return (line["program"], line["step"]) == (best["program"], best["step"])
 
 
 def _row(name: str, value: Any) -> str:

@@ -13,6 +13,7 @@ from ..executor import Executor
 from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.checkpoints.choose_checkpoint import Chosen
 from ..storage.checkpoints.left_behind import LeftBehind
+from ..storage.journal import Journal
 from ..storage.recorder import Recorder
 from ..values.step_records import ResumePoint
 
@@ -20,7 +21,8 @@ from ..values.step_records import ResumePoint
 class RunPosition:
     """Where a run is in its programs. ``warn`` is told of what a resume would not have, ``note`` of what is damaged.
 
-    ``on_cut_back`` is called after records were cut back to a checkpoint.
+    ``seen`` says what was seen in the lines of metrics; ``on_cut_back`` is given what it said for a checkpoint to which
+    records were cut back, or None where they begin anew, and where an older flowrl wrote it.
     """
 
     def __init__(
@@ -30,15 +32,18 @@ class RunPosition:
         recorder: Recorder,
         behind: LeftBehind,
         *,
+        journal: Journal,
         warn: Callable[[str], None],
         note: Callable[[str], None],
-        on_cut_back: Callable[[], None],
+        seen: Callable[[], Mapping[str, Any]],
+        on_cut_back: Callable[[Mapping[str, Any] | None], None],
     ) -> None:
         self.executions, self.executor, self.recorder = executions, executor, recorder
         self.number = 0  # of the program that runs
         self.finished: list[tuple[str, dict[str, Any]]] = []
         self.chosen: Chosen | None = None  # what the run goes on from, while nothing was written after it
-        self._behind, self._warn, self._note, self._on_cut_back = behind, warn, note, on_cut_back
+        self._behind, self._journal, self._warn, self._note = behind, journal, warn, note
+        self._seen, self._on_cut_back = seen, on_cut_back
         self._around: dict[int, Surroundings] = {}  # the Python state around each program as it began
         self._left: dict[str, Any] = {}  # what programs that have ended left at module level, as of LeftBehind.record
 
@@ -64,9 +69,16 @@ class RunPosition:
         before = [loss for loss in self._left.get("lost", ()) if loss["name"] not in {new.name for new in lost}]
         self._left = {**record, "lost": [*before, *map(asdict, lost)]}
 
-    def record(self, marks: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how far the run is, for a manifest."""
-        return {"stage": self.number, "finished": list(self.finished), "marks": marks, "left": self._left}
+    def record(self, marks: Mapping[str, Any], calls: int = 0, reads: int = 0) -> dict[str, Any]:
+        """Return how far the run is, for a manifest; ``calls`` and ``reads`` are those of the program that runs."""
+        return {
+            "stage": self.number,
+            "finished": list(self.finished),
+            "marks": marks,
+            "left": self._left,
+            "seen": self._seen(),
+            "journal": self._journal.parts(self.number, calls, reads),
+        }
 
     def marks(self) -> dict[str, Any]:
         """Return how long the files of the run are."""
@@ -95,7 +107,7 @@ class RunPosition:
         for text in filter(None, (*chosen.said, *said, *self.recorder.cut_back(marks))):
             self.recorder.event("damaged", text)
             self._note(text)
-        self._on_cut_back()
+        self._on_cut_back(manifest.get("seen") if manifest else None)
         self.chosen = chosen
         self.finished = [(p, m) for p, m in manifest["finished"]] if manifest else []
         self._left = manifest.get("left", {}) if manifest else {}

@@ -66,7 +66,7 @@ class Runner:
             self.recorder = Recorder(
                 settings.out, groups=settings.trajectories, every=settings.trajectories_every, record=record
             )
-            self.journal = Journal(settings.out / "journal.jsonl", beside="journal*.jsonl")
+            self.journal = Journal(settings.out / "journal.jsonl", beside="journal*.jsonl", since=None)
         except BaseException:  # what lies there cannot be read; a process that lives on, such as a notebook's, lets go
             self._lock.release()
             raise
@@ -84,8 +84,10 @@ class Runner:
             executor,
             self.recorder,
             self._behind,
+            journal=self.journal,
             warn=self._warn,
             note=self.progress.note,
+            seen=lambda: {"health": self._health.state(), "tracking": self._tracking.state()},
             on_cut_back=self._rewind,
         )
         self._checkpoints = Checkpoints(
@@ -255,7 +257,7 @@ class Runner:
             session.close(wait)
         label = self._labels[self._position.number]
         self.recorder.ledgers[label] = session.end_ledger()
-        mine = [h for h in self.recorder.history if h["program"] == label]
+        mine = self.recorder.latest[label]
         if (text := stalled(mine, ended=True)) is not None:
             self._warn(f"{label}: {text}")
         self._position.leave(execution, mine[-1] if mine else {})
@@ -282,10 +284,12 @@ class Runner:
             with suppress(ModelError):  # a flow without one: trajectories are written without texts
                 tokenizer = self.executor.tokenizer(None)
         label = self._labels[self._position.number]
-        line = self.recorder.commit(label, step, tokenizer)
+        lines = self.recorder.commit(label, step, tokenizer)
+        for line in lines:
+            self._checkpoints.score.note(line)
         self.recorder.note_memory(label, step.number, self.executor.memory())
         rang = self._health.gap_alarm.rang
-        for kind, text in self._health.look(label, line, step, self.recorder.history):
+        for kind, text in self._health.look(label, lines[-1], step, self.recorder.latest[label]):
             self.recorder.event(kind, text)
             self.progress.note(text)
         if self._health.gap_alarm.rang and not rang:
@@ -296,13 +300,17 @@ class Runner:
             self._replayed = True
         for settle in self._services.on_commit:
             settle(step.number)
-        self.progress.step(line, step.timings)
+        self.progress.step(lines[-1], step.timings)
 
-    def _rewind(self) -> None:
+    def _rewind(self, seen: Mapping[str, Any] | None) -> None:
         """Have what looks at the lines of metrics go back to where those end that are left."""
-        self._tracking.rewind(self.recorder.history)
-        self._health.rewind(self.recorder.history)
-        self._checkpoints.score.rewind(self.recorder.history)
+        if seen is not None:
+            self._tracking.restore(seen["tracking"])
+            self._health.restore(seen["health"])
+        else:
+            self._tracking.rewind(self.recorder.metrics())
+            self._health.rewind(self.recorder.metrics())
+        self._checkpoints.score.rewind()
 
     def _keep_not_finite(self, call: Call, rows: Any) -> None:
         """Write down the rows of a call whose numbers are not finite, as far as they can be had."""

@@ -22,7 +22,7 @@ def save_models(executor: Executor, recorder: Recorder, out: Path, *, save: bool
     recorder.run_record(weights_digest=digest, weights_digests=digests)
     for name, worker in workers.items() if save else ():
         if is_trained(worker):
-            _save(worker, out / name, model_card(recorder.record, name, recorder.history))
+            _save(worker, out / name, model_card(recorder.record, name, recorder.last()))
     return digest
 
 
@@ -36,11 +36,13 @@ def save_best(executor: Executor, recorder: Recorder, checkpoints: Path, out: Pa
         return
     manifest = checkpoint.load_manifest(folder, reopened=True)
     said = manifest["best"]
+    where = (said["program"], said["step"])
+    line = next((line for line in recorder.metrics() if (line["program"], line["step"]) == where), {})
     for name in executor.workers:
         worker = executor.open(name)
         if is_trained(worker) and name in manifest["stamps"]:
             checkpoint.load_worker(folder, name, worker)
-            _save(worker, out / name, model_card(recorder.record, name, recorder.history, best=said))
+            _save(worker, out / name, model_card(recorder.record, name, line, best=said))
     recorder.run_record(best={**{n: v for n, v in said.items() if n != "score"}, "checkpoint": folder.name})
 
 

@@ -57,15 +57,16 @@ class Checkpoints:
         self._check()
         self.wait_for_last()
         self._executor.sync()
+        calls, reads = (point.record["calls"], point.record["reads"]) if point.record is not None else (0, 0)
         manifest = {
-            **self._position.record(point.marks),
+            **self._position.record(point.marks, calls, reads),
             "program": point.record,
             "inputs": self._settings.inputs.record,
             "seed": self._settings.seed,
             "run": self._recorder.record.get("id"),
             "record": {**self._recorder.record, **self.asked, "checkpoints": True},
         }
-        if (score := self.score.of(self._recorder.history)) is not None:
+        if (score := self.score.take()) is not None:
             manifest["best"] = score
 
         def capture(after: int) -> checkpoint.Begun:

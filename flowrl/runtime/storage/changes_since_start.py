@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import At, ResumeError, shown
 from ...lowering.lower import Execution
 from ..values.values_in_records import ADDRESS, spelled
-from .checkpoints.choose_checkpoint import Chosen, made_longer, newest_whole
+from .checkpoints.choose_checkpoint import Chosen, load_answers, made_longer, newest_whole
 from .checkpoints.left_behind import LeftBehind
 from .journal import Journal
 from .run_inputs import Inputs
@@ -88,6 +88,7 @@ def find_continuation(
             if "ended" not in manifest:
                 _check_steps(past, stages[begun])
             chosen = made_longer(chosen, begun, lambda newer: newest_whole(out, record, journal, before=newer))
+    load_answers(journal, chosen)
     left = (chosen.manifest or {}).get("left", {})
     lost = list(_lost(left, behind.put_back(left)))
     _refuse(out, [c for c in lost if c.another], allow_changed)

@@ -16,6 +16,32 @@ from ...errors import ResumeError, shown
 from .disk import BLOCK, replace_file, write_all, writing
 
 _MARK = b',"crc":"'  # how the checksum of a line begins; it is the last entry of the line
+TAIL = 2**22  # bytes: of a longer file the checksum is that of so many at its end, or up to twice as many
+
+
+@dataclass
+class TailChecksum:
+    """The checksum of the end of a file, ``crc`` of all bytes from ``since`` on, as the file grows.
+
+    It is that of the whole file where that is short. So what it costs to compare does not grow with the file.
+    """
+
+    since: int = 0
+    crc: int = 0
+    _next: int = 0  # where a later end begins, and the checksum of that
+    _next_crc: int = 0
+
+    @classmethod
+    def read(cls, path: Path, size: int) -> TailChecksum:
+        """Return that of the first ``size`` bytes of a file."""
+        since = max(0, size - TAIL)
+        return cls(since, part_checksum(path, since, size), size)
+
+    def add(self, raw: bytes, size: int) -> None:
+        """Count what was appended; the file is ``size`` bytes long with it."""
+        self.crc, self._next_crc = zlib.crc32(raw, self.crc), zlib.crc32(raw, self._next_crc)
+        if size - self._next >= TAIL:
+            self.since, self.crc, self._next, self._next_crc = self._next, self._next_crc, size, 0
 
 
 class Lines:
@@ -27,7 +53,7 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.torn, self.size = _ends(path)  # bytes of a last line without its end, and of the lines before it
-        self.crc: int | None = 0 if self.size == 0 else None  # of all lines; None where nobody has computed it
+        self._tail = TailChecksum() if self.size == 0 else None  # None where nobody has computed it
         self._handle: int | None = None
         self._lock = threading.Lock()  # pools write from threads of their own
 
@@ -48,14 +74,17 @@ class Lines:
                     os.ftruncate(handle, self.size)
                 raise
             self.size += len(raw)
-            if self.crc is not None:
-                self.crc = zlib.crc32(raw, self.crc)
+            if self._tail is not None:
+                self._tail.add(raw, self.size)
 
-    def cut(self, size: int, crc: int | None) -> None:
-        """Have the file be its first ``size`` bytes, which have this checksum. It is done when the next line comes."""
+    def cut(self, size: int, tail: tuple[int, int] | None) -> None:
+        """Have the file be its first ``size`` bytes, whose ``tail`` has this checksum from this byte on.
+
+        It is done when the next line comes.
+        """
         assert size <= self.size, "a file is not made longer by a cut"
         self.close()
-        self.size, self.crc = size, crc
+        self.size, self._tail = size, None if tail is None else TailChecksum(*tail, size)
 
     def settle(self) -> None:
         """Do what waits for the next line: leave out what was cut off."""
@@ -69,13 +98,13 @@ class Lines:
             kept = [raw for raw in file if _record(raw) is not None]
         self.close()
         replace_file(self.path, b"".join(kept))
-        self.size, self.crc = sum(map(len, kept)), None
+        self.size, self._tail = sum(map(len, kept)), None
 
-    def checksum(self) -> int:
-        """The checksum of all lines; those that this process has not written are read once."""
-        if self.crc is None:
-            self.crc = prefix_checksum(self.path, self.size)
-        return self.crc
+    def tail(self) -> TailChecksum:
+        """The checksum of the last lines; those that this process has not written are read once."""
+        if self._tail is None:
+            self._tail = TailChecksum.read(self.path, self.size)
+        return self._tail
 
     def sync(self) -> None:
         """Have the disk hold all of it."""
@@ -128,13 +157,14 @@ def unreadable(path: Path, why: OSError | str) -> ResumeError:
     )
 
 
-def prefix_checksum(path: Path, size: int) -> int:
-    """The CRC-32 of the first bytes of a file. Raises ResumeError for one that cannot be read."""
-    crc = 0
+def part_checksum(path: Path, since: int, until: int) -> int:
+    """The CRC-32 of a file from one byte up to another. Raises ResumeError for one that cannot be read."""
+    crc, left = 0, until - since
     try:
         with path.open("rb") as file:
-            while size > 0 and (block := file.read(min(BLOCK, size))):
-                crc, size = zlib.crc32(block, crc), size - len(block)
+            file.seek(since)
+            while left > 0 and (block := file.read(min(BLOCK, left))):
+                crc, left = zlib.crc32(block, crc), left - len(block)
     except FileNotFoundError:
         return 0
     except OSError as error:

@@ -7,7 +7,8 @@ import math
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module, metadata
 from pathlib import Path
@@ -23,13 +24,14 @@ from ..values.process_memory import ProcessMemory
 from ..values.step_records import Step, Timing
 from .digest_lines import digest_lines
 from .disk import hexadecimal, writing
-from .jsonl import Lines, prefix_checksum
+from .jsonl import Lines, part_checksum
 from .keep_tokenizer import keep_tokenizer
-from .run_record import records_within, write_record
+from .run_record import last_records, records_within, write_record
 from .traffic import spread
 
 STREAMS = ("metrics", "timeline", "traffic", "memory", "digests", "ledger", "trajectories", "events")
 SOURCES = 50  # whose rewards are told apart
+LATEST = 64  # lines of metrics of a program that are at hand; the others are in the file alone
 BESIDE_REFERENCE = ("response_mask", "rollout_logprobs", "ref_logprobs")
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -46,7 +48,7 @@ class Recorder:
         self._recording = threading.Lock()
         self._files = {name: Lines(folder / f"{name}.jsonl") for name in STREAMS}
         self._damaged: set[str] = set()  # files with lines that are none, until they are mended
-        self.history: list[dict[str, Any]] = []
+        self.latest: dict[str, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=LATEST))  # by program
         self.ledgers: dict[str, dict[str, Any]] = {}  # what became of rows, by program
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
         self._kept_tokenizer: Any = None
@@ -65,8 +67,8 @@ class Recorder:
         """Leave what came before out of the next step's seconds."""
         self._last = time.perf_counter()
 
-    def commit(self, program: str, step: Step, tokenizer: Any) -> dict[str, Any]:
-        """Write a step's lines; returns its line of metrics."""
+    def commit(self, program: str, step: Step, tokenizer: Any) -> list[dict[str, Any]]:
+        """Write a step's lines; returns its lines of metrics."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         lines = self._numbers(program, step)
@@ -85,7 +87,7 @@ class Recorder:
                 _add_reference(line, step.beside_reference)
                 line |= {f"{node}/decode_slots_used": slots.share for node, slots in step.slots.items()}
             self.write("metrics", line)
-            self.history.append(line)
+            self.latest[program].append(line)
         self.note(program, step)
         if step.ledger is not None:
             self.ledgers[program] = step.ledger
@@ -96,7 +98,7 @@ class Recorder:
             if step.marked is not None:
                 marked = step.readable(first_groups(step.marked, count))
                 self._trajectories(program, step.number, _failed(marked, rows), tokenizer)
-        return lines[-1]
+        return lines
 
     def note(self, program: str, step: Step) -> None:
         """Write what ran in a step, what moved, and digests of what was made."""
@@ -179,9 +181,24 @@ class Recorder:
         for line in lines:
             self.tell(stream, line)
 
-    def marks(self) -> dict[str, tuple[int, str]]:
-        """How long each file is now, and its checksum, for a checkpoint."""
-        return {name: (file.size, hexadecimal(file.checksum())) for name, file in self._files.items()}
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """Yield all lines of metrics, from the file."""
+        return records_within(self.folder / "metrics.jsonl", self._files["metrics"].size)
+
+    def last(self) -> dict[str, Any]:
+        """Return the last line of metrics; an empty one where nothing was logged."""
+        return next(iter(last_records(self.folder / "metrics.jsonl", self._files["metrics"].size, 1)), {})
+
+    def marks(self) -> dict[str, Sequence[Any]]:
+        """How long each file is now, and the checksum of its end, for a checkpoint: ``{"metrics": (300, "9f2c01ab")}``.
+
+        A third entry says at which byte that end begins, where it is not the whole file.
+        """
+        found: dict[str, Sequence[Any]] = {}
+        for name, file in self._files.items():
+            tail = file.tail()
+            found[name] = (file.size, hexadecimal(tail.crc), *([tail.since] if tail.since else []))
+        return found
 
     def cut_back(self, marks: Mapping[str, Any]) -> list[str]:
         """Forget what was written after a checkpoint; the steps will be run again. Events stay.
@@ -193,7 +210,8 @@ class Recorder:
         for name, mark in marks.items():
             if name == "events":
                 continue
-            length, known = (mark, None) if isinstance(mark, int) else mark
+            length, known, *more = (mark, None) if isinstance(mark, int) else mark
+            since: int = more[0] if more else 0
             file, size = self._files[name], min(length, self._files[name].size)
             if size < length:
                 said.append(
@@ -201,14 +219,16 @@ class Recorder:
                     "are lacking are lost"
                 )
                 self._damaged |= {name} if size else set()
-            elif known is not None and hexadecimal(prefix_checksum(file.path, size)) != known:
+            elif known is not None and hexadecimal(part_checksum(file.path, since, size)) != known:
                 said.append(
                     f"{file.path.name} has other contents than it had at the checkpoint: lines that are no JSON are "
                     "left out"
                 )
                 self._damaged.add(name)
-            file.cut(size, None if known is None or name in self._damaged or size < length else int(known, 16))
-        self.history = list(records_within(self.folder / "metrics.jsonl", self._files["metrics"].size))
+            file.cut(size, None if known is None or name in self._damaged or size < length else (since, int(known, 16)))
+        self.latest.clear()
+        for line in last_records(self.folder / "metrics.jsonl", self._files["metrics"].size, LATEST):
+            self.latest[line["program"]].append(line)
         return said
 
     def settle(self) -> None:
@@ -246,7 +266,7 @@ class Recorder:
 
     def curve(self) -> Path | None:
         """Draw reward over steps to reward.png; None when nothing called reward was logged."""
-        lines = curves(self.history)
+        lines = curves(self.metrics())
         if not lines:
             return None
         import matplotlib as mpl
@@ -269,19 +289,19 @@ class Recorder:
         return path
 
 
-def curves(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], list[float]]]:
+def curves(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[int], list[float]]]:
     """Title, steps and rewards of each line of a reward curve: one for each loop of a program, as each counts anew."""
     found: list[tuple[str, list[int], list[float]]] = []
-    for program in dict.fromkeys(line["program"] for line in history):
-        loops: list[tuple[list[int], list[float]]] = []
-        for line in history:
-            reward = line.get("reward")
-            if line["program"] != program or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-                continue
-            if not loops or line["step"] <= loops[-1][0][-1]:
-                loops.append(([], []))
-            loops[-1][0].append(line["step"])
-            loops[-1][1].append(reward)
+    by_program: dict[str, list[tuple[list[int], list[float]]]] = {}
+    for line in history:
+        loops, reward = by_program.setdefault(line["program"], []), line.get("reward")
+        if not isinstance(reward, (int, float)) or not math.isfinite(reward):
+            continue
+        if not loops or line["step"] <= loops[-1][0][-1]:
+            loops.append(([], []))
+        loops[-1][0].append(line["step"])
+        loops[-1][1].append(reward)
+    for program, loops in by_program.items():
         titles = [program if len(loops) == 1 else f"{program}, loop {number}" for number in range(1, len(loops) + 1)]
         found += [(title, *loop) for title, loop in zip(titles, loops, strict=True) if len(loop[0]) > 1]
     return found

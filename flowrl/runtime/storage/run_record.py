@@ -71,6 +71,25 @@ def _checksum(record: Mapping[str, Any]) -> str:
     return hexadecimal(zlib.crc32(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()))
 
 
+def last_records(path: Path, size: int, count: int) -> list[dict[str, Any]]:
+    """Return the last records of the first ``size`` bytes of a file of lines, ``count`` of them or fewer.
+
+    What comes before them is not read.
+    """
+    if not path.exists():
+        return []
+    read = 1 << 16
+    with path.open("rb") as file:
+        while True:
+            start = max(0, size - read)
+            file.seek(start)
+            raws = file.read(size - start).splitlines(keepends=True)
+            found = [record for raw in raws[1 if start else 0 :] if (record := _record(raw)) is not None]
+            if len(found) >= count or not start:
+                return found[-count:]
+            read *= 4
+
+
 def records_within(path: Path, size: int | None = None) -> Iterator[dict[str, Any]]:
     """The records of a file of lines, of its first ``size`` bytes where that is said; none where there is no file.
 
@@ -83,9 +102,14 @@ def records_within(path: Path, size: int | None = None) -> Iterator[dict[str, An
             size = None if size is None else size - len(raw)
             if not raw.endswith(b"\n") or (size is not None and size < 0):
                 return
-            try:
-                record = json.loads(raw.decode())
-            except ValueError:
-                continue
-            if isinstance(record, dict):
+            if (record := _record(raw)) is not None:
                 yield record
+
+
+def _record(raw: bytes) -> dict[str, Any] | None:
+    """The record in a whole line; None where it is cut off or damaged."""
+    try:
+        record = json.loads(raw.decode()) if raw.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

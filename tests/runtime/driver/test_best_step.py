@@ -81,11 +81,13 @@ def test_a_resumed_run_compares_with_what_was_there(tmp_path):
 
 
 def test_a_number_of_older_weights_is_not_taken_for_that_of_newer_ones():
-    score, lines = Score("accuracy"), [{"program": "p", "step": i} for i in range(3)]
-    lines[0]["accuracy"] = 0.5
-    assert (score.of(lines[:2]) or {})["value"] == 0.5 and score.of(lines) is None
-    score.rewind(lines[:2])
-    assert score.of([*lines, {"program": "p", "step": 3, "accuracy": float("nan")}]) is None
+    score = Score("accuracy")
+    for step, accuracy in enumerate((0.4, 0.5, None, float("nan"))):
+        score.note({"program": "p", "step": step, "accuracy": accuracy})
+    assert (score.take() or {})["value"] == 0.5 and score.take() is None
+    score.note({"program": "p", "step": 4, "accuracy": 0.9})
+    score.rewind()
+    assert score.take() is None
 
 
 def test_none_of_it_is_no_number(tmp_path):

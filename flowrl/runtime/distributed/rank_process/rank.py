@@ -288,7 +288,7 @@ class Rank(Weights):
             call.into,
             call.info,
             place=call.journal,
-            journal=self.journal,
+            journal=lambda: self.journal(call.journal_since),
             notes=self._notes,
             warn=self._now.warnings.append,
         )
@@ -371,11 +371,12 @@ class Rank(Weights):
         found = {"check": _check(result, digests), "digests": (digests.fields, digests.rows)} if call.keep else {}
         return Reply(None, keys, alike, kinds, sizes, size, oldest, column=column, **found)
 
-    def journal(self) -> Journal:
-        """The journal of this rank; it knows what all ranks of the run have written."""
+    def journal(self, since: Mapping[str, int]) -> Journal:
+        """The journal of this rank; it knows what all ranks of the run have written from these parts on."""
         if self._journal is None:
             folder = Path(self.config.folder)
-            self._journal = Journal(folder / f"journal.{self.pool}.{self.number}.jsonl", beside="journal*.jsonl")
+            path = folder / f"journal.{self.pool}.{self.number}.jsonl"
+            self._journal = Journal(path, beside="journal*.jsonl", since=since)
         return self._journal
 
     def sync(self) -> None:

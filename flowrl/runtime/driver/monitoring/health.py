@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...values.step_records import Step
 from .gap_alarm import GapAlarm
 from .health_rules import RULES, WINDOW, Curve
-from .learning_stalled import STEPS, stalled
+from .learning_stalled import stalled
 
 _WATCHED = frozenset(rule.metric for rule in RULES)
 
@@ -33,7 +33,7 @@ class _Watched:
 
 
 class Health:
-    """Looks at each step: ``for kind, text in health.look("grpo", line, step, history): ...``.
+    """Looks at each step: ``for kind, text in health.look("grpo", line, step, latest): ...``.
 
     Kinds are ``warning`` (updates that change nothing), ``gap``, ``alarm`` and ``hint``. A rule rings once, and again
     when it was silent for a window of steps in between.
@@ -43,6 +43,20 @@ class Health:
         self.gap_alarm = GapAlarm()
         self._watched: dict[tuple[str, str], _Watched] = {}
 
+    def state(self) -> list[Any]:
+        """Return what it has seen, as JSON, for :meth:`restore`."""
+        return [
+            [*key, watched.first, list(watched.last), watched.steps, list(watched.calm.items())]
+            for key, watched in self._watched.items()
+        ]
+
+    def restore(self, state: Iterable[Any]) -> None:
+        """Go back to where this was the state; what it rang for is not told again."""
+        self._watched = {
+            (program, name): _Watched(list(first), deque(last, maxlen=WINDOW), steps, dict(calm))
+            for program, name, first, last, steps, calm in state
+        }
+
     def rewind(self, history: Iterable[Mapping[str, Any]]) -> None:
         """Go back to where these were the lines of metrics; what they rang for is not told again."""
         self._watched.clear()
@@ -51,11 +65,10 @@ class Health:
                 pass
 
     def look(
-        self, program: str, line: Mapping[str, Any], step: Step, history: list[dict[str, Any]]
+        self, program: str, line: Mapping[str, Any], step: Step, latest: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[str, str]]:
-        """Yield the kind and the text of what a step makes worth telling; its ``line`` is the last of ``history``."""
-        lately = [h for h in history[-STEPS - 1 :] if h["program"] == program]
-        if (text := stalled(lately)) is not None:
+        """Yield the kind and the text of what a step makes worth telling; its ``line`` is the last of ``latest``."""
+        if (text := stalled(latest)) is not None:
             yield "warning", f"{program}: {text}"
         for text in self.gap_alarm.look(program, line["step"], step.gaps):
             yield "gap", text

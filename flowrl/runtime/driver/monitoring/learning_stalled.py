@@ -17,13 +17,14 @@ def stalled(lines: Sequence[Mapping[str, Any]], *, ended: bool = False) -> str |
     where all of a shorter program are.
     """
     steps = f"the updates of {'all {n}' if ended else 'the last {n}'} steps changed nothing: grad_norm is 0. "
-    norms = [norm for line in lines[-STEPS - 1 :] if (norm := _largest(line)) is not None]
+    lines = list(lines)[-STEPS - 1 :]
+    norms = [norm for line in lines if (norm := _largest(line)) is not None]
     if (count := _in_a_row(norms, lambda norm, _: norm == 0, ended=ended)) is not None:
         return steps.format(n=count) + (
             "Where advantages are within a prompt, all of its rewards are equal: look at rewards and responses in "
             "trajectories.jsonl, at the reward function, at n= and at temperature="
         )
-    trained = [line for line in lines[-STEPS - 1 :] if _largest(line) is not None]
+    trained = [line for line in lines if _largest(line) is not None]
     rewards = [reward for line in trained if (reward := _reward(line)) is not None]
     if (count := _in_a_row(rewards, lambda reward, last: reward == last, ended=ended)) is not None:
         return (

@@ -45,13 +45,29 @@ def newest_whole(out: Path, record: Mapping[str, Any], journal: Journal, *, befo
 
 
 def _lacks(manifest: Mapping[str, Any], journal: Journal) -> str:
-    """Which of the values that the program of a checkpoint has read are lost; empty where none is."""
-    reads = manifest["program"]["reads"] if manifest.get("program") and "ended" not in manifest else 0
-    lost = [n for n in range(reads) if (manifest["stage"], n) not in journal.reads]
+    """Which of the values that the program of a checkpoint has read are lost; empty where none is.
+
+    Parts of the journal that were written before the checkpoint are looked at where it has no variables.
+    """
+    program = manifest.get("program") if "ended" not in manifest else None
+    reads = program["reads"] if program else 0
+    journal.load(_needed(manifest, reads))
+    lost = journal.lost(manifest["stage"], reads)
     if not lost:
         return ""
     which = f"value {lost[0] + 1}" if len(lost) == 1 else f"{len(lost)} values, the first of them value {lost[0] + 1},"
     return f"{which} of the {reads} that its program has read {'is' if len(lost) == 1 else 'are'} lost from the journal"
+
+
+def load_answers(journal: Journal, chosen: Chosen) -> None:
+    """Have a journal know what a run that goes on from this checkpoint needs of it."""
+    program = chosen.manifest["program"] if chosen.manifest else None
+    journal.load(_needed(chosen.manifest, program["reads"] if program else 0) if chosen.manifest else {})
+
+
+def _needed(manifest: Mapping[str, Any], reads: int) -> Mapping[str, int]:
+    """From which parts on the journals are needed: all of them where so many reads are answered from there."""
+    return manifest.get("journal", {}) if not reads or "variables" in manifest["program"] else {}
 
 
 def made_longer(newest: Chosen, program: int, older: Callable[[Path], Chosen]) -> Chosen:
