@@ -129,6 +129,8 @@ def _waits(run: Path, waits: WaitRecord) -> Iterator[Wait]:
     elif end is not None and end.running:
         pools = f" in pool {', '.join(end.pools)}" if end.pools else ""
         yield Wait(who, f"itself: it is computed{pools}", end.version, seconds)
+    elif waits.opening:
+        yield Wait(place, f"{waits.opening} to be opened", None, waits.quiet)
     elif not path:
         yield Wait(place, "its own code: no call is under way", None, waits.quiet)
 

@@ -129,3 +129,13 @@ def test_the_chain_ends_with_who_runs_and_says_deadline_and_version(tmp_path):
         f"actor.update of step 3 (grpo.py:30) waits for rank 2 of pool 'train', process {dead.pid} on n1, which is dead "
         "(40 s so far, of 600 s at most)",
     ]
+
+
+def test_a_worker_that_is_being_opened_is_named(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"status": "running"}))
+    said = {"time": time.time(), "quiet": 42.0, "opening": "worker 'actor', the copy that generates,"}
+    (tmp_path / "waits.json").write_text(json.dumps(said))
+    (wait,) = wait_story(tmp_path).waits
+    assert str(wait).startswith(
+        "the program waits for worker 'actor', the copy that generates, to be opened (42 s so far"
+    )

@@ -75,6 +75,7 @@ class Runner:
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         self._session: Running | None = None  # while a program runs
         self._since = time.monotonic()  # when the last program ended, or the run began
+        self._opening = ""  # the worker that is being opened
         self._replayed = False  # all that a replay was to do is done
         self._health = Health()
         self._stop = Stop(self.progress.note)
@@ -201,9 +202,10 @@ class Runner:
         opening = {n: kinds.get(n, "to be copied") for n in execution.workers}  # of=NAME opens what is not called
         self.progress.opening(execution.program, opening, str(self._out))
         self._position.enter(execution)
-        workers = {name: self.executor.open(name) for name in execution.workers}
+        workers = {name: self._open(name, self.executor.open) for name in execution.workers}
         followers = execution.scheme.setup.followers
-        servers = {name: self.executor.open_server(name) for name in execution.servers}
+        server = ", the copy that generates,"
+        servers = {name: self._open(name, self.executor.open_server, server) for name in execution.servers}
         self._compare_tokenizers(execution)
         self.executor.start_program(execution.workers, resumed=resume is not None)
         for name in () if resume is not None else {**followers, **servers}:
@@ -265,6 +267,14 @@ class Runner:
             self._checkpoints.end_program()
         else:
             self._checkpoints.take(Point(None, {}, self._position.marks()))
+
+    def _open(self, name: str, do: Callable[[str], Any], what: str = "") -> Any:
+        """Open a worker; who looks at the run meanwhile is told that it waits for that."""
+        self._opening, self._since = f"worker '{name}'{what}", time.monotonic()
+        try:
+            return do(name)
+        finally:
+            self._opening, self._since = "", time.monotonic()
 
     def _compare_tokenizers(self, execution: Execution) -> None:
         """Raise ModelError, with the line, where a call would read ids that another tokenizer made."""
@@ -348,7 +358,8 @@ class Runner:
         session = self._session
         if session is not None:
             return session.waits()
-        return {"ranks": self.executor.unanswered()}, time.monotonic() - self._since
+        waits = {"opening": self._opening, "ranks": self.executor.unanswered()}
+        return waits, time.monotonic() - self._since
 
     def _note_renewal(self, what: str) -> None:
         self.recorder.event("renewed", what)

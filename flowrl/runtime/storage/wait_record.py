@@ -55,13 +55,17 @@ class WaitingRank:
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """All of it: when it was written, for how long nothing had happened then, and where the driver was."""
+    """All of it: when it was written, for how long nothing had happened then, and where the driver was.
+
+    ``opening``: the worker that is being opened, or its copy that generates; empty once all are open.
+    """
 
     time: float
     quiet: float
     driver: str = ""
     program: str = ""
     step: int | None = None
+    opening: str = ""
     calls: tuple[WaitingCall, ...] = ()
     ranks: tuple[WaitingRank, ...] = ()
 
