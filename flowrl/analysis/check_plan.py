@@ -62,11 +62,12 @@ def _models(study: Study) -> Iterator[FlowError | Lint]:
     for worker, use, place, role in placed_models(study):
         assert role.model is not None, "places of workers with a model"
         title = study.plan.title_of(worker, use)
-        if place.mesh["ep"] > 1 and not role.model.experts:
+        split, fix = ("folded_ep", "Take it out") if place.mesh.folded > 1 else ("ep", "Write dp in place of ep")
+        if place.mesh.experts["ep"] > 1 and not role.model.experts:
             yield PlanError(
-                f"{title}: {role.model.name} has no experts for ep={place.mesh['ep']}.",
+                f"{title}: {role.model.name} has no experts for {split}={place.mesh.experts['ep']}.",
                 at=place.at,
-                fix="Write dp in place of ep, or take a mixture-of-experts model.",
+                fix=f"{fix}, or take a mixture-of-experts model.",
             )
             continue
         try:

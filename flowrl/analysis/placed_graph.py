@@ -126,7 +126,7 @@ def _layout(worker: str, mesh: str, study: Study, backend: str) -> str:
     processes = study.plan.pool_of(worker).processes
     axes = [part.split("=")[0] for part in mesh.split(",") if "=" in part]
     rows = [a for a in axes if a in ("dp", "fsdp", "ep")]
-    weights = [a for a in axes if a in ("fsdp", "tp", "pp", "ep")]
+    weights = [a for a in axes if a in ("fsdp", "tp", "pp", "ep", "folded_ep")]
     model = study.roles[worker].model is not None
     if not axes:
         return backend if model else f"rows over {processes} processes" if processes > 1 else "one process"

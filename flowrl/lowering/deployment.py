@@ -112,7 +112,7 @@ def _deployment(name: str, plan: Plan, place: Place, *, model: bool, serving: bo
     replicas = not row.trains and not any(mesh[axis] > 1 for axis in row.axes if axis != "dp")
     collective = model and row.collective and not replicas
     shares = _shares(mesh) if collective else tuple(range(pool.size))
-    axes = dict(mesh.axes) if collective else {}
+    axes = dict(mesh.said) if collective else {}
     spec = WorkerSpec(name, serving, place.backend, _device(plan, pool), axes, collective, place.offload, place.options)
     return Deployment(place.pool, spec, shares)
 

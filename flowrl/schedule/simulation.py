@@ -177,4 +177,6 @@ def steady(commits: Mapping[int, float], makespan: float, staleness: int) -> flo
         return makespan / max(count, 1)
     first = max(min(count // 2, count - 1) - 1, 0)
     last = max(count - 1 - (staleness if count > 3 else 0), first + 1)
+    if last - first > staleness:  # steps that are open together may end together: of such rounds, whole ones
+        first += (last - first) % (staleness + 1)
     return (times[last] - times[first]) / (last - first)

@@ -75,6 +75,9 @@ def test_two_axes_that_a_backend_orders_differently_are_an_error():
     mesh = Place("gpu", Mesh.of("cp=2,ep=4"), "megatron")
     errors, _ = said(study(train=mesh, model="qwen3-30b-a3b")[1])
     assert "actor.train: megatron orders ranks differently along cp=2 and ep=4, and does not have both." in errors
+    folded = Place("gpu", Mesh.of("cp=2,dp=8,folded_ep=16"), "megatron")
+    engine = Place("gpu", Mesh.of("dp=8,tp=2"), "vllm")
+    assert said(study("h100-80:2x8", train=folded, generate=engine, model="qwen3-30b-a3b")[1])[0] == []
 
 
 def test_devices_of_several_kinds_in_one_pool_are_a_remark():
@@ -120,3 +123,38 @@ def test_a_cache_has_what_others_leave_it():
     assert work.held == alone.pool_memory["gpu"].held(turn, turns) > 0
     made = alone.calls["actor.generate"]
     assert alone.work(made) == work, "what a simulation prices"
+
+
+# a published plan
+
+NEMO = """
+cluster: {device: h100-80, nodes: 32, devices_per_node: 8}
+pools: {train: {devices: "0-127"}, rollout: {devices: "128-255"}, cpu: {processes: 64}}
+place:
+  actor:
+    train:    {pool: train, mesh: {pp: 8, dp: 4, tp: 4, EP: 16}, backend: megatron}
+    generate: {pool: rollout, mesh: {dp: 16, tp: 8}, engine: vllm}
+  ref:    {pool: train, mesh: {pp: 8, dp: 4, tp: 4, EP: 16}, backend: megatron}
+  reward: {pool: cpu}
+pipeline: {staleness: 1}
+"""
+
+
+def test_a_published_plan_of_235_billion_parameters_is_accepted(tmp_path):
+    """NVIDIA-NeMo/RL, recipes/llm/performance/grpo-qwen3-235b-32n8g-async-1off.yaml: etp=1, so experts fold."""
+    flow = load_script(GRPO)
+    for handle in flow.handles:
+        if handle.arguments.get("model") is not None:
+            flow.use_model(handle.name, "qwen3-235b-a22b")
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(NEMO.replace("EP", "folded_ep"))
+    loaded = Plan.load(plan)
+    (tmp_path / "again.yaml").write_text(loaded.to_yaml())
+    assert Plan.load(tmp_path / "again.yaml") == loaded
+    hand = flow.study(loaded, "grpo", tokens=Tokens(512.0, "fixed", (3000.0,)), steps=4, prompts_per_step=16)
+    errors, lints = said(hand)
+    assert errors == [] and "folded_ep=16 in no run yet" in lints["unrun"]
+    plan.write_text(NEMO.replace("EP", "ep"))
+    with pytest.raises(PlanError, match="needs 2048 devices") as caught:
+        Plan.load(plan)
+    assert caught.value.fix == "Change an axis size, or write folded_ep: 16 in place of ep."

@@ -88,6 +88,8 @@ def _check(mesh: Mesh) -> None:
             f"The engine 'megatron' has no axis fsdp={mesh['fsdp']}.",
             fix=f"Write dp={mesh['fsdp'] * mesh['dp']}: its optimizer is distributed over it.",
         )
+    if mesh.folded > 1:
+        raise PlanError(f"The engine 'megatron' does not fold experts yet: {mesh}.", fix="Write ep, and less dp.")
     if mesh["cp"] > 1 and mesh["ep"] > 1:
         raise PlanError(
             f"The engine 'megatron' orders ranks differently along cp={mesh['cp']} and ep={mesh['ep']}.",

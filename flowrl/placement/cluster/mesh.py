@@ -13,6 +13,8 @@ from ...errors import PlanError, did_you_mean
 AXES = ("pp", "dp", "fsdp", "cp", "ep", "tp")
 #: Axes that rows are split over. ``cp`` splits the tokens of a row, ``tp`` and ``pp`` see every row.
 DATA_AXES = ("dp", "fsdp", "ep")
+#: What a mesh may say beside its axes: into how many parts the experts are split over the ranks that those have.
+FOLDED = "folded_ep"
 
 
 @dataclass(frozen=True)
@@ -25,19 +27,41 @@ class Mesh:
     >>> mesh.coordinates(5)
     {'fsdp': 2, 'tp': 1}
 
-    Raises PlanError for an axis that is none of :data:`AXES`, or a size below 1.
+    ``folded_ep`` is no axis and takes no devices: it splits experts, whole ones, over the ranks that ``dp``, ``cp`` and
+    ``tp`` have in a stage, neighbours first (folding: Liu et al. 2025, arXiv:2504.14960). :attr:`experts` is the mesh
+    that experts then have.
+
+    >>> mesh = fl.Mesh({"pp": 2, "dp": 4, "tp": 4, "folded_ep": 8})
+    >>> str(mesh), mesh.size, str(mesh.experts)
+    ('pp=2,dp=4,tp=4,folded_ep=8', 32, 'pp=2,dp=2,ep=8')
+
+    Raises PlanError for an axis that is none of :data:`AXES`, a size below 1, or experts that do not fold.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict[str, int])
+    folded: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         for axis, size in self.axes.items():
-            if axis not in AXES:
-                raise PlanError(f"a mesh has no axis '{axis}'.", have=AXES, fix=did_you_mean(axis, AXES))
+            if axis not in (*AXES, FOLDED):
+                have = (*AXES, FOLDED)
+                raise PlanError(f"a mesh has no axis '{axis}'.", have=have, fix=did_you_mean(axis, have))
             if size < 1:
                 raise PlanError(f"axis {axis}={size}: a mesh has at least one device along each axis.")
         kept = {a: self.axes[a] for a in AXES if self.axes.get(a, 1) > 1}
+        object.__setattr__(self, "folded", self.axes.get(FOLDED, 1))
         object.__setattr__(self, "axes", kept)
+        if self.folded > 1:
+            self._check_folds()
+
+    def _check_folds(self) -> None:
+        ranks = self["dp"] * self["cp"] * self["tp"]
+        if wrong := next((axis for axis in ("ep", "fsdp") if self[axis] > 1), ""):
+            what = f"a mesh has {FOLDED}={self.folded} or {wrong}={self[wrong]}, not both."
+            raise PlanError(what, fix=f"Write dp in place of {wrong}.")
+        if ranks % self.folded:
+            what = f"{FOLDED}={self.folded} does not divide the {ranks} ranks that dp, cp and tp have in a stage."
+            raise PlanError(what, fix=f"Write a divisor of {ranks}.")
 
     @staticmethod
     def of(text: str) -> Mesh:
@@ -64,6 +88,19 @@ class Mesh:
         """Into how many parts rows are split."""
         return self["dp"] * self["fsdp"] * self["ep"]
 
+    @cached_property
+    def experts(self) -> Mesh:
+        """The mesh that experts have: on the same devices in the same order, with whole experts, where they fold."""
+        if self.folded == 1:
+            return self
+        copies = self["dp"] * self["cp"] * self["tp"] // self.folded
+        return Mesh({"pp": self["pp"], "dp": copies, "ep": self.folded})
+
+    @cached_property
+    def said(self) -> Mapping[str, int]:
+        """Axes, and ``folded_ep`` where experts fold: what a plan says."""
+        return {**self.axes, **({FOLDED: self.folded} if self.folded > 1 else {})}
+
     def __getitem__(self, axis: str) -> int:
         return self.axes.get(axis, 1)
 
@@ -72,7 +109,7 @@ class Mesh:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(tuple(self.axes.items()))
+        return hash((*self.axes.items(), self.folded))
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return where a rank stands along each axis."""
@@ -98,4 +135,4 @@ class Mesh:
             yield tuple(ranks)
 
     def __str__(self) -> str:
-        return ",".join(f"{a}={n}" for a, n in self.axes.items()) or "1"
+        return ",".join(f"{a}={n}" for a, n in self.said.items()) or "1"

@@ -35,9 +35,12 @@ def activations(work: Work, hardware: Hardware, tokens: float, passes: int) -> f
 
 
 def tensor_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
-    """Return seconds of a layer's two all-reduces (Shoeybi et al. 2019, arXiv:1909.08053, section 3)."""
+    """Return seconds of a layer's two all-reduces (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+
+    Of one, that of attention, where experts fold: each of them is whole.
+    """
     size = _activation(work, tokens / work.mesh["cp"])
-    return 2 * hardware.along(work.mesh, "tp").all_reduce(size, work.mesh["tp"])
+    return (1 if work.mesh.folded > 1 else 2) * hardware.along(work.mesh, "tp").all_reduce(size, work.mesh["tp"])
 
 
 def context_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
@@ -49,11 +52,12 @@ def context_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
 
 def expert_parallel(work: Work, hardware: Hardware, tokens: float) -> float:
     """Tokens go to their experts and come back: two all-to-alls in a layer (Lepikhin et al. 2020, arXiv:2006.16668)."""
-    model, ranks = model_of(work), work.mesh["ep"]
-    if not model.experts or ranks == 1:
+    model, mesh = model_of(work), work.mesh.experts
+    if not model.experts or mesh["ep"] == 1:
         return 0.0
-    size = _activation(work, tokens / work.mesh["cp"]) * model.experts_per_token
-    return 2 * hardware.along(work.mesh, "ep").all_to_all(size, ranks)
+    here = work.mesh["cp"] * (work.mesh["tp"] if work.mesh.folded > 1 else 1)  # ranks of tp then have other tokens
+    size = _activation(work, tokens / here) * model.experts_per_token
+    return 2 * hardware.along(mesh, "ep").all_to_all(size, mesh["ep"])
 
 
 def stage_to_stage(work: Work, hardware: Hardware, tokens: float) -> float:
@@ -93,10 +97,12 @@ def gradients(work: Work, hardware: Hardware) -> float:
     shards = mesh["tp"] * stages(model, mesh) * mesh["fsdp"]
     trained = 1 - work.role.frozen
     dense = (work.role.lora or trained * parts.dense) / shards * model.dtype_bytes
-    experts = 0.0 if work.role.lora else trained * parts.experts / shards / mesh["ep"] * model.dtype_bytes
-    copies = mesh["dp"] * mesh["cp"]
+    copies, lie = mesh["dp"] * mesh["cp"], mesh.experts
     seconds = hardware.along(mesh, "dp", "cp", "ep").all_reduce(dense, copies * mesh["ep"])
-    return seconds + hardware.along(mesh, "dp", "cp").all_reduce(experts, copies)
+    if lie is not mesh:
+        shards = stages(model, mesh)
+    experts = 0.0 if work.role.lora else trained * parts.experts / shards / lie["ep"] * model.dtype_bytes
+    return seconds + hardware.along(lie, "dp", "cp").all_reduce(experts, lie["dp"] * lie["cp"])
 
 
 def publish_bytes(

@@ -76,8 +76,8 @@ def parameters_on_device(role: Role, mesh: Mesh, *, sharded: bool = True) -> flo
     Those of the fullest stage where pp does not divide the layers; the vocabulary is taken to be spread like them.
     """
     parts = parts_of(role)
-    shards = mesh["tp"] * stages(role.model, mesh) * (mesh["fsdp"] if sharded else 1)
-    return (parts.dense + parts.experts / mesh["ep"]) / shards
+    layers = stages(role.model, mesh) * (mesh["fsdp"] if sharded else 1)
+    return (parts.dense / mesh["tp"] + parts.experts / mesh.experts["ep"] / mesh.experts["tp"]) / layers
 
 
 def optimizer_parameters(role: Role, mesh: Mesh, backend: str = REFERENCE) -> float:
@@ -92,7 +92,9 @@ def optimizer_parameters(role: Role, mesh: Mesh, backend: str = REFERENCE) -> fl
         return role.lora / (mesh["tp"] * stages(role.model, mesh) * mesh["fsdp"]) / copies
     parts, split = parts_of(role), mesh["tp"] * stages(role.model, mesh) * mesh["fsdp"] * copies
     dense = parts.dense / split / (mesh["ep"] if spread else 1)
-    return (1 - role.frozen) * (dense + parts.experts / split / mesh["ep"])
+    if mesh.folded > 1:
+        split = stages(role.model, mesh) * (mesh.experts["dp"] if spread else 1)
+    return (1 - role.frozen) * (dense + parts.experts / split / mesh.experts["ep"])
 
 
 def forward_operations(role: Role, rows: float, load: Workload) -> float:

@@ -96,7 +96,8 @@ def resident(
     that generates has calls of the other use too.
     """
     other, ahead = plan.place_of(role.name, "train"), plan.pipeline.staleness > 0
-    return usage_of(role, use, place, other, load, micro=micro, reads=reads, ahead=ahead)
+    staging = role.trains and role.generates and (ahead or plan.split(role.name))
+    return usage_of(role, use, place, other, load, micro=micro, reads=reads, staging=staging)
 
 
 def usage_of(
@@ -108,18 +109,27 @@ def usage_of(
     *,
     micro: int = 0,
     reads: bool = False,
-    ahead: bool = False,
+    staging: bool = False,
 ) -> Usage:
-    """Return the same of a worker that trains at ``other``; ``ahead``: steps begin before those before them end."""
+    """Return the same of a worker that trains at ``other``.
+
+    ``staging``: trained weights are set aside where they are until a publish has brought them to another pool, or to a
+    copy that steps still sample from. What takes them has no second copy: they come box by box.
+    """
     if role.model is None:
         return Usage(role.name, use, {}, {})
     if use == "generate":
-        return _generating(role, place, other, load, reads=reads, ahead=ahead)
+        return _generating(role, place, other, load, reads=reads)
     trains = training if role.optimized else reading
     usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
+    if staging:
+        wide = _model(role).dtype_bytes if row_of(place.backend).optimizer_over_copies else _held_bytes(role)
+        aside = parameters_on_device(role, place.mesh) * wide
+        usage = replace(usage, idle={**usage.idle, "staged weights": aside})
     if place.offload:  # in host memory: the device has the layers at work
         working = {part: size for part, size in usage.working.items() if part != "gradients"}
-        return Usage(role.name, "train", {}, working)
+        kept = {part: size for part, size in usage.idle.items() if part == "staged weights"}
+        return Usage(role.name, "train", kept, working)
     return usage
 
 
@@ -173,8 +183,8 @@ def reading(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE,
     )
 
 
-def generating(role: Role, mesh: Mesh, load: Workload, *, staging: bool = False) -> Usage:
-    """Return an engine's copy of the weights, whole over fsdp; a published one's room if ``staging``; its KV cache."""
+def generating(role: Role, mesh: Mesh, load: Workload) -> Usage:
+    """Return an engine's copy of the weights, whole over fsdp, and its KV cache."""
     model, rows = _model(role), rows_of_replica(load, mesh)
     weights = parameters_on_device(role, mesh, sharded=False) * model.dtype_bytes + _adapters(role, mesh, whole=True)
     longest = load.prompt + max(load.response, load.longest)
@@ -184,7 +194,7 @@ def generating(role: Role, mesh: Mesh, load: Workload, *, staging: bool = False)
     return Usage(
         role.name,
         "generate",
-        idle={"weights": weights, **({"staged weights": weights} if staging else {})},
+        idle={"weights": weights},
         working={
             "kv cache": max(least, kv_bytes(model, mesh, rows * _length(load))),
             "activations": layer_activations(model, mesh, prefill),
@@ -238,10 +248,9 @@ def over_base(usage: Usage, role: Role, mesh: Mesh, owner: str) -> Usage:
     return replace(usage, idle={part: size for part, size in idle.items() if size}, shares=owner)
 
 
-def _generating(role: Role, place: Place, other: Place | None, load: Workload, *, reads: bool, ahead: bool) -> Usage:
+def _generating(role: Role, place: Place, other: Place | None, load: Workload, *, reads: bool) -> Usage:
     """Same pool, mesh and backend as the other use: one copy serves both. Otherwise it is another layout of its own."""
-    staging = role.trains and other is not None and (other.pool != place.pool or ahead)
-    usage = generating(role, place.mesh, load, staging=staging)
+    usage = generating(role, place.mesh, load)
     same = other and (other.pool, other.mesh, other.backend) == (place.pool, place.mesh, place.backend)
     if not (same and (role.trains or reads)):
         return usage
@@ -283,6 +292,11 @@ def _gathered(role: Role, mesh: Mesh) -> float:
     return (
         2 * parameters_on_device(role, mesh, sharded=False) * model.dtype_bytes / (model.layers / stages(model, mesh))
     )
+
+
+def _held_bytes(role: Role) -> int:
+    """Bytes of a number of trained weights that are their own master copy."""
+    return max(4, _model(role).dtype_bytes) if role.optimized else _model(role).dtype_bytes
 
 
 def _gradient_bytes(model: ModelShape, backend: str) -> int:

@@ -7,7 +7,8 @@ as its first dim, so a box of a :class:`~flowrl.placement.model.model_weights.St
   first stage, the last norm and the head on the last one; a tied head puts a copy of the embedding there.
 - ``tp`` splits by kind: columns along dim 0, rows along dim 1, the vocabulary along dim 0 in parts that are rounded up,
   keys and values by head. Ranks share a head where there are fewer heads than ranks.
-- ``ep`` splits experts, along the first dim of their stack.
+- ``ep`` splits experts, along the first dim of their stack. ``folded_ep`` does so over the ranks of ``dp``, ``cp`` and
+  ``tp``, which then have whole ones.
 - ``fsdp`` splits dim 0 of what these leave, whatever the kind, as FSDP2 does: like ``torch.chunk``, parts are rounded
   up and the last ones smaller or empty. Experts, one tensor per layer, are split between experts.
 - ``dp`` and ``cp`` hold copies, and so does ``ep`` of what is no expert.
@@ -65,6 +66,8 @@ class Layout:
     def axes(self) -> dict[str, int]:
         """The axes along which ranks hold different parts, outermost first."""
         axes = ("pp", "fsdp", "ep", "tp") if self.model.experts else ("pp", "fsdp", "tp")
+        if self.model.experts and self.mesh.folded > 1:
+            axes = ("pp", "dp", "cp", "tp")
         return {a: self.mesh[a] for a in axes}
 
     @property
@@ -178,6 +181,10 @@ def split_weight(weight: Weight, mesh: Mesh, at: dict[str, int], rules: LayoutRu
         ranges[0] = (min(weight.shape[0], rank * rows), min(weight.shape[0], (rank + 1) * rows))
         return ranges
     if weight.kind.startswith("expert"):
+        if mesh.folded > 1:
+            place = (at.get("dp", 0) * mesh["cp"] + at.get("cp", 0)) * tp + rank
+            ranges[0] = chunk(weight.shape[0], mesh.folded, place % mesh.folded)
+            return ranges
         if rules.whole_experts and mesh["ep"] > 1:
             ranges[0] = layers_of_stage(weight.shape[0], mesh["ep"] * tp, at.get("ep", 0) * tp + rank)
             return ranges
@@ -207,7 +214,7 @@ def check_layout(model: ModelShape, mesh: Mesh, rules: LayoutRules = PLAIN) -> N
     for what, count, axis in (
         ("attention heads", model.heads, "tp"),
         (inner, model.intermediate if len(model.dense_layers) or not model.experts else 0, "tp"),
-        ("columns of an expert", model.expert_intermediate, "tp"),
+        ("columns of an expert", model.expert_intermediate if mesh.folded == 1 else 0, "tp"),
         ("columns of the shared expert", model.shared_intermediate, "tp"),
         ("experts", model.experts, "ep"),
     ):
@@ -218,6 +225,12 @@ def check_layout(model: ModelShape, mesh: Mesh, rules: LayoutRules = PLAIN) -> N
                 f"{model.name} has {count} {what}, which {axis}={mesh[axis]} does not divide.",
                 fix=f"Write {axis}={best}.",
             )
+    if mesh.folded > 1 and model.experts % mesh.folded:
+        fits = [n for n in range(1, min(model.experts, mesh.folded) + 1) if model.experts % n == 0]
+        raise PlanError(
+            f"{model.name} has {model.experts} experts, which folded_ep={mesh.folded} does not divide.",
+            fix=f"Write folded_ep={fits[-1]}.",
+        )
     if kv and kv % tp and tp % kv:
         raise PlanError(
             f"{model.name} has {kv} heads of keys and values, which tp={tp} neither divides nor is divided by.",

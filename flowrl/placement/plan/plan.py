@@ -87,7 +87,7 @@ class Place:
 
     def to_json(self, use: str = "train") -> dict[str, Any]:
         """``{"pool": "train", "mesh": {"fsdp": 8}, "backend": ...}``; without a mesh where it is a single rank."""
-        mesh = {"mesh": dict(self.mesh.axes)} if self.mesh.size > 1 else {}
+        mesh = {"mesh": dict(self.mesh.said)} if self.mesh.size > 1 else {}
         said = {"pool": self.pool, **mesh, "engine" if use == "generate" else "backend": self.backend}
         return {**said, **({"offload": True} if self.offload else {}), **self.options}
 
@@ -281,7 +281,7 @@ class Plan:
                     have=engines,
                     fix=did_you_mean(place.backend, engines),
                 )
-            for what, fix in backend(place.backend).unrun_axes(place.mesh.axes) if engines is not None else ():
+            for what, fix in backend(place.backend).unrun_axes(place.mesh.said) if engines is not None else ():
                 raise PlanError(f"{self.title_of(name, use)}: {what}", at=place.at, fix=fix)
             if name not in known:
                 raise PlanError(

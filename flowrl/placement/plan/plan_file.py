@@ -11,7 +11,7 @@ from typing import Any, cast
 from ...errors import At, PlanError, did_you_mean, near
 from ..backends import BACKENDS, REFERENCE
 from ..cluster.cluster import Cluster, Nodes
-from ..cluster.mesh import AXES, Mesh
+from ..cluster.mesh import AXES, FOLDED, Mesh
 from .plan import Pipeline, Place, Plan, Pool
 from .rules import USES, check_backend, check_inside, check_offload, check_option, check_pool_name, no_cluster
 
@@ -192,10 +192,10 @@ class _Reader:
         return {"true": True, "false": False}.get(str(node.value), self._value(node))
 
     def _mesh(self, title: str, node: Any, pool: str, known: Plan) -> Mesh:
-        entries = self._mapping(node, AXES, f"{title}: a mesh")
+        entries = self._mapping(node, (*AXES, FOLDED), f"{title}: a mesh")
         axes = {a: self._whole(n, a, 1) for a, n in entries.items()}
-        known.check_mesh(title, axes, pool, self._at(node))
-        return Mesh(axes)
+        known.check_mesh(title, {a: n for a, n in axes.items() if a != FOLDED}, pool, self._at(node))
+        return self._said(node, lambda: Mesh(axes))
 
     # -- pipeline
 

@@ -141,6 +141,7 @@ def refuse_mesh(
 ) -> None:
     """Raise PlanError for a mesh that does not take all devices of its pool. ``free``: those that it could have."""
     size, have = prod(axes.values()), len(devices) or 1
+    folds = axes.get("ep", 1) > 1 and size // axes["ep"] == have
     mesh = " x ".join(f"{a}={n}" for a, n in axes.items())
     if processes:
         raise PlanError(
@@ -160,7 +161,7 @@ def refuse_mesh(
     raise PlanError(
         f"{title}: mesh {mesh} needs {size} devices, but pool '{pool}' has {have}.",
         at=at,
-        fix=f"Change an axis size{more}.",
+        fix=f"Change an axis size{more}" + (f", or write folded_ep: {axes['ep']} in place of ep." if folds else "."),
     )
 
 

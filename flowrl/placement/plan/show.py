@@ -123,7 +123,7 @@ def table(plan: Plan, kinds: Mapping[str, str] | None = None) -> str:
     lines: list[tuple[str, ...]] = [head]
     for seat in seats(plan, kinds or ()):
         kind = (kinds.get(seat.worker, "") or "-",) if kinds else ()
-        mesh = " ".join(f"{a}={n}" for a, n in seat.place.mesh.axes.items()) or "-"
+        mesh = " ".join(f"{a}={n}" for a, n in seat.place.mesh.said.items()) or "-"
         backend = "-" if seat.pool.processes else seat.place.backend
         what = _devices(plan, seat.pool), mesh, backend, _nodes(plan, seat.pool)
         lines.append((seat.worker, *kind, seat.use or "all", seat.pool.name, *what))

@@ -124,7 +124,7 @@ def _swatch(seat: Seat, x: float, y: float, wide: float, high: float) -> Iterabl
 
 
 def _legend_words(seat: Seat) -> str:
-    mesh = " ".join(f"{a}={n}" for a, n in seat.place.mesh.axes.items())
+    mesh = " ".join(f"{a}={n}" for a, n in seat.place.mesh.said.items())
     backend = "" if seat.pool.processes else seat.place.backend
     return " · ".join(w for w in (seat.title, f"pool {seat.pool.name}", mesh, backend) if w)
 

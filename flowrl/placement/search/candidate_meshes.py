@@ -8,7 +8,7 @@ from functools import lru_cache
 from ...errors import PlanError
 from ..backends import REFERENCE, Backend, LayoutRules, proposed
 from ..backends import backend as row_of
-from ..cluster.mesh import Mesh
+from ..cluster.mesh import FOLDED, Mesh
 from ..cost.work import Role
 from ..model.model_shape import ModelShape
 from ..model.weight_layout import check_layout
@@ -88,21 +88,29 @@ def _data(row: Backend, model: ModelShape, tp: int, pp: int, data: int, *, node:
     for ep in divisors(data) if model.experts and "ep" in row.axes else ():
         if ep > 1 and model.experts % ep == 0:
             yield Mesh({"pp": pp, "dp": data // ep, "ep": ep, "tp": tp})
-    for along in divisors(data) if cp and "cp" in row.axes else ():
+    for along in divisors(data) if cp and "cp" in row.axes else (1,):
+        mesh = {"pp": pp, "dp": data // along, "cp": along, "tp": tp}
         if 1 < along <= node:
-            yield Mesh({"pp": pp, "dp": data // along, "cp": along, "tp": tp})
+            yield Mesh(mesh)
+        if along <= node and along * tp > 1 and model.experts and FOLDED in row.axes:
+            yield from (Mesh({**mesh, FOLDED: ep}) for ep in _folds(model.experts, data * tp, node))
+
+
+def _folds(experts: int, ranks: int, node: int) -> Iterator[int]:
+    """Into how many parts experts fold: as many as a node has ranks, twice as many, and so on up to all of them."""
+    yield from (n for n in divisors(ranks) if n > 1 and experts % n == 0 and (n % node == 0 or n == min(ranks, node)))
 
 
 def _divides(role: Role, mesh: Mesh, rules: LayoutRules) -> bool:
     assert role.model is not None
-    return _model_divides(role.model, mesh["tp"], mesh["ep"], mesh["pp"], rules)
+    return _model_divides(role.model, mesh["tp"], mesh["ep"], mesh["pp"], mesh.folded, rules)
 
 
 @lru_cache(maxsize=4096)
-def _model_divides(model: ModelShape, tp: int, ep: int, pp: int, rules: LayoutRules) -> bool:
+def _model_divides(model: ModelShape, tp: int, ep: int, pp: int, folded: int, rules: LayoutRules) -> bool:
     """Whether the weights of a model can lie on such a mesh."""
     try:
-        check_layout(model, Mesh({"tp": tp, "ep": ep, "pp": pp}), rules)
+        check_layout(model, Mesh({"tp": tp, "ep": ep, "pp": pp, "dp": folded, FOLDED: folded}), rules)
     except PlanError:
         return False
     return True

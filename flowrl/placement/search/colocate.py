@@ -95,10 +95,9 @@ class Colocated:
         return self.parallelism.ways(member, *spot, held=held, staging=self._stages_weights(member, members))
 
     def _stages_weights(self, member: Member, members: Iterable[Member]) -> bool:
-        """Whether weights come to it from another pool."""
+        """Whether its weights go to another pool."""
         here = {m.name for m in members}
-        pairs = self.problem.pairs if member.use == "generate" else ()
-        return any(generate == member.name and train not in here for train, generate in pairs)
+        return any(train == member.name and generate not in here for train, generate in self.problem.pairs)
 
     def _together(self, members: Sequence[Member], spot: Spot) -> Ways | None:
         """Everything stays on the device: the trained first, then generates with the KV cache that is left to them."""
@@ -184,7 +183,7 @@ class Colocated:
         other = ways.get(f"{member.role.name}.train")
         if member.use != "generate" or other is None:
             return way.usage
-        return self.parallelism.usage(member, way.mesh, way.backend, Place(HERE, other.mesh, other.backend))
+        return self.parallelism.usage(member, way.mesh, way.backend, other=Place(HERE, other.mesh, other.backend))
 
     def _seconds(self, name: str, work: Work, way: Way, held: float, spot: Spot) -> float:
         if work.kind != "generate":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import At, PlanError
 from ..backends import Backend, backend, listed
+from ..cluster.mesh import FOLDED
 from ..cost.work import Role
 from ..plan.plan import Place
 
@@ -43,7 +44,7 @@ def refusals_of_use(place: Place, *, use: str, trained: bool, size: int = 0) -> 
     devices of the pool, where they are more than those of the mesh.
     """
     row, mesh = backend(place.backend), place.mesh
-    size, axes = max(size, mesh.size), mesh.axes
+    size, axes = max(size, mesh.size), mesh.said
     if not row.does(use):
         yield _unable(row, use, trained=trained)
     elif wrong := [axis for axis in axes if axis not in row.axes]:
@@ -58,7 +59,8 @@ def refusals_of_use(place: Place, *, use: str, trained: bool, size: int = 0) -> 
         if all(mesh[axis] > 1 for axis in pair):
             both = " and ".join(f"{axis}={mesh[axis]}" for axis in pair)
             what = f"{row.name} orders ranks differently along {both}, and does not have both."
-            yield Refusal(what, "Use one of the two.")
+            folds = "ep" in pair and FOLDED in row.axes
+            yield Refusal(what, "Use one of the two, or folded_ep in place of ep." if folds else "Use one of the two.")
 
 
 def _unable(row: Backend, use: str, *, trained: bool) -> Refusal:
@@ -74,7 +76,7 @@ def _axes(row: Backend, place: Place, wrong: list[str], use: str) -> Refusal:
         what = f"{row.name} does not split a model along {' and '.join(wrong)}."
         return Refusal(what, f"Use its axes, or another {word}.", ", ".join(row.axes))
     what = f"{row.name} holds whole models, and the mesh splits them by "
-    what += " and ".join(f"{axis}={place.mesh[axis]}" for axis in wrong) + "."
+    what += " and ".join(f"{axis}={place.mesh.said[axis]}" for axis in wrong) + "."
     return Refusal(what, f"Write {word}: {listed(use, collective=True)}, or mesh: {{dp: {place.mesh.size}}}.")
 
 
@@ -101,7 +103,7 @@ def _of_worker(row: Backend, place: Place, role: Role) -> Iterator[Refusal]:
 
 def _without_cuda(row: Backend, place: Place, role: Role) -> Iterator[Refusal]:
     mesh = place.mesh
-    for what, fix in row.unrun_axes(mesh.axes):
+    for what, fix in row.unrun_axes(mesh.said):
         yield Refusal(what, fix)
     for axis in (a for a in row.cuda_axes if mesh[a] > 1):
         yield Refusal(f"{row.name} has {axis}={mesh[axis]} on CUDA alone.", f"Write dp in place of {axis}.")

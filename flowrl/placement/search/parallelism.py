@@ -96,7 +96,7 @@ class Parallelism:
     ) -> tuple[Way, ...]:
         """Return ways that fit beside ``held`` bytes of others, fastest first; none beats another in everything.
 
-        ``staging``: weights come from another pool, and are received beside those in use.
+        ``staging``: weights go to another pool, and are set aside until they are there.
         """
         held = -(-held // _HELD_STEP) * _HELD_STEP
         key = (member.name, group, count, held, staging)
@@ -132,23 +132,26 @@ class Parallelism:
         """Yield all ways, those too that do not fit; the least seconds of an engine are those without others."""
         devices = self.devices(group, size)
         for mesh, backend in self._meshes(member, group, size):
-            usage = self.usage(member, mesh, backend, Place("there") if staging else None)
+            usage = self.usage(member, mesh, backend, staging=staging)
             yield Way(mesh, backend, self._timed(member, mesh, backend, devices, 0.0), usage)
 
     def _costed(self, member: Member, group: int, size: int, held: float, staging: bool) -> Iterable[Way]:
         devices, free = self.devices(group, size), self.capacity(group) - held
         for mesh, backend in self._meshes(member, group, size):
-            usage = self.usage(member, mesh, backend, Place("there") if staging else None)
+            usage = self.usage(member, mesh, backend, staging=staging)
             if usage.staying + usage.needed <= free:
                 yield Way(mesh, backend, self._timed(member, mesh, backend, devices, held), usage)
 
-    def usage(self, member: Member, mesh: Mesh, backend: str, other: Place | None) -> Usage:
-        """Return bytes on each device of a pool; ``other``: where the worker trains, if it does."""
+    def usage(
+        self, member: Member, mesh: Mesh, backend: str, *, other: Place | None = None, staging: bool = False
+    ) -> Usage:
+        """Return bytes on each device of a pool; ``other``: where the worker trains, if that is in this pool."""
         role, use = member.role, member.use
         load = loads_of(member.works)[0][role.name, use]
         reads = f"{role.name}.train" in self.problem.by_name
         place = Place(HERE, mesh, backend)
-        return usage_of(role, use, place, other, load, micro=self.problem.micro.get(role.name, 0), reads=reads)
+        micro = self.problem.micro.get(role.name, 0)
+        return usage_of(role, use, place, other, load, micro=micro, reads=reads, staging=staging)
 
     def _timed(
         self, member: Member, mesh: Mesh, backend: str, devices: tuple[int, ...], held: float

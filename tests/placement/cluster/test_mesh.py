@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.mesh import AXES, Mesh
 
-meshes = st.dictionaries(st.sampled_from(AXES), st.integers(1, 4), max_size=4).map(Mesh)
+meshes = st.dictionaries(st.sampled_from(AXES), st.integers(1, 4), max_size=4).map(
+    lambda axes: Mesh({str(a): n for a, n in axes.items()})
+)
 
 
 def test_axes_of_size_1_are_left_out_and_the_order_is_one():
@@ -54,7 +56,7 @@ def test_groups_share_out_all_ranks(mesh, axes):
     [
         (
             lambda: Mesh({"fdsp": 4}),
-            "a mesh has no axis 'fdsp'.\n  have cp, dp, ep, fsdp, pp, tp\n  fix  Did you mean 'fsdp'?",
+            "a mesh has no axis 'fdsp'.\n  have cp, dp, ep, folded_ep, fsdp, pp, tp\n  fix  Did you mean 'fsdp'?",
         ),
         (lambda: Mesh({"tp": 0}), "axis tp=0: a mesh has at least one device along each axis."),
         (lambda: Mesh.of("tp"), "'tp' is no axis of a mesh.\n  fix  Write axes with sizes: tp=8,pp=4,dp=4."),
@@ -66,3 +68,29 @@ def test_what_is_no_mesh(make, message):
     with pytest.raises(PlanError) as found:
         make()
     assert str(found.value) == message
+
+
+# folded experts
+
+
+def test_experts_fold_over_the_ranks_of_a_stage():
+    mesh = Mesh.of("pp=8,dp=4,tp=4,folded_ep=16")
+    assert (mesh.size, mesh.data, str(mesh.experts)) == (128, 4, "pp=8,ep=16")
+    assert mesh != Mesh.of("pp=8,dp=4,tp=4") and mesh == Mesh(mesh.said) and Mesh.of(str(mesh)) == mesh
+    assert hash(mesh) == hash(Mesh(mesh.said)) and Mesh.of("dp=4,folded_ep=1") == Mesh.of("dp=4")
+    plain = Mesh.of("dp=4,ep=2")
+    assert plain.experts is plain
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("dp=4,tp=4,folded_ep=3", "folded_ep=3 does not divide the 16 ranks that dp, cp and tp have in a stage"),
+        ("dp=2,ep=2,folded_ep=2", "folded_ep=2 or ep=2, not both"),
+        ("fsdp=4,tp=2,folded_ep=2", "folded_ep=2 or fsdp=4, not both"),
+        ("folded_ep=2", "does not divide the 1 ranks"),
+    ],
+)
+def test_experts_that_do_not_fold(text, words):
+    with pytest.raises(PlanError, match=words):
+        Mesh.of(text)

@@ -169,12 +169,17 @@ def test_both_layouts_of_an_actor_live_in_a_pool_that_they_share():
 
 
 def test_weights_are_staged_where_they_are_sent_or_steps_are_ahead():
-    apart = pool_memory(plan(Place("rollout", Mesh.of("dp=4,tp=2"), "vllm")), "rollout", ROLES, LOADS)
-    ahead = pool_memory(plan(Place("train", Mesh.of("dp=4,tp=2"), "vllm"), 1), "train", ROLES, LOADS)
-    for found in (apart, ahead):
+    """On the devices that train, as wide as they are there: fp32 where they are their own master copy."""
+    apart, ahead = Place("rollout", Mesh.of("dp=4,tp=2"), "vllm"), Place("train", Mesh.of("dp=4,tp=2"), "vllm")
+    for generate, staleness in ((apart, 0), (apart, 1), (ahead, 1)):
+        found = pool_memory(plan(generate, staleness), "train", ROLES, LOADS)
         assert found is not None
-        assert found.residents["actor.generate"].idle == {k: LLAMA.bytes / 2 for k in ("weights", "staged weights")}
-    assert set(apart.residents) == {"actor.generate"}
+        assert found.residents["actor.train"].idle["staged weights"] == 2 * LLAMA.bytes / 8
+    engine = pool_memory(plan(apart), "rollout", ROLES, LOADS)
+    assert engine is not None and set(engine.residents) == {"actor.generate"}
+    assert engine.residents["actor.generate"].idle == {"weights": LLAMA.bytes / 2}
+    together = pool_memory(plan(ahead), "train", ROLES, LOADS)
+    assert together is not None and "staged weights" not in together.residents["actor.train"].idle
 
 
 def test_one_copy_serves_both_uses_in_the_same_layout():

@@ -10,7 +10,13 @@ from flowrl.placement.cluster.device_specs import DeviceKind
 from flowrl.placement.cluster.hardware import Channel, Hardware
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost import communication as traffic
-from flowrl.placement.cost.per_device_counts import sizes, touched_parameters
+from flowrl.placement.cost.per_device_counts import (
+    optimizer_parameters,
+    parameters_on_device,
+    parts_of,
+    sizes,
+    touched_parameters,
+)
 from flowrl.placement.cost.roofline import Efficiency, Roofline
 from flowrl.placement.cost.work import Role, Work, Workload
 from flowrl.placement.model.model_shape import ModelShape, shape_named
@@ -298,6 +304,7 @@ def test_the_closed_form_of_a_publish_is_near_the_plan_and_never_above_it(source
         received(role, Mesh.of(source), same, Mesh.of(mesh), same)
         for received in (traffic.publish_bytes, traffic.planned_bytes)
     )
+    assert role.model is not None
     assert 0 <= planned - closed * (1 - 1e-3) <= 0.02 * role.model.bytes
 
 
@@ -399,3 +406,28 @@ def test_parts_of_shipped_models_add_up(name):
     assert min(sizes(model).body, sizes(model).embedding) > 0
     tied_or_not = model.vocab * model.hidden * (1 if model.tied else 2)
     assert sizes(model).embedding + sizes(model).head == tied_or_not
+
+
+def test_folded_experts_take_the_memory_and_the_traffic_of_their_own_mesh():
+    """Qwen3-235B as NVIDIA NeMo-RL trains it on 128 H100: tp=4, pp=8, ep=16 over the ranks of dp and tp."""
+    role, load = Role("actor", shape_named("qwen3-235b-a22b"), trains=True), Workload(512, 1024, 3072)
+    costs, devices = Roofline(Cluster.of("round:16x8")), tuple(range(128))
+    folded, plain = Mesh.of("pp=8,dp=4,tp=4,folded_ep=16"), Mesh.of("pp=8,dp=4,tp=4")
+    sizes = {m: parameters_on_device(role, m) for m in (folded, plain)}
+    parts, layers = parts_of(role), 94 / 12
+    assert sizes[folded] == pytest.approx((parts.dense / 4 + parts.experts / 16) / layers)
+    assert sizes[plain] == pytest.approx((parts.dense + parts.experts) / 4 / layers)
+    works = {m: Work("u", "u", "train", role, load, m, devices, backend="megatron") for m in (folded, plain)}
+    assert all(costs.terms(works[m])["compute"] == costs.terms(works[plain])["compute"] for m in works)
+    hardware = costs._hardware(works[folded])
+    assert traffic.tensor_parallel(works[folded], hardware, 8192) * 2 == traffic.tensor_parallel(
+        works[plain], hardware, 8192
+    )
+    assert (
+        traffic.expert_parallel(works[folded], hardware, 8192)
+        > 0
+        == traffic.expert_parallel(works[plain], hardware, 8192)
+    )
+    assert optimizer_parameters(role, folded, "megatron") == pytest.approx(
+        parts.dense / 4 / layers / 4 + parts.experts / 16 / layers
+    )

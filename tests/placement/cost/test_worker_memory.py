@@ -134,9 +134,9 @@ def test_kv_heads_are_replicated_when_they_are_fewer_than_shards():
     assert (two, four, eight) == (whole / 2, whole / 4, whole / 4)
 
 
-def test_an_engine_has_whole_weights_and_room_for_staged_ones():
-    usage = generating(ACTOR, Mesh.of("fsdp=4,tp=2"), LOAD, staging=True)
-    assert usage.idle == {"weights": LLAMA.bytes / 2, "staged weights": LLAMA.bytes / 2}
+def test_an_engine_has_whole_weights_and_no_second_copy():
+    usage = generating(ACTOR, Mesh.of("fsdp=4,tp=2"), LOAD)
+    assert usage.idle == {"weights": LLAMA.bytes / 2}
 
 
 def test_waves_count_how_often_the_cache_is_filled():

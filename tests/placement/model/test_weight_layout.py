@@ -172,3 +172,28 @@ def test_heads_of_keys_and_values_divide_or_are_divided():
     odd = ModelShape.from_config({**SMALL, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 30})
     with pytest.raises(PlanError, match="2 heads of keys and values, which tp=3 neither divides"):
         Layout(odd, Mesh.of("tp=3"))
+
+
+@pytest.mark.parametrize("text", ["pp=2,dp=2,tp=2,folded_ep=4", "dp=2,cp=2,tp=2,folded_ep=4", "dp=4,tp=2,folded_ep=8"])
+def test_folded_experts_are_whole_and_every_expert_lies_on_as_many_ranks(text):
+    """What tp splits it still splits; each rank has its part of the experts, neighbours other ones."""
+    mesh, model = Mesh.of(text), shape_named("qwen3-30b-a3b")
+    layout, plain = Layout(model, mesh), Layout(model, Mesh(mesh.axes))
+    copies: dict[str, list[tuple[int, int]]] = {}
+    for rank in range(mesh.size):
+        for weight, box in layout.holds(rank):
+            if weight.kind.startswith("expert"):
+                assert all(r == (0, n) for r, n in zip(box[1:], weight.shape[1:], strict=True)), "whole ones"
+                copies.setdefault(weight.name, []).append(box[0])
+        dense = {w.name: b for w, b in layout.holds(rank) if not w.kind.startswith("expert")}
+        assert dense == {w.name: b for w, b in plain.holds(rank) if not w.kind.startswith("expert")}
+    parts = model.experts // mesh.folded
+    times = mesh.size // mesh["pp"] // mesh.folded
+    for ranges in copies.values():
+        assert sorted(ranges) == sorted([(i * parts, (i + 1) * parts) for i in range(mesh.folded)] * times)
+
+
+def test_experts_that_do_not_divide_are_named():
+    with pytest.raises(PlanError, match="128 experts, which folded_ep=3 does not divide") as caught:
+        Layout(shape_named("qwen3-30b-a3b"), Mesh.of("dp=3,folded_ep=3"))
+    assert caught.value.fix == "Write folded_ep=2."

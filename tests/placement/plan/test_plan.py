@@ -171,7 +171,11 @@ def test_a_cluster_may_say_its_network():
 
 def test_this_machine_is_a_cluster():
     plan = read("cluster: auto\npools: {all: {devices: all}}\n")
-    assert plan.cluster == Cluster.auto() and len(plan.pools["all"].devices) == plan.cluster.size
+    assert (
+        plan.cluster is not None
+        and plan.cluster == Cluster.auto()
+        and len(plan.pools["all"].devices) == plan.cluster.size
+    )
 
 
 def test_the_device_of_a_cpu_cluster_is_cpu():
@@ -358,7 +362,7 @@ MISTAKES = [
         HEAD + "place:\n  actor:\n    mesh: {fdsp: 8}\n",
         8,
         "actor: a mesh has no 'fdsp'.",
-        "have cp, dp, ep, fsdp, pp, tp",
+        "have cp, dp, ep, folded_ep, fsdp, pp, tp",
         "fix  Did you mean 'fsdp'?",
     ),
     (
