@@ -136,6 +136,7 @@ PAGES = (
                 "rl.pass_at_k",
                 "rl.gdpo",
                 "rl.gigpo",
+                "rl.turn_advantages",
                 "rl.optimal_token_baseline",
                 "rl.teacher_advantages",
             ),

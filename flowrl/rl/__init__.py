@@ -10,7 +10,7 @@ from .advantages import advantages, gae, group_advantages
 from .branches import branches
 from .control import adaptive_entropy, adaptive_kl, clamp, lagrange
 from .corrections import Correction, Rejection, correct, importance_weights, off_policy_mask, reject
-from .credit import gdpo, gigpo, optimal_token_baseline, pass_at_k
+from .credit import gdpo, gigpo, optimal_token_baseline, pass_at_k, turn_advantages
 from .derived_rows import collect
 from .distillation import divergence, full_kl, teacher_advantages
 from .loss_spec import Loss, LossInputs, loss, where
@@ -99,6 +99,7 @@ __all__ = [
     "simpo",
     "teacher_advantages",
     "topr",
+    "turn_advantages",
     "value_clip",
     "vespo",
     "where",

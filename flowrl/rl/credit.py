@@ -14,6 +14,8 @@ from .advantages import ADDS, ALL_0, SHARE, groups_of, paid_by_token, token_rewa
 from .validate import ANCHORS, one_of, refusal, refuse_lone_rows
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..batch import Batch, Column
 
 
@@ -164,10 +166,12 @@ def optimal_token_baseline(
     return {"advantages": mask.with_values(found.float())}
 
 
+_TURNS = "turn_rewards: f32[*turn], turn_ids: i32[*response]"
+
+
 def _gigpo_reads(call: CallShape) -> str:
     one_of("rl.gigpo", "scale", call.call.get("scale"), ("std", "none"))
-    turns = "turn_rewards: f32[*turn], turn_states: i64[*turn], turn_ids: i32[*response]"
-    return f"rewards, response_mask, {turns}"
+    return f"rewards, response_mask, {_TURNS}, turn_states: i64[*turn]"
 
 
 @op(owner="rl", reads=_gigpo_reads, adds=ADDS, cost="local", pieces=True)
@@ -204,15 +208,70 @@ def gigpo(
     >>> rl.gigpo(batch, scale="none").advantages.to_list()
     [[1.0], [-1.0]]
     """
+    found = _by_turn(batch, batch.turn_states.values, weight=weight, gamma=gamma, scale=scale, eps=eps)
+    return {"advantages": batch.response_mask.with_values(found.float())}
+
+
+def _turns_read(call: CallShape) -> str:
+    one_of("rl.turn_advantages", "scale", call.call.get("scale"), ("std", "none"))
+    refuse_lone_rows("rl.turn_advantages", call, ALL_0)
+    return f"rewards, response_mask, {_TURNS}"
+
+
+@op(owner="rl", reads=_turns_read, adds=ADDS, cost="local", pieces=True)
+@takes(weight=number(least=0), gamma=SHARE, eps=number(least=0))
+def turn_advantages(
+    batch: Batch, *, weight: float = 1.0, gamma: float = 1.0, scale: str = "std", eps: float = 1e-6
+) -> dict[str, Column]:
+    """``A = N_prompt(R) + weight N_k(G)``, ``N(x) = (x - mean) / (std + eps)`` (after MT-GRPO, arXiv:2505.11821).
+
+    ``R`` is the reward of an episode, and ``G_k = r_k + gamma G_{k+1}`` the return of its turn ``k``, which is compared
+    with those of the ``k``-th turns of the prompt's other episodes: where states hardly ever come again, and
+    :func:`gigpo` finds nothing to compare. A reward that is given at the end belongs to the last turn; with
+    ``gamma=0`` a turn is held against what it was paid itself. A sampled token has the sum for its row and turn, the
+    others 0. A prompt with one row, and a turn that one episode alone came to, give 0. The stds have Bessel's
+    correction.
+
+    Args:
+        batch: reads ``rewards`` f32[], ``response_mask``, ``turn_rewards`` ``f32[*turn]`` and ``turn_ids``
+            ``i32[*response]`` (the turn of each token, from 0; -1 for observations).
+        weight: of the turn's part.
+        gamma: discount per turn.
+        scale: ``std``, or ``none`` for the differences to the means alone.
+        eps: added to the stds.
+
+    Raises ProgramError for a sampled token of a turn that its row does not have.
+
+    >>> batch = fl.Batch.of(
+    ...     [(0, 0), (0, 1)],
+    ...     rewards=[1.0, 0.0],
+    ...     response_mask=fl.Column.of([[True, True], [True]], "response"),
+    ...     turn_rewards=fl.Column.of([[1.0, 0.0], [0.0]], "turn"),
+    ...     turn_ids=fl.Column.of([[0, 1], [0]], "response", "i32"),
+    ... )
+    >>> rl.turn_advantages(batch, scale="none").advantages.to_list()
+    [[1.0, 0.5], [-1.0]]
+    """
+    from .math.credit import numbers_of_turns
+
+    turns = numbers_of_turns(batch.turn_rewards.lengths)
+    found = _by_turn(batch, turns, weight=weight, gamma=gamma, scale=scale, eps=eps, op="rl.turn_advantages")
+    return {"advantages": batch.response_mask.with_values(found.float())}
+
+
+def _by_turn(
+    batch: Batch, anchors: Tensor, *, weight: float, gamma: float, scale: str, eps: float, op: str = "rl.gigpo"
+) -> Tensor:
+    """The advantage of episodes and that of turns with equal anchors, f64[response tokens]."""
     from .math.credit import in_groups_in_groups
 
     mask = batch.response_mask
-    found = in_groups_in_groups(
+    return in_groups_in_groups(
         batch.rewards.values,
         mask.values,
         mask.lengths,
         batch.turn_rewards.values,
-        batch.turn_states.values,
+        anchors,
         batch.turn_rewards.lengths,
         batch.turn_ids.values,
         *groups_of(batch),
@@ -220,5 +279,5 @@ def gigpo(
         gamma=float(gamma),
         scale=scale,
         eps=float(eps),
+        op=op,
     )
-    return {"advantages": mask.with_values(found.float())}

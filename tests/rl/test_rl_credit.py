@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from flowrl.batch import Batch, Column
-from flowrl.errors import FlowError
+from flowrl.errors import FlowError, ProgramError
 from flowrl.graph.ops.signature import CallShape
-from flowrl.rl.credit import gdpo, gigpo, optimal_token_baseline, pass_at_k
+from flowrl.rl.credit import gdpo, gigpo, optimal_token_baseline, pass_at_k, turn_advantages
 
 torch.set_num_threads(1)
 
@@ -72,6 +72,7 @@ CALLS = {
     "gdpo": lambda batch: gdpo(batch, rewards=("rewards", "format"), weights=(1.0, 0.3)),
     "optimal_token_baseline": lambda batch: optimal_token_baseline(batch, sum_squares="squares"),
     "gigpo": gigpo,
+    "turn_advantages": turn_advantages,
     "pass_at_k": lambda batch: pass_at_k(batch, k=2),
 }
 
@@ -94,7 +95,9 @@ def test_a_batch_without_tokens_has_no_advantages(call):
     assert len(call(batch.filter([False] * len(batch))).advantages) == 0
 
 
-@pytest.mark.parametrize(("call", "said"), [(optimal_token_baseline, {}), (gigpo, {}), (pass_at_k, {"k": 2})])
+@pytest.mark.parametrize(
+    ("call", "said"), [(optimal_token_baseline, {}), (gigpo, {}), (turn_advantages, {}), (pass_at_k, {"k": 2})]
+)
 def test_prompts_are_apart(call, said):
     batch = random_rows(1)
     parts = Batch.concat(*(call(batch.take(rows), **said) for rows in batch.groups()))
@@ -394,3 +397,59 @@ def test_gigpo_refuses_an_unknown_scale():
         gigpo(random_rows(0), scale="sdt")
     assert error.value.fix == 'Write scale="std".'
     assert error.value.at is not None and error.value.at.file == __file__
+
+
+# -- turns ----------------------------------------------------------------------------------------------------------
+
+
+def slow_turns(batch, weight, gamma, scale, eps):
+    """Row by row: the k-th turns of the prompt that there are, each with what is paid from it on."""
+    found = []
+    rows = list(zip(batch.keys, batch.rewards.values.tolist(), batch.turn_rewards.to_list(), strict=True))
+
+    def against(own, others):
+        mean = sum(others) / len(others)
+        spread = math.sqrt(sum((x - mean) ** 2 for x in others) / max(1, len(others) - 1))
+        if len(others) < 2 or spread < 1e-12:
+            return 0.0
+        return (own - mean) / (spread + eps) if scale == "std" else own - mean
+
+    def to_go(paid, k):
+        return sum(gamma**n * r for n, r in enumerate(paid[k:]))
+
+    for (key, reward, paid), ids, mask in zip(
+        rows, batch.turn_ids.to_list(), batch.response_mask.to_list(), strict=True
+    ):
+        mates = [(r, p) for other, r, p in rows if other[0] == key[0]]
+        whole, parts = against(reward, [r for r, _ in mates]), []
+        for turn, trained in zip(ids, mask, strict=True):
+            own = [to_go(p, turn) for _, p in mates if trained and len(p) > turn]
+            parts.append(whole + weight * against(to_go(paid, turn), own) if trained else 0.0)
+        found.append(parts)
+    return found
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize(("weight", "gamma"), [(1.0, 1.0), (0.3, 0.9), (2.0, 0.0), (0.0, 0.5)])
+def test_turn_advantages_compare_turns_of_one_number(scale, weight, gamma):
+    for seed in range(3):
+        batch = random_rows(seed)
+        said = {"weight": weight, "gamma": gamma, "scale": scale, "eps": 1e-3}
+        close(turn_advantages(batch.drop("turn_states"), **said).advantages, slow_turns(batch, **said))
+
+
+def test_a_turn_that_one_episode_alone_came_to_has_the_credit_of_the_episode():
+    batch = episodes([1.0, 0.0], [[5, 6], [5]], [[0.0, 1.0], [0.0]], [(0, 0), (0, 1)])
+    assert turn_advantages(batch, scale="none").advantages.to_list() == [[1.0, 0.5], [-1.0]]
+    assert turn_advantages(batch, scale="none", gamma=0.0).advantages.to_list() == [[0.5, 0.5], [-0.5]]
+
+
+def test_a_token_of_a_turn_that_there_is_not_is_refused_by_the_name_of_the_op():
+    batch = episodes([1.0, 0.0], [[5, 6], [5]], [[0.0], [0.0]], [(0, 0), (0, 1)])
+    with pytest.raises(ProgramError, match=r"rl\.turn_advantages: a sampled token belongs to turn 1 of a row of 1"):
+        turn_advantages(batch)
+
+
+def test_turn_advantages_refuse_an_unknown_scale():
+    with pytest.raises(FlowError, match="scale"):
+        turn_advantages(random_rows(0), scale="mean")

@@ -108,11 +108,12 @@ def in_groups_in_groups(
     gamma: float,
     scale: str,
     eps: float,
+    op: str = "rl.gigpo",
 ) -> Tensor:
     """Episode advantage plus ``weight`` times step advantage, f64[total]. See :func:`flowrl.rl.gigpo`.
 
     ``rewards`` and ``group`` [rows]; ``mask`` and ``turn_ids`` [total], ``lengths`` i64[rows]; ``turn_rewards`` and
-    ``turn_states`` [turns], ``turn_lengths`` i64[rows].
+    ``turn_states`` [turns], ``turn_lengths`` i64[rows]. ``op`` is what an error names.
     """
     how = "none" if scale == "none" else "group"
     episode = normalised(rewards, group, count, eps=eps, scale=how)
@@ -126,18 +127,24 @@ def in_groups_in_groups(
 
     row = row_of(lengths, len(mask), mask.device)
     turns = turn_lengths.to(mask.device)
-    _check_turns(turn_ids, mask, turns[row])
+    _check_turns(op, turn_ids, mask, turns[row])
     place = ((turns.cumsum(0) - turns)[row] + turn_ids)[mask]
     result = episode[row] * mask
     result[mask] += weight * step[place]
     return result
 
 
-def _check_turns(turn_ids: Tensor, mask: Tensor, turns: Tensor) -> None:
+def numbers_of_turns(turn_lengths: Tensor) -> Tensor:
+    """The number of each turn in its row, from 0: i64[turns]."""
+    first = turn_lengths.cumsum(0) - turn_lengths
+    return torch.arange(int(turn_lengths.sum()), device=turn_lengths.device) - first.repeat_interleave(turn_lengths)
+
+
+def _check_turns(op: str, turn_ids: Tensor, mask: Tensor, turns: Tensor) -> None:
     wrong = (mask & ((turn_ids < 0) | (turn_ids >= turns))).nonzero()
     if len(wrong):
         token = int(wrong[0])
         raise ProgramError(
-            f"rl.gigpo: a sampled token belongs to turn {int(turn_ids[token])} of a row of {int(turns[token])} turns.",
+            f"{op}: a sampled token belongs to turn {int(turn_ids[token])} of a row of {int(turns[token])} turns.",
             fix="Count the turns of a row from 0 in turn_ids, and give -1 only to tokens outside response_mask.",
         )
