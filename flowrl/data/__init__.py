@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from ..errors import DataError
+from ..graph.ops.allowed import check_values, flag, text, whole
 from .file_stores import Jsonl, Parquet
 from .hub_store import Hf
 from .mix import Mixture
 from .source import Cursor, Options, Source
 from .stores import Generated, Listed
 from .strata import strata_of
+from .streamed import Stream
 
 Paths = str | Path | Sequence[str | Path]
+_OF_HUB = {"split": text(), "streaming": flag(), "buffer_size": whole(least=1)}
 
 
 def rows(
@@ -60,10 +64,20 @@ def parquet(paths: Paths, **options: Unpack[Options]) -> Source:
     return Source(Parquet(paths), options)
 
 
-def hf(name: str | Path, config: str | None = None, *, split: str = "train", **options: Unpack[Options]) -> Source:
+def hf(
+    name: Any,
+    config: str | None = None,
+    *,
+    split: str = "train",
+    streaming: bool = False,
+    buffer_size: int = 1000,
+    **options: Unpack[Options],
+) -> Source:
     """Draw from a data set by hub name or folder (of ``save_to_disk``, or of files), through ``datasets``.
 
-    ``fl.data.hf("openai/gsm8k", "main", batch=16, prompt="question")``; needs the extra ``data``.
+    ``fl.data.hf("openai/gsm8k", "main", batch=16, prompt="question")``; needs the extra ``data``. ``name`` may also be
+    a data set that is loaded, or a function that loads one. With ``streaming=True`` rows are fetched as they are
+    drawn, and ``buffer_size`` of them at a time are shuffled. Raises DataError for a wrong option.
 
     >>> import contextlib, datasets, io, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -72,7 +86,10 @@ def hf(name: str | Path, config: str | None = None, *, split: str = "train", **o
     >>> fl.data.hf(folder, batch=1, prompt="question").cursor().draw()
     [{'question': '1+2='}]
     """
-    return Source(Hf(str(name), config, split), options)
+    values = {"split": split, "streaming": streaming, "buffer_size": buffer_size}
+    check_values("A data set", values, _OF_HUB, DataError)
+    given = str(name) if isinstance(name, (str, Path)) else name
+    return Source(Stream(given, config, split, buffer_size) if streaming else Hf(given, config, split), options)
 
 
 def generated(fn: Callable[[int], Mapping[str, Any]], *, size: int | None = None, **options: Unpack[Options]) -> Source:

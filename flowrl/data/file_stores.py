@@ -23,6 +23,8 @@ _CACHE = 1 << 30  # bytes of decoded row groups kept
 class _Files:
     """Files one after the other; row numbers go through all of them."""
 
+    skips = False
+
     def __init__(self, paths: Any) -> None:
         self._said = [paths] if isinstance(paths, (str, Path)) else list(paths)
         self.title = str(self._said[0]) if len(self._said) == 1 else f"{len(self._said)} files"
@@ -64,10 +66,20 @@ class Jsonl(_Files):
 
     def _head(self) -> list[Mapping[str, Any]]:
         rows: list[Mapping[str, Any]] = []
+        looked, bad = 0, None
         for path in self.paths():
             with open(path, "rb") as file:
                 lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-                rows += [_parsed(line, At(path, number)) for number, line in islice(lines, LOOK - len(rows))]
+                for number, line in islice(lines, LOOK - looked):
+                    looked += 1
+                    try:
+                        rows.append(_parsed(line, At(path, number)))
+                    except DataError as error:
+                        if not self.skips:
+                            raise
+                        bad = bad or error
+        if bad is not None and not rows:
+            raise bad
         return check_rows(self.title, rows)
 
     def look(self) -> Sequence[Mapping[str, Any]]:
@@ -163,11 +175,16 @@ class Parquet(_Files):
 def _parsed(line: bytes, at: At | None) -> Mapping[str, Any]:
     try:
         return check_row(json.loads(line.decode("utf-8-sig")), at)
-    except ValueError as error:  # of JSON or of UTF-8
+    except UnicodeError as error:
+        raise no_text(error, at) from error
+    except RecursionError as error:
+        what = "A line is JSON with lists or objects within each other, too deep to be read."
+        raise DataError(what, at=at, fix="Write the value as a text.") from error
+    except ValueError as error:
         raise DataError(f"A line is no JSON: {error}.", at=at, fix="Write one JSON object per line.") from error
 
 
-def no_text(error: UnicodeError, at: At) -> DataError:
+def no_text(error: UnicodeError, at: At | None) -> DataError:
     """Return the error of a row that cannot be decoded."""
     return DataError(f"A row holds a text that is no UTF-8: {error}.", at=at, fix="Write the data again as UTF-8.")
 

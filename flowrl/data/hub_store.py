@@ -1,4 +1,4 @@
-"""Rows of a data set of Hugging Face: on the hub, or in a folder that holds one."""
+"""Rows of a data set of Hugging Face: on the hub, in a folder that holds one, or one that is loaded already."""
 
 from __future__ import annotations
 
@@ -12,30 +12,51 @@ from ..errors import At, DataError, near
 from .file_stores import import_package, neighbour, no_text
 from .stores import Row
 
+_GIVEN = "The data set"  # one that has no name
+
 
 class Hf:
-    """A data set of the hub, or a folder that holds one."""
+    """A data set of the hub, a folder that holds one, one that is loaded, or a function that loads one."""
 
-    def __init__(self, name: str, config: str | None, split: str) -> None:
-        self.title = f"{name}[{split}]"
+    skips = False
+
+    def __init__(self, name: Any, config: str | None, split: str) -> None:
+        self.given = None if isinstance(name, str) else name
+        self.name = name if isinstance(name, str) else getattr(name, "__name__", _GIVEN)
+        self.title = f"{self.name}[{split}]" if self.given is None else f"{self.name}{'()' * callable(name)}"
         self.size: int | None = None
-        self.name = self._name = name
         self._config, self._split = config, split
         self._data: Any = None
 
+    @property
+    def made_by(self) -> Any:
+        """The function that loads it, if one does."""
+        return self.given if callable(self.given) else None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies, if it is in a folder."""
+        return Path(self.name) if self.given is None and os.path.isdir(self.name) else None
+
     def columns(self) -> dict[str, bool]:
         """From the description beside the data where there is one; a data set without one is loaded."""
-        features: Mapping[str, Any] | None = None
-        for folder in (Path(self._name, self._split), Path(self._name)):
-            if (folder / "state.json").exists():  # written by save_to_disk
-                features = json.loads((folder / "dataset_info.json").read_text())["features"]
-                return {name: _is_list(feature) for name, feature in (features or {}).items()}
-        if self._data is None and not os.path.isdir(self._name):
-            features = self._ask(lambda hub: hub.load_dataset_builder(self._name, self._config).info.features)
-        if features is None:
+        if (features := self._described()) is None:
             self.open()
-            features = getattr(self._data, "features", None)
-        return {name: _is_list(feature) for name, feature in (features or {}).items()}
+            features = _lists(getattr(self._data, "features", None) or {})
+        return features
+
+    def _described(self) -> dict[str, bool] | None:
+        """The columns that are known without loading the data; None where they are not."""
+        if self.given is not None:
+            features = getattr(self.given, "features", None)
+            return None if features is None else _lists(features)
+        for folder in (Path(self.name, self._split), Path(self.name)):
+            if (folder / "state.json").exists():  # written by save_to_disk
+                return _lists(json.loads((folder / "dataset_info.json").read_text())["features"] or {})
+        if self._data is None and self.folder is None:
+            features = self._ask(lambda hub: hub.load_dataset_builder(self.name, self._config).info.features)
+            return None if features is None else _lists(features)
+        return None
 
     def look(self) -> Sequence[Mapping[str, Any]]:
         return ()  # the data set would have to be loaded
@@ -43,18 +64,27 @@ class Hf:
     def open(self) -> None:
         if self._data is None:
             self._data = self._ask(self._load)
+            if not hasattr(self._data, "__len__"):
+                raise DataError(
+                    f"{self.title} is a stream: {type(self._data).__name__} has no rows by number.",
+                    fix="Write fl.data.hf(..., streaming=True).",
+                )
         self.size = len(self._data)
 
-    def _load(self, hub: Any) -> Any:
-        folder = Path(self._name)
+    def _load(self, hub: Any, streaming: bool = False) -> Any:
+        if self.given is not None:
+            return self._split_of(self.given() if callable(self.given) else self.given)
+        folder = Path(self.name)
         if not any((folder / name).exists() for name in ("state.json", "dataset_dict.json")):
-            return hub.load_dataset(self._name, self._config, split=self._split)
-        data = hub.load_from_disk(self._name)
+            return hub.load_dataset(self.name, self._config, split=self._split, streaming=streaming)
+        return self._split_of(hub.load_from_disk(self.name))
+
+    def _split_of(self, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         if self._split not in data:
             meant = near(self._split, data) or next(iter(data))
-            what = f"{self._name} has no split '{self._split}'."
+            what = f"{self.name} has no split '{self._split}'."
             raise DataError(what, have=data, fix=f"Write split='{meant}'.")
         return data[self._split]
 
@@ -66,8 +96,9 @@ class Hf:
             raise
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            what = f"The data set {self.title} cannot be loaded: {first}."
-            raise DataError(what, fix=neighbour(self._name) or "Look at its name, configuration and split.") from error
+            what = f"{_GIVEN if self.title == _GIVEN else f'{_GIVEN} {self.title}'} cannot be loaded: {first}."
+            fix = neighbour(self.name) if self.given is None else None
+            raise DataError(what, fix=fix or "Look at its name, configuration and split.") from error
 
     def read(self, places: Sequence[int]) -> list[Row]:
         rows: list[Row] = []
@@ -80,6 +111,11 @@ class Hf:
 
     def at(self, index: int) -> At:
         return At(f"<{self.title}, row {index}>", 0)
+
+
+def _lists(features: Mapping[str, Any]) -> dict[str, bool]:
+    """The columns of a data set, and for each whether it holds lists."""
+    return {name: _is_list(feature) for name, feature in features.items()}
 
 
 def _is_list(feature: Any) -> bool:

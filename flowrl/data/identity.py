@@ -15,6 +15,7 @@ from .mix import Mixture
 from .source import Source
 from .stores import Generated, Listed
 from .strata import Stratum
+from .streamed import Stream
 
 WHOLE = 1 << 26  # bytes: of a larger file blocks are read, evenly spaced
 BLOCKS, BLOCK = 64, 1 << 20
@@ -81,9 +82,18 @@ def _rows(store: Any) -> Any:
         return store.title if store.size is None else f"{store.size} of {store.title}"
     if isinstance(store, Listed):
         return store.title if store.rows is None else _listed(store.rows)
+    if isinstance(store, Stream):
+        return f"{_hub(store)}, streamed by {store.buffer_size}"
     if isinstance(store, Hf):
-        return folder_digest(Path(store.name)) if os.path.isdir(store.name) else store.title
+        return _hub(store)
     return files_digest(store.paths())
+
+
+def _hub(store: Hf) -> str:
+    """A digest of the files of a data set, the fingerprint of one that is loaded; else its name."""
+    if store.folder is not None:
+        return folder_digest(store.folder)
+    return str(getattr(store.given, "_fingerprint", store.title))
 
 
 def _listed(rows: Iterable[Any]) -> str:

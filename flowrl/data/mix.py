@@ -66,6 +66,11 @@ class Mixture:
         """How many prompts the parts have left out with ``overlong="drop"``."""
         return sum(part.dropped for part in self.parts.values())
 
+    @property
+    def skipped(self) -> int:
+        """How many rows the parts have left out with ``on_bad="skip"``."""
+        return sum(part.skipped for part in self.parts.values())
+
     def schema(self) -> dict[str, FieldType]:
         """Return columns of the batches and their types: those of every part, and ``column``.
 

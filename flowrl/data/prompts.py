@@ -12,6 +12,7 @@ from ..batch import Batch, Column
 from ..errors import At, DataError, near
 from ..marks import IDS, marks, vocabulary
 from .conversations import read_conversation, templated
+from .documents import cut_documents
 from .surrogates import half_error, half_of_pair
 
 if TYPE_CHECKING:
@@ -39,13 +40,14 @@ class Prompts:
     @staticmethod
     def of(reading: Reading, columns: Mapping[str, bool], *, title: str) -> Prompts:
         """For data with these columns (by name: whether they hold lists). DataError for one that is not there."""
-        for option in ("messages",) if reading.messages else ("prompt", "response", "rejected"):
+        whole = "text" if reading.text else "messages" if reading.messages else None
+        for option in (whole,) if whole else ("prompt", "response", "rejected"):
             _check_column(
                 getattr(reading, option), columns, f"{title} has no column '{{}}', which is its {option}.", option
             )
         for name in reading.columns or ():
             _check_column(name, columns, f"{title} has no column '{{}}'.", "columns")
-        messages = columns[reading.column]
+        messages = columns[reading.column] and not reading.text
         if reading.messages and not messages:
             raise DataError(
                 f"The column '{reading.messages}' of {title} holds no lists, and messages= names one of conversations.",
@@ -55,10 +57,11 @@ class Prompts:
             raise DataError("system= is for chats, and the prompts are plain text.", fix="Add chat=True.")
         if reading.tools is not None and not (reading.chat or messages):
             raise DataError("tools= is for chats, and the prompts are plain text.", fix="Add chat=True.")
-        supervised = _SUPERVISED if reading.response or reading.messages else ()
+        supervised = _SUPERVISED if reading.response or whole else ()
         learned = (*supervised, *(["preferred"] if reading.rejected else ()))
         made = ("prompt", "prompt_ids", *learned, *(["messages"] if messages else ()))
-        wanted = list(columns) if reading.columns is None else reading.columns
+        packed = reading.text is not None and reading.pack
+        wanted = (() if packed else list(columns)) if reading.columns is None else reading.columns
         kept = tuple(name for name in wanted if name != reading.column)
         taken = next((name for name in kept if name in made), None)
         if taken is not None:
@@ -69,16 +72,23 @@ class Prompts:
             )
         return Prompts(reading, made, kept, messages)
 
-    def batch(self, rows: Sequence[Row], first_uid: int, tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
-        """Rows as a batch; row i has the key (first_uid + i,). Its ids know the tokenizer that made them."""
+    def batch(self, rows: Sequence[Row], uids: Sequence[int], tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
+        """Rows as a batch; row i has the key (uids[i],). Its ids know the tokenizer that made them."""
         if tokenizer is None:
             raise DataError("There is no tokenizer for the prompts.", fix="Give the source tokenizer=.")
-        made, ids = self._read(rows, first_uid, tokenizer, at=at), marks(tokenizer=vocabulary(tokenizer))
+        made, ids = self._read(rows, uids, tokenizer, at=at), marks(tokenizer=vocabulary(tokenizer))
         return Batch(made.keys, {n: c.marked(ids) if n in IDS else c for n, c in made.columns.items()}, made.call)
 
-    def _read(self, rows: Sequence[Row], first_uid: int, tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
+    def _read(self, rows: Sequence[Row], uids: Sequence[int], tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
+        for row in rows:
+            lacking = next((name for name in self.reading.columns or () if name not in row), None)
+            if lacking is not None:
+                what = f"A row has no column '{lacking}', which columns= names."
+                raise DataError(what, at=at(row.index), have=row, fix="Add it to the row; null is a value, too.")
+        if self.reading.text:
+            return self._documents(rows, uids, tokenizer, at)
         if self.reading.messages:
-            return self._conversations(rows, first_uid, tokenizer, at)
+            return self._conversations(rows, uids, tokenizer, at)
         if self.chat:
             chats = [self._chat(row, at) for row in rows]
             shown = self.reading.tools
@@ -96,7 +106,7 @@ class Prompts:
         columns["prompt"] = [v if isinstance(v, str) else texts[i] for v, i in zip(values, kept, strict=True)]
         if self.messages:
             columns["messages"] = [chats[i] for i in kept]
-        batch = self._batch([(first_uid + i,) for i in kept], rows, columns, ids, at)
+        batch = self._batch([(uids[i],) for i in kept], rows, columns, ids, at)
         if self.reading.response is None:
             return batch
         if self.reading.rejected is None:
@@ -111,7 +121,7 @@ class Prompts:
 
     def _batch(
         self,
-        keys: list[tuple[int, ...]],
+        keys: Sequence[tuple[int, ...]],
         rows: Sequence[Row],
         columns: dict[str, list[Any]],
         ids: list[list[int]],
@@ -122,7 +132,24 @@ class Prompts:
         objects = {name: Column.of(values, dtype="any") for name, values in {**columns, **kept}.items()}
         return Batch(keys, objects | {"prompt_ids": Column.of(ids, dim="prompt", dtype="i32")})
 
-    def _conversations(self, rows: Sequence[Row], first_uid: int, tokenizer: Any, at: Callable[[int], At]) -> Batch:
+    def _documents(self, rows: Sequence[Row], uids: Sequence[int], tokenizer: Any, at: Callable[[int], At]) -> Batch:
+        """Documents in rows of a bounded length, all tokens but the first of a row to be learned."""
+        assert self.reading.length is not None, "text= comes with length="
+        end = end_of(tokenizer)
+        begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        texts = [self._value(row, at, str) for row in rows]
+        encoded = encode(texts, tokenizer, special=False, at=lambda i: at(rows[i].index))
+        documents = [ids if ids[-1:] == [end] else [*ids, end] for ids in encoded]
+        pieces = cut_documents(documents, begin=begin, length=self.reading.length, pack=self.reading.pack)
+        prompts, responses = [p.tokens[:1] for p in pieces], [p.tokens[1:] for p in pieces]
+        keys = [(uids[p.document], p.part) for p in pieces]
+        columns: dict[str, list[Any]] = {"prompt": [tokenizer.decode(ids) for ids in prompts]}
+        batch = self._batch(keys, [rows[p.document] for p in pieces], columns, prompts, at)
+        return batch.with_columns(_learned(responses, prompts, [[True] * len(r) for r in responses]))
+
+    def _conversations(
+        self, rows: Sequence[Row], uids: Sequence[int], tokenizer: Any, at: Callable[[int], At]
+    ) -> Batch:
         """Whole conversations: what the assistant says in them is to be learned."""
         chats = [self._chat(row, at) for row in rows]
         read = [read_conversation(chat, tokenizer, at(row.index)) for chat, row in zip(chats, rows, strict=True)]
@@ -131,7 +158,7 @@ class Prompts:
         chosen = [read[i] for i in kept]
         columns = {"prompt": [c.text for c in chosen], "messages": [chats[i] for i in kept]}
         prompts = [ids[i] for i in kept]
-        batch = self._batch([(first_uid + i,) for i in kept], [rows[i] for i in kept], columns, prompts, at)
+        batch = self._batch([(uids[i],) for i in kept], [rows[i] for i in kept], columns, prompts, at)
         return batch.with_columns(_learned([c.response for c in chosen], prompts, [c.mask for c in chosen]))
 
     @property
@@ -146,18 +173,22 @@ class Prompts:
             return value
         if isinstance(value, (list, tuple)) and value:
             said, fix = "is a list, and the first rows hold text", "Add chat=True."
+            said, fix = ("is a list", "Give text.") if self.reading.text else (said, fix)
         else:
             said = "is empty" if value in ("", [], ()) else "is missing" if value is None else f"is {value!r}"
-            fix = "Give text, or a list of messages."
-        what = "conversation" if self.reading.messages else "prompt"
+            fix = "Give text." if self.reading.text else "Give text, or a list of messages."
+        what = "document" if self.reading.text else "conversation" if self.reading.messages else "prompt"
         raise DataError(f"The {what} '{name}' of a row {said}.", at=at(row.index), fix=fix)
 
     def _chat(self, row: Row, at: Callable[[int], At]) -> list[dict[str, Any]]:
         """The prompt as messages, a system message first where one was given."""
         value = self._value(row, at, (str, list, tuple))
-        messages = [{"role": "user", "content": value}] if isinstance(value, str) else [dict(m) for m in value]
-        if not all("role" in m and "content" in m for m in messages):
-            raise self._no_message(at(row.index), messages)
+        if isinstance(value, str):
+            messages = [{"role": "user", "content": value}]
+        elif all(isinstance(m, Mapping) and "role" in m and "content" in m for m in value):
+            messages = [dict(m) for m in value]
+        else:
+            raise self._no_message(at(row.index), value)
         if self.reading.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.reading.system})
         return messages
@@ -212,12 +243,17 @@ def _supervised(
     texts: list[str], prompts: list[list[int]], tokenizer: Any, at: Callable[[int], At]
 ) -> dict[str, Column]:
     """Texts to learn from, ended by the end-of-sequence token, each behind its prompt."""
-    end = tokenizer.eos_token_id
-    if end is None:
-        raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
+    end = end_of(tokenizer)
     encoded = encode(texts, tokenizer, special=False, at=at)
     responses = [tokens if tokens[-1:] == [end] else [*tokens, end] for tokens in encoded]
     return _learned(responses, prompts, [[True] * len(r) for r in responses])
+
+
+def end_of(tokenizer: Any) -> int:
+    """Return the end-of-sequence token. Raises DataError where the tokenizer has none."""
+    if tokenizer.eos_token_id is None:
+        raise DataError("The tokenizer has no end-of-sequence token.", fix="Set its eos_token.")
+    return tokenizer.eos_token_id
 
 
 def _learned(responses: list[list[int]], prompts: list[list[int]], masks: list[list[bool]]) -> dict[str, Column]:

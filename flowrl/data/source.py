@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -15,13 +13,18 @@ from ..errors import DataError, FlowError, ProgramError, near
 from ..graph.ops.allowed import Allowed, check_values, flag, one_of, text, whole
 from ..graph.ops.field_types import STANDARD, FieldType
 from ..graph.script.site import caller
+from .orders import shuffled
 from .prompts import Prompts
-from .stores import Generated
+from .stores import Generated, Row
+from .streamed import Stream, StreamCursor
 
 if TYPE_CHECKING:
-    from .stores import Row, Store
+    from .stores import Store
 
 OVERLONG = ("error", "drop", "truncate")
+ON_BAD = ("error", "skip")
+TOLD = 20  # bad rows of a source that are told of one by one
+_log = logging.getLogger("flowrl.data")
 _BATCH = "Give batch=, the rows per step, at least 1."
 #: What the options may be, besides the columns and the tokenizer, which the data tell.
 OPTIONS: Mapping[str, Allowed] = {
@@ -30,6 +33,9 @@ OPTIONS: Mapping[str, Allowed] = {
     "response": text() | None,
     "rejected": text() | None,
     "messages": text() | None,
+    "text": text() | None,
+    "length": whole(least=2, fix="Give the tokens of a row, 2 or more.") | None,
+    "pack": flag(),
     "chat": flag(),
     "system": text() | None,
     "shuffle": flag(),
@@ -37,8 +43,15 @@ OPTIONS: Mapping[str, Allowed] = {
     "repeat": flag(),
     "max_prompt_tokens": whole(least=1, fix="Give 1 or more, or None.") | None,
     "overlong": one_of(*OVERLONG),
+    "on_bad": one_of(*ON_BAD),
 }
 _ANY = FieldType("any")
+_CHATS = ("prompt", "response", "rejected", "chat")
+#: Options that name a column of whole examples: what these are, and the options that are for others.
+_WHOLE = (
+    ("messages", "whole conversations", _CHATS),
+    ("text", "whole documents", (*_CHATS, "messages", "system", "tools", "max_prompt_tokens", "overlong")),
+)
 
 
 class Options(TypedDict, total=False):
@@ -53,6 +66,9 @@ class Options(TypedDict, total=False):
     response: str | None  # a column of text to learn from: adds response_ids, tokens, response_mask
     rejected: str | None  # a column of a worse response: a row becomes two, the better one first; adds preferred
     messages: str | None  # a column of whole conversations to learn from, in the place of prompt and response
+    text: str | None  # a column of documents to learn from, in the place of prompt and response; needs length
+    length: int | None  # the tokens of a row of documents, at most
+    pack: bool  # put documents one after the other into rows (the default); False: a row has tokens of one
     chat: bool  # put text prompts through the tokenizer's chat template; lists of messages always are
     system: str | None  # the system message of chats that have none
     tools: Sequence[Any] | None  # JSON schemas of functions that the chat template shows to the model
@@ -62,6 +78,7 @@ class Options(TypedDict, total=False):
     repeat: bool  # go on with the next epoch (the default), or end with the data
     max_prompt_tokens: int | None  # the longest prompt
     overlong: str  # what becomes of a longer one: "error", "drop", or "truncate", which keeps its end
+    on_bad: str  # what becomes of a row that cannot be read: "error", or "skip", which counts it in source.skipped
     tokenizer: Any  # a name, a folder, a function that builds one, a tokenizer; None takes the actor's
 
 
@@ -74,6 +91,9 @@ class Reading:
     response: str | None = None
     rejected: str | None = None
     messages: str | None = None
+    text: str | None = None
+    length: int | None = None
+    pack: bool = True
     chat: bool = False
     system: str | None = None
     tools: Sequence[Any] | None = None
@@ -83,6 +103,7 @@ class Reading:
     repeat: bool = True
     max_prompt_tokens: int | None = None
     overlong: str = "error"
+    on_bad: str = "error"
     tokenizer: Any = None
 
     @staticmethod
@@ -104,23 +125,34 @@ class Reading:
         if reading.rejected is not None and reading.response is None:
             what = f"rejected='{reading.rejected}' is worse than another response, and there is none."
             raise DataError(what, at=at, fix="Give response=, the column of the better one.")
-        beside = [name for name in ("prompt", "response", "rejected", "chat") if name in options]
-        if reading.messages is not None and beside:
-            what = f"messages='{reading.messages}' are whole conversations, and {beside[0]}= is given too."
-            raise DataError(what, at=at, fix=f"Leave out {beside[0]}=, or messages=.")
+        for name, what, others in _WHOLE:
+            beside = [other for other in others if other in options]
+            if name in options and options[name] is not None and beside:
+                what = f"{name}='{options[name]}' are {what}, and {beside[0]}= is given too."
+                raise DataError(what, at=at, fix=f"Leave out {beside[0]}=, or {name}=.")
+        beside = [name for name in ("length", "pack") if name in options]
+        if reading.text is None and beside:
+            what = f"{beside[0]}= is of documents to learn from, and no column of them is named."
+            raise DataError(what, at=at, fix="Give text=, the column of the documents.")
+        if reading.text is not None and reading.length is None:
+            what = f"text='{reading.text}' are documents of any length."
+            raise DataError(what, at=at, fix="Give length=, the tokens of a row: length=2048.")
+        if reading.text is not None and reading.pack and reading.columns:
+            what = f"A row of packed documents has parts of several, and columns={list(reading.columns)} are of one."
+            raise DataError(what, at=at, fix="Leave out columns=, or write pack=False.")
         return reading
 
     @property
     def column(self) -> str:
-        """The column that is read: of prompts, or of conversations."""
-        return self.messages or self.prompt
+        """The column that is read: of prompts, of conversations, or of documents."""
+        return self.text or self.messages or self.prompt
 
 
 class Source:
     """Prompts to draw from. Made by :func:`rows`, :func:`jsonl`, :func:`parquet`, :func:`hf`, :func:`generated`.
 
     ``schema()`` names the columns of its batches, ``cursor()`` is a place in it, ``to_batch()`` reads drawn rows.
-    ``dropped`` counts the prompts left out by ``overlong="drop"``.
+    ``dropped`` counts the prompts left out by ``overlong="drop"``, ``skipped`` the rows by ``on_bad="skip"``.
 
     >>> source = fl.data.rows([{"prompt": "a"}, {"prompt": "b"}], batch=1, shuffle=False)
     >>> source.batch, source.endless
@@ -133,7 +165,10 @@ class Source:
         self.reading = Reading.of(options)
         self.made_at = caller()
         self.dropped = 0
+        self.skipped = 0
+        self._told: set[int] = set()  # numbers of bad rows
         self._store = store
+        self._store.skips = self.reading.on_bad == "skip"
         self._prompts: Prompts | None = None
 
     def __repr__(self) -> str:
@@ -177,14 +212,15 @@ class Source:
         prompts = self._reader()
         return {name: STANDARD.get(name, _ANY) for name in prompts.made} | {n: _ANY for n in prompts.kept}
 
-    def cursor(self) -> Cursor:
+    def cursor(self) -> Cursor | StreamCursor:
         """Return a place at the beginning of the source."""
-        return Cursor(self)
+        return StreamCursor(self, self._store) if isinstance(self._store, Stream) else Cursor(self)
 
     def to_batch(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> Batch:
         """Return the batch of drawn rows, with the keys (first_uid,), (first_uid + 1,), ... Raises DataError.
 
-        With ``rejected=`` a drawn row has the keys (uid, 0) and (uid, 1). DataError also where none is left.
+        With ``rejected=`` a drawn row has the keys (uid, 0) and (uid, 1), and with ``text=`` a document has (uid, 0),
+        (uid, 1), ... DataError also where none is left.
         """
         batch = self.read(rows, first_uid, tokenizer)
         if rows and not len(batch):
@@ -199,19 +235,58 @@ class Source:
     def read(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> Batch:
         """The same, of which all may have been too long."""
         prompts = self._reader()
-        with self._placing():
-            batch = prompts.batch(rows, first_uid, tokenizer, at=self._store.at)
-        self.dropped += len(rows) - len(batch.groups())
+        uids = range(first_uid, first_uid + len(rows))
+
+        def read(numbers: Sequence[int]) -> Batch:
+            return prompts.batch([rows[i] for i in numbers], [uids[i] for i in numbers], tokenizer, at=self._store.at)
+
+        with self.placing():
+            good, batch = self._skipping(rows, read) if self._store.skips else (uids, read(range(len(rows))))
+        if self.reading.overlong == "drop":
+            self.dropped += len(good) - len(batch.groups())
         return batch
+
+    def _skipping(self, rows: Sequence[Row], read: Callable[[Sequence[int]], Batch]) -> tuple[Sequence[int], Batch]:
+        """The numbers of the rows that can be read, and their batch; the others are counted.
+
+        Raises the DataError of the first row where none can be read.
+        """
+        errors = {i: row.error for i, row in enumerate(rows) if row.error is not None}
+        good, batch = [i for i in range(len(rows)) if i not in errors], None
+        try:
+            batch = read(good)
+        except DataError:
+            for i in good:
+                try:
+                    read([i])
+                except DataError as error:
+                    errors[i] = error
+        if rows and len(errors) == len(rows):
+            raise errors[0]
+        for i, error in errors.items():
+            self._tell(rows[i].index, error)
+        good = [i for i in good if i not in errors]
+        return good, read(good) if batch is None else batch
+
+    def _tell(self, index: int, error: DataError) -> None:
+        """Count a bad row, and log it the first time."""
+        self.skipped += 1
+        if index in self._told or len(self._told) >= TOLD:
+            return
+        self._told.add(index)
+        where = error.at or self._store.at(index)
+        _log.warning("skipped a row: %s  at   %s", error.what, where)
+        if len(self._told) == TOLD:
+            _log.warning("%d rows of %s were skipped; further ones are counted only", TOLD, self._store.title)
 
     def look(self) -> Sequence[Mapping[str, Any]]:
         """A few rows of the data, without opening it; none of a source that would have to be read or fetched."""
-        with self._placing():
+        with self.placing():
             return self._store.look()
 
     def open_store(self) -> Store:
         """The store, ready to be read; DataError with the driver's line if it has no row."""
-        with self._placing():
+        with self.placing():
             self._store.open()
             if self._store.size == 0:
                 raise DataError(f"{self._store.title} has no rows.", fix="Give it rows.")
@@ -219,15 +294,17 @@ class Source:
 
     def _reader(self) -> Prompts:
         if self._prompts is None:
-            with self._placing():
+            with self.placing():
                 prompts = Prompts.of(self.reading, self._store.columns(), title=self._store.title)
-                if prompts.messages and self._store.size:  # rows that are there before anything is read
+                if (
+                    prompts.messages and self._store.size and not self._store.skips
+                ):  # rows that are there before anything is read
                     prompts.check_messages(self._store.read([0])[0])
                 self._prompts = prompts
         return self._prompts
 
     @contextmanager
-    def _placing(self) -> Iterator[None]:
+    def placing(self) -> Iterator[None]:
         """Errors that know no better place are at the line where the source was made."""
         try:
             yield
@@ -257,7 +334,13 @@ class Cursor:
         return {"epoch": self.epoch, "index": self.index, "rows": self._rows}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a place that :meth:`state` gave."""
+        """Go to a place that :meth:`state` gave. Raises DataError for one in a stream."""
+        if "buffer" in state:
+            raise DataError(
+                "This place is in a stream, and now the rows are drawn by number.",
+                at=self.source.made_at,
+                fix="Resume with streaming=True, as the run began.",
+            )
         self.epoch, self.index, self._rows = state["epoch"], state["index"], state["rows"]
 
     def draw(self, n: int | None = None) -> list[Row]:
@@ -275,7 +358,12 @@ class Cursor:
             end = end if store.size is None else min(end, store.size)
             places += self._places(self.index, end, store.size)
             self.index = end
-        return store.read(places)
+        if not store.skips:
+            return store.read(places)
+        try:
+            return store.read(places)
+        except DataError:
+            return [_read(store, place) for place in places]
 
     def _same_data(self, rows: int | None) -> None:
         if self._rows is not None and rows != self._rows:
@@ -296,9 +384,9 @@ class Cursor:
         return self._order[1][start:end]
 
 
-def shuffled(size: int, seed: int, epoch: int) -> Sequence[int]:
-    """The order of an epoch: a permutation of range(size) that depends on seed and epoch only."""
-    order = array("Q", range(size))
-    digest = hashlib.blake2b(repr((seed, epoch)).encode(), digest_size=16).digest()
-    random.Random(int.from_bytes(digest, "little")).shuffle(order)
-    return order
+def _read(store: Store, place: int) -> Row:
+    """A row, with its error where it cannot be read."""
+    try:
+        return store.read([place])[0]
+    except DataError as error:
+        return Row({}, place, error)

@@ -12,24 +12,26 @@ LOOK = 32  # rows of a file or list whose keys are its columns
 
 
 class Row(dict[str, Any]):
-    """A row as the data has it; ``index`` is its number there."""
+    """A row as the data has it; ``index`` is its number there, ``error`` why it could not be read, if so."""
 
-    __slots__ = ("index",)
+    __slots__ = ("error", "index")
 
-    def __init__(self, values: Mapping[str, Any], index: int) -> None:
+    def __init__(self, values: Mapping[str, Any], index: int, error: DataError | None = None) -> None:
         super().__init__(values)
         self.index = index
+        self.error = error
 
 
 class Store(Protocol):
     """Rows by number. ``open`` makes ``size`` and ``read`` ready; ``columns`` and ``look`` are cheap, and come before.
 
     ``columns`` gives the names, and for each whether it holds lists. ``look`` gives a few rows, none where it would
-    have to read more than these.
+    have to read more than these. With ``skips`` both pass over rows that cannot be read.
     """
 
     title: str
     size: int | None  # None: without end
+    skips: bool
 
     def columns(self) -> dict[str, bool]: ...
     def look(self) -> Sequence[Mapping[str, Any]]: ...
@@ -42,6 +44,7 @@ class Listed:
     """Rows of a list, or of a function that gives them."""
 
     title = "the list of rows"
+    skips = False
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -68,14 +71,14 @@ class Listed:
             given = self._data()
             if isinstance(given, Sequence):  # no need to ask again
                 self._rows, self.size = given, len(given)
-            return check_rows(self.title, list(islice(iter(given), LOOK)))
-        return check_rows(self.title, list(self._rows[:LOOK]))
+            return check_rows(self.title, list(islice(iter(given), LOOK)), skip=self.skips)
+        return check_rows(self.title, list(self._rows[:LOOK]), skip=self.skips)
 
     def look(self) -> Sequence[Mapping[str, Any]]:
         if self._rows is None:
             return self._head()
         apart = max(1, len(self._rows) // LOOK)
-        return check_rows(self.title, list(self._rows[::apart][:LOOK]))
+        return check_rows(self.title, list(self._rows[::apart][:LOOK]), skip=self.skips)
 
     def open(self) -> None:
         if self._rows is None:
@@ -93,17 +96,21 @@ class Listed:
 class Generated:
     """Rows of a pure function of their number."""
 
+    skips = False
+
     def __init__(self, fn: Callable[[int], Mapping[str, Any]], size: int | None) -> None:
         self.size = size
         self.title = f"{getattr(fn, '__name__', 'the function')}(index)"
         self.made_by = self._fn = fn
 
     def columns(self) -> dict[str, bool]:
+        if self.skips:
+            return keys_of(self.look())
         return keys_of(check_rows(self.title, [self._fn(0)] if self.size != 0 else []))
 
     def look(self) -> Sequence[Mapping[str, Any]]:
         rows = range(LOOK if self.size is None else min(LOOK, self.size))
-        return check_rows(self.title, [self._fn(i) for i in rows])
+        return check_rows(self.title, [self._fn(i) for i in rows], skip=self.skips)
 
     def open(self) -> None:
         pass
@@ -124,10 +131,15 @@ def keys_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
     return names
 
 
-def check_rows(title: str, rows: list[Any]) -> list[Mapping[str, Any]]:
-    """Return rows that are objects. Raises DataError where there are none, or one is something else."""
+def check_rows(title: str, rows: list[Any], *, skip: bool = False) -> list[Mapping[str, Any]]:
+    """Return rows that are objects. Raises DataError where there are none, or one is something else.
+
+    ``skip`` leaves out those that are something else, as long as one is left.
+    """
     if not rows:
         raise DataError(f"{title} has no rows.", fix="Give it rows.")
+    if skip and (objects := [row for row in rows if isinstance(row, Mapping)]):
+        return objects
     return [check_row(row, At(f"<{title}, row {i}>", 0)) for i, row in enumerate(rows)]
 
 

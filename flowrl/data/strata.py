@@ -10,6 +10,7 @@ from ..errors import At, DataError, near
 from ..graph.script.site import caller
 from .source import Source
 from .stores import Generated, Listed, Row, Store
+from .streamed import Stream
 
 _TOGETHER = 1024  # rows that are read at a time while a column is looked through
 
@@ -41,6 +42,7 @@ class Stratum:
     def __init__(self, column: Column, value: str) -> None:
         self.column, self.value = column, value
         self.whole = column.store
+        self.skips = self.whole.skips
         self.title = f"{self.whole.title} where {column.name} is {value}"
         self.size: int | None = None
 
@@ -71,11 +73,14 @@ def strata_of(
 ) -> tuple[dict[str, Source], dict[str, float] | None]:
     """A source for each value of a column, by its text, and the weights by the same texts. Raises DataError."""
     store, at = source.store, caller()
-    if isinstance(store, Generated) and store.size is None:
+    if isinstance(store, Stream) or (isinstance(store, Generated) and store.size is None):
+        streamed = isinstance(store, Stream)
+        what = "is a stream" if streamed else "gives rows without end"
+        fewer = "Leave out streaming=True" if streamed else "Give it a size="
         raise DataError(
-            f"{store.title} gives rows without end, and none of them is known before it is drawn.",
+            f"{store.title} {what}, and none of its rows is known before it is drawn.",
             at=at,
-            fix="Give it a size=, or write fl.data.mix({...}, exact=True) of a source for each value.",
+            fix=f"{fewer}, or write fl.data.mix({{...}}, exact=True) of a source for each value.",
         )
     have = store.columns()
     if by not in have:

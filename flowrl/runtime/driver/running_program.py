@@ -293,7 +293,10 @@ class Running:
         call = self._issue(_DRAW, None, "data.draw", {}, {})
         if not call.done:
             tokenizer = self.executor.tokenizer(getattr(draws.source, "tokenizer", None))
+            skipped = getattr(draws.source, "skipped", 0)  # a source of the user's own may not count
             batch = draws.source.to_batch(rows, self.issued.draws, tokenizer)
+            step = self._open_step or self.step_log.outside
+            step.skipped += getattr(draws.source, "skipped", 0) - skipped
             self.dispatcher.notes.note_draw(call, batch, admit=draws is self._current)
             call.finish(self.executor.put(batch))
             self.issued.draws += len(rows)

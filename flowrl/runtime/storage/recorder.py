@@ -85,6 +85,7 @@ class Recorder:
                 _add_measures(line, step.updates)
                 _add_sources(line, step.sourced)
                 _add_reference(line, step.beside_reference)
+                line |= {"rows_skipped": step.skipped} if step.skipped else {}
                 line |= {f"{node}/decode_slots_used": slots.share for node, slots in step.slots.items()}
             self.write("metrics", line)
             self.latest[program].append(line)

@@ -123,6 +123,7 @@ class Step:
     name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
     ``made``: what calls made, by their number in the program. ``updates``: what updates of a policy measure besides.
     ``slots``: decode slots that rollouts have used, by the same id. ``ledger``: what became of the rows so far.
+    ``skipped``: rows of the data that could not be read and were left out.
     ``begun``: what the pool that samples has begun with since the step before, and ``taken`` the groups that calls have
     got, as :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
@@ -130,6 +131,7 @@ class Step:
     number: int
     logs: list[tuple[Any, list[Logged]]] = field(default_factory=list[tuple[Any, list[Logged]]])
     timings: list[Timing] = field(default_factory=list[Timing])
+    skipped: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     rows: Any = None  # a Batch, or a RemoteBatch: the last batch with responses, for the sample of trajectories
     last: int = -1  # the call that gave it
