@@ -39,6 +39,7 @@ def test_names_of_flowrl_are_there(name):
         assert (ROOT / "algorithms" / file).exists()
     known = {p for loss in ("ppo_clip", "advantages", "gae", "group_advantages") for p in _names(getattr(rl, loss))}
     known |= {p for call in (fl.Actor.generate, fl.Actor.update, fl.Actor.__init__) for p in _names(call)}
+    known |= {*fl.data.Options.__annotations__}
     known |= {"correction", "batch", "rank", "low", "high", "reads", "adds"}
     assert set(re.findall(r"`(\w+)=`", here)) <= known
     parser = argparse.ArgumentParser()

@@ -121,6 +121,7 @@ await until(() => one(".detail h2").textContent.startsWith("Step 0"));
 one('[data-tab="tokens"]').click();
 await until(() => all(".strip span").length === 7);
 found.by = texts('[aria-label="Colour by"] option');
+found.lacking = one(".lacking").textContent;
 found.shades = all(".strip span").map((span) => span.style.getPropertyValue("--shade") !== "");
 all(".strip span")[5].dispatchEvent(new PointerEvent("pointerenter", { clientX: 300, clientY: 300 }));
 found.card = one("#card").textContent;
@@ -198,6 +199,8 @@ def test_one_can_click_through_the_page(tmp_path: Path, monkeypatch: pytest.Monk
         "Log-probability when sampled",
         "Trained or not",
     ]
+    assert found["lacking"].startswith("Ratio and gap") and "actor.logprobs" in found["lacking"]
+    assert "actor.entropies" not in found["lacking"], "the rows have them"
     assert found["shades"] == [False] * 4 + [True] * 3
     assert "number 2, place 5" in found["card"] and "-1" in found["card"]
     assert found["columns"] == ["says 0", "says 1"]

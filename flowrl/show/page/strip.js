@@ -11,6 +11,11 @@ const NAMES = {
 };
 const FIRST = ["advantages", "ratio", "gap", "entropies", "versions", "gap to the reference", "rollout_logprobs"];
 const CENTRED = { advantages: 0, gap: 0, "gap to the reference": 0, ratio: 1, token_rewards: 0, returns: 0 };
+// What a row lacks, by the column that would show it: what it takes to have it.
+const LACKING = {
+  gap: "Ratio and gap of log-probabilities are shown of rows with old_logprobs, which actor.logprobs adds.",
+  entropies: "Entropy is shown of rows with entropies, which actor.entropies adds.",
+};
 const HUES = [211, 30, 150, 270, 2, 187, 52, 318];
 
 export function drawStrip(place, row) {
@@ -24,7 +29,9 @@ export function drawStrip(place, row) {
   const choice = h("select", { "aria-label": "Colour by", on: { change: () => { by = choice.value; remember({ by }); paint(); } } },
     names.map((name) => h("option", { value: name, selected: name === by }, NAMES[name] ?? name)));
   const scale = h("span", { class: "scale" }), tokens = h("div", { class: "strip" }), pages = h("div", { class: "bar" });
-  fill(place, h("div", { class: "bar" }, names.length ? h("label", {}, "Colour by ", choice) : "", scale), tokens, pages);
+  const lacking = Object.keys(LACKING).filter((name) => !row.columns.includes(name)).map((name) => LACKING[name]);
+  fill(place, h("div", { class: "bar" }, names.length ? h("label", {}, "Colour by ", choice) : "", scale), tokens, pages,
+    lacking.length ? h("p", {}, h("small", { class: "lacking" }, lacking.join(" "))) : "");
 
   function paint() {
     const values = strip.columns[by] ?? [];
