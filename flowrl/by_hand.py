@@ -66,3 +66,6 @@ def open_worker(
     )
     worker.program_starts()
     return worker
+
+
+open_worker.__name__ = open_worker.__qualname__ = "open"  # help(fl.open) shows the name that users write
