@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Any
 
 import pytest
 from byte_tokenizer import make_tokenizer
@@ -150,6 +151,7 @@ def test_a_stream_that_breaks_off_says_where(tmp_path):
 
 
 def test_what_cannot_be_streamed_or_read_by_number_says_so(tmp_path):
+    yes: Any = "yes"
     stream = datasets.Dataset.from_list(numbered(3)).to_iterable_dataset()
     with pytest.raises(DataError, match="Give a function that returns it"):
         data.hf(stream, streaming=True, batch=1).cursor().draw()
@@ -160,7 +162,7 @@ def test_what_cannot_be_streamed_or_read_by_number_says_so(tmp_path):
     with pytest.raises(DataError, match="buffer_size=0 is not a whole number of at least 1"):
         data.hf("x", streaming=True, buffer_size=0, batch=1)
     with pytest.raises(DataError, match="streaming='yes' is not True or False"):
-        data.hf("x", **{"streaming": "yes", "batch": 1})
+        data.hf("x", streaming=yes, batch=1)
     with pytest.raises(DataError, match="cannot be loaded"):
         data.hf(tmp_path / "nowhere" / "at" / "all", streaming=True, batch=1).cursor().draw()
 
