@@ -45,7 +45,7 @@ def _on_ranks(
             fix="Install flowrl with its extra: pip install '.[ray]' in the source tree.",
         ) from error
     ranks = cluster.RayRanks(
-        [cluster.PoolOfRanks(n, r, gpus=int(has_gpus(plan, n))) for n, r in pools.items()],
+        [cluster.PoolOfRanks(n, r, gpus=int(has_gpus(plan, n)), least=plan.pools[n].least) for n, r in pools.items()],
         address=address,
     )
     return DistributedExecutor(
@@ -60,6 +60,8 @@ def _on_ranks(
         deadline=plan.pipeline.deadline or None,
         staleness=plan.pipeline.staleness,
         copies=plan.pipeline.copies,
+        patience=plan.pipeline.restart,
+        least={name: pool.least for name, pool in plan.pools.items() if pool.least},
         swapped=frozenset[str]().union(*(execution.swapped for execution in executions)),
     )
 

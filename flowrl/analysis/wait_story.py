@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,15 @@ class Wait:
 class WaitStory:
     """``state`` says in words how the run is, ``waits`` whom it waits for, the last of them for who is to ``blame``.
 
-    ``fix``: what can be done; empty where nothing is to be done.
+    ``fix``: what can be done; empty where nothing is to be done. ``pools``: those that have fewer ranks than the plan
+    says.
     """
 
     state: str
     waits: tuple[Wait, ...] = ()
     blame: str = ""
     fix: str = ""
+    pools: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -56,7 +58,7 @@ class WaitStory:
 
     def text(self) -> str:
         """All of it in words."""
-        lines = [self.state, *(f"  {wait}" for wait in self.waits)]
+        lines = [self.state, *(f"  {wait}" for wait in self.waits), *self.pools]
         if self.blame:
             lines.append(f"To blame: {self.blame}")
         return "\n".join([*lines, *([f"  fix  {self.fix}"] if self.fix else [])])
@@ -67,6 +69,16 @@ def wait_story(run: Path) -> WaitStory:
     if not (run / "run.json").exists() and not (run / "checkpoints").exists():
         raise UsageError(f"{run} holds no run.", fix="Name the folder of a run.")
     record = read_record(run)[0]
+    return replace(_story_of(run, record), pools=_smaller_pools(record))
+
+
+def _smaller_pools(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say of each pool how many of its ranks are there, where some are gone for good."""
+    pools: Mapping[str, Mapping[str, int]] = record.get("replicas") or {}
+    return tuple(f"Pool '{pool}' has {size['ranks']} of {size['planned']} ranks." for pool, size in pools.items())
+
+
+def _story_of(run: Path, record: Mapping[str, Any]) -> WaitStory:
     status, waits = record.get("status"), read_waits(run)
     holder, alive = holder_of(run)
     process = f"process {holder['pid']} on {holder['host']}" if holder is not None else "its process"

@@ -146,7 +146,7 @@ def _begun(run: Path, program: str, scheme: Scheme, what: str, forced: bool) -> 
     """What the pool that samples began with, and the groups that calls have got. Raises UsageError without them; where
     rows are ``forced``, the groups alone matter."""
     begun, taken = read_begun(run, program)
-    lost = [line["text"] for line in records_within(run / "events.jsonl") if line["kind"] == "renewed"]
+    lost = [line["text"] for line in records_within(run / "events.jsonl") if line["kind"] in ("renewed", "resized")]
     if begun and not lost and scheme.setup.sampling_pool is not None:
         return begun, taken
     if forced:
@@ -154,7 +154,7 @@ def _begun(run: Path, program: str, scheme: Scheme, what: str, forced: bool) -> 
     why = (
         f"{len(scheme.setup.followers)} workers are trained and sampled from"
         if scheme.setup.sampling_pool is None
-        else f"ranks were started again in it, and rows were sampled once more: {lost[0]}"
+        else f"ranks were lost in it, and rows were sampled once more: {lost[0]}"
         if lost
         else "it has not recorded when its pool of engines began with what"
     )

@@ -75,8 +75,9 @@ class RunServices:
     """What a run has for its executor: where answers of the world are kept, and whom to tell what.
 
     ``on_loss`` is told of ranks that were lost within a program, before they are started again, and raises it where
-    that is too much; ``on_restart`` is told which ones were started. The run calls all of ``on_commit`` with the number
-    of each step that is committed.
+    that is too much; ``on_restart`` is told which ones were started. ``on_resize`` is told that a pool has fewer ranks
+    now, or more, and how many each pool has that is not whole. The run calls all of ``on_commit`` with the number of
+    each step that is committed.
     """
 
     journal: Journal | None = None
@@ -84,6 +85,7 @@ class RunServices:
     warn: Callable[[str], None] = lambda text: None
     on_loss: Callable[[RankLost], None] = lambda lost: None
     on_restart: Callable[[str], None] = lambda ranks: None
+    on_resize: Callable[[str, Mapping[str, Mapping[str, int]]], None] = lambda text, replicas: None
     on_commit: list[Callable[[int], None]] = field(default_factory=list[Callable[[int], None]])
     failed: FailedRows = field(default_factory=FailedRows)
 

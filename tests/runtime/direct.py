@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,14 +23,19 @@ LOST = object()  # the answer of a rank that is gone
 class Direct:
     """``kill`` is (method, count) or (method, count, rank): that call is not answered, as its rank has died.
 
-    Calls are counted from 0, with a rank those of that rank alone.
+    Calls are counted from 0, with a rank those of that rank alone. There is no room for ranks of ``homeless``, once
+    they have died; those of ``absent`` are not there at the start. The first of all these has room when it is looked for
+    ``room`` times.
     """
 
-    def __init__(self, pools, *, kill=None):
+    def __init__(self, pools, *, kill=None, homeless=(), absent=(), room=None):
         self.pools = pools
         self.ranks: dict[int, Rank] = {}
         self.calls: list[tuple[int, str]] = []
         self.kill, self.dead, self.restarted = kill, set(), []
+        self.homeless, self.stand_ins = set(homeless), {}
+        self.absent, self.room, self.awaited = set(absent), room, []
+        self.numbers = itertools.count(1 + max(rank for ranks in pools.values() for rank in ranks))
         self.lock = threading.RLock()
         self.threads = ThreadPoolExecutor(8)
 
@@ -37,13 +43,44 @@ class Direct:
         self.config = config
         for pool, ranks in self.pools.items():
             for rank in ranks:
-                self.ranks[rank] = Rank(rank, pool, config, self)
+                if rank in self.absent:
+                    self.awaited.append(pool)
+                else:
+                    self.ranks[rank] = Rank(rank, pool, config, self)
+        return sorted(self.absent)
 
-    def restart(self, ranks):
+    def arrived(self):
+        if not self.awaited or self.room is None:
+            return {}
+        self.room -= 1
+        if self.room > 0:
+            return {}
+        self.room, rank, pool = None, next(self.numbers), self.awaited.pop(0)
+        self.ranks[rank] = Rank(rank, pool, self.config, self)
+        return {rank: pool}
+
+    def give_up(self, rank):
+        self.dead.discard(rank)
+        self.awaited.append(self.ranks.pop(rank).pool)
+
+    def restart(self, ranks, within=None):
+        late = [rank for rank in ranks if rank in self.homeless and rank in self.dead]
+        if late and within is None:
+            raise RankLost(f"rank {late[0]} has not answered starting ranks in time.", ranks=late)
         for rank in ranks:
+            if rank in late:
+                continue
             self.dead.discard(rank)
             self.restarted.append(rank)
             self.ranks[rank] = Rank(rank, self.ranks[rank].pool, self.config, self)
+
+        return late
+
+    def take_over(self, stand_ins):
+        self.stand_ins = {gone: stand_ins.get(rank, rank) for gone, rank in self.stand_ins.items()} | dict(stand_ins)
+        for rank in stand_ins:
+            self.awaited.append(self.ranks.pop(rank).pool)
+            self.dead.discard(rank)
 
     def stop(self):
         self.ranks.clear()
@@ -56,7 +93,7 @@ class Direct:
         return {"ranks": len(self.ranks)}
 
     def call(self, rank, method, *args):
-        answer = self.send(rank, method, *args)
+        answer = self.send(self.stand_ins.get(rank, rank), method, *args)
         return lambda: answer
 
     def send(self, rank, method, *args):
@@ -69,7 +106,7 @@ class Direct:
                 if self.kill[1] < 0:
                     self.kill = None
                     self.dead.add(rank)
-            if rank in self.dead:
+            if rank in self.dead or rank not in self.ranks:
                 return LOST
             if method == "write_captured":  # it is done while the rank works
                 return self.threads.submit(_answered, getattr(self.ranks[rank], method), *args)
@@ -127,11 +164,16 @@ def executor_of(executions, flow, out, *, seed=0, **how):
         seed=seed,
         staleness=executions[0].plan.pipeline.staleness,
         copies=executions[0].plan.pipeline.copies,
+        patience=executions[0].plan.pipeline.restart,
+        least={name: pool.least for name, pool in executions[0].plan.pools.items() if pool.least},
         swapped=frozenset().union(*(execution.swapped for execution in executions)),
     )
 
 
-def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, memory=None, **settings):
+def run_direct(
+    flow, plan, out, *programs, seed=0, parameters=None, kill=None, homeless=(), absent=(), room=None, memory=None,
+    **settings,
+):  # fmt: skip
     """``flow.run`` on such ranks; gives the outcome and the place."""
     from flowrl.runtime.driver.run_settings import Settings
     from flowrl.runtime.driver.runner import Runner
@@ -140,7 +182,7 @@ def run_direct(flow, plan, out, *programs, seed=0, parameters=None, kill=None, m
     given = parameters or {}
     names = programs or (flow.default_program(),)
     executions = lowered(flow, plan, names, parameters, memory)
-    place = executor_of(executions, flow, out, seed=seed, kill=kill)
+    place = executor_of(executions, flow, out, seed=seed, kill=kill, homeless=homeless, absent=absent, room=room)
     traces = [flow.trace(name, **given.get(name, {})) for name in names]
     used = [h for h in flow.handles if any(h.name in execution.workers for execution in executions)]
     inputs = inputs_of(executions, traces, used, seed=seed, plan=plan.to_json(), runtime="ray")

@@ -16,10 +16,12 @@ from .rules import (
     check_backend,
     check_devices,
     check_disjoint,
+    check_least,
     check_offload,
     check_option,
     check_pipeline,
     check_pool_name,
+    check_replicas,
     check_source,
     check_uses,
     numbers,
@@ -33,7 +35,9 @@ class Pool:
 
     One of three: ``devices`` are numbers of the cluster, in the order of mesh ranks; ``processes`` is how many
     processes of the host there are, for workers without a model; ``device`` (``auto``, ``cpu``, ``cuda``, ``cuda:1``)
-    is a queue of this process, which a pool without any of them is too. Raises PlanError for two of them.
+    is a queue of this process, which a pool without any of them is too. ``least``: with how many of its ranks, replicas
+    of each other, a run begins and goes on, and takes up others as they come; 0 begins with all, and goes on with one.
+    Raises PlanError for two of the three, and for a ``least`` that cannot be.
 
     >>> fl.Pool("train", devices=(0, 1, 2, 3)).size
     4
@@ -46,9 +50,11 @@ class Pool:
     processes: int = 0
     device: str = ""
     at: At | None = field(default=None, compare=False, repr=False)
+    least: int = 0
 
     def __post_init__(self) -> None:
         check_source(self.name, self.devices, self.processes, self.device, self.at)
+        check_least(self.name, self.least, len(self.devices) or self.processes, self.at)
         object.__setattr__(self, "devices", tuple(self.devices))
         if not self.devices and not self.processes and not self.device:
             object.__setattr__(self, "device", "auto")
@@ -60,9 +66,10 @@ class Pool:
 
     def to_json(self) -> dict[str, Any]:
         """As a plan says it: ``{"devices": "0-7"}``, ``{"processes": 4}`` or ``{"device": "auto"}``."""
+        least = {"least": self.least} if self.least else {}
         if self.devices:
-            return {"devices": numbers(self.devices)}
-        return {"processes": self.processes} if self.processes else {"device": self.device}
+            return {"devices": numbers(self.devices), **least}
+        return {"processes": self.processes, **least} if self.processes else {"device": self.device}
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,8 @@ class Pipeline:
     step on its own prompts, ``window`` may exchange them for finished ones within the part ``window`` of the open
     prompts. ``publish``: what becomes of running requests, ``drain``, ``interrupt`` or ``continue``. ``chunks``: into
     how many parts row-wise ops are cut. ``deadline``: the seconds that a rank may take to answer; 0 is any time.
-    ``copies``: on how many ranks sampled rows are kept, 1 or 2. Raises PlanError for other values.
+    ``copies``: on how many ranks sampled rows are kept, 1 or 2. ``restart``: the seconds in which a lost replica has to
+    be started again; then the run goes on with the others. Raises PlanError for other values.
 
     >>> fl.Pipeline(staleness=1, chunks=4).to_json()
     {'staleness': 1, 'order': 'fifo', 'publish': 'drain', 'chunks': 4}
@@ -113,10 +121,11 @@ class Pipeline:
     chunks: int = 1
     deadline: float = 0.0
     copies: int = 1
+    restart: float = 120.0
     at: Mapping[str, At] = field(default_factory=dict[str, At], compare=False, repr=False)  # by key
 
     def __post_init__(self) -> None:
-        check_pipeline(self.to_json(), self.at, window_default=type(self).window)
+        check_pipeline(self.to_json() | {"restart": self.restart}, self.at, window_default=type(self).window)
 
     def to_json(self) -> dict[str, Any]:
         """``{"staleness": 0, "order": "fifo", "publish": "drain", "chunks": 1}``; with ``window`` where it counts."""
@@ -125,6 +134,7 @@ class Pipeline:
         if self.order == "fifo" and self.window == type(self).window:
             del said["window"]
         said |= {"deadline": self.deadline} if self.deadline else {}
+        said |= {"restart": self.restart} if self.restart != type(self).restart else {}
         return {**said, "copies": self.copies} if self.copies != 1 else said
 
 
@@ -183,6 +193,7 @@ class Plan:
         check_offload(title, place.backend, place.offload, place.at)
         for name, value in place.options.items():
             check_option(title, place.backend, name, value, place.at)
+        check_replicas(title, place.backend, place.mesh, self.pools[place.pool], place.at)
         devices = self.pools[place.pool].devices
         if place.mesh.size == 1 and devices:
             return replace(place, mesh=Mesh({"dp": len(devices)}))

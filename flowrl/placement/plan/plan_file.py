@@ -17,10 +17,10 @@ from .rules import USES, check_backend, check_inside, check_offload, check_optio
 
 _TOP = ("cluster", "pools", "place", "pipeline")
 _NODES = ("device", "nodes", "devices_per_node", "network")
-_POOL = ("devices", "processes", "device")
+_POOL = ("devices", "processes", "device", "least")
 _PLACE = ("pool", "mesh", "backend", "offload")
 _ENGINE = ("pool", "mesh", "engine")
-_PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline", "copies")
+_PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline", "copies", "restart")
 _RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
 _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 
@@ -112,13 +112,14 @@ class _Reader:
     def _pool(self, name: str, node: Any, cluster: Cluster | None) -> Pool:
         entries = self._mapping(node, _POOL, f"pool '{name}'")
         at = self._at(node) if not entries else self._at(next(iter(entries.values())))
+        least = self._whole(entries.pop("least"), "least", 1) if "least" in entries else 0
         if len(entries) > 1:
             first, second = list(entries)[:2]
             raise self._error(entries[second], f"pool '{name}' has both {first} and {second}.", "Take one out.")
         devices = self._devices(name, entries["devices"], cluster) if "devices" in entries else ()
         processes = self._whole(entries["processes"], "processes", 1) if "processes" in entries else 0
         device = self._text(entries["device"], "a device") if "device" in entries else "auto"
-        return Pool(name, devices, processes, "" if devices or processes else device or "nothing", at)
+        return Pool(name, devices, processes, "" if devices or processes else device or "nothing", at, least)
 
     def _devices(self, pool: str, node: Any, cluster: Cluster | None) -> tuple[int, ...]:
         """``0-7``, ``0,2,4-6``, ``all``, or a list of them."""

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from math import prod
-from typing import Any
+from math import inf, prod
+from typing import Any, Protocol
 
 from ...errors import At, PlanError, did_you_mean
 from ...valid_names import FIX, name_problem
 from ..backends import ORDERS, PUBLISH, backend, listed, names_of
 from ..cluster.cluster import Cluster
+from ..cluster.mesh import Mesh
 
 USES = ("train", "generate")
+
 MOST_STALENESS, MOST_CHUNKS, MOST_COPIES = 1000, 10_000, 2
 _COST = {"staleness": "each step in flight keeps its rows", "chunks": "each chunk is a call of its own"}
 _DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
+
+
+class SizedPool(Protocol):
+    """A pool, as far as rules of places look at it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def least(self) -> int: ...
 
 
 def numbers(devices: Iterable[int]) -> str:
@@ -40,6 +51,29 @@ def check_source(pool: str, devices: Collection[int], processes: int, device: st
         raise PlanError(f"pool '{pool}': '{device}' is no device.", at=at, fix="Write auto, cpu, cuda, or cuda:1.")
     if processes < 0:
         raise PlanError(f"pool '{pool}': {processes} processes are none.", at=at, fix="Write processes: 4.")
+
+
+def check_least(pool: str, least: object, ranks: int, at: At | None) -> None:
+    """Raise PlanError for a pool that is to go on with more ranks than it has, or has none that may be missing."""
+    if isinstance(least, bool) or not isinstance(least, int) or least < 0:
+        what = f"pool '{pool}': least is a whole number from 1 up, not {least}."
+        raise PlanError(what, at=at, fix="Write least: 1, or take it out.")
+    if least and not ranks:
+        what = f"pool '{pool}' has a least number of ranks, and is a queue of one process."
+        raise PlanError(what, at=at, fix="Take least out, or give the pool devices or processes.")
+    if least > ranks:
+        what = f"pool '{pool}': {least} ranks at least, but it has {ranks}."
+        raise PlanError(what, at=at, fix=f"Write a number from 1 to {ranks}, or give it more.")
+
+
+def check_replicas(worker: str, name: str, mesh: Mesh, pool: SizedPool, at: At | None) -> None:
+    """Raise PlanError for a worker that needs all ranks of its pool, where the pool may have fewer."""
+    row = backend(name)
+    parts = any(mesh[axis] > 1 for axis in row.axes if axis != "dp")
+    if pool.least and row.collective and (row.trains or parts):
+        fix = "Take least out, or place it in a pool of its own."
+        what = f"'{worker}' needs all ranks of pool '{pool.name}', and least: {pool.least} lets some be missing."
+        raise PlanError(what, at=at, fix=fix)
 
 
 def check_devices(pool: str, devices: Collection[int], cluster: Cluster | None, at: At | None) -> None:
@@ -178,6 +212,13 @@ def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default
             f"pipeline: deadline is a number of seconds, not {deadline}.",
             at=at.get("deadline"),
             fix="Write deadline: 600, or take it out to wait for ever.",
+        )
+    restart = said["restart"]
+    if isinstance(restart, bool) or not isinstance(restart, int | float) or not 0 <= restart < inf:
+        raise PlanError(
+            f"pipeline: restart is a number of seconds, not {restart}.",
+            at=at.get("restart"),
+            fix="Write restart: 120, or 0 to go on without a lost replica at once.",
         )
     window = said.get("window", window_default)
     if isinstance(window, bool) or not isinstance(window, int | float) or not 0 < window <= 1:

@@ -172,14 +172,20 @@ def _s(count: int) -> str:
 
 
 def _without_devices(pool: Pool) -> str:
-    return f"{pool.processes} process{'es' if pool.processes > 1 else ''}" if pool.processes else pool.device
+    if not pool.processes:
+        return pool.device
+    return f"{pool.processes} process{'es' if pool.processes > 1 else ''}{_least(pool)}"
+
+
+def _least(pool: Pool) -> str:
+    return f", at least {pool.least}" if pool.least else ""
 
 
 def _devices(plan: Plan, pool: Pool) -> str:
     if not pool.devices or plan.cluster is None:
         return _without_devices(pool)
     kinds = dict.fromkeys(plan.cluster.kind(d).name for d in pool.devices)
-    return f"{numbers(pool.devices)} {'+'.join(kinds)}"
+    return f"{numbers(pool.devices)} {'+'.join(kinds)}{_least(pool)}"
 
 
 def _nodes(plan: Plan, pool: Pool) -> str:

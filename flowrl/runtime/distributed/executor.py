@@ -34,6 +34,8 @@ class DistributedExecutor(OpenGroups):
 
     ``deployments`` by worker and whether it is the copy that generates; ``pools`` the ranks of each pool. ``swapped``
     are those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
+    ``patience``: the seconds in which a lost replica has to be started again, else the run goes on without it; None
+    waits for it. ``least``: how many ranks of a pool have to be there; else one of replicas, and all of others.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class DistributedExecutor(OpenGroups):
         staleness: int = 0,
         copies: int = 1,
         swapped: Container[str] = (),
+        patience: float | None = None,
+        least: Mapping[str, int] | None = None,
     ) -> None:
         blueprints = {name: blueprint_of(name, d) for name, d in declared.items()}
         config = RankConfig(blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
         client = RankClient(ranks, pools, deadline=deadline, staleness=staleness, copies=copies)
         super().__init__(declared, ranks, client, deployments, config, swapped)
-        self.recovery = Recovery(self)
+        self.recovery = Recovery(self, patience=patience, least=least or {})
         self.run = RunServices()
         self._shared: dict[str, EngineOnRanks] = {}  # of copies that generate
         self._probe = MemoryProbe(children=False)  # ranks look at their own
@@ -67,6 +71,7 @@ class DistributedExecutor(OpenGroups):
         self.client.warn, self.client.settle = run.warn, run.failed.note
         kept = self.client.copies - 1  # what the program still holds of a step that is committed is made of copies too
         run.on_commit.append(lambda step: self.client.lineage.settle(step - kept))
+        run.on_commit.append(lambda step: self.recovery.take_up(self._unserved()))
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
@@ -80,6 +85,10 @@ class DistributedExecutor(OpenGroups):
             if isinstance(of, Named) and group.is_model and group.blueprint.cls.copies_of:
                 group.install(self.open(of.name).in_use(), group.version)
         self.start_ranks()  # also where a program has no worker
+        if missing := self.began_without:
+            self.began_without = {}
+            texts = (f"pool '{pool}' begins with {n['ranks']} of {n['planned']} ranks" for pool, n in missing.items())
+            self.run.on_resize("; ".join(texts), self.replicas())
         self.offload_swapped()
         self.client.lineage.settle(sys.maxsize)  # steps are counted from anew
 
@@ -102,6 +111,11 @@ class DistributedExecutor(OpenGroups):
         """Have the engines of a worker make no more than so many steps in all; None: as many as they like."""
         if name in self._shared:
             self._shared[name].most = steps
+
+    def _unserved(self) -> list[str]:
+        """Return the pools to which no weights are published: ranks that arrive there take part after any step."""
+        served = {group.pool for group in self.servers.values()}
+        return [pool for pool in self.client.pools if pool not in served]
 
     def choose_ranks(self, name: str, ranks: tuple[int, ...]) -> None:
         """Have the next prompt groups that finish one by one go to these ranks, one each."""
@@ -129,6 +143,7 @@ class DistributedExecutor(OpenGroups):
         """Give the copy that generates ``weights`` that were staged, or those that the worker has. Returns the bytes
         that its ranks have received."""
         given = self.workers[name].in_use() if weights is None else weights
+        self.recovery.take_up([self.servers[name].pool])
         return self.servers[name].install(given, version, keep_cache=keep_cache)
 
     def offload(self, resident: str, forecast: float | None = None) -> None:
@@ -205,5 +220,6 @@ class DistributedExecutor(OpenGroups):
             "traffic": vars(self.client.traffic),
             "publishes": list(self.client.moves),
             "swaps": list(self.client.swaps),
+            "replicas": self.replicas(),
             **self.ranks.record(),
         }

@@ -19,10 +19,19 @@ from .worker_group import WorkerGroup
 
 
 class Ranks(Link, Protocol):
-    """Processes that can be started: which gives a :class:`~flowrl.runtime.distributed.rank_client.Link` to them."""
+    """Processes that can be started: which gives a :class:`~flowrl.runtime.distributed.rank_client.Link` to them.
 
-    def start(self, config: RankConfig) -> None: ...
-    def restart(self, ranks: Sequence[int]) -> None: ...
+    ``start`` returns the ranks that are not there, of pools that begin with fewer; ``arrived`` those that have come
+    since it was asked last, with their pools: they have numbers of their own. ``give_up`` ends one of these.
+    ``restart`` ends ranks and starts them anew; returns those that are not there ``within`` so many seconds, None for
+    all the time that it takes. ``take_over`` is told by rank who stands in for one that is gone for good.
+    """
+
+    def start(self, config: RankConfig) -> list[int]: ...
+    def arrived(self) -> dict[int, str]: ...
+    def give_up(self, rank: int) -> None: ...
+    def restart(self, ranks: Sequence[int], within: float | None = None) -> list[int]: ...
+    def take_over(self, stand_ins: Mapping[int, int]) -> None: ...
     def stop(self) -> None: ...
     def record(self) -> dict[str, Any]: ...
 
@@ -48,6 +57,7 @@ class OpenGroups:
         self.workers: dict[str, WorkerGroup] = {}
         self.servers: dict[str, WorkerGroup] = {}
         self.joined: set[str] = set()
+        self.began_without: dict[str, dict[str, int]] = {}  # pools that began with fewer ranks, until that is said
         self._started = False
         self._tokenizers = config.tokenizers()
 
@@ -78,7 +88,9 @@ class OpenGroups:
         self.start_ranks()
         ranks = self.client.pools[deployment.pool]
         self.join_pool(deployment.pool)
-        group = WorkerGroup(self.client, self.config.blueprints[name], deployment.spec, ranks, deployment.shares)
+        whole = len(ranks) == len(deployment.shares)
+        shares = deployment.shares if whole else range(len(ranks))  # of replicas some are gone
+        group = WorkerGroup(self.client, self.config.blueprints[name], deployment.spec, ranks, shares)
         at = self.declared[name].at
         try:
             answers = self.client.call_all(ranks, "open", deployment.spec, what=f"opening {name}")
@@ -117,13 +129,47 @@ class OpenGroups:
         if not self._started:
             self._started = True
             forget_meetings(self.folder)
-            self.ranks.start(self.config)
+            missing = self.ranks.start(self.config)
+            for pool, ranks in self.client.pools.items():
+                self.client.pools[pool] = tuple(rank for rank in ranks if rank not in missing)
+            self.began_without = self.replicas()
             self._write_where()
 
-    def restart_ranks(self, ranks: Sequence[int]) -> None:
-        """Start some of them anew, without any worker."""
-        self.ranks.restart(ranks)
+    def restart_ranks(self, ranks: Sequence[int], within: float | None = None) -> list[int]:
+        """Start some of them anew, without any worker. Returns those that are not there ``within`` so many seconds."""
+        late = self.ranks.restart(ranks, within)
         self._write_where()
+        return late
+
+    def drop_ranks(self, gone: Collection[int]) -> None:
+        """Go on without ranks that cannot be started again: others of their pools stand in for them."""
+        stand_ins: dict[int, int] = {}
+        for ranks in self.client.pools.values():
+            left = [rank for rank in ranks if rank not in gone]
+            stand_ins |= {rank: left[n % len(left)] for n, rank in enumerate(r for r in ranks if r in gone)}
+        for group in self.all_groups():
+            if not stand_ins.keys().isdisjoint(group.ranks):
+                group.resize([rank for rank in group.ranks if rank not in stand_ins])
+        self.client.take_over(stand_ins)
+        self.ranks.take_over(stand_ins)
+        self._write_where()
+
+    def arrived(self) -> dict[int, str]:
+        """Return ranks that have arrived since this was asked last, with their pools."""
+        found = self.ranks.arrived() if self._started else {}
+        if found:
+            self._write_where()
+        return found
+
+    def replicas(self) -> dict[str, dict[str, int]]:
+        """Return how many ranks there are, and how many are planned, of pools that are not whole."""
+        planned = {d.pool: len(d.shares) for d in self.deployments.values()}
+        sizes = {pool: (len(self.client.pools[pool]), planned[pool]) for pool in planned}
+        return {pool: {"ranks": n, "planned": of} for pool, (n, of) in sizes.items() if n != of}
+
+    def can_shrink(self, pool: str) -> bool:
+        """Whether each rank of a pool has all of every worker there: replicas, of which some may be gone."""
+        return not any(d.pool == pool and d.spec.collective for d in self.deployments.values())
 
     def _write_where(self) -> None:
         """Write which rank is which process, for whoever looks after them: ``ranks.json``."""

@@ -84,7 +84,8 @@ class RankClient:
         staleness: int = 0,
         copies: int = 1,
     ) -> None:
-        self.link, self.pools, self.deadline = link, {p: tuple(r) for p, r in pools.items()}, deadline
+        self.link, self.deadline = link, deadline
+        self.pools: dict[str, tuple[int, ...]] = {pool: tuple(ranks) for pool, ranks in pools.items()}
         self.traffic = Traffic()
         self.warn: Callable[[str], None] = lambda text: None
         self.settle: Callable[[Failures], None] = lambda found: None  # takes the rows that failed in a call
@@ -103,6 +104,7 @@ class RankClient:
         self._dropped: dict[int, deque[int]] = defaultdict(deque)
         self._restarted: dict[int, int] = {}  # by rank: the epoch that its last restart began
         self._epoch = 0
+        self._stand_ins: dict[int, int] = {}  # of ranks that are gone for good: who has taken over what they had
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class RankClient:
     def send(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Begin a call on several ranks. Calls in which ranks wait for each other come to all of them in one order."""
         with self.order:
-            return {rank: self.link.send(rank, method, *args) for rank, args in calls.items()}
+            return {rank: self.link.send(self.stand_in(rank), method, *args) for rank, args in calls.items()}
 
     def wait(self, sent: Mapping[int, Any], what: str, on_death: Callable[[], None] | None = None) -> dict[int, Any]:
         """Wait for calls that were sent. Returns the answers; raises what failed first."""
@@ -131,9 +133,28 @@ class RankClient:
         number = next(self._waits)
         self._asked[number] = Asked(what, tuple(sent), time.time())
         try:
-            return self.link.wait(sent, what, self.deadline, on_death)
+            return self._wait_for(sent, what, on_death)
         finally:
             del self._asked[number]
+
+    def _wait_for(self, sent: Mapping[int, Any], what: str, on_death: Callable[[], None] | None) -> dict[int, Any]:
+        """Return the answers, also of ranks that stand in for those that were asked."""
+        if not self._stand_ins or self._stand_ins.keys().isdisjoint(sent):
+            return self.link.wait(sent, what, self.deadline, on_death)
+        answers: dict[int, Any] = {}
+        left = dict(sent)
+        while left:  # a rank has one name in each wait
+            asked = {self.stand_in(rank): rank for rank in reversed(left)}
+            try:
+                found = self.link.wait(
+                    {here: left[rank] for here, rank in asked.items()}, what, self.deadline, on_death
+                )
+            except RankLost as lost:
+                lost.answers = answers | {asked[here]: a for here, a in lost.answers.items() if here in asked}
+                raise
+            answers |= {asked[here]: answer for here, answer in found.items()}
+            left = {rank: begun for rank, begun in left.items() if rank not in answers}
+        return {rank: answers[rank] for rank in sent}
 
     def asked(self) -> list[Asked]:
         """Return what is waited for now, in any thread."""
@@ -179,7 +200,7 @@ class RankClient:
             if self._epoch == epoch or not all(self.restarted_after(epoch, r) for r in lost.ranks):
                 restarted = self.restart(lost)
                 self._epoch += 1
-                self._restarted |= dict.fromkeys(restarted, self._epoch)
+                self._restarted |= dict.fromkeys(self._with_names(restarted), self._epoch)
 
     def restarted_after(self, epoch: int, rank: int) -> bool:
         """Whether the rank was restarted after ``epoch``."""
@@ -207,9 +228,26 @@ class RankClient:
         """How often ranks were restarted within programs."""
         return self._epoch
 
+    def stand_in(self, rank: int) -> int:
+        """Return the rank that has taken over from one that is gone for good; the rank itself otherwise."""
+        return self._stand_ins.get(rank, rank)
+
+    def take_over(self, stand_ins: Mapping[int, int]) -> None:
+        """Have other ranks of their pools stand in for ranks that are gone for good: what is asked of these is asked
+        of them, such as rows that a gone one had, which are made again there."""
+        for pool, ranks in self.pools.items():
+            self.pools[pool] = tuple(rank for rank in ranks if rank not in stand_ins)
+        self._stand_ins = {gone: stand_ins.get(rank, rank) for gone, rank in self._stand_ins.items()} | dict(stand_ins)
+        for rank in stand_ins:
+            self.memory.pop(rank, None)
+
+    def _with_names(self, ranks: Collection[int]) -> list[int]:
+        """Return ranks, and those for which they stand in."""
+        return [*ranks, *(gone for gone, rank in self._stand_ins.items() if rank in ranks and gone not in ranks)]
+
     def forget_ranks(self, ranks: Collection[int]) -> None:
         """Forget what ranks held that were started anew, and their connections with others."""
-        self.lineage.lose(ranks, self.new_id())
+        self.lineage.lose(self._with_names(ranks), self.new_id())
         for rank in ranks:
             self._dropped[rank].clear()
         self.routes.forget_ranks(ranks)
@@ -218,6 +256,7 @@ class RankClient:
         """Forget all rows and connections: the run goes back to a checkpoint, and makes them again."""
         self.routes.clear()
         self.lineage.forget()
+        self._stand_ins.clear()
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -244,7 +283,7 @@ class RankClient:
     def drop(self, rank: int, id: int) -> None:
         """Free an object of a rank: it is told so with its next call."""
         if id:
-            self._dropped[rank].append(id)
+            self._dropped[self.stand_in(rank)].append(id)
             copy = self.lineage.copy_of(id)
             if copy is not None:
                 self._dropped[copy].append(id)
@@ -259,6 +298,7 @@ class RankClient:
 
     def another_rank(self, rank: int) -> int | None:
         """Return a rank to keep copies of what one holds: on another machine, or else of the same pool, or else any."""
+        rank = self.stand_in(rank)
         where, pool = self.link.where, self.pool_of(rank)
         others = [other for other in self.all_ranks if other != rank]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,17 @@ class _State:
 
 
 class Recovery:
-    """Starts ranks of ``groups`` again. A run that has to go back to a checkpoint gets that said as RankLost."""
+    """Starts ranks of ``groups`` again. A run that has to go back to a checkpoint gets that said as RankLost.
 
-    def __init__(self, groups: OpenGroups) -> None:
-        self.groups, self.client = groups, groups.client
+    ``patience``: the seconds in which a replica has to be there again, else the run goes on with the others of its
+    pool; None waits for all. ``least``: how many ranks of a pool have to be there; else one.
+    """
+
+    def __init__(
+        self, groups: OpenGroups, *, patience: float | None = None, least: Mapping[str, int] | None = None
+    ) -> None:
+        self.groups, self.client, self.patience, self.least = groups, groups.client, patience, least or {}
+        self._arrived: dict[int, str] = {}  # ranks that do not take part yet, with their pools
         self.run = RunServices()
         self._inconsistent: set[int] = set()  # ranks whose restart within a program did not come to its end
         self.client.restart = self.restart_in_place
@@ -39,7 +46,7 @@ class Recovery:
         Raises ``lost`` where that state went with them: then the run has to go back to a checkpoint.
         """
         groups, client = self.groups, self.client
-        pools = {client.pool_of(rank) for rank in lost.ranks}
+        pools = {client.pool_of(rank) for rank in lost.ranks} & client.pools.keys()
         fallen = [
             rank
             for pool in pools
@@ -51,22 +58,64 @@ class Recovery:
         if self._inconsistent or not fallen or None in states:
             raise lost
         self.run.on_loss(lost)
+        gone: list[int] = []
         try:
-            groups.restart_ranks(fallen)
+            gone = self._restart(fallen, lost.ranks)
             client.forget_ranks(fallen)
             for pool in pools & groups.joined:
                 groups.joined.discard(pool)
                 groups.join_pool(pool)
             for group, state in zip(hit, states, strict=True):
                 assert state is not None, "all of them have one"
-                self._open_again(group, [r for r in group.ranks if r in fallen], state)
+                if new := [r for r in group.ranks if r in fallen]:
+                    self._open_again(group, new, state)
         except Exception as error:
             again = error if isinstance(error, RankLost) else RankLost(f"ranks could not be renewed: {error}")
             again.ranks, again.inconsistent = tuple({*fallen, *again.ranks}), True
             self._inconsistent |= set(again.ranks)
             raise again from (None if again is error else error)
-        self.run.on_restart(f"rank{'s' if len(fallen) > 1 else ''} {', '.join(map(str, fallen))}")
+        if back := [rank for rank in fallen if rank not in gone]:
+            self.run.on_restart(_listed(back))
         return fallen
+
+    def _restart(self, fallen: Sequence[int], lost: Collection[int]) -> list[int]:
+        """Start ranks again; go on without replicas among the ``lost`` that are not there in time, and return them.
+
+        Who has to be there is waited for as long as it takes to be started.
+        """
+        groups, client = self.groups, self.client
+        spare = self._spare(lost)
+        needed = [rank for rank in fallen if rank not in spare]
+        if needed:
+            groups.restart_ranks(needed)
+        gone = groups.restart_ranks(spare, self.patience) if spare else []
+        if gone:
+            pools = {rank: client.pool_of(rank) for rank in gone}
+            groups.drop_ranks(gone)
+            for pool in dict.fromkeys(pools.values()):
+                mine, left = [rank for rank in gone if pools[rank] == pool], len(client.pools[pool])
+                why = f"{_listed(mine)} could not be started again within {self.patience:g} s"
+                self.run.on_resize(f"pool '{pool}' goes on with {_count(left)}: {why}", groups.replicas())
+        return gone
+
+    def _spare(self, lost: Collection[int]) -> list[int]:
+        """Return the lost ranks without which their pools could go on."""
+        groups, client = self.groups, self.client
+        if self.patience is None:
+            return []
+        found: list[int] = []
+        stateful = {group.ranks[0] for group in groups.all_groups() if group.stateful}  # it alone has the state
+        for pool, ranks in client.pools.items():
+            mine = [rank for rank in ranks if rank in lost]
+            left = len(ranks) - len(mine)
+            if (
+                mine
+                and left >= max(1, self.least.get(pool, 1))
+                and groups.can_shrink(pool)
+                and stateful.isdisjoint(mine)
+            ):
+                found += mine
+        return found
 
     def _find_state(self, group: WorkerGroup, fallen: Collection[int]) -> _State | None:
         """Return where ranks of a group that are started anew get its state from; None where nobody has it any more."""
@@ -104,6 +153,41 @@ class Recovery:
         if group.is_away:
             new.offload()
 
+    def take_up(self, pools: Collection[str]) -> None:
+        """Have ranks that have arrived for these pools take part from here on, with the state of the others there.
+
+        One whose state cannot be had yet takes part later; one that fails is given up, and said.
+        """
+        with self.client.order:
+            self._arrived |= self.groups.arrived()
+            for rank, pool in list(self._arrived.items()):
+                if pool in pools:
+                    self._take_up(rank, pool)
+
+    def _take_up(self, rank: int, pool: str) -> None:
+        groups, client = self.groups, self.client
+        hit = [group for group in groups.all_groups() if group.pool == pool]
+        if any(group.changing or group.swapping or group.installing for group in hit):
+            return
+        try:
+            for group in hit:
+                fresh = group.stamp == group.born or not group.is_model
+                self._open_again(group, [rank], _State(None if fresh else group.part(group.ranks)))
+        except Exception as error:
+            if isinstance(error, RankLost) and rank not in error.ranks:
+                return  # another one is lost, which whoever needs it finds
+            self.run.warn(f"rank {rank} came to pool '{pool}', and could not take part: {error}")
+            del self._arrived[rank]
+            groups.ranks.give_up(rank)
+            return
+        del self._arrived[rank]
+        for group in hit:
+            group.resize([*group.ranks, rank])
+        client.pools[pool] = (*client.pools[pool], rank)
+        size = groups.replicas().get(pool)
+        there = f"{size['ranks']} of {size['planned']} ranks" if size else "all its ranks"
+        self.run.on_resize(f"pool '{pool}' has {there}: rank {rank} has come", groups.replicas())
+
     def restart_empty(self, lost: RankLost) -> None:
         """Restart the pools of lost ranks, where they are not alive, and have all others forget the rows they hold.
 
@@ -113,15 +197,24 @@ class Recovery:
         if not lost.ranks:
             raise lost
         groups, client = self.groups, self.client
-        pools = {client.pool_of(rank) for rank in {*(() if lost.alive else lost.ranks), *self._inconsistent}}
-        self._inconsistent = set()
+        inconsistent, self._inconsistent = self._inconsistent, set()
+        pools = {client.pool_of(rank) for rank in {*(() if lost.alive else lost.ranks), *inconsistent}}
+        pools &= client.pools.keys()
         dead = [rank for pool in pools for rank in client.pools[pool]]
         groups.joined -= pools  # all of this is forgotten first: others may die while these are started
         client.forget()
         groups.forget_groups(dead)
         if dead:
-            groups.restart_ranks(dead)
+            self._restart(dead, {*lost.ranks, *inconsistent})
         client.call_all([rank for rank in client.all_ranks if rank not in dead], "forget")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _count(ranks: int) -> str:
+    return f"{ranks} rank{'' if ranks == 1 else 's'}"
 
 
 def remake_rows(client: RankClient, wanted: Any) -> None:

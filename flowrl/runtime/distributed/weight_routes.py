@@ -73,5 +73,7 @@ class Routes:
         self._routes.clear()
 
     def _disconnect(self, name: str, ranks: Iterable[int]) -> None:
+        there = self.client.link.where
         for rank in ranks:
-            self.client.link.send(rank, "disconnect", name)
+            if rank in there:  # one that is gone for good is not
+                self.client.link.send(rank, "disconnect", name)

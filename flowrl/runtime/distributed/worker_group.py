@@ -75,10 +75,11 @@ class WorkerGroup:
         self, client: RankClient, blueprint: Blueprint, spec: WorkerSpec, ranks: Sequence[int], places: Sequence[int]
     ) -> None:
         self.client, self.blueprint, self.spec = client, blueprint, spec
-        self.name, self.key, self.ranks, self.places = blueprint.name, spec.key, tuple(ranks), tuple(places)
-        self.parts = max(places) + 1
-        firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
-        self.keepers = tuple(firsts[p] for p in range(self.parts))  # whose results count
+        self.name, self.key = blueprint.name, spec.key
+        self.ranks: tuple[int, ...] = ()
+        self.places: tuple[int, ...] = ()
+        self.keepers: tuple[int, ...] = ()  # whose results count
+        self.move_to(ranks, places)
         self.version, self.dirty = 0, False
         self.stamp = 0  # grows whenever the state changes
         self.stamps: dict[int, int] = {}  # as the ranks count it: from anew where one is started again
@@ -93,6 +94,18 @@ class WorkerGroup:
         self.held: dict[int, dict[str, Held]] = {}
         self._staging = itertools.count(1)
         self._shares: dict[int, tuple[Any, dict[int, tuple[Key, ...]]]] = {}
+
+    def move_to(self, ranks: Sequence[int], places: Sequence[int]) -> None:
+        """Be on these ranks from here on, with these parts of the rows."""
+        self.ranks, self.places, self.parts = tuple(ranks), tuple(places), max(places) + 1
+        firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
+        self.keepers = tuple(firsts[p] for p in range(self.parts))
+
+    def resize(self, ranks: Sequence[int]) -> None:
+        """Be on these ranks, replicas of each other, from here on; others are gone."""
+        self.move_to(ranks, range(len(ranks)))
+        self.held = {rank: held for rank, held in self.held.items() if rank in self.ranks}
+        self.stamps = {rank: stamp for rank, stamp in self.stamps.items() if rank in self.ranks}
 
     @property
     def title(self) -> str:
@@ -110,7 +123,7 @@ class WorkerGroup:
         return hasattr(self.blueprint.cls, "build")
 
     @property
-    def _stateful(self) -> bool:
+    def stateful(self) -> bool:
         """Whether it changes, and has no engine that would change on all ranks: then it is on the first one alone."""
         ops = (getattr_static(self.blueprint.cls, n) for n in dir(self.blueprint.cls))
         return not self.is_model and any(isinstance(op, Op) and op.updates for op in ops)
@@ -140,7 +153,7 @@ class WorkerGroup:
                 return dict.fromkeys(self.ranks)
             split = self._split(main, together=getattr(arguments.get("loss"), "groups", False))
             return {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True)}
-        if main is not None and pieces and self.parts > 1 and not self._stateful:
+        if main is not None and pieces and self.parts > 1 and not self.stateful:
             split = self._split(main, together=True, expected=expected)
             some = {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True) if split[place]}
             return dict(some) or {self.ranks[0]: None}
@@ -198,6 +211,7 @@ class WorkerGroup:
 
         Versions are counted here: they go to ranks with their calls.
         """
+        said = {rank: state for rank, state in said.items() if rank in self.ranks}  # others are gone
         if any(self.stamps.get(rank) != stamp for rank, (_, _, stamp) in said.items()):
             self.stamps |= _stamps(said)
             self.stamp += 1

@@ -108,6 +108,7 @@ class Runner:
             self._warn,
             self._losses.note,
             self._note_renewal,
+            on_resize=self._note_size,
             failed=FailedRows(self.journal, self._warn),
         )
         self.executor.attach(self._services)
@@ -364,6 +365,11 @@ class Runner:
     def _note_renewal(self, what: str) -> None:
         self.recorder.event("renewed", what)
         self.progress.note(f"started again: {what}; the step goes on")
+
+    def _note_size(self, what: str, replicas: Mapping[str, Mapping[str, int]]) -> None:
+        self.recorder.event("resized", what)
+        self.recorder.run_record(replicas=dict(replicas))
+        self.progress.note(what)
 
     def _say_what_changed(self, point: Continuation) -> None:
         if self._replay is None:  # which has a report of its own

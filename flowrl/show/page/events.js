@@ -42,7 +42,7 @@ export function draw(place) {
   return { update: () => show(), leave() { alive = false; } };
 }
 
-const BAD = ["alarm", "failed", "lost", "damage", "not finite"], NOTED = ["warning", "gap"];
+const BAD = ["alarm", "failed", "lost", "damage", "not finite"], NOTED = ["warning", "gap", "resized"];
 
 function item(event) {
   const [first, ...rest] = event.text.split("\n");

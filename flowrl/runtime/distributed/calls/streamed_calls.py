@@ -4,7 +4,7 @@ are asked, and say which calls are over by then."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ class _Part:
 
     rank_call: RankCall
     epoch: int
+    number: int = 0  # as which the rank knows it
     answer: Reply | Failed | None = None
     entered: bool = False
 
@@ -79,9 +80,10 @@ class StreamedCallOnRanks(CallOnRanks):
         return self.engine.choose_rank() if self.call.groups else None
 
     def _tell(self, calls: Mapping[int, RankCall]) -> dict[int, Any]:
-        self.parts = {rank: _Part(rank_call, self.client.epoch) for rank, rank_call in calls.items()}
+        epoch, number = self.client.epoch, self.client.new_id
+        self.parts = {rank: _Part(rank_call, epoch, number()) for rank, rank_call in calls.items()}
         self.engine.calls[self.number] = self
-        return self.client.send("begin", {rank: (self.number, part.rank_call) for rank, part in self.parts.items()})
+        return self.client.send("begin", {rank: (part.number, part.rank_call) for rank, part in self.parts.items()})
 
     def _go_on(self) -> None:
         first, self._first = self._first, None
@@ -138,7 +140,12 @@ class EngineOnRanks:
 
     def samples(self, rank: int) -> bool:
         """Whether rows run on a rank, as far as is known."""
-        return any(rank in call.parts and call.parts[rank].answer is None for call in self.calls.values())
+        return any(self.client.stand_in(at) == rank for _, at, _ in self._unanswered())
+
+    def _unanswered(self) -> Iterator[tuple[StreamedCallOnRanks, int, _Part]]:
+        """Yield the parts of calls that are not over, and whose they are."""
+        for call in self.calls.values():
+            yield from ((call, rank, part) for rank, part in call.parts.items() if part.answer is None)
 
     @property
     def has_results(self) -> bool:
@@ -147,33 +154,38 @@ class EngineOnRanks:
 
     def choose_rank(self) -> int:
         """Return the rank for a group: the one that was chosen, or else the one that samples the fewest."""
-        if self.chosen:
-            return self.chosen.popleft()
+        while self.chosen:
+            if (rank := self.chosen.popleft()) in self.group.ranks:
+                return rank
         busy = dict.fromkeys(self.group.ranks, 0)
-        for call in self.calls.values():
-            for rank, part in call.parts.items():
-                busy[rank] += part.answer is None
+        for _, rank, _ in self._unanswered():
+            busy[self.client.stand_in(rank)] += 1
         return min(busy, key=lambda rank: (busy[rank], rank))
 
     def advance(self, what: str) -> None:
         """Have the ranks sample for a short time. Raises RankLost."""
         self._begin_again()
         asked: dict[int, list[int]] = {}
-        for number, call in self.calls.items():
-            for rank, part in call.parts.items():
-                if part.answer is None:
-                    asked.setdefault(rank, []).append(number)
-        most = {} if self.most is None else {rank: max(0, self.most.get(rank, 0) - self.steps[rank]) for rank in asked}
+        parts: dict[int, tuple[StreamedCallOnRanks, int, _Part]] = {}
+        for call, rank, part in self._unanswered():
+            parts[part.number] = call, rank, part
+            asked.setdefault(self.client.stand_in(rank), []).append(part.number)
+        most = (
+            {}
+            if self.most is None
+            else {rank: max(0, self.most.get(rank, 0) - self.steps.get(rank, 0)) for rank in asked}
+        )
         words = {rank: (self.group.key, tuple(asked[rank]), most.get(rank)) for rank in sorted(asked)}
         found: dict[int, Advanced] = self.client.wait(self.client.send("advance", words), what)
         for rank, advanced in found.items():
-            again = advanced.steps < self._told[rank]  # the rank was started again
-            self.steps[rank] += advanced.steps - (0 if again else self._told[rank])
+            told = self._told.get(rank, 0)
+            again = advanced.steps < told  # the rank was started again
+            self.steps[rank] = self.steps.get(rank, 0) + advanced.steps - (0 if again else told)
             self._told[rank] = advanced.steps
             for number in advanced.entered:
-                self.calls[number].parts[rank].entered = True
+                parts[number][2].entered = True
             for number, answer in advanced.over.items():
-                self._take(self.calls[number], rank, answer)
+                self._take(*parts[number][:2], answer)
 
     def _take(self, call: StreamedCallOnRanks, rank: int, answer: Reply | Failed) -> None:
         part = call.parts[rank]
@@ -185,12 +197,11 @@ class EngineOnRanks:
     def _begin_again(self) -> None:
         """Tell ranks that were restarted of the calls that they were at."""
         with self.client.order:
-            for number, call in self.calls.items():
-                for rank, part in call.parts.items():
-                    if part.answer is None and (part.epoch < 0 or self.client.restarted_after(part.epoch, rank)):
-                        weights = (self.group.version, self.group.dirty)
-                        keep = self.client.new_id() if part.rank_call.keep else 0  # what had the old one is gone
-                        part.rank_call = replace(part.rank_call, weights=weights, keep=keep, frees=())
-                        remake_rows(self.client, [dict(part.rank_call.arguments)])
-                        part.epoch, part.entered = self.client.epoch, False
-                        self.client.send("begin", {rank: (number, part.rank_call)})
+            for _, rank, part in self._unanswered():
+                if part.epoch < 0 or self.client.restarted_after(part.epoch, rank):
+                    weights = (self.group.version, self.group.dirty)
+                    keep = self.client.new_id() if part.rank_call.keep else 0  # what had the old one is gone
+                    part.rank_call = replace(part.rank_call, weights=weights, keep=keep, frees=())
+                    remake_rows(self.client, [dict(part.rank_call.arguments)])
+                    part.epoch, part.entered = self.client.epoch, False
+                    self.client.send("begin", {rank: (part.number, part.rank_call)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -35,17 +36,30 @@ LAST_WORDS = 1.0  # seconds that they have when one has died: what they are at i
 SECONDS_TO_PLACE = 600.0
 SECONDS_TO_START = 600.0
 _OUT_OF_MEMORY = "it ran out of memory, and Ray's memory monitor ended it"
+SECONDS_TO_LOOK = 5.0  # at the start, for room for ranks that may be missing
+TRIES = 3  # of a rank that comes and fails
 LOOK = 1.0  # seconds after which who waits looks whether others have found a rank to be lost
 SILENT = 10.0  # seconds after which a rank that does not even say that it is there counts as hung
 
 
 @dataclass(frozen=True)
 class PoolOfRanks:
-    """The ranks of one pool, and how many GPUs each has: ``PoolOfRanks("train", (0, 1), gpus=1)``."""
+    """The ranks of one pool, and how many GPUs each has: ``PoolOfRanks("train", (0, 1), gpus=1)``.
+
+    ``least``: how many of them have to be there; 0 are all.
+    """
 
     name: str
     ranks: tuple[int, ...]
     gpus: int = 0
+    least: int = 0
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one of them takes of the cluster."""
+        if self.gpus:
+            return {"CPU": 1, "GPU": 1}
+        return {"CPU": 1, RESOURCE: 1} if RESOURCE in ray.cluster_resources() else {"CPU": 1}
 
 
 @dataclass(frozen=True)
@@ -66,12 +80,17 @@ class RayRanks:
         self.pools, self.address = tuple(pools), address
         self.handles: dict[int, Any] = {}
         self.where: dict[int, dict[str, Any]] = {}
-        self._groups: dict[str, Any] = {}
+        self._groups: dict[str, Any] = {}  # by pool: room for the ranks that have to be there
+        self._rooms: dict[tuple[str, int], Any] = {}  # for each of the others, by pool and place
         self._config: Any = None
         self._ours, self._private = False, PrivateRay()
         self._places: dict[int, tuple[PoolOfRanks, int]] = {
             rank: (pool, place) for pool in self.pools for place, rank in enumerate(pool.ranks)
         }
+        self._stand_ins: dict[int, int] = {}  # of ranks that are gone for good
+        self._numbers = itertools.count(1 + max(self._places, default=0))
+        self._awaited: dict[int, tuple[Any, Any]] = {}  # ranks for which there was no room yet: answer to come, handle
+        self._failed: dict[tuple[str, int], int] = {}  # by pool and place: how often one has come and failed
         self._restarts = 0
         self._watched: dict[int, Watched] = {}  # the processes of this host
         self._fallen: dict[int, Any] = {}  # processes that were found to be lost
@@ -79,18 +98,68 @@ class RayRanks:
 
     # -- processes --------------------------------------------------------------------------------------------------
 
-    def start(self, config: RankConfig) -> None:
-        """Join or start the cluster, place the pools and start their ranks."""
+    def start(self, config: RankConfig) -> list[int]:
+        """Join or start the cluster, place the pools and start their ranks.
+
+        Returns those for which there is no room, of pools that begin with fewer; they are awaited.
+        """
         self._connect()
         for module in own_modules():
             cloudpickle.register_pickle_by_value(module)
         self._config = ray.put(config)
         for pool in self.pools:
             self._groups[pool.name] = self._placed(pool)
-        self._spawn(self._places)
+        more = [rank for rank, (pool, place) in self._places.items() if pool.least and place >= pool.least]
+        for rank in more:
+            pool, place = self._places[rank]
+            self._rooms[pool.name, place] = placement_group([pool.bundle], name=f"flowrl-{pool.name}-{place}")
+        until = time.monotonic() + SECONDS_TO_LOOK
+        missing = [r for r in more if not self._room_of(r)[0].wait(max(0.0, until - time.monotonic()))]
+        ranks = [rank for rank in self._places if rank not in missing]
+        for rank in missing:
+            self._await(rank)
+        self._spawn(ranks)
+        return missing
 
-    def restart(self, ranks: Sequence[int]) -> None:
-        """End some ranks, as far as they are there, and start them anew."""
+    def arrived(self) -> dict[int, str]:
+        """Return ranks that were awaited and are there now, with their pools."""
+        found: dict[int, str] = {}
+        for rank, (ref, handle) in list(self._awaited.items()):
+            if not ray.wait([ref], timeout=0)[0]:
+                continue
+            del self._awaited[rank]
+            try:
+                ray.get(ref)
+                self.handles[rank] = handle
+                self._introduce([rank])
+                found[rank] = self._places[rank][0].name
+            except (RayError, RankLost, RunError):
+                self.give_up(rank)
+        return found
+
+    def give_up(self, rank: int) -> None:
+        """End a rank that has come and failed, and await another one in its place, unless that was often enough."""
+        with suppress(KeyError, RayError, ValueError):
+            ray.kill(self.handles.pop(rank))
+        self.where.pop(rank, None)
+        pool, place = self._places[rank]
+        self._failed[pool.name, place] = self._failed.get((pool.name, place), 0) + 1
+        if self._failed[pool.name, place] < TRIES:
+            self._await(rank)
+
+    def _await(self, gone: int) -> None:
+        """Have a rank begin in the place of one that is gone, as soon as there is room."""
+        rank = next(self._numbers)
+        self._places[rank] = self._places[gone]
+        handle = self._begin(rank)
+        self._awaited[rank] = handle.work.remote("alive"), handle
+
+    def restart(self, ranks: Sequence[int], within: float | None = None) -> list[int]:
+        """End some ranks, as far as they are there, and start them anew.
+
+        Returns those that have not begun ``within`` so many seconds, and are ended. Without it they take the time that
+        they need, up to a limit for which RankLost is raised.
+        """
         check_head()
         self._starting = frozenset(ranks)
         for rank in ranks:
@@ -100,9 +169,18 @@ class RayRanks:
                 ray.kill(self.handles[rank])
         self._restarts += 1
         try:
-            self._spawn(ranks)
+            return self._spawn(ranks, within)
         finally:
             self._starting = frozenset()
+
+    def take_over(self, stand_ins: Mapping[int, int]) -> None:
+        """Have all ranks ask others in the place of those that are gone for good."""
+        for rank in stand_ins:
+            self.where.pop(rank, None)
+            self.handles.pop(rank, None)
+            self._await(rank)
+        self._stand_ins = {gone: stand_ins.get(rank, rank) for gone, rank in self._stand_ins.items()} | dict(stand_ins)
+        self._introduce(())
 
     def stop(self) -> None:
         """End all ranks, and the cluster if it was started here."""
@@ -116,10 +194,11 @@ class RayRanks:
             self.handles.clear()
             self._groups.clear()
             return
-        for handle in self.handles.values():
+        for handle in (*self.handles.values(), *(handle for _, handle in self._awaited.values())):
             with suppress(Exception):
                 ray.kill(handle)
-        for group in self._groups.values():
+        self._awaited.clear()
+        for group in (*self._groups.values(), *self._rooms.values()):
             with suppress(Exception):
                 remove_placement_group(group)
         self.handles.clear()
@@ -131,7 +210,7 @@ class RayRanks:
 
     def record(self) -> dict[str, Any]:
         """Where the ranks are."""
-        return {"ranks": len(self._places), "restarts": self._restarts}
+        return {"ranks": len(self.where), "restarts": self._restarts}
 
     def _connect(self) -> None:
         if ray.is_initialized():
@@ -161,38 +240,70 @@ class RayRanks:
         self._ours = True
 
     def _placed(self, pool: PoolOfRanks) -> Any:
-        """Room for all ranks of a pool, at once."""
-        bundle: dict[str, float] = {"CPU": 1}
-        if pool.gpus:
-            bundle["GPU"] = 1
-        elif RESOURCE in ray.cluster_resources():
-            bundle[RESOURCE] = 1
-        group = placement_group([bundle] * len(pool.ranks), strategy="PACK", name=f"flowrl-{pool.name}-{os.getpid()}")
+        """Room for all ranks of a pool that have to be there, at once."""
+        bundle, count = pool.bundle, pool.least or len(pool.ranks)
+        group = placement_group([bundle] * count, strategy="PACK", name=f"flowrl-{pool.name}-{os.getpid()}")
         if not group.wait(SECONDS_TO_PLACE if self.address else 60):
             have = {k: v for k, v in ray.cluster_resources().items() if k in ("CPU", "GPU", RESOURCE)}
             remove_placement_group(group)
             raise RunError(
-                f"the cluster has no room for pool '{pool.name}': {len(pool.ranks)} ranks of {_said(bundle)}.",
+                f"the cluster has no room for pool '{pool.name}': {count} ranks of {_said(bundle)}.",
                 have=_said(have),
                 fix="Wait until others are done, add nodes, or give the pool fewer devices.",
             )
         return group
 
-    def _spawn(self, ranks: Iterable[int]) -> None:
-        """Start actors, and tell all ranks of each other. Others that are gone are found when they are needed."""
+    def _spawn(self, ranks: Iterable[int], within: float | None = None) -> list[int]:
+        """Start actors, and tell all ranks of each other. Returns those that are ended, as they came too late."""
         ranks = list(ranks)
-        actor: Any = ray.remote(**{"concurrency_groups": THREADS})(RankActor)  # type: ignore[call-overload]
-        for rank in ranks:
-            pool, place = self._places[rank]
-            at = PlacementGroupSchedulingStrategy(self._groups[pool.name], placement_group_bundle_index=place)
-            options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 if pool.gpus else 0, "scheduling_strategy": at}
-            options["runtime_env"] = {"env_vars": {"TORCHDYNAMO_DISABLE": "1"}} if not pool.gpus else {}
-            self.handles[rank] = actor.options(**options).remote(rank, pool.name)
+        self.handles |= {rank: self._begin(rank) for rank in ranks}
         begun = {rank: (self.handles[rank].work.remote("alive"), self.handles[rank]) for rank in ranks}
-        self._told(self.wait(begun, "starting ranks", SECONDS_TO_START))
-        begun = {rank: (h.begin.remote(self._config, dict(self.handles)), h) for rank, h in self.handles.items()}
+        late = [] if within is None else self._end_late(begun, within)
+        there = {rank: asked for rank, asked in begun.items() if rank not in late}
+        if there:
+            self._told(self.wait(there, "starting ranks", SECONDS_TO_START))
+        self._introduce(list(there))
+        return late
+
+    def _begin(self, rank: int) -> Any:
+        """Begin the actor of a rank; it is there once there is room for it."""
+        pool, _ = self._places[rank]
+        group, bundle = self._room_of(rank)
+        at = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 if pool.gpus else 0, "scheduling_strategy": at}
+        options["runtime_env"] = {"env_vars": {"TORCHDYNAMO_DISABLE": "1"}} if not pool.gpus else {}
+        actor: Any = ray.remote(**{"concurrency_groups": THREADS})(RankActor)  # type: ignore[call-overload]
+        return actor.options(**options).remote(rank, pool.name)
+
+    def _room_of(self, rank: int) -> tuple[Any, int]:
+        """Return the placement group of a rank, and its number there."""
+        pool, place = self._places[rank]
+        alone = self._rooms.get((pool.name, place))
+        return (self._groups[pool.name], place) if alone is None else (alone, 0)
+
+    def _end_late(self, begun: Mapping[int, Any], within: float) -> list[int]:
+        """End the ranks that are not there after so many seconds; returns them."""
+        ready = ray.wait([ref for ref, _ in begun.values()], num_returns=len(begun), timeout=within)[0]
+        late: list[int] = []
+        for rank, (ref, handle) in begun.items():
+            try:
+                if ref in ready:
+                    ray.get(ref)
+                    continue
+            except RayError:  # it has died as it was started
+                pass
+            late.append(rank)
+            with suppress(RayError, ValueError):
+                ray.kill(handle)
+        return late
+
+    def _introduce(self, ranks: Sequence[int]) -> None:
+        """Tell ranks of the run, and all of each other. Others that are gone are found when they are needed."""
+        known = {**self.handles, **{gone: self.handles[rank] for gone, rank in self._stand_ins.items()}}
+        begun = {rank: (h.begin.remote(self._config, known), h) for rank, h in self.handles.items()}
         new = {rank: begun.pop(rank) for rank in ranks}
-        self.where |= self._told(self.wait(new, "starting ranks", SECONDS_TO_START))
+        if new:
+            self.where |= self._told(self.wait(new, "starting ranks", SECONDS_TO_START))
         self._watch(ranks)
         if begun:
             ray.wait([ref for ref, _ in begun.values()], num_returns=len(begun), timeout=SILENT)
