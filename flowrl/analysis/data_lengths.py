@@ -49,7 +49,7 @@ def texts_of(source: Any) -> Texts | None:
     except FlowError:  # said with its line when the source is used
         return None
     prompts = [_characters(row.get(reading.column)) for row in rows]
-    if not prompts or reading.messages:
+    if not prompts or reading.messages or reading.text:
         return None
     response = None
     if reading.response is not None:
