@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..placement.cluster.mesh import Mesh
 from ..placement.cost.calibrated_costs import Calibrated
 from ..placement.cost.continuous_batch import Engine
+from ..placement.cost.cost_model import Costs
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Work, Workload
 from ..schedule.engine_slots import Rows
@@ -38,6 +40,36 @@ class NoTime:
 
     def swap(self, pool: str, resident: str) -> float:
         return 0.0
+
+
+@dataclass(frozen=True)
+class Faster:
+    """Costs with the calls of one pool faster: ``Faster(costs, 0.9, pool="train")`` take nine tenths of the time."""
+
+    costs: Costs
+    factor: float
+    pool: str
+
+    @property
+    def source(self) -> str:
+        return self.costs.source
+
+    def seconds(self, work: Work) -> float:
+        """Return seconds of one call; moves of weights are as they were."""
+        moves = work.kind in ("publish", "offload", "onload")
+        return self.costs.seconds(work) * (self.factor if work.pool == self.pool and not moves else 1.0)
+
+    def engine(self, work: Work) -> Engine | None:
+        """Return the engine of a generate, faster too."""
+        found = _engine_of(self.costs, work)
+        if found is None or work.pool != self.pool:
+            return found
+        return replace(found, step=lambda rows: found.step(rows) * self.factor, prefill=found.prefill * self.factor)
+
+
+def _engine_of(costs: Costs, work: Work) -> Engine | None:
+    """The engine of costs that know one."""
+    return costs.engine(work) if isinstance(costs, (Roofline, Calibrated, Faster)) else None
 
 
 class Pace:
@@ -89,8 +121,8 @@ class Pace:
         key = (work.node, work.load)
         if key not in self._engines:
             costs, found = self._study.cost_model, None
-            if isinstance(costs, (Roofline, Calibrated)) and work.role.model is not None:
-                found = costs.engine(work)
+            if work.role.model is not None:
+                found = _engine_of(costs, work)
             if found is None:
                 each = self.seconds(call) / mean
                 found = Engine(work.load.rows, lambda rows: each)

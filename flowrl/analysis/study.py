@@ -30,7 +30,7 @@ from ..schedule.scheme import Scheme
 from ..schedule.simulation import Simulation, bars_of, pool_times, steady
 from ..schedule.virtual_clock import VirtualClock
 from ..schedule.wait_graph import WaitRecorder, Waits
-from .call_seconds import NoTime, Pace, prompts_of
+from .call_seconds import Faster, NoTime, Pace, prompts_of
 from .row_lengths import RowLengths, Tokens
 
 _MOST_STALENESS = 30  # of the steps whose waits are looked at; above, more of the same are open at a time
@@ -192,8 +192,9 @@ class Study:
 
     def load(self, made: Made) -> Workload:
         """Rows of a call, and tokens of each; as long as in the run that the costs are from, unless it was said."""
-        if isinstance(self.costs, Calibrated) and self.tokens == Tokens():
-            fit = self.costs.fits.get(self.ids.get(made.call.place, "")) or self.costs.fits.get(made.call.title)
+        costs = self.costs.costs if isinstance(self.costs, Faster) else self.costs
+        if isinstance(costs, Calibrated) and self.tokens == Tokens():
+            fit = costs.fits.get(self.ids.get(made.call.place, "")) or costs.fits.get(made.call.title)
             return Workload(made.rows, 0, fit.row_tokens if fit is not None else 0)
         lengths = self.lengths.of(made)
         if not lengths.varies:

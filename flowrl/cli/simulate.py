@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..analysis.placed_graph import edge_records, placed_graph
+from ..analysis.what_helps import explained
 from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..schedule.report import FORMATS, render
@@ -20,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
     add_study_options(parser)
     if steps:
         parser.add_argument("--steps", type=whole_number, default=STEPS, help=f"of each loop, at most ({STEPS})")
+    parser.add_argument("--explain", action="store_true", help="the critical path of a step, and what would help")
     parser.add_argument("--format", default="table", help=", ".join(FORMATS))
     parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
 
@@ -37,6 +39,9 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
         raise CheckError(report.errors)
     study = study_of(flow, name, parameters, options, load_plan(flow, options))
     edges = edge_records(placed_graph(study, flow.graph(name, **parameters)))
-    flown = replace(study.simulate(None if asks else options.steps), edges=tuple(edges))
+    steps = None if asks else options.steps
+    flown = replace(study.simulate(steps), edges=tuple(edges))
+    if options.explain:
+        flown = replace(flown, explained=explained(study, flown, steps).to_json())
     put(render(flown, options.format), options.out)
     return 0

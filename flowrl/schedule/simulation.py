@@ -69,6 +69,7 @@ class Simulation:
     notes: tuple[str, ...] = ()
     real: bool = False  # measured in a run, not flown on the virtual clock
     workers: tuple[str, ...] = ()  # in the order of the program, for their colours
+    explained: Mapping[str, Any] = field(default_factory=dict[str, Any])  # {"path", "changes", "uncertain", "words"}
 
     @property
     def lag_max(self) -> int:
@@ -114,6 +115,7 @@ class Simulation:
             "cost_source": self.cost_source,
             "assumed": list(self.assumed),
             "notes": list(self.notes),
+            **({"explained": dict(self.explained)} if self.explained else {}),
         }
 
 

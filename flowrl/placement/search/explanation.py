@@ -92,6 +92,11 @@ def _runner_up(found: Found) -> list[str]:
         return ["Runner-up: none, no other way to share pools fits."]
     other = found.runner_up
     lines = [f"Runner-up: {shape(other)}, {_lag(other)}: {_seconds(other.step_seconds)}, {found.margin:.1%} longer."]
+    slow = other.bottleneck
+    if slow.title:
+        lines.append(
+            f"It waits longest for {slow.title} in pool {slow.pool}: {_seconds(slow.seconds)}, {slow.share:.0%}."
+        )
     if found.tie:
         lines.append(
             f"A tie: the margin of {found.margin:.1%} is inside the error of the costs (±{found.error:.0%}). Either may"

@@ -25,6 +25,7 @@ def render(simulation: Simulation) -> str:
         _nodes(simulation),
         _edges(simulation),
         _memory(simulation),
+        _listed("explained", simulation.explained.get("words", ())),
         _listed("assumed", simulation.assumed),
         _listed("notes", simulation.notes),
     ]
