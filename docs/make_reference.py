@@ -78,6 +78,7 @@ PAGES = (
             "Of other packages": (
                 "fl.environments.AviaryEnvironment",
                 "fl.environments.GymnasiumEnvironment",
+                "fl.environments.HarborEnvironment",
                 "fl.environments.OpenEnvEnvironment",
                 "fl.environments.ReasoningGymEnvironment",
                 "fl.environments.TasksetEnvironment",
@@ -109,6 +110,8 @@ PAGES = (
                 "fl.environments.verify.unit_tests",
                 "fl.environments.verify.code_of",
                 "fl.environments.verify.Limits",
+                "fl.environments.verify.run_command",
+                "fl.environments.verify.Ran",
             ),
             "Ask": ("fl.environments.verify.Judge", "fl.environments.verify.score_of_ten"),
             "What is said": ("fl.environments.verify.Verdict", "fl.environments.verify.VerifierFailed"),

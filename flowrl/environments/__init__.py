@@ -8,6 +8,7 @@ from __future__ import annotations
 from . import verify
 from .adapters.aviary_environment import AviaryEnvironment
 from .adapters.gymnasium_environment import GymnasiumEnvironment
+from .adapters.harbor_environment import HarborEnvironment
 from .adapters.openenv_environment import OpenEnvEnvironment
 from .adapters.reasoning_gym_environment import ReasoningGymEnvironment
 from .adapters.taskset_environment import TasksetEnvironment
@@ -24,6 +25,7 @@ __all__ = [
     "AviaryEnvironment",
     "Environment",
     "GymnasiumEnvironment",
+    "HarborEnvironment",
     "OpenEnvEnvironment",
     "ReasoningGymEnvironment",
     "State",

@@ -6,6 +6,7 @@ docs/verification.md shows each.
 from __future__ import annotations
 
 from .answers import choice, exact, final_answer, numeric
+from .commands import Ran, run_command
 from .judge import Judge, score_of_ten
 from .mathematics import symbolic
 from .sandbox import Limits
@@ -20,9 +21,11 @@ __all__ = [
     "unit_tests",
     "Judge",
     "Limits",
+    "Ran",
     "Verdict",
     "VerifierFailed",
     "code_of",
     "final_answer",
+    "run_command",
     "score_of_ten",
 ]

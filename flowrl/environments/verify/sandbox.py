@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -97,7 +97,9 @@ class Sandbox:
         """Read a line. Raises VerifierFailed where none comes in time."""
         assert self._process.stdout is not None, "it was opened with a pipe"
         fd, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
-        while b"\n" not in self._unread:
+        searched = 0
+        while self._unread.find(b"\n", searched) < 0:
+            searched = len(self._unread)
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([fd], [], [], left)[0]:
                 raise VerifierFailed(f"the sandbox has not answered for {seconds:.0f} s")
@@ -121,8 +123,11 @@ class Sandbox:
 
 
 @contextmanager
-def opened_sandbox(limits: Limits, *, packages: bool = False) -> Iterator[Sandbox]:
-    """Open a sandbox for tests of one answer; as many are open at once as the machine has cores."""
+def opened_sandbox(limits: Limits, *, packages: bool = False, places: Sequence[str] = ()) -> Iterator[Sandbox]:
+    """Open a sandbox for tests of one answer; as many are open at once as the machine has cores.
+
+    ``places`` are folders that commands of a shell may write to; without them there is ``/tmp``.
+    """
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise VerifierFailed(f"there is no sandbox on {platform.system()} {platform.machine()}: it takes Linux")
     with _AT_ONCE, tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as root:
@@ -136,6 +141,7 @@ def opened_sandbox(limits: Limits, *, packages: bool = False) -> Iterator[Sandbo
             _map_users(process.pid, is_root=is_root)
             shown, path = _shown(packages)
             about = {"root": root, "shown": shown, "path": path, "is_root": is_root, "limits": limits.record}
+            about["places"] = list(places)
             sandbox.send(about)
             sandbox.receive(_SLACK)
             yield sandbox

@@ -6,6 +6,7 @@ to its standard output; what is tested has neither. docs/verification.md says wh
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import fcntl
 import json
@@ -14,6 +15,7 @@ import platform
 import resource
 import select
 import signal
+import stat
 import struct
 import sys
 import time
@@ -74,7 +76,10 @@ def _build_root(request: dict[str, Any]) -> None:
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,nr_inodes=4096,mode=755")
     os.makedirs(f"{root}/tmp")  # before what is shown: packages may lie below it
     most = request["limits"]["file_bytes"]
-    _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, f"size={most},nr_inodes=1024,mode=1777")
+    if request["places"]:
+        _make_places(request, most)
+    else:
+        _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, f"size={most},nr_inodes=1024,mode=1777")
     for path in request["shown"]:
         inside = root + path
         if os.path.islink(path):
@@ -99,6 +104,90 @@ def _build_root(request: dict[str, Any]) -> None:
     _check(_LIBC.umount2(b".", _MNT_DETACH), "umount")
     _mount("none", "/", "", 32 | _BIND | 1 | _NOSUID | _NODEV)  # remount read-only
     os.chdir("/tmp")
+
+
+def _make_places(request: dict[str, Any], most: int) -> None:
+    """Make the folders that commands may write to; the limit is one of all of them together."""
+    root = request["root"]
+    kept = f"{root}/.kept"
+    os.makedirs(kept)
+    _mount("tmpfs", kept, "tmpfs", _NOSUID | _NODEV, f"size={most},nr_inodes=4096,mode=755")
+    for number, place in enumerate(request["places"]):
+        os.makedirs(f"{kept}/{number}")
+        os.chmod(f"{kept}/{number}", 0o1777 if place == "/tmp" else 0o755)
+        _give_away(f"{kept}/{number}", request)
+        os.makedirs(root + place, exist_ok=True)
+        _mount(f"{kept}/{number}", root + place, "", _BIND)
+    _check(_LIBC.umount2(kept.encode(), _MNT_DETACH), "umount")
+
+
+def _give_away(path: str, request: dict[str, Any]) -> None:
+    """Let the tested code own a file; where somebody else than root made the sandbox, it does."""
+    if request["is_root"]:
+        os.lchown(path, USER, USER)
+
+
+def _unpack(request: dict[str, Any], files: list[dict[str, Any]]) -> None:
+    """Lay files where commands find them."""
+    for entry in files:
+        path = entry["path"]
+        above = os.path.dirname(path)
+        missing = []
+        while not os.path.lexists(above):
+            missing.append(above)
+            above = os.path.dirname(above)
+        for folder in reversed(missing):
+            os.mkdir(folder)
+            _give_away(folder, request)
+        if "link" in entry:
+            os.symlink(entry["link"], path)
+        elif "data" in entry:
+            fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW)
+            with os.fdopen(fd, "wb") as file:
+                file.write(base64.b64decode(entry["data"]))
+                os.fchmod(fd, entry["mode"])
+        else:
+            with suppress(FileExistsError):
+                os.mkdir(path)
+            os.chmod(path, entry["mode"])
+        if path not in request["places"]:
+            _give_away(path, request)
+
+
+def _pack(request: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The files that commands have left; None where they are more than may be. No other process runs meanwhile."""
+    found: list[dict[str, Any]] = []
+    left = request["limits"]["file_bytes"]
+    try:
+        for place in request["places"]:
+            device, folders = os.lstat(place).st_dev, [place]
+            while folders:
+                for each in sorted(os.listdir(folder := folders.pop())):
+                    path = f"{folder}/{each}"
+                    about = os.lstat(path)
+                    if about.st_dev != device:
+                        continue  # something of this machine that is shown below it
+                    entry: dict[str, Any] = {"path": path}
+                    if stat.S_ISLNK(about.st_mode):
+                        entry["link"] = os.readlink(path)
+                    elif stat.S_ISDIR(about.st_mode):
+                        entry["mode"] = stat.S_IMODE(about.st_mode)
+                        folders.append(path)
+                    elif stat.S_ISREG(about.st_mode):
+                        left -= about.st_size  # as it is read: a file with holes takes less on a disk
+                        if left < 0:
+                            return None
+                        with open(path, "rb") as file:
+                            entry |= {
+                                "mode": stat.S_IMODE(about.st_mode),
+                                "data": base64.b64encode(file.read()).decode(),
+                            }
+                    else:
+                        continue  # a pipe or a socket is nothing without its processes
+                    found.append(entry)
+    except OSError:  # such as a path that is longer than may be
+        return None
+    return found
 
 
 def _drop_rights(is_root: bool) -> None:
@@ -186,6 +275,19 @@ def _run_test(test: dict[str, Any], result: int) -> None:
         file.write(line)
 
 
+def _run_shell(test: dict[str, Any]) -> None:
+    """Become the shell that runs a command; what it prints and its errors are one text."""
+    with suppress(OSError):  # an earlier command may have removed it
+        os.chdir(test["cwd"])
+    os.dup2(1, 2)
+    os.close(_RESULT)
+    os.set_inheritable(_TROUBLE, False)
+    for name in ("INT", "PIPE", "XFSZ"):
+        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
+    path = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{sys.base_prefix}/bin"
+    os.execve("/bin/bash", ["bash", "-c", test["command"]], {**os.environ, "PATH": path, **test["env"]})
+
+
 def _child(request: dict[str, Any], test: dict[str, Any], pipes: tuple[int, ...]) -> None:
     given = os.memfd_create("input")
     os.write(given, test.get("input", "").encode("utf-8", "surrogatepass"))
@@ -204,6 +306,8 @@ def _child(request: dict[str, Any], test: dict[str, Any], pipes: tuple[int, ...]
     os.environ.update(HOME="/tmp", LANG="C.UTF-8", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PATH="/usr/bin:/bin")
     _drop_rights(request["is_root"])
     _limit(request["limits"])
+    if test["kind"] == "shell":
+        _run_shell(test)
     os.close(_TROUBLE)  # from here on, what fails is a matter of the code
     _run_test(test, _RESULT)
 
@@ -295,6 +399,12 @@ def _end_all(main: int) -> tuple[int, resource.struct_rusage | None]:
 
 def _one_test(request: dict[str, Any], test: dict[str, Any]) -> dict[str, Any]:
     limits = request["limits"]
+    if test["kind"] == "shell":
+        try:
+            _unpack(request, test["files"])
+        except OSError as error:
+            return {"trouble": f"its files cannot be laid out: {error}"}
+    began = time.monotonic()
     ends = [os.pipe() for _ in range(_TROUBLE)]
     main = os.fork()
     if main == 0:
@@ -320,7 +430,13 @@ def _one_test(request: dict[str, Any], test: dict[str, Any]) -> dict[str, Any]:
     if not broke and ended in (signal.SIGKILL, signal.SIGXCPU) and seconds >= limits["cpu_seconds"] / 2:
         broke = "cpu_seconds"
     out, err, result, trouble = (found.decode("utf-8", "replace") for found in pipes.values())
-    return {"broke": broke, "signal": ended, "out": out, "err": err[-2000:], "result": result, "trouble": trouble}
+    told = {"broke": broke, "signal": ended, "out": out, "err": err[-2000:], "result": result, "trouble": trouble}
+    if test["kind"] != "shell":
+        return told
+    files, code = _pack(request), os.waitstatus_to_exitcode(status)
+    broke = broke or ("" if files is not None else "files")
+    more = {"files": files, "exit": 128 - code if code < 0 else code, "seconds": time.monotonic() - began}
+    return {**told, **more, "broke": broke}
 
 
 def _serve(request: dict[str, Any], requests: Any, answers: int) -> None:
