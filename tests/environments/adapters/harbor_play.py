@@ -73,6 +73,7 @@ if __name__ == "__main__":
             task = tasks / row["task"]["task"]
             row["theirs"] = validated(task, written[-1] if written else None)
             row["commands"] = sum(text != "ready" for text in row["texts"])
+        asked = [row["prompt"] for row in env.rows()]  # long, and each a word of the small model
         found["tasks"] = [
             {
                 "instruction": row["prompt"] == Task(tasks / row["task"]).instruction,
@@ -83,7 +84,7 @@ if __name__ == "__main__":
         ]
         shown = json.dumps(str(tasks))
         found["page"] = page_trained(
-            "Task folders of Harbor", words, {'"tasks/"': shown, "n=8, turns=20": "n=4, turns=3"}
+            "Task folders of Harbor", [*words, *asked], {'"tasks/"': shown, "n=8, turns=20": "n=4, turns=3"}
         )
         begun = Path(folder) / "begun"  # as `harbor init` begins a task, with and without its tests by pytest
         shutil.copytree(TEMPLATES / "template-task", begun)
