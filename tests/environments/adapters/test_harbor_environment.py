@@ -16,7 +16,7 @@ from flowrl.environments.verify import Limits
 from flowrl.errors import WorkerError
 
 nightly = [pytest.mark.nightly, pytest.mark.timeout(900)]
-LIMITS = Limits(cpu_seconds=5, seconds=20.0, memory_mb=512, file_mb=2, output_kb=16, processes=16)
+LIMITS = Limits(cpu_seconds=5, seconds=60.0, memory_mb=512, file_mb=2, output_kb=16, processes=16)
 FOLDER = {
     "task.toml": "[agent]\ntimeout_sec = 60.0\n[verifier]\ntimeout_sec = 30.0\n",
     "instruction.md": "Write the sum of the numbers to sum.txt.",
@@ -99,10 +99,10 @@ def test_tests_that_give_no_reward_fail_and_are_no_zero(tmp_path, script, said):
 
 
 def test_commands_that_break_a_limit_are_told_and_counted(tmp_path):
-    env, state = begun(written(tmp_path, {"task.toml": "[agent]\ntimeout_sec = 2.0\n"}))
+    env, state = begun(written(tmp_path, {"task.toml": "[agent]\ntimeout_sec = 20.0\n"}))
     assert env.step(state, call("yes"))[1].endswith("[it broke the limit of output]")
     assert "it broke the limit of files" in env.step(state, call("for i in 1 2 3; do truncate -s 1900k $i; done"))[1]
-    assert env.step(state, call("sleep 60"))[3] == "agent_timeout"
+    assert env.step(state, call("sleep 600"))[3] == "agent_timeout"
     assert env.grade(state)[0] == 0.0
     assert state.scores["commands_killed"] == 2 and state.scores["commands_timed_out"] == 1
 
