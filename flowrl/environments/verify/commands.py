@@ -21,7 +21,14 @@ _BROKE = {"seconds": "timed_out", "cpu_seconds": "timed_out", "memory": "out_of_
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a command: its ``end``, one of ``ENDS``, its exit status, what it printed, and its files."""
+    """What became of a command: its ``end``, its exit ``status``, its ``output``, and the ``files`` that it leaves.
+
+    ``end`` is ``done`` where it ended itself, else ``timed_out``, ``out_of_memory`` or ``killed``; ``why`` says which
+    limit it broke.
+
+    >>> fl.environments.verify.Ran("done", 2, "3\\n", [], 0.1).status
+    2
+    """
 
     end: str
     status: int

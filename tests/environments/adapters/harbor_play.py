@@ -72,7 +72,7 @@ if __name__ == "__main__":
             written = [reviews[writes.index(text)] for text in row["texts"] if text in writes]
             task = tasks / row["task"]["task"]
             row["theirs"] = validated(task, written[-1] if written else None)
-            row["commands"] = sum(text != "ready" for text in row["texts"])
+            row["commands"] = sum(text.startswith("<tool_call>") for text in row["texts"])
         asked = [row["prompt"] for row in env.rows()]  # long, and each a word of the small model
         found["tasks"] = [
             {
@@ -96,6 +96,6 @@ if __name__ == "__main__":
             refused(begun),
             refused(TEMPLATES / "template-adapter" / "task-template"),
             refused(TEMPLATES / "annotator" / "annotate-task-template"),
-            refused(folder),
+            refused(TEMPLATES),
         ]
     print(f"\n{json.dumps(found)}")
