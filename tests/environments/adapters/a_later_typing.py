@@ -6,4 +6,4 @@ import typing
 
 import typing_extensions
 
-vars(typing).setdefault("override", typing_extensions.override)
+typing.__dict__.setdefault("override", typing_extensions.override)
