@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -64,13 +65,31 @@ class At:
     text: str = ""
 
     def __str__(self) -> str:
-        name = self.file if self.file.startswith("<") else shown(self.file)
+        name = shown(self.file)
         place = f"{name}:{self.line}" if self.line else name
         return f"{place}   {self.text}" if self.text else place
 
 
+def _cell(path: str) -> str | None:
+    """What IPython calls the cell whose text was compiled under this name; None where it is none."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    named: Callable[[str], tuple[str, str] | None] | None = getattr(
+        getattr(shell, "compile", None), "format_code_name", None
+    )
+    said = named(path) if named is not None else None
+    return None if said is None else " ".join(said).replace("\n", " ").strip()
+
+
 def shown(path: str) -> str:
-    """The path as a user would type it: relative to the working directory where it lies below it."""
+    """The path as a user would type it: relative to the working directory where it lies below it.
+
+    That of a cell of a notebook is its number there: ``Cell In[3]``.
+    """
+    if (cell := _cell(path)) is not None:
+        return cell
+    if path.startswith("<"):  # of no file
+        return path
     try:
         short = os.path.relpath(path)
     except ValueError:  # another drive

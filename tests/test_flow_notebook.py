@@ -1,11 +1,13 @@
 """Cells of a notebook run again: what a later cell declares takes the place of what an earlier one did."""
 
 import linecache
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import flowrl as fl
-from flowrl.errors import ProgramError, UsageError
+from flowrl.errors import At, ProgramError, ResumeError, UsageError
 
 FLOW = 'import flowrl as fl\nflow = fl.Flow("count")\n'
 WORKER = """
@@ -134,3 +136,41 @@ def test_a_class_of_a_script_is_no_cell():
     flow = fl.Flow("x")
     first, second = flow.worker(Once), flow.worker(Once)
     assert first.cell is second.cell  # none, or the text that this Python was started with
+
+
+REWARD = """
+def half(response: str) -> float:
+    return len(response) / {by}
+
+def other(x):
+    return x + {more}
+"""
+
+
+def test_a_run_goes_on_where_another_function_of_a_cell_was_edited(cell, tmp_path, monkeypatch):
+    """A cell that is run again has another file; what the program can reach is the same."""
+    kernel = ModuleType("__main__")  # in no file, as that of a notebook
+    monkeypatch.setitem(sys.modules, "__main__", kernel)
+    cell.names = vars(kernel)
+    cell.names["out"] = tmp_path / "run"
+    cell(FLOW + WORKER.format(start=0))
+    cell(REWARD.format(by=2, more=1))
+    cell(PROGRAM.format(by="int(half('abcd'))"))
+    cell("print('a note', flow.name)\n" + PROGRAM.format(by="int(half('abcd'))"))
+    cell("flow.run(out=out, quiet=True)")
+    cell("# edited\n" + REWARD.format(by=2, more=7) + "print(other(1))\n")
+    cell("flow.run(out=out, quiet=True, resume=True, parameters={'count': {'steps': 4}})")
+    assert total(tmp_path / "run") == 8.0
+    cell(REWARD.format(by=4, more=7))
+    with pytest.raises(ResumeError, match="half in a cell"):
+        cell("flow.run(out=out, quiet=True, resume=True, parameters={'count': {'steps': 6}})")
+
+
+def test_places_in_cells_are_told_as_ipython_numbers_them(monkeypatch):
+    """Its own compiler names cells; that of other files is None."""
+    compiler = pytest.importorskip("IPython.core.compilerop").CachingCompiler()
+    name = compiler.cache("x = 1\n", 3)
+    shell = SimpleNamespace(compile=compiler)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    assert str(At(name, 6, "x = 1")) == "Cell In[3]:6   x = 1"
+    assert str(At("driver.py", 6)) == "driver.py:6"

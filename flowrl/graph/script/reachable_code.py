@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, cast
 
 from ...errors import At
-from .site import is_users
+from .site import is_typed, is_users
 from .syntax import Text, bare, begins, chains, is_called, is_literal, names, written
 
 _SHORT = 60  # characters of a value that is kept as it is written
@@ -106,7 +106,12 @@ class _Walk:
         self._module(cls.__module__, text)
 
     def _module(self, name: str, text: Text) -> None:
-        """Keep what a module that is reached does as it is loaded, such as a call that sets something."""
+        """Keep what a module that is reached does as it is loaded, such as a call that sets something.
+
+        What else a cell of a notebook does counts for nothing: cells are run in any order, and again.
+        """
+        if is_typed(text.file):
+            return
         scope = vars(sys.modules[name]) if name in sys.modules else {}
         loose = [s for s in text.loose if not any(_is_flow(scope.get(n)) for n in names(s))]
         if loose and ("loose", text.file) not in self._seen:
@@ -157,7 +162,8 @@ class _Walk:
                 self.waiting.append((owner, name))
 
     def _keep(self, name: str, text: Text, nodes: list[Any], value: str | None = None) -> None:
-        key = f"{name} in {os.path.basename(text.file)}"
+        where = "a cell" if is_typed(text.file) else os.path.basename(text.file)  # a cell's file is another each time
+        key = f"{name} in {where}"
         self.found[key] = Code(value or digest("\n".join(map(written, nodes))), text.at(nodes[0]))
 
     def _text(self, file: str) -> Text:

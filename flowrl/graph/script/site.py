@@ -102,13 +102,13 @@ def cell() -> CodeType | None:
     frame = user_frame()
     while frame is not None:
         code = frame.f_code
-        if code.co_name.startswith(("<module>", "<cell line")) and _typed(code.co_filename):
+        if code.co_name.startswith(("<module>", "<cell line")) and is_typed(code.co_filename):
             return code
         frame = frame.f_back
     return None
 
 
-def _typed(file: str) -> bool:
+def is_typed(file: str) -> bool:
     """Whether this is the name of a text that was typed in, and lies in no file."""
     return not file.startswith("<frozen") and not os.path.exists(file)
 
