@@ -8,6 +8,7 @@
 #   BENCH=benchmarks/x.py  which benchmarks `make bench` runs
 #   PROCESSES=8            how many files of tests run at once, each with the processes that it starts; the default is 2
 #   RERUNS=1               how often a test that fails is run again; such a test is named at the end, and is to be mended
+#   PYTHONS='python3.12 python3.13'  with which interpreters `make wheels` tries the wheel
 #   LEARN='--only grpo --seeds 3'  which of the runs of `make learn`, and with how many seeds
 
 PYTHON ?= python3
@@ -15,6 +16,7 @@ TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
 PROCESSES ?= 2
 RERUNS ?= 0
 BENCH ?= benchmarks/grpo_step.py
+PYTHONS ?= python3.11 python3.12 python3.13
 DEMO_OUT ?= runs/demo
 
 VENV := .venv
@@ -33,7 +35,7 @@ SGLANG_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]sglang' tests)
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly adapters-test check docs bench learn clean
+.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly adapters-test wheels check docs bench learn clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile
@@ -68,6 +70,11 @@ sglang-test: $(VENV)/.dev $(SGLANG)/.sglang  ## run the tests that need it: rows
 
 adapters-test: $(VENV)/.dev  ## run environments of other packages on these packages, each in a folder of .packages (2 GB)
 	FLOWRL_PACKAGES=.packages $(PY) -m pytest -q -m '' tests/environments/adapters
+
+wheels: $(PINS)  ## build the wheel, and try it with each of PYTHONS: a new project, a run, a resume, and tests of resumes
+	rm -rf .wheels/dist
+	$(PY) -m pip wheel --quiet --no-deps -w .wheels/dist .
+	set -e; for python in $(PYTHONS); do .ci/try_wheel $$python .wheels; done
 
 check: $(VENV)/.dev  ## lint, format, types, direction of imports
 	$(VENV)/bin/ruff check .
