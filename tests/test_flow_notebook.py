@@ -134,7 +134,8 @@ class Once(fl.Worker):
 
 def test_a_class_of_a_script_is_no_cell():
     flow = fl.Flow("x")
-    first, second = flow.worker(Once), flow.worker(Once)
+    flow.worker(Once, name="first"), flow.worker(Once, name="second")
+    first, second = flow.handles
     assert first.cell is second.cell  # none, or the text that this Python was started with
 
 
