@@ -96,6 +96,6 @@ if __name__ == "__main__":
             refused(begun),
             refused(TEMPLATES / "template-adapter" / "task-template"),
             refused(TEMPLATES / "annotator" / "annotate-task-template"),
-            refused(TEMPLATES),
+            refused(TEMPLATES / "annotator" / "annotate-task-template" / "tests"),
         ]
     print(f"\n{json.dumps(found)}")
