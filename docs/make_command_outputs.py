@@ -18,7 +18,7 @@ from pathlib import Path
 
 from flowrl.cli import main
 from flowrl.placement.cluster.device_specs import KINDS
-from flowrl.placement.cost.roofline import Efficiency
+from flowrl.placement.cost.efficiency import Efficiency
 
 DOCS = Path(__file__).parent
 PAGES = ("plans.md", "schedule.md", "simulator.md")

@@ -20,7 +20,7 @@ from ..lowering.unsupported import unsupported
 from ..placement.cost.calibrated_costs import Calibrated, placed
 from ..placement.cost.cost_model import Costs
 from ..placement.cost.pool_memory import PoolMemory, Turn, loads_of, pool_memory, turns_of
-from ..placement.cost.roofline import Efficiency, Roofline
+from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Role, Work, Workload
 from ..placement.plan.plan import Plan
 from ..schedule.events import Memory
@@ -187,6 +187,8 @@ class Study:
             pool=pool.name,
             backend=place.backend,
             micro=int(call.arguments.get("micro_tokens") or 0),
+            kv_cache=float(place.options.get("kv_cache", 0)) * (1 << 30) if use == "generate" else 0.0,
+            most_rows=int(place.options.get("rows", 0)) if use == "generate" else 0,
             holder=call.worker if call.worker != role.name else "",
         )
 
@@ -306,9 +308,10 @@ class Study:
         """Return what the times rest on."""
         notes = [f"no runtime does this yet, and flowrl run refuses it: {error.what}" for error in self.unsupported()]
         notes += [*self._notes_on_lengths(), *self._notes_on_places(), *self._notes_on_activations()]
-        if self.costs is None:
+        costs = self.cost_model
+        if isinstance(costs, Roofline):
             if any(work.kind == "external" for work in self.works.values()):
-                row = Efficiency().row_s
+                row = costs.efficiency.row_s
                 notes.append(f"a row of a reward or environment: {1000 * row:g} ms on a process (assumed)")
             notes.append("the roofline is not calibrated: compare plans, do not promise seconds")
         return tuple(notes)

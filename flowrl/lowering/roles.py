@@ -64,8 +64,16 @@ def _role(handle: HandleLike, trains: bool, generates: bool, plan: Plan) -> Role
         head="scalar" if scalar else "lm",
         lora=_adapters(model, lora) if isinstance(lora, Lora) and model is not None else 0,
         frozen=_frozen(handle, model),
-        checkpointing=bool(handle.arguments.get("gradient_checkpointing", True)),
+        checkpointing=_checkpointing(handle),
     )
+
+
+def _checkpointing(handle: HandleLike) -> bool | None:
+    """Whether its driver asks for activations to be recomputed; None where it says nothing."""
+    if "gradient_checkpointing" not in handle.arguments:
+        return True
+    said: bool | None = handle.kwargs.get("gradient_checkpointing")
+    return said
 
 
 def _shape(handle: HandleLike) -> ModelShape | None:

@@ -106,7 +106,7 @@ class Backend:
 
     What it costs: ``sequence_parallel``: activations are split along ``tp`` everywhere. ``optimizer_over_copies``: the
     optimizer's state is split over the copies of a weight too. ``chunked_logits``: those of a micro-batch are never all
-    there. ``recomputes``: activations are taken to be recomputed in the backward pass, asked for or not.
+    there. ``recomputes``: activations are taken to be recomputed where a driver does not say.
     ``proposed``: the search proposes it.
     """
 

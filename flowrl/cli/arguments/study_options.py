@@ -16,8 +16,10 @@ from ...flow import Flow
 from ...graph.ops.op import Op
 from ...placement.cost.calibrated_costs import Calibrated
 from ...placement.cost.cost_model import load_costs
+from ...placement.cost.efficiency import Efficiency
 from ...placement.cost.given_costs import GivenCosts
 from ...placement.cost.length_distribution import read_lengths
+from ...placement.cost.roofline import Roofline
 from ...placement.plan.plan import Plan
 from ...run_options import RUN_OPTIONS
 from .options import whole_number
@@ -31,6 +33,11 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
         "--costs",
         metavar="FILE",
         help="seconds per call (YAML), what flowrl calibrate has saved, or a run to calibrate",
+    )
+    parser.add_argument(
+        "--efficiency",
+        metavar="FILE",
+        help="parts of a peak that the roofline takes (YAML), or published: fitted to published steps",
     )
     parser.add_argument("--run", metavar="DIR", help="take the lengths of prompts and responses from this run")
     parser.add_argument(
@@ -52,9 +59,14 @@ def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:
 def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: argparse.Namespace, plan: Plan) -> Study:
     """A program under a plan, with the costs and lengths of the options. Raises PlanError, UsageError."""
     costs = load_costs(options.costs) if options.costs else None
+    roofline = None
+    if options.efficiency:
+        if costs is not None:
+            raise UsageError("--costs and --efficiency both say how long calls take.", fix="Leave one out.")
+        roofline = Roofline(plan.cluster, Efficiency.load(options.efficiency))
     tokens = _tokens(program, options, whole=isinstance(costs, Calibrated) and not costs.curves)
     how = {"seed": options.seed or 0, "runtime": options.runtime}
-    study = flow.study(plan, program, costs=costs, tokens=tokens, **how, **parameters)
+    study = flow.study(plan, program, costs=costs or roofline, tokens=tokens, **how, **parameters)
     if costs is not None:
         listed = costs.given if isinstance(costs, GivenCosts) else costs.fits
         costs.check_names([*study.names(), *(name for name in listed if _elsewhere(name, flow))])

@@ -95,6 +95,50 @@ _B200 = replace(
         host="assumed: PCIe 5 x16, as the processors of DGX B200 have it",
     ),
 )
+_GB200 = replace(
+    _B200,
+    name="gb200",
+    flops={"bf16": 2500e12, "tf32": 1250e12, "fp32": 80e12, "fp8": 5000e12},
+    memory=186e9,
+    host=225e9,  # NVLink-C2C: 900 GB/s, both directions together, for the two GPUs of a processor
+    sources=_sources(
+        "NVIDIA GB200 NVL72 data sheet, a 72nd of the system's figures",
+        "assumed: a 400 Gb/s adapter for each GPU",
+        flops="NVIDIA GB200 NVL72 data sheet, a 72nd of the system's figures, dense (half of those with sparsity)",
+        link_latency=f"assumed: that of NVLink in {_NCCL}",
+    ),
+)
+_H800 = replace(
+    _H100,
+    name="h800",
+    link=200e9,  # NVLink: 400 GB/s, both directions together
+    sources=_sources(
+        "those of H100 SXM, whose chip it has",
+        "DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: InfiniBand of 50 GB/s for each GPU",
+        link="NVLink of 400 GB/s, both directions together; DeepSeek-V3 (section 3.2.2) reaches 160 GB/s in one",
+    ),
+)
+_H20 = replace(
+    _H100,
+    name="h20",
+    flops={"bf16": 148e12, "tf32": 74e12, "fp32": 44e12, "fp8": 296e12},
+    memory=96e9,
+    bandwidth=4000e9,
+    sources=_sources("NVIDIA H20 data sheet, 96 GB", _DGX.format("the NVIDIA DGX H100")),
+)
+_MI300X = replace(
+    _H100,
+    name="mi300x",
+    flops={"bf16": 1307.4e12, "tf32": 653.7e12, "fp32": 163.4e12, "fp8": 2614.9e12},
+    memory=192e9,
+    bandwidth=5300e9,
+    link=448e9,  # seven links of 128 GB/s, both directions together
+    sources=_sources(
+        "AMD Instinct MI300X data sheet, dense",
+        "assumed: a 400 Gb/s adapter for each GPU",
+        link_latency=f"assumed: that of NVLink in {_NCCL}",
+    ),
+)
 _L40S = DeviceKind(
     "l40s",
     flops={"bf16": 362.05e12, "tf32": 183e12, "fp32": 91.6e12, "fp8": 733e12},
@@ -130,13 +174,18 @@ _CPU = DeviceKind(
 )
 
 #: By name. A device of kind ``cpu`` is one core.
-KINDS: Mapping[str, DeviceKind] = {k.name: k for k in (_A100, _H100, _H200, _B200, _L40S, _CPU)}
+KINDS: Mapping[str, DeviceKind] = {
+    k.name: k for k in (_A100, _H100, _H200, _H800, _H20, _B200, _GB200, _MI300X, _L40S, _CPU)
+}
 
 # As nvidia-smi names them. Cards in PCIe slots have other clocks and links than those on a board, so they do not count.
 _CARDS = (
     (re.compile(r"A100-SXM\S*-80GB"), "a100-80"),
     (re.compile(r"H100 80GB HBM3"), "h100-80"),
     (re.compile(r"H200(?! NVL)"), "h200"),
+    (re.compile(r"H800(?! PCIe)"), "h800"),
+    (re.compile(r"H20(?![\w-])"), "h20"),
+    (re.compile(r"GB200"), "gb200"),
     (re.compile(r"(?<!G)B200"), "b200"),
     (re.compile(r"L40S"), "l40s"),
 )

@@ -73,7 +73,8 @@ class Hardware:
         if not members:
             return Channel(link, max(k.link_latency for k in self.kinds))
         network = min(k.network for k in self.kinds) * self.network
-        return Channel(min(link, members * network), max(k.network_latency for k in self.kinds))
+        far, near = max(k.network_latency for k in self.kinds), max(k.link_latency for k in self.kinds)
+        return Channel(min(link, members * network), far, members, near, min(link, network))
 
     def along(self, mesh: Mesh, *axes: str) -> Channel:
         """The channel of the groups along these axes: the link inside a node, the network where a group crosses nodes.

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from .calibrated_costs import Calibrated, calibrate
+from .efficiency import Efficiency
 from .given_costs import GivenCosts, is_calibrated
-from .roofline import Efficiency, Roofline
+from .roofline import Roofline
 from .work import Work
 
 

@@ -97,29 +97,30 @@ def optimizer_parameters(role: Role, mesh: Mesh, backend: str = REFERENCE) -> fl
     return (1 - role.frozen) * (dense + parts.experts / split / mesh.experts["ep"])
 
 
-def forward_operations(role: Role, rows: float, load: Workload) -> float:
+def forward_operations(role: Role, rows: float, load: Workload, expert: float = 1.0) -> float:
     """Return operations of one forward pass over whole rows, prompts and responses.
 
     Two for each parameter that a token meets, the head on response tokens alone, and causal attention:
     ``2 layers heads head_dim length^2`` for a row (half of Narayanan et al. 2021, arXiv:2104.04473, appendix, which
-    counts the masked half too).
+    counts the masked half too). An operation of an expert counts as ``expert`` ones: as many as it takes the time of.
     """
     assert role.model is not None
     length = load.prompt + load.response
-    return rows * (2 * _body(role) * length + _head(role) * load.response + _attention(role.model) * length**2 / 2)
+    layers = 2 * _body(role, expert) * length + _attention(role.model) * length**2 / 2
+    return rows * (layers + _head(role) * load.response)
 
 
-def prefill_operations(role: Role, rows: float, load: Workload) -> float:
+def prefill_operations(role: Role, rows: float, load: Workload, expert: float = 1.0) -> float:
     """Return operations of reading the prompts before the first token is drawn."""
     assert role.model is not None
-    return rows * (2 * _body(role) * load.prompt + _head(role) + _attention(role.model) * load.prompt**2 / 2)
+    return rows * (2 * _body(role, expert) * load.prompt + _head(role) + _attention(role.model) * load.prompt**2 / 2)
 
 
-def decode_operations(role: Role, rows: float, load: Workload) -> float:
+def decode_operations(role: Role, rows: float, load: Workload, expert: float = 1.0) -> float:
     """Return operations of all response tokens, each of which attends to what came before it."""
     assert role.model is not None
     context = load.prompt + load.response / 2
-    return rows * load.response * (2 * _body(role) + _head(role) + _attention(role.model) * context)
+    return rows * load.response * (2 * _body(role, expert) + _head(role) + _attention(role.model) * context)
 
 
 def touched_parameters(role: Role, mesh: Mesh, rows: float) -> float:
@@ -138,10 +139,13 @@ def touched_parameters(role: Role, mesh: Mesh, rows: float) -> float:
 
 
 def kv_bytes(model: ModelShape, mesh: Mesh, tokens: float) -> float:
-    """Bytes of the KV cache of so many tokens on one device: split over pp, cp, and tp as far as there are KV heads."""
+    """Bytes of the KV cache of so many tokens on one device: split over pp, cp, and tp as far as there are KV heads.
+
+    Latents are not split over tp: every head needs them whole.
+    """
     if not model.kv_heads:
         return 0.0
-    heads = ceil(model.kv_heads / mesh["tp"]) / model.kv_heads
+    heads = 1.0 if model.kv_rank else ceil(model.kv_heads / mesh["tp"]) / model.kv_heads
     return tokens * model.kv_bytes_per_token * heads / stages(model, mesh) / mesh["cp"]
 
 
@@ -155,11 +159,11 @@ def rows_of_replica(load: Workload, mesh: Mesh, processes: int = 0) -> int:
     return ceil(load.rows / (mesh.data if mesh.size > 1 else max(1, processes)))
 
 
-def _body(role: Role) -> float:
-    """Parameters of the layers that one token meets."""
+def _body(role: Role, expert: float) -> float:
+    """Parameters of the layers that one token meets, those of experts counted ``expert`` times."""
     assert role.model is not None
     parts = parts_of(role)
-    return parts.body + parts.one_expert * role.model.experts_per_token
+    return parts.body + parts.one_expert * role.model.experts_per_token * expert
 
 
 def _head(role: Role) -> float:
@@ -170,4 +174,4 @@ def _head(role: Role) -> float:
 
 def _attention(model: ModelShape) -> float:
     """Operations of attention for each token and each token that it attends to."""
-    return 4.0 * model.layers * model.heads * model.head_dim
+    return 2.0 * model.layers * model.attention_width

@@ -17,6 +17,7 @@ from ..cluster.hardware import Hardware
 from . import communication as traffic
 from .communication import model_of
 from .continuous_batch import Engine, between_points, seconds_of
+from .efficiency import Efficiency
 from .per_device_counts import (
     decode_operations,
     forward_operations,
@@ -34,48 +35,6 @@ from .worker_memory import room
 
 _STAND_INS = 256  # rows that are looked at one by one
 
-_SOURCES = {
-    "train": "assumed; Narayanan et al. 2021 (arXiv:2104.04473) report 44 to 52 % of peak in pre-training",
-    "forward": "assumed, a little above training: no optimizer, no backward pass",
-    "prefill": "assumed; Pope et al. 2022 (arXiv:2211.05102) report 76 % for large batches",
-    "decode": "assumed, as prefill: it decides only where many rows decode at once",
-    "memory": "assumed",
-    "link": "assumed",
-    "network": "assumed",
-    "host": "assumed",
-    "overlap": "assumed: FSDP and gradient traffic runs beside the computation",
-    "step_s": "assumed: scheduling and sampling of one decoded token",
-    "row_s": "assumed: one row of a reward or environment without a given time, on one process",
-}
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """How much of a peak is reached: ``Efficiency(train=0.4)``; ``sources`` says where each figure is from.
-
-    Factors of peak operations (``train``, ``forward``, ``prefill``, ``decode``), of bandwidths (``memory``, ``link``,
-    ``network``, ``host``), the part of the computation that traffic of weights and gradients can hide behind
-    (``overlap``), and seconds that nothing else accounts for: ``step_s`` per decoded token, ``row_s`` per external row.
-    """
-
-    train: float = 0.40
-    forward: float = 0.45
-    prefill: float = 0.50
-    decode: float = 0.50
-    memory: float = 0.70
-    link: float = 0.70
-    network: float = 0.70
-    host: float = 0.70
-    overlap: float = 0.50
-    step_s: float = 1e-3
-    row_s: float = 1e-2
-    sources: Mapping[str, str] = field(default_factory=lambda: _SOURCES)
-
-    @staticmethod
-    def ideal() -> Efficiency:
-        """Return figures with every peak reached, nothing hidden, nothing added: the bare formulas."""
-        return Efficiency(1, 1, 1, 1, 1, 1, 1, 1, overlap=0, step_s=0, row_s=0, sources={})
-
 
 @dataclass(frozen=True)
 class Roofline:
@@ -90,13 +49,14 @@ class Roofline:
     """
 
     cluster: Cluster | None = None
-    efficiency: Efficiency = Efficiency()
+    efficiency: Efficiency = field(default_factory=Efficiency)
     row_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     received: traffic.Received = traffic.planned_bytes
 
     @property
     def source(self) -> str:
-        return "roofline"
+        name = self.efficiency.name
+        return f"roofline (efficiencies: {name})" if name else "roofline"
 
     def seconds(self, work: Work) -> float:
         """Return seconds of one call, 0 for a call that computes nothing."""
@@ -160,15 +120,16 @@ class Roofline:
         answered = load.response / 2 if load.lengths is None else load.lengths.running
         cache = kv_bytes(model_of(work), mesh, load.prompt + answered) * mesh["pp"] / groups
         reading = (weights + running * cache) / hardware.bandwidth / e.memory
-        operations = decode_operations(work.role, running, load) / load.response * mesh["pp"] / groups
+        operations = decode_operations(work.role, running, load, 1 / e.experts) / load.response * mesh["pp"] / groups
         return {
             "decode": max(reading, self._compute(work, operations, e.decode)),
             "exchange": traffic.decoded_token(work, hardware, running, groups),
-            "steps": e.step_s * mesh["pp"],
+            "steps": e.step_s * mesh["pp"] + e.slot_s * running,
         }
 
     def _prefill(self, work: Work, rows: float) -> float:
-        computed = self._compute(work, prefill_operations(work.role, rows, work.load), self.efficiency.prefill)
+        e = self.efficiency
+        computed = self._compute(work, prefill_operations(work.role, rows, work.load, 1 / e.experts), e.prefill)
         return computed + traffic.activations(work, self._hardware(work), rows * work.load.prompt, passes=1)
 
     def _replica(self, work: Work, rows: float) -> Engine:
@@ -187,12 +148,17 @@ class Roofline:
         return Engine(one.slots * replicas, lambda n: one.step(ceil(n / replicas)), one.prefill / replicas, one.prompt)
 
     def rows_at_once(self, work: Work) -> int:
-        """Return rows of a replica whose KV cache fits beside the weights and what others hold; one at least."""
+        """Return rows of a replica whose KV cache fits beside the weights and what others hold; one at least.
+
+        A cache whose bytes the plan says beside the engine has them, whatever else is there: ``flowrl check`` tells
+        whether they fit. Nor are there more than its ``rows``.
+        """
         model = model_of(work)
         weights = parameters_on_device(work.role, work.mesh, sharded=False) * model.dtype_bytes
         row = kv_bytes(model, work.mesh, work.load.prompt + work.load.response)
-        free = room(self._hardware(work).memory) - work.held - weights
-        return max(1, int(free / row)) if row else work.load.rows
+        free = work.kv_cache or room(self._hardware(work).memory) - work.held - weights
+        rows = max(1, int(free / row)) if row else work.load.rows
+        return min(rows, work.most_rows or rows)
 
     def _forward(self, work: Work) -> dict[str, float]:
         rows = rows_of_replica(work.load, work.mesh, work.processes)
@@ -225,7 +191,8 @@ class Roofline:
         arXiv:2104.04473, section 2.2). There are at least as many micro-batches as stages where rows suffice.
         """
         tokens, depth = rows * (work.load.prompt + work.load.response), work.mesh["pp"]
-        compute = self._compute(work, operations * forward_operations(work.role, rows, work.load), part)
+        once = forward_operations(work.role, rows, work.load, 1 / self.efficiency.experts)
+        compute = self._compute(work, operations * once, part)
         exchange = traffic.activations(work, self._hardware(work), tokens, passes)
         micro_batches = max(tokens / micro_tokens(work.load, work.micro), min(rows, depth), 1)
         return {

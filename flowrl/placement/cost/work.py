@@ -49,7 +49,7 @@ class Role:
     head: str = "lm"
     lora: int = 0
     frozen: float = 0.0
-    checkpointing: bool = True  # whether its driver asks for activations to be recomputed in the backward pass
+    checkpointing: bool | None = True  # whether its driver asks for activations to be recomputed; None: it says nothing
 
     @property
     def optimized(self) -> bool:
@@ -57,12 +57,12 @@ class Role:
         return self.trains and self.frozen < 1
 
     def recomputes(self, backend: str) -> bool:
-        """Whether its backward pass recomputes activations: on some backends it is taken to, asked for or not."""
-        return self.checkpointing or row_of(backend).recomputes
+        """Whether its backward pass recomputes activations; on some backends it is taken to where nothing is said."""
+        return row_of(backend).recomputes if self.checkpointing is None else self.checkpointing
 
     def assumes_recomputation(self, backend: str) -> bool:
-        """Whether that is assumed, where its driver does not ask for it."""
-        return self.optimized and self.recomputes(backend) and not self.checkpointing
+        """Whether that is assumed, where its driver says nothing."""
+        return self.optimized and self.recomputes(backend) and self.checkpointing is None
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class Work:
     the default of the memory model. ``share``: the part of the whole op that this call does, when it runs in chunks;
     ``load`` has the rows of that part. ``held``: bytes that others keep on each device meanwhile, which a KV cache
     cannot have. ``moved``: bytes of an offload or onload on each device. ``copied``: a publish into weights of their
-    own, whatever the pool. ``holder``: the worker that calls a policy which serves it, where that is another one.
+    own, whatever the pool. ``kv_cache`` and ``most_rows``: the bytes of a KV cache on each device and the rows of a
+    replica in one batch that the plan says beside the engine, 0 where it says none. ``holder``: the worker that calls
+    a policy which serves it, where that is another one.
     """
 
     node: str
@@ -101,6 +103,8 @@ class Work:
     held: float = 0.0
     moved: float = 0.0
     copied: bool = False
+    kv_cache: float = 0.0
+    most_rows: int = 0
     holder: str = ""
 
     @property

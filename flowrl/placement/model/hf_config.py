@@ -29,9 +29,15 @@ class _Family:
     experts: str = ""  # the key that counts them
     expert_width: str = ""
     shared: bool = False
+    shared_count: str = ""  # the key that counts shared experts, each as wide as a routed one and without a gate
+    latent: bool = False  # keys and values are made of a latent
+    o_bias: bool = True  # whether attention_bias adds one to o too
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keys with another default than none
 
 
+_DEEPSEEK = _Family(
+    experts="n_routed_experts", expert_width="moe_intermediate_size", shared_count="n_shared_experts", latent=True
+)
 _FAMILIES: Mapping[str, _Family] = {
     "llama": _Family(biases=("attention_bias", "mlp_bias")),
     "mistral": _Family(fixed={"num_key_value_heads": 8}),
@@ -42,6 +48,15 @@ _FAMILIES: Mapping[str, _Family] = {
         biases=("attention_bias",), qk_norm=True, experts="num_experts", expert_width="moe_intermediate_size"
     ),
     "mixtral": _Family(experts="num_local_experts", expert_width="intermediate_size", fixed={"num_key_value_heads": 8}),
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+    "glm4_moe": _Family(
+        biases=("attention_bias",),
+        experts="n_routed_experts",
+        expert_width="moe_intermediate_size",
+        shared_count="n_shared_experts",
+        o_bias=False,
+    ),
     "gemma": _Family(biases=("attention_bias",), tied=True, fixed={"head_dim": 256}),
     "gemma2": _Family(biases=("attention_bias",), tied=True, norms=_FOUR_NORMS, fixed={"head_dim": 256}),
     "gemma3_text": _Family(
@@ -62,6 +77,11 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     hidden = need("hidden_size")
     bias = "attention_bias" in family.biases and bool(config.get("attention_bias"))
     experts = _expert_count(config, family, need)
+    chosen = need("num_experts_per_tok") if experts else 0
+    width = need(family.expert_width) if experts else 0
+    shared = need("shared_expert_intermediate_size") if experts and family.shared else 0
+    if experts and family.shared_count:
+        shared = width * need(family.shared_count, 0)
     return ModelShape(
         title,
         layers,
@@ -69,18 +89,23 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         need("intermediate_size"),
         heads,
         need("num_key_value_heads", heads),
-        need("head_dim", hidden // heads),
+        need("qk_nope_head_dim") + need("qk_rope_head_dim") if family.latent else need("head_dim", hidden // heads),
         need("vocab_size"),
         experts=experts,
-        experts_per_token=need("num_experts_per_tok") if experts else 0,
-        expert_intermediate=need(family.expert_width) if experts else 0,
-        shared_intermediate=need("shared_expert_intermediate_size") if experts and family.shared else 0,
+        experts_per_token=chosen,
+        expert_intermediate=width,
+        shared_intermediate=shared,
+        shared_gate=not family.shared_count,
+        q_rank=need("q_lora_rank", 0) if family.latent else 0,
+        kv_rank=need("kv_lora_rank") if family.latent else 0,
+        rope_dim=need("qk_rope_head_dim") if family.latent else 0,
+        value_dim=need("v_head_dim") if family.latent else 0,
         dense_layers=_dense_layers(config, layers) if experts else (),
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         qkv_bias=family.qkv_bias or bias,
-        o_bias=bias,
+        o_bias=bias and family.o_bias,
         mlp_bias="mlp_bias" in family.biases and bool(config.get("mlp_bias")),
-        qk_norm=family.qk_norm,
+        qk_norm=family.qk_norm or bool(config.get("use_qk_norm")),
         norms=family.norms,
         positions=_positions(config),
     )
@@ -127,7 +152,7 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Layers without experts: those named, and all but every ``decoder_sparse_step``-th."""
     named: Iterable[int] = config.get("mlp_only_layers") or ()
     step = int(config.get("decoder_sparse_step") or 1)
-    only = frozenset(named)
+    only = frozenset(named) | frozenset(range(int(config.get("first_k_dense_replace") or 0)))
     return tuple(i for i in range(layers) if i in only or (i + 1) % step)
 
 

@@ -21,8 +21,11 @@ class ModelShape:
     ``heads`` query heads share ``kv_heads`` heads of keys and values, each ``head_dim`` wide. With ``experts``, every
     token goes through ``experts_per_token`` of them, each ``expert_intermediate`` wide, and through a shared one of
     ``shared_intermediate``; ``dense_layers`` are those without experts. ``tied``: the head is the embedding.
-    ``norms``: the norms of a layer over ``hidden``. ``dtype_bytes``: bytes per parameter, 2 for bfloat16.
-    ``positions``: tokens that a row may have, 0 where that is not said.
+    ``kv_rank``: keys and values are made of a latent of so many numbers and a part with positions of ``rope_dim``,
+    which are all that a cache keeps (multi-head latent attention, arXiv:2405.04434, section 2.1); queries of one of
+    ``q_rank``, where that is said; ``head_dim`` is then that of a query, ``value_dim`` that of a value.
+    ``shared_gate``: the shared expert has a gate. ``norms``: the norms of a layer over ``hidden``. ``dtype_bytes``:
+    bytes per parameter, 2 for bfloat16. ``positions``: tokens that a row may have, 0 where that is not said.
     """
 
     name: str
@@ -38,6 +41,11 @@ class ModelShape:
     expert_intermediate: int = 0
     shared_intermediate: int = 0
     dense_layers: tuple[int, ...] = ()
+    shared_gate: bool = True
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
     tied: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -80,8 +88,15 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Keys and values of one token in all layers, in ``dtype_bytes`` each."""
+        """Keys and values of one token in all layers, or their latents, in ``dtype_bytes`` each."""
+        if self.kv_rank:
+            return float(self.layers * (self.kv_rank + self.rope_dim) * self.dtype_bytes)
         return float(2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes)
+
+    @property
+    def attention_width(self) -> int:
+        """Numbers of all heads that a token meets of another: those of its key and of its value."""
+        return self.heads * (self.head_dim + (self.value_dim or self.head_dim))
 
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:

@@ -114,7 +114,8 @@ def _layer(model: ModelShape, layer: int) -> Iterable[Weight]:
         return [Weight(f"{at}weight", (model.intermediate, model.hidden), "column", layer)]
     mlp = _experts(model, layer, f"{at}mlp.") if model.is_sparse(layer) else _mlp(model, layer, f"{at}mlp.")
     norms = [Weight(f"{at}{n}.weight", (model.hidden,), "replicated", layer) for n in model.norms]
-    return [*_attention(model, layer, f"{at}self_attn."), *mlp, *norms]
+    attention = _latent_attention if model.kv_rank else _attention
+    return [*attention(model, layer, f"{at}self_attn."), *mlp, *norms]
 
 
 def _attention(model: ModelShape, layer: int, at: str) -> Iterator[Weight]:
@@ -128,6 +129,21 @@ def _attention(model: ModelShape, layer: int, at: str) -> Iterator[Weight]:
         yield Weight(f"{at}o_proj.bias", (hidden,), "replicated", layer)
     for name in ("q_norm", "k_norm") if model.qk_norm else ():
         yield Weight(f"{at}{name}.weight", (unit,), "replicated", layer)
+
+
+def _latent_attention(model: ModelShape, layer: int, at: str) -> Iterator[Weight]:
+    hidden, unit, value = model.hidden, model.head_dim, model.value_dim
+    if model.q_rank:
+        yield Weight(f"{at}q_a_proj.weight", (model.q_rank, hidden), "replicated", layer)
+        yield Weight(f"{at}q_a_layernorm.weight", (model.q_rank,), "replicated", layer)
+        yield Weight(f"{at}q_b_proj.weight", (model.heads * unit, model.q_rank), "column", layer, unit)
+    else:
+        yield Weight(f"{at}q_proj.weight", (model.heads * unit, hidden), "column", layer, unit)
+    yield Weight(f"{at}kv_a_proj_with_mqa.weight", (model.kv_rank + model.rope_dim, hidden), "replicated", layer)
+    yield Weight(f"{at}kv_a_layernorm.weight", (model.kv_rank,), "replicated", layer)
+    both = unit - model.rope_dim + value  # of a head: its key without positions, and its value
+    yield Weight(f"{at}kv_b_proj.weight", (model.heads * both, model.kv_rank), "column", layer, both)
+    yield Weight(f"{at}o_proj.weight", (hidden, model.heads * value), "row", layer, value)
 
 
 def _mlp(model: ModelShape, layer: int, at: str, intermediate: int = 0) -> Iterator[Weight]:
@@ -155,6 +171,8 @@ def _experts(model: ModelShape, layer: int, at: str) -> Iterator[Weight]:
     for name in ("gate", "up"):
         yield Weight(f"{at}experts.{name}_proj.weight", (experts, inner, hidden), "expert-column", layer)
     yield Weight(f"{at}experts.down_proj.weight", (experts, hidden, inner), "expert-row", layer)
-    if model.shared_intermediate:
+    if model.shared_intermediate and not model.shared_gate:
+        yield from _mlp(model, layer, f"{at}shared_experts.", model.shared_intermediate)
+    elif model.shared_intermediate:
         yield from _mlp(model, layer, f"{at}shared_expert.", model.shared_intermediate)
         yield Weight(f"{at}shared_expert_gate.weight", (1, hidden), "replicated", layer)

@@ -45,15 +45,24 @@ HOW = "  fix  Write kind:NODESxDEVICES, such as h100-80:4x8; several with +; or 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"'' is no cluster.\n  have a100-80, b200, cpu, h100-80, h200, l40s\n{HOW}"),
-        ("h100-80", f"'h100-80' is no cluster.\n  have a100-80, b200, cpu, h100-80, h200, l40s\n{HOW}"),
-        ("h100-80:2x8+", f"'' is no cluster.\n  have a100-80, b200, cpu, h100-80, h200, l40s\n{HOW}"),
-        ("h100-80:-1x8", f"'h100-80:-1x8' is no cluster.\n  have a100-80, b200, cpu, h100-80, h200, l40s\n{HOW}"),
+        ("", f"'' is no cluster.\n  have a100-80, b200, cpu, gb200, h100-80, h20, h200, h800, l40s, mi300x\n{HOW}"),
+        (
+            "h100-80",
+            f"'h100-80' is no cluster.\n  have a100-80, b200, cpu, gb200, h100-80, h20, h200, h800, l40s, mi300x\n{HOW}",
+        ),
+        (
+            "h100-80:2x8+",
+            f"'' is no cluster.\n  have a100-80, b200, cpu, gb200, h100-80, h20, h200, h800, l40s, mi300x\n{HOW}",
+        ),
+        (
+            "h100-80:-1x8",
+            f"'h100-80:-1x8' is no cluster.\n  have a100-80, b200, cpu, gb200, h100-80, h20, h200, h800, l40s, mi300x\n{HOW}",
+        ),
         ("h100-80:0x8", f"a cluster of 0 nodes with 8 devices has no device.\n{HOW}"),
         ("cpu:1x0", f"a cluster of 1 nodes with 0 devices has no device.\n{HOW}"),
         (
             "a100:2x8",
-            "there is no device 'a100'.\n  have a100-80, b200, cpu, h100-80, h200, l40s\n  fix  Did you mean 'a100-80'?",
+            "there is no device 'a100'.\n  have a100-80, b200, cpu, gb200, h100-80, h20, h200, h800, l40s, mi300x\n  fix  Did you mean 'a100-80'?",
         ),
         ("cpu:9999999x9", f"9999999 nodes with 9 devices are more than {MOST} devices."),
     ],

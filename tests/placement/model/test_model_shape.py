@@ -3,6 +3,8 @@ import json
 import pytest
 
 from flowrl.errors import ModelError
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost.per_device_counts import kv_bytes
 from flowrl.placement.model.model_shape import ModelShape, shape_named
 from flowrl.placement.model.zoo import SHIPPED
 
@@ -12,6 +14,9 @@ PUBLISHED = {
     "llama-13b": 13_015_864_320,
     "llama-34b": 33_743_970_304,
     "llama-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
     "qwen3-0.6b": 596_049_920,
     "qwen3-1.7b": 1_720_574_976,
     "qwen3-4b": 4_022_468_096,
@@ -20,6 +25,11 @@ PUBLISHED = {
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    # these without the layers for further tokens, which the weights that are published have too
+    "deepseek-v3": 671_026_404_352,
+    "kimi-k2": 1_026_408_209_408,
+    "glm-4.5": 352_797_814_784,
+    "glm-4.5-air": 106_852_245_504,
 }
 SMALL = {
     "hidden_size": 32,
@@ -30,6 +40,9 @@ SMALL = {
     "vocab_size": 100,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+ROUTED = {**EXPERTS, "n_routed_experts": 8, "n_shared_experts": 2}
+LATENT = {**ROUTED, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+LATENT |= {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1}
 CONFIGS = [
     {"model_type": "llama", **SMALL},
     {"model_type": "llama", **SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -44,6 +57,10 @@ CONFIGS = [
     {"model_type": "qwen3_moe", **SMALL, **EXPERTS, "num_experts": 8, "mlp_only_layers": [1]},
     {"model_type": "qwen3_moe", **SMALL, **EXPERTS, "num_experts": 8, "decoder_sparse_step": 2},
     {"model_type": "qwen2_moe", **SMALL, **EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 40},
+    {"model_type": "deepseek_v3", **SMALL, **LATENT, "q_lora_rank": 20, "first_k_dense_replace": 1},
+    {"model_type": "deepseek_v3", **SMALL, **LATENT, "q_lora_rank": None, "first_k_dense_replace": 4},
+    {"model_type": "glm4_moe", **SMALL, **ROUTED, "attention_bias": True, "head_dim": 8, "first_k_dense_replace": 2},
+    {"model_type": "glm4_moe", **SMALL, **ROUTED, "use_qk_norm": True, "head_dim": 8, "first_k_dense_replace": 0},
     {"model_type": "gemma", **SMALL},
     {"model_type": "gemma2", **SMALL, "head_dim": 8},
     {"model_type": "gemma3_text", **SMALL, "head_dim": 8},
@@ -110,6 +127,19 @@ def test_active_parameters_and_cache():
     assert dense.active_parameters == dense.parameters
     assert dense.kv_bytes_per_token == 2 * 80 * 8 * 128 * 2
     assert dense.bytes == 2 * dense.parameters
+
+
+def test_a_cache_of_latents_has_no_heads_and_attention_is_as_wide_as_a_key_and_a_value():
+    latent = shape_named("deepseek-v3")
+    assert latent.kv_bytes_per_token == 61 * (512 + 64) * 2
+    assert latent.attention_width == 128 * (128 + 64 + 128)
+    assert latent.active_parameters == latent.parameters - 58 * (256 - 8) * 3 * 7168 * 2048
+    whole = kv_bytes(latent, Mesh(), 1000)
+    assert kv_bytes(latent, Mesh.of("tp=8"), 1000) == whole == 1000 * latent.kv_bytes_per_token
+    plain = shape_named("glm-4.5")
+    assert plain.attention_width == 2 * 96 * 128 and kv_bytes(plain, Mesh.of("tp=8"), 1) * 8 == kv_bytes(
+        plain, Mesh(), 1
+    )
 
 
 def test_weights_of_layers_of_two_makes_keep_their_names():

@@ -309,7 +309,7 @@ def test_where_it_stands_in_a_file_is_not_what_a_plan_is(load):
 
 HEAD = "cluster: h100-80:2x8\npools:\n  train: {devices: 0-7}\n  rollout: {devices: 8-15}\n  cpu: {processes: 4}\n"
 KEYS = "have backend, engine, generate, mesh, offload, pool, train"
-HAVE_KINDS = "have a100-80, b200, cpu, h100-80, h200, l40s"
+HAVE_KINDS = "have a100-80, b200, cpu, gb200, h100-80, h20, h200, h800, l40s, mi300x"
 NUMBERS = 'fix  Write numbers from 0 and ranges: devices: "0-7", "0,2,4-6", or all.'
 MAPPING = "fix  Write key: value lines, or {key: value}."
 MISTAKES = [
