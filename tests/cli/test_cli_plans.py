@@ -76,6 +76,7 @@ def test_simulate_without_a_plan_is_one_pool(run):
     [
         (["--format", "jsn"], "UsageError: there is no format 'jsn' of a simulation."),
         (["--lengths", "normal:3"], "UsageError: --lengths normal:3: 'normal' is no distribution."),
+        (["--efficiency", "published", "--costs", "costs.yaml"], "UsageError: --costs and --efficiency both say"),
         (["--prompt-tokens", "0"], "UsageError: --prompt-tokens 0: give 1 or more."),
         (["--program", "grpo,warmup"], "UsageError: flowrl simulate flies one program."),
     ],
@@ -83,6 +84,17 @@ def test_simulate_without_a_plan_is_one_pool(run):
 def test_wrong_words(run, words, said):
     status, out, err = run("simulate", GRPO, "--plan", "plan.yaml", *words)
     assert status == 2 and out == "" and err.startswith(said)
+
+
+def test_efficiencies_of_a_file_change_what_is_predicted(run):
+    Path("half.yaml").write_text("train: 0.2\nrow_s: 0.5\n")
+    words = ("simulate", GRPO, "--plan", "plan.yaml", "--steps", "2", "--format", "json")
+    status, out, _ = run(*words, "--efficiency", "half.yaml")
+    assert status == 0 and json.loads(out)["cost_source"] == "roofline (efficiencies: half.yaml)"
+    assert json.loads(out)["step_s"] > json.loads(run(*words)[1])["step_s"]
+    Path("half.yaml").write_text("trian: 0.2\n")
+    status, _, err = run(*words, "--efficiency", "half.yaml")
+    assert status == 1 and "half.yaml:1" in err and "Did you mean 'train'?" in err
 
 
 def test_a_plan_or_costs_that_do_not_fit_are_told_with_their_line(run):
