@@ -1,3 +1,4 @@
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false
 """The search with models, meshes, memory and costs. The abstract search is in test_branch_and_bound.py."""
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ def found_async():
 @pytest.mark.parametrize("devices", [16, 32, 64])
 def test_colocated_is_best_on_16_to_64_a100(actor, critic, devices):
     found = ordering(devices, actor=actor, critic=critic)
+    if devices == 16 and critic:  # 18 bytes for each of 69e9 parameters that are trained, gradients in fp32
+        assert not found.seconds, "16 devices of 80 GB have no room for it"
+        return
     assert found.fastest == "colocate"
     assert [name for name, _ in found.seconds] == ["colocate", "split", "standalone"][: len(found.seconds)]
     assert found.margin > 0
@@ -131,7 +135,9 @@ def test_plan_is_valid_and_loads_again(found_13b, tmp_path):
     for worker, use, place in again.roles():
         assert place.mesh.size == again.pool_of(worker, use).size
     assert again.devices("actor", "train") == tuple(range(16))
-    assert found_13b.best.sets == (("actor.train", "critic.train", "ref.train", "reward.train", "actor.generate"),)
+    assert [sorted(members) for members in found_13b.best.sets] == [
+        ["actor.generate", "actor.train", "critic.train", "ref.train", "reward.train"]
+    ]
 
 
 def test_pools_fill_nodes_or_stay_inside_one(found_async, found_13b):
@@ -290,8 +296,8 @@ def test_nothing_fits_names_the_culprit_and_what_would_do():
     with pytest.raises(PlanError) as caught:
         search(grpo("h100-80:1x8", "llama-70b"), Roofline(Cluster.of("h100-80:1x8")))
     assert "actor.train does not fit on h100-80:1x8, not even alone." in str(caught.value)
-    assert caught.value.fix == "It would fit on 16 h100-80."
-    larger = grpo("h100-80:2x8", "llama-70b")
+    assert caught.value.fix == "It would fit on 24 h100-80."
+    larger = grpo("h100-80:3x8", "llama-70b")
     assert search(larger, Roofline(larger.cluster), why=False).step_seconds > 0
 
 
