@@ -9,6 +9,7 @@ as random weights never call a tool: ``--program warmup,tool_use``.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flowrl as fl
 from flowrl import rl
@@ -26,7 +27,7 @@ def warmup(steps: int = 60, examples: int = 32) -> None:
         flow.log(step, actor.update(batch, loss=rl.sft()))
 
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "tool_use": {},
     "gigpo": {"advantages": rl.gigpo},
     "turns": {"advantages": partial(rl.turn_advantages, gamma=0.95)},

@@ -30,9 +30,10 @@ ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "algorithms" / "plans"
 OWN = "its own"  # the model of 1.6 million parameters that the drivers have
 
-UP_TO_14B = (OWN, "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-7b", "qwen3-8b", "llama-13b", "qwen3-14b")
+UP_TO_8B = (OWN, "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-7b", "llama-3.1-8b", "qwen3-8b")
+UP_TO_14B = (*UP_TO_8B, "llama-13b", "qwen3-14b")
 UP_TO_30B = (*UP_TO_14B, "qwen3-30b-a3b")
-UP_TO_70B = (*UP_TO_30B[1:], "qwen3-32b", "llama-34b", "llama-70b")
+UP_TO_70B = (*UP_TO_30B[1:], "qwen3-32b", "llama-34b", "llama-70b", "llama-3.1-70b")
 TRAINING = frozenset({"actor.update"})
 BOTH = frozenset({"actor.update", "actor.generate"})
 CRITIC_TOO = frozenset({"actor.update", "critic.values"})
@@ -40,7 +41,8 @@ NO_32B: dict[str, frozenset[str]]
 NO_32B = {name: TRAINING for name in ("qwen3-32b", "llama-34b", "llama-70b", "qwen3-235b-a22b")}
 NO_30B = NO_32B | {"qwen3-30b-a3b": TRAINING, "qwen3-235b-a22b": BOTH}
 LARGEST = {"actor.update": ("optimizer", "gradients"), "critic.values": ("optimizer",), "actor.generate": ("weights",)}
-EXPERTS = ("qwen3-30b-a3b", "qwen3-235b-a22b")
+EXPERTS = ("qwen3-30b-a3b", "glm-4.5-air", "qwen3-235b-a22b", "glm-4.5")
+LARGEST_MODELS = ("llama-3.1-405b", "glm-4.5", "deepseek-v3", "kimi-k2")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ TABLE = {
     "ppo_colocated_64": For(("ppo",), UP_TO_70B, {"qwen3-235b-a22b": TRAINING}),
     "disaggregated_64": For(("grpo",), UP_TO_70B, {"qwen3-235b-a22b": TRAINING}),
     "disaggregated_1024": For(("grpo",), EXPERTS, rows=4096),  # others have no experts to spread over ep
+    "disaggregated_1024_folded": For(("grpo",), LARGEST_MODELS, rows=4096),
     "ppo_disaggregated_1024": For(("ppo",), UP_TO_70B, {"qwen3-235b-a22b": TRAINING}, rows=4096),
 }
 NAMES = tuple(TABLE)

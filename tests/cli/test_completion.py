@@ -36,7 +36,7 @@ def test_commands_and_their_words_are_completed(scripts):
     assert completed(scripts, "re") == ["reshard", "replay"]
     assert completed(scripts, "run", "") == shipped.names() == completed(scripts, "new", "")
     assert completed(scripts, "run", "gr") == ["grpo"]
-    assert completed(scripts, "run", "grpo", "--keep") == ["--keep-last", "--keep-best"]
+    assert completed(scripts, "run", "grpo", "--keep") == ["--keep-last", "--keep-best", "--keep-sampled"]
     assert completed(scripts, "run", "grpo", "--runtime", "") == ["local", "eager", "ray"]
     assert completed(scripts, "doctor", "--") == ["--help", "--test", "--format", "--out"]
     assert completed(scripts, "doctor", "runs/") == [] == completed(scripts, "run", "mine")  # files: the shell's own

@@ -192,7 +192,7 @@ def test_a_run_whose_ranks_were_started_again_is_refused(tmp_path, capsys):
         file.write(json.dumps(event) + "\n")
     assert main(["replay", str(run)]) == 2
     said = capsys.readouterr().err
-    assert "ranks were started again in it" in said and "rank 1 was started again" in said
+    assert "ranks were lost in it" in said and "rank 1 was started again" in said
     text = (run / "digests.jsonl").read_text().splitlines()
     (run / "digests.jsonl").write_text("".join(f"{line}\n" for line in text if '"begun"' not in line))
     (run / "events.jsonl").write_text("")

@@ -12,7 +12,7 @@ import flowrl
 from flowrl.backends import names
 from flowrl.errors import PlanError
 from flowrl.placement.backends import BACKENDS, ORDERS, PUBLISH, REFERENCE, backend, listed, names_of, packages
-from flowrl.placement.cluster.mesh import AXES
+from flowrl.placement.cluster.mesh import AXES, FOLDED
 
 ROOT = Path(flowrl.__file__).parent
 #: A backend by its name; ``-hf`` ends names of models on the hub, ``data.hf`` reads rows from there.
@@ -45,7 +45,7 @@ def test_a_row_is_built_where_there_is_a_folder():
 @pytest.mark.parametrize("row", BACKENDS.values(), ids=lambda row: row.name)
 def test_a_row_agrees_with_itself(row):
     named = {*row.axes, *row.cuda_axes, *row.cuda_expert_axes, *row.adapters, *row.freezes, *sum(row.excludes, ())}
-    assert named <= set(row.axes) <= set(AXES)
+    assert named <= set(row.axes) <= {*AXES, FOLDED}
     assert set(row.publishes) <= set(PUBLISH) and set(row.logprobs) <= {"raw", "processed", "support"}
     assert "fifo" in row.orders and set(row.orders) <= set(ORDERS)
     if row.built and "window" in row.orders:  # groups finish one by one where rows leave one by one

@@ -236,7 +236,7 @@ def test_weights_are_installed_though_their_ranks_are_started_again_meanwhile(tm
     place = opened(tmp_path, APART)
     real, results, threads = place.ranks.restart, [], []
 
-    def restart(ranks):
+    def restart(ranks, within):
         def install():
             place.servers["actor"].install(place.workers["actor"].in_use(), 1)
             results.append(place.servers["actor"].version)
@@ -244,7 +244,7 @@ def test_weights_are_installed_though_their_ranks_are_started_again_meanwhile(tm
         threads.append(threading.Thread(target=install, daemon=True))
         threads[0].start()
         time.sleep(0.5)  # it has found its way to the ranks, and waits
-        real(ranks)
+        return real(ranks, within)
 
     place.ranks.restart = restart
     place.ranks.dead.add(1)
@@ -279,9 +279,10 @@ def test_losses_without_end_end_the_run(small, tmp_path, monkeypatch):
 
     real = Direct.restart
 
-    def again(self, ranks):
-        real(self, ranks)
+    def again(self, ranks, within):
+        late = real(self, ranks, within)
         self.kill = ("run", 0)
+        return late
 
     monkeypatch.setattr(Direct, "restart", again)
     with pytest.raises(RankLost, match="died during"):
@@ -317,8 +318,8 @@ def test_a_rank_that_dies_while_another_is_started_again(small, tmp_path, monkey
 
     real, seen = Direct.restart, []
 
-    def restart(self, ranks):
-        real(self, ranks)
+    def restart(self, ranks, within):
+        late = real(self, ranks, within)
         seen.append(list(ranks))
         if len(seen) == 1:
             if after < 2:
@@ -326,6 +327,7 @@ def test_a_rank_that_dies_while_another_is_started_again(small, tmp_path, monkey
             else:
                 self.dead.add(2)
                 raise RankLost("rank 2 of pool 'c' died during starting ranks.", ranks=[2])
+        return late
 
     monkeypatch.setattr(Direct, "restart", restart)
     small.flow.run("train", out=tmp_path / "local", quiet=True)
