@@ -53,9 +53,9 @@ def test_a_run_that_goes_back_takes_the_checkpoint_before_a_damaged_one(small, w
     """The rank may be gone before it has written its part of the first checkpoint: then none is there to be damaged."""
     out, real, flipped = tmp_path / "ranks", Direct.restart, []
 
-    def restart(self, ranks):
+    def restart(self, ranks, within):
         if flipped:
-            return real(self, ranks)
+            return real(self, ranks, within)
         end = time.monotonic() + 5
         while time.monotonic() < end:  # one that is being written is waited for: it would be a newer one
             there = sorted((out / "checkpoints").glob("*"))
@@ -65,7 +65,7 @@ def test_a_run_that_goes_back_takes_the_checkpoint_before_a_damaged_one(small, w
         if whole_ones := sorted((out / "checkpoints").glob("[0-9]*[0-9]")):
             flip(whole_ones[-1] / "counter.json")
             flipped.append(whole_ones[-1].name)
-        return real(self, ranks)
+        return real(self, ranks, within)
 
     monkeypatch.setattr(Direct, "restart", restart)
     run_direct(small.flow, SPLIT, out, kill=("run", count), checkpoint_every=1)
