@@ -193,7 +193,8 @@ def timed_parts() -> dict[str, float]:
 
 def record_nothing() -> None:
     """Take out of the runtime what measures, notes and records."""
-    from flowrl.rl.loss_spec import Loss
+    from flowrl.backends import measures, update_rows
+    from flowrl.backends.hf import update_passes
     from flowrl.runtime.driver.monitoring.health import Health
     from flowrl.runtime.driver.monitoring.step_notes import StepNotes
     from flowrl.runtime.driver.monitoring.wait_notes import WaitNotes
@@ -202,7 +203,8 @@ def record_nothing() -> None:
     def nothing(*given: Any, **more: Any) -> None:
         """Do nothing."""
 
-    Loss.of_policy = property(lambda self: False)  # type: ignore[assignment]
+    for module in (measures, update_rows, update_passes):
+        module.trains_policy = lambda loss, batch: False  # type: ignore[assignment]
     for name in ("note_start", "note_end", "note_draw", "note_publish"):
         setattr(StepNotes, name, nothing)
     Recorder.commit = lambda self, program, step, tokenizer: {"program": program, "step": step.number}  # type: ignore

@@ -24,6 +24,11 @@ _MARK = "measured/"  # before the names of these sums, among those of what a los
 _RATIO = _MARK + LARGEST  # the largest ratio, which is added up as the largest gap is
 
 
+def trains_policy(loss: Loss, batch: Batch) -> bool:
+    """Return whether an update trains a policy: by advantages, or on rows that say how their sampling ended."""
+    return loss.of_policy or (loss.on == "logprobs" and "finished" in batch)
+
+
 def is_measured(name: str) -> bool:
     """Return whether a sum is one of these, and nothing that a loss reports."""
     return name.startswith(_MARK)
@@ -36,14 +41,15 @@ def token_sums(x: LossInputs, reports: Mapping[str, Tensor], entropy: Tensor | N
         found["entropy"] = entropy[x.mask].sum(dtype=torch.float64)
     # With a support both are over it: the kind of numbers that the loss takes a ratio of.
     engine = next((name for name in ("rollout_logprobs", "sampling_logprobs") if name in x.fields), None)
+    ratio = reports["ratio"].detach()[x.mask].double() if "ratio" in reports else None
     if engine is not None:
-        divergence = estimate(x[engine][x.mask], x.predicted.detach()[x.mask], "k3")
-        found["rollout_kl"] = divergence.sum(dtype=torch.float64)
-    if "ratio" in reports:
-        ratio = reports["ratio"].detach()[x.mask].double()
+        sampled, now = x[engine][x.mask], x.predicted.detach()[x.mask]
+        found["rollout_kl"] = estimate(sampled, now, "k3").sum(dtype=torch.float64)
+        ratio = (now.double() - sampled).exp() if ratio is None else ratio  # what the loss would take, if it took one
+    if ratio is not None:
         found |= {"ratio": ratio.sum(), "squares": ratio.square().sum()}
         found[LARGEST] = ratio.max() if len(ratio) else ratio.sum()
-        if "clip_fraction" in reports:
+        if {"ratio", "clip_fraction"} <= set(reports):
             clipped = reports["clip_fraction"].detach()[x.mask].double()
             found |= {"clip_low": (clipped * (ratio < 1)).sum(), "clip_high": (clipped * (ratio >= 1)).sum()}
     return {_MARK + name: value for name, value in found.items()}
@@ -51,10 +57,10 @@ def token_sums(x: LossInputs, reports: Mapping[str, Tensor], entropy: Tensor | N
 
 def measured_names(loss: Loss, batch: Batch) -> tuple[str, ...]:
     """Return which of these an update of some rows reports, also where it computes no token of them."""
-    ratio = ("ratio_max", "ess") if "ratio" in loss.reports else ()
-    clipped = ("clip_low", "clip_high") if ratio and "clip_fraction" in loss.reports else ()
     rollout = ("rollout_kl",) if "rollout_logprobs" in batch else ()
-    return ("entropy", *rollout, *ratio, *clipped) if loss.of_policy else ()
+    ratio = ("ratio_max", "ess") if rollout or "ratio" in loss.reports else ()
+    clipped = ("clip_low", "clip_high") if {"ratio", "clip_fraction"} <= set(loss.reports) else ()
+    return ("entropy", *rollout, *ratio, *clipped) if trains_policy(loss, batch) else ()
 
 
 def measures_of(sums: Iterable[Mapping[str, float]], tokens: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ from ..batch import Batch, CallInfo, Key
 from ..errors import ProgramError, RowsError
 from ..rl.loss_spec import Loss
 from ..rl.math.losses import row_weights, token_weights
-from .measures import repeated_grams, silent_groups, without_signal
+from .measures import repeated_grams, silent_groups, trains_policy, without_signal
 from .team import Team
 
 
@@ -25,7 +25,7 @@ class Table:
     trained ones; ``silent`` bool, those that add nothing to the gradient; ``place`` i64, whose it is. ``mine``
     i64[local rows] are the numbers of this rank's rows, in the order of its batch. ``truncated`` is the share of rows
     that are not ``finished``, None where the rows do not say; ``silent_groups`` and ``repetition`` are what
-    :mod:`flowrl.backends.measures` says of them, None where the loss is none of a policy.
+    :mod:`flowrl.backends.measures` says of them, None where the update trains no policy, or not by advantages.
     """
 
     keys: tuple[Key, ...]
@@ -50,8 +50,9 @@ class Table:
         call = None if batch.call is None else list(vars(batch.call).values())
         cut = None if "finished" not in batch else int((~batch["finished"].values).sum())
         more = None
-        if loss.of_policy:
-            more = without_signal(batch), repeated_grams(batch) if "tokens" in batch else (0, 0)
+        if trains_policy(loss, batch):
+            silence = without_signal(batch) if loss.of_policy else None
+            more = silence, repeated_grams(batch) if "tokens" in batch else (0, 0)
         mine = [list(map(list, batch.keys)), lengths.tolist(), counts.tolist(), silent.tolist(), call, cut, more]
         said = team.gather(mine)
         keys = [tuple(key) for part in said for key in part[0]]
@@ -162,7 +163,10 @@ def _of_policy(keys: Sequence[Key], said: Sequence[Any]) -> tuple[float | None, 
     if any(part is None for part in said):
         return None, None
     again, grams = (sum(part[1][i] for part in said) for i in (0, 1))
-    return silent_groups(keys, [still for part in said for still in part[0]]), again / grams if grams else 0.0
+    repetition = again / grams if grams else 0.0
+    if any(part[0] is None for part in said):
+        return None, repetition
+    return silent_groups(keys, [still for part in said for still in part[0]]), repetition
 
 
 def _measured(batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:

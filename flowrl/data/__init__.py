@@ -15,6 +15,7 @@ from ..graph.ops.allowed import check_values, flag, text, whole
 from .file_stores import Jsonl, Parquet
 from .hub_store import Hf
 from .mix import Mixture
+from .shown_options import shows_options
 from .source import Cursor, Options, Source
 from .stores import Generated, Listed
 from .strata import strata_of
@@ -24,6 +25,7 @@ Paths = str | Path | Sequence[str | Path]
 _OF_HUB = {"split": text(), "streaming": flag(), "buffer_size": whole(least=1)}
 
 
+@shows_options
 def rows(
     data: Sequence[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]], **options: Unpack[Options]
 ) -> Source:
@@ -38,6 +40,7 @@ def rows(
     return Source(Listed(data), options)
 
 
+@shows_options
 def jsonl(paths: Paths, **options: Unpack[Options]) -> Source:
     r"""Draw from files of a JSON object per line. ``paths`` is a file, a pattern (``data/*.jsonl``) or a list of them.
 
@@ -52,6 +55,7 @@ def jsonl(paths: Paths, **options: Unpack[Options]) -> Source:
     return Source(Jsonl(paths), options)
 
 
+@shows_options
 def parquet(paths: Paths, **options: Unpack[Options]) -> Source:
     """Draw from Parquet files, by pyarrow (extra ``data``); row groups are decoded as they are drawn from.
 
@@ -64,6 +68,7 @@ def parquet(paths: Paths, **options: Unpack[Options]) -> Source:
     return Source(Parquet(paths), options)
 
 
+@shows_options
 def hf(
     name: Any,
     config: str | None = None,
@@ -92,6 +97,7 @@ def hf(
     return Source(Stream(given, config, split, buffer_size) if streaming else Hf(given, config, split), options)
 
 
+@shows_options
 def generated(fn: Callable[[int], Mapping[str, Any]], *, size: int | None = None, **options: Unpack[Options]) -> Source:
     """Draw rows that ``fn(index)`` makes, a pure function of the index: ``size`` of them, or without end, in order.
 

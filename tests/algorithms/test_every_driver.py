@@ -17,6 +17,11 @@ pytestmark = pytest.mark.usefixtures("one_thread", "drivers_path")
 #: Workers whose weights the program of a driver changes.
 TRAINED = {"reward_model": "judge", "rlhf": "actor"}
 SERIAL = {"dapo"}
+WITHOUT_SAMPLES = {"sft", "dpo", "reward_model"}
+#: What a run tells of each step in which a policy has sampled and learned, and more of one that learns by advantages.
+OF_SAMPLED = {"entropy", "repetition", "grad_norm", "response_length", "response_truncated"}
+BY_ADVANTAGES = {"rollout_kl", "ratio_max", "ess", "silent_groups", "truncated"}
+CLIPPED = {"clip_low", "clip_high"}
 
 
 def cases():
@@ -73,6 +78,13 @@ def test_it_trains_for_three_steps(load_driver, tmp_path, name, preset):
     worker = TRAINED.get(name, "actor")
     norms = [line.get("grad_norm", line.get(f"{worker}/grad_norm")) for line in lines]
     assert max(norms) > 0, "no step had a gradient"
+    told = [{metric.rpartition("/")[2] for metric in line} for line in lines]
+    calls = [call for trail in flow.trace(**parameters(flow, preset)).trails for call in trail.calls]
+    losses = [loss for call in calls if getattr(loss := call.arguments.get("loss"), "of_policy", False)]
+    wanted = OF_SAMPLED if name not in WITHOUT_SAMPLES else {"grad_norm"}
+    wanted = wanted | (BY_ADVANTAGES if losses else set())
+    wanted = wanted | (CLIPPED if any({"ratio", "clip_fraction"} <= set(loss.reports) for loss in losses) else set())
+    assert all(wanted <= metrics for metrics in told), [wanted - metrics for metrics in told]
 
 
 def op_lines(flow, program=None):

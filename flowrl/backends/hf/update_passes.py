@@ -10,7 +10,7 @@ from torch import Tensor
 from ...batch import Batch
 from ...rl.loss_spec import Loss, LossInputs
 from ..gap import EXPECTED, bound_of, gap_sums
-from ..measures import token_sums
+from ..measures import token_sums, trains_policy
 from ..team import Team
 from ..update_rows import Table
 from .logits import distributions, token_logprobs
@@ -27,7 +27,7 @@ class Data:
 
     def __init__(self, net: Net, batch: Batch, loss: Loss, version: int = 0, team: Team | None = None) -> None:
         self.net, self.loss, self.version = net, loss, version
-        self.of_policy = loss.of_policy
+        self.of_policy = trains_policy(loss, batch)
         self.table = Table.of(team or Team(), batch, loss)
         self.tokens = batch.tokens
         self.group = batch.group_index()[0]

@@ -16,6 +16,8 @@ ALWAYS_REPORTED = ("loss", "grad_norm", "lr", "tokens", "rows", "steps")
 UPDATES = (*ALWAYS_REPORTED, "truncated", "pretraining_loss")
 #: Those that an update of a policy by advantages has or may have (docs/metrics.md).
 OF_POLICY = ("entropy", "rollout_kl", "ratio_max", "ess", "clip_low", "clip_high", "silent_groups", "repetition")
+#: Those that one by another loss on log-probabilities may have: where its rows were sampled.
+OF_SAMPLED = ("entropy", "rollout_kl", "ratio_max", "ess", "repetition")
 
 
 def recorded(item: Logged, calls: Sequence[TCall]) -> list[str]:
@@ -36,7 +38,8 @@ def unknown_metric(ref: TMetrics, name: str, calls: Sequence[TCall], at: At) -> 
     """The error of a metric that an update does not report, where its loss says what it does; else None."""
     loss: Any = calls[ref.call].arguments.get("loss")
     told: tuple[str, ...] = getattr(loss, "reports", ())
-    have = [*UPDATES, *told, *(OF_POLICY if getattr(loss, "of_policy", False) else ())]
+    measured = OF_POLICY if getattr(loss, "of_policy", False) else OF_SAMPLED
+    have = [*UPDATES, *told, *(measured if getattr(loss, "on", "") == "logprobs" else ())]
     if not told or name in have:
         return None
     fix = "Give kl= of the loss a weight above 0." if name == "kl" else did_you_mean(name, have)

@@ -79,6 +79,8 @@ class Recorder:
                     continue
                 before = f"{name}/" if name else ""
                 line[f"{before}response_length"] = tokens / responses
+                if name in step.cut_off:
+                    line[f"{before}response_truncated"] = step.cut_off[name] / responses
                 line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
             if line is lines[-1]:
                 _add_gaps(line, step.gaps)
@@ -323,10 +325,10 @@ def _add_gaps(line: dict[str, Any], gaps: Mapping[str, Mapping[str, float]]) -> 
 
 def _add_measures(line: dict[str, Any], updates: Mapping[str, Mapping[str, float]]) -> None:
     """Add what a step's updates have measured, under their calls, where the program has not logged their metrics."""
-    logged = {value for name, value in line.items() if name.rpartition("/")[2] == "silent_groups"}
+    logged = {value for name, value in line.items() if name.rpartition("/")[2] == "repetition"}
     norms = {value for name, value in line.items() if name.rpartition("/")[2] == "grad_norm"}
     for node, update in updates.items():
-        if not (update["silent_groups"] in logged and update["grad_norm"] in norms):
+        if not (update["repetition"] in logged and update["grad_norm"] in norms):
             line |= {f"{node}/{name}": value for name, value in update.items()}
 
 

@@ -9,7 +9,7 @@ from ...batch import Batch, Column
 from ...graph.ops.op import Op
 from ...graph.stand_ins.values import FieldValue
 from ..values.call import Call, Part
-from ..values.remote_batch import RemoteBatch, RemoteColumn, bytes_of
+from ..values.remote_batch import FINISHED, RemoteBatch, RemoteColumn, bytes_of, finished_of
 
 PARTS = 20  # of the rows, between the quantiles of their lengths
 _NUMBER = 8  # bytes of a number that a call gives
@@ -49,6 +49,15 @@ def row_tokens(rows: Any, name: str) -> list[int]:
     if isinstance(rows, RemoteBatch):
         return rows.columns[name].sizes(rows.keys) or []
     return [] if rows[name].lengths is None else rows[name].lengths.tolist()
+
+
+def rows_cut_off(rows: Any) -> int | None:
+    """How many rows are not finished; None where the rows do not say."""
+    if isinstance(rows, RemoteBatch):
+        finished = rows.columns[FINISHED].sizes(rows.keys) if FINISHED in rows.fields else None
+    else:
+        finished = finished_of(rows).get(FINISHED) if isinstance(rows, Batch) else None
+    return None if finished is None else len(finished) - sum(finished)
 
 
 def spread(lengths: Sequence[int]) -> list[int]:

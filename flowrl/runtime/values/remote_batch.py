@@ -19,6 +19,8 @@ DRIVER = -1  # the rank of what the driver made itself: rows that it drew from a
 
 #: Fields whose lengths a rank reports with what it made: rows are balanced by them, and counted.
 SIZED = ("tokens", "prompt_ids", "response_ids")
+#: A field bool[] of rows that were sampled, which a rank reports too, as 1 and 0: those that are not were cut off.
+FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -338,6 +340,13 @@ def join_sources(sources: Sequence[Source]) -> Source:
 
 
 def sizes_of(batch: Batch) -> dict[str, list[int]]:
-    """Tokens of each row of the fields that are balanced by."""
+    """Tokens of each row of the fields that are balanced by, and which rows are finished."""
     ragged = [name for name in SIZED if name in batch.fields and batch[name].lengths is not None]
-    return {name: batch[name].lengths.tolist() for name in ragged}
+    return {name: batch[name].lengths.tolist() for name in ragged} | finished_of(batch)
+
+
+def finished_of(batch: Batch) -> dict[str, list[int]]:
+    """Return 1 for each row that is finished and 0 for the others; nothing where the rows do not say."""
+    if FINISHED not in batch.fields or batch[FINISHED].dtype != "bool" or batch[FINISHED].lengths is not None:
+        return {}
+    return {FINISHED: batch[FINISHED].values.int().tolist()}

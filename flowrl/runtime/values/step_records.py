@@ -120,7 +120,7 @@ class Step:
     """What a step gathers until it commits.
 
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
-    name of those whose rows are trained on. ``gaps``: of updates the gap to the engine that sampled, by the same id.
+    name of those whose rows are trained on. ``cut_off``: rows of these that are not finished. ``gaps``: of updates the gap to the engine that sampled, by the same id.
     ``made``: what calls made, by their number in the program. ``updates``: what updates of a policy measure besides.
     ``slots``: decode slots that rollouts have used, by the same id. ``ledger``: what became of the rows so far.
     ``skipped``: rows of the data that could not be read and were left out.
@@ -141,6 +141,7 @@ class Step:
     beside_reference: Any = None  # some rows that were trained on, with log-probabilities of the reference
     marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
     sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    cut_off: dict[str, int] = field(default_factory=dict[str, int])
     gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     updates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])

@@ -102,6 +102,7 @@ def test_the_kl_to_the_reference_is_there_whatever_the_loss_reports(tmp_path, as
     if not asked:
         run_direct(flow, Plan({"here": "cpu", "there": "cpu"}, {"ref": Place("there")}), tmp_path / "ranks", seed=1)
         there = lines(tmp_path / "ranks")
+        assert [line["response_truncated"] for line in there] == [line["response_truncated"] for line in found]
         assert [line["ref_kl"] for line in there] == pytest.approx([line["ref_kl"] for line in found], rel=1e-4)
 
 

@@ -47,6 +47,7 @@ def judged():
             said = judge.generate(judge.ask(batch, "a{response}"))
             batch = rl.group_advantages(reward.score(batch))
             asked = said.response_ids.lengths_column().mean()
+            flow.log(step, ended=batch.finished.mean())
             mine = batch.response_ids.lengths_column().mean()
             flow.log(step, actor.update(batch, loss=rl.ppo_clip()), mine=mine, asked=asked)
 
@@ -64,6 +65,8 @@ def test_every_call_that_samples_has_numbers_of_its_own(tmp_path, runtime):
         assert own == {"response_length", "judge.generate/response_length"} | tested
         assert {key.replace("response_length", "tokens_per_second") for key in own} <= set(line)
         assert line["response_length"] == pytest.approx(line["mine"])
+        assert line["response_truncated"] == pytest.approx(1 - line["ended"])
+        assert {key.replace("response_length", "response_truncated") for key in own} <= set(line)
         assert line["judge.generate/response_length"] == pytest.approx(line["asked"])
         if tested:
             assert line["actor.generate/response_length"] == pytest.approx(line["tested"])

@@ -15,7 +15,7 @@ from ....graph.tracing.reported_metrics import OF_POLICY
 from ....schedule.events import Publish
 from ....schedule.scheme import Scheme
 from ....workers.decode_slots import DecodeSlots
-from ...storage.traffic import bytes_made, bytes_read, row_tokens
+from ...storage.traffic import bytes_made, bytes_read, row_tokens, rows_cut_off
 from ...values.call import Call
 from ...values.remote_batch import RemoteBatch, RemoteColumn
 from ...values.row_digests import RowDigests
@@ -100,6 +100,8 @@ class StepNotes:
                 name = "" if site_of(call) in self.scheme.main else node
                 tokens, responses = step.sampled.get(name, (0, 0))
                 step.sampled[name] = tokens + count_tokens(result, "response_ids"), responses + len(result)
+                if (cut_off := rows_cut_off(result)) is not None:
+                    _add(step.cut_off, {name: cut_off})
                 step.traffic.prompts += row_tokens(result, "prompt_ids")
                 step.traffic.responses += row_tokens(result, "response_ids")
 
@@ -182,15 +184,16 @@ def _sampled(op: Op, result: Any) -> dict[str, int]:
 
 def _measured(metrics: Any) -> dict[str, float]:
     """Return what an update of a policy measures without being asked; nothing of another."""
-    if not isinstance(metrics, Mapping) or "silent_groups" not in metrics:
+    if not isinstance(metrics, Mapping) or "repetition" not in metrics:
         return {}
     return {name: metrics[name] for name in (*_OF_UPDATES, *OF_POLICY) if name in metrics}
 
 
 def tells_no_reference(call: Call, metrics: Any) -> bool:
     """Return whether a call is an update of a policy whose loss does not report how far it is from the reference."""
-    policy = call.op.updates == "weights" and getattr(call.arguments.get("loss"), "of_policy", False)
-    return bool(policy) and isinstance(metrics, Mapping) and "kl" not in metrics
+    if call.op.updates != "weights" or not isinstance(metrics, Mapping) or "kl" in metrics:
+        return False
+    return "repetition" in metrics or bool(getattr(call.arguments.get("loss"), "of_policy", False))
 
 
 def site_of(call: Call) -> Site:
