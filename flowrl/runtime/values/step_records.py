@@ -120,10 +120,11 @@ class Step:
     """What a step gathers until it commits.
 
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
-    name of those whose rows are trained on. ``cut_off``: rows of these that are not finished. ``gaps``: of updates the gap to the engine that sampled, by the same id.
-    ``made``: what calls made, by their number in the program. ``updates``: what updates of a policy measure besides.
-    ``slots``: decode slots that rollouts have used, by the same id. ``ledger``: what became of the rows so far.
-    ``skipped``: rows of the data that could not be read and were left out.
+    name of those whose rows are trained on. ``cut_off``: rows of these that are not finished. ``gaps``: of updates the
+    gap to the engine that sampled, by the same id. ``made``: what calls made, by their number in the program.
+    ``updates``: what updates of a policy measure besides. ``slots``: decode slots that rollouts have used, by the same
+    id. ``ledger``: what became of the rows so far. ``skipped``: rows of the data that could not be read and were left
+    out.
     ``begun``: what the pool that samples has begun with since the step before, and ``taken`` the groups that calls have
     got, as :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
