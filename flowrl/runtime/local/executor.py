@@ -21,7 +21,7 @@ from ...workers.tokens.tokenizer import Tokenizers
 from ...workers.weights.offloaded import offloaded_of, sleep, wake
 from ..executor import PendingCall, RunServices, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
-from ..storage.checkpoints.snapshot import Captured, Copies, capture_state
+from ..storage.checkpoints.snapshot import Captured, Copies, capture_state, reserve_memory
 from ..storage.journal import Journal
 from ..values.call import Call
 from ..values.process_memory import MemoryProbe, ProcessMemory
@@ -88,7 +88,13 @@ class LocalExecutor:
         if call.streams and (shared := self._share(call.worker, worker)) is not None:
             more: Any = {"engine": shared, "notes": self.run.notes, "warn": self.run.warn}
             return StreamedCall(call.op, worker, arguments, call.into, call.info, **more)
-        return LocalCall(call, worker, arguments, self.run)
+        return LocalCall(call, worker, arguments, self.run, self._reserve)
+
+    def _reserve(self, name: str, worker: Worker) -> None:
+        """After its first update begin to take memory for a copy of a worker's state, which a checkpoint will need."""
+        if name not in self._copies:
+            copies = self._copies[name] = Copies()
+            reserve_memory(worker, copies, offloaded=offloaded_of(worker))
 
     def _share(self, name: str | None, worker: Worker) -> SharedEngine | None:
         """Return the engine of a copy that generates, for calls side by side; None where it takes whole calls alone."""
@@ -247,6 +253,7 @@ class LocalCall:
     worker: Any
     arguments: Mapping[str, Any]
     run: RunServices
+    updated: Callable[[str, Any], None] = lambda name, worker: None  # is told of an update of weights that was made
     rank_times: tuple[RankTime, ...] = ()
     slots: DecodeSlots = field(default_factory=DecodeSlots)  # of the engine that it asks
 
@@ -255,7 +262,7 @@ class LocalCall:
         call = self.call
         place = (call.program, call.index) if call.op.external else None
         with counted_in(self.slots):
-            return run_op(
+            result = run_op(
                 call.op,
                 self.worker,
                 self.arguments,
@@ -266,6 +273,9 @@ class LocalCall:
                 notes=self.run.notes,
                 warn=self.run.warn,
             )
+        if call.worker is not None and call.op.updates == "weights":
+            self.updated(call.worker, self.worker)
+        return result
 
     def _journal(self) -> Journal:
         assert self.run.journal is not None, "a run has a journal for what touches the world"

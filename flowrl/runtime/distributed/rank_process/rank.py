@@ -24,7 +24,7 @@ from ....workers.user_code.failed_rewards import Failures
 from ....workers.user_code.rows_in_progress import NAME, Notes
 from ....workers.weights.offloaded import offloaded_of
 from ...local.run_op import run_op
-from ...storage.checkpoints.snapshot import Copies, capture_state
+from ...storage.checkpoints.snapshot import Copies, capture_state, reserve_memory
 from ...storage.checkpoints.state_files import StateFiles, read_record
 from ...storage.disk import Checksum, write_tensors
 from ...storage.journal import Journal
@@ -292,6 +292,9 @@ class Rank(Weights):
             notes=self._notes,
             warn=self._now.warnings.append,
         )
+        if call.worker is not None and op.updates == "weights" and call.worker not in self._copies:
+            copies = self._copies[call.worker] = Copies()  # its checkpoints will need this memory
+            reserve_memory(worker, copies, offloaded=offloaded_of(worker))
         return self._reply(call, op, result, arguments)
 
     def _op(self, call: RankCall) -> Op:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ....workers.base import Worker
+from ....workers.engine import has_weights
 from ....workers.model_worker import KEPT, ModelWorker
 from ....workers.weights.weight_boxes import Shard
 from ..disk import Checksum
@@ -16,7 +19,7 @@ from .host_memory import free_memory
 from .state_files import write_record, write_shards
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
     from ....workers.base import ShardedState
 
@@ -47,16 +50,44 @@ class Captured:
 class Copies:
     """Memory for a copy of one worker's state: ``Copies().take(shards)``.
 
-    It is kept from one checkpoint to the next, as the first use of memory costs several times what copying costs. The
-    copy of what lies on a device is in pinned memory.
+    It is kept from one checkpoint to the next, as the first use of memory costs several times what copying costs:
+    :meth:`reserve` has done that before the first one. The copy of what lies on a device is in pinned memory.
     """
 
     def __init__(self) -> None:
         self._memory: dict[Place, Tensor] = {}
+        self._reserving: threading.Thread | None = None
+        self._enough = threading.Event()
+
+    def reserve(self, shards: Iterable[Shard]) -> None:
+        """Begin to take memory for copies of shards, in a thread; nothing where it is little, or the host lacks it."""
+        shards = list(shards)
+        size = sum(s.tensor.nbytes for s in shards)
+        if AT_A_TIME < size <= free_memory():
+            wanted = {_place(s): (tuple(s.tensor.shape), s.tensor.dtype) for s in shards}
+            self._reserving = threading.Thread(target=self._use, args=[wanted], name="memory of copies", daemon=True)
+            self._reserving.start()
+
+    def _use(self, wanted: Mapping[Place, tuple[tuple[int, ...], dtype]]) -> None:
+        """Take memory of some shapes and kinds, and write all of it once, until that is enough."""
+        for place, (shape, kind) in wanted.items():
+            if self._enough.is_set():
+                return
+            try:
+                memory = _memory_for(shape, kind, pinned=place[2])
+            except (RuntimeError, MemoryError):  # a checkpoint says what lacks
+                return
+            if not place[2]:
+                ctypes.memset(memory.data_ptr(), 0, memory.nbytes)  # without the interpreter's lock
+            self._memory[place] = memory
 
     def take(self, shards: Iterable[Shard]) -> tuple[list[Shard], int]:
         """Copies of shards, and 0; where the host has no memory for them the shards as they are, and what lacks."""
         shards = list(shards)
+        if self._reserving is not None:
+            self._enough.set()
+            self._reserving.join()
+            self._reserving = None
         had, self._memory = self._memory, {}
         fits = {_place(s): had[_place(s)] for s in shards if _place(s) in had and _is_like(had[_place(s)], s.tensor)}
         had.clear()
@@ -69,7 +100,8 @@ class Copies:
                     if (lacking := new - free_memory()) > 0:
                         return shards, lacking
                     look_at = new - AT_A_TIME
-                memory, new = _memory_for(shard.tensor), new - shard.tensor.nbytes
+                like = shard.tensor
+                memory, new = _memory_for(tuple(like.shape), like.dtype, pinned=like.is_cuda), new - like.nbytes
             copied.append(replace(shard, tensor=memory.copy_(shard.tensor, non_blocking=True)))
         _wait_for_devices(shards)
         self._memory = {_place(s): s.tensor for s in copied}
@@ -87,9 +119,7 @@ def capture_state(
     away = None if offloaded is None else offloaded.state
     shards, record = worker.state_shards() if away is None else cast("ModelWorker", worker).state_shards(away)
     text = json.dumps(record)
-    if part:  # every rank has what a worker keeps besides its model
-        shards = [s for s in shards if not s.name.startswith(KEPT)]
-    counted = [s for s in shards if s.main and s.tensor.numel()]
+    counted = _counted(shards, part)
     find = offloaded.finder() if offloaded is not None else lambda tensor: None
     elsewhere = {_place(s): found for s in counted if (found := find(s.tensor)) is not None}
     copied, lacking = copies.take(s for s in counted if _place(s) not in elsewhere)
@@ -100,6 +130,18 @@ def capture_state(
         return found if part else found | write_record(folder, name, text)
 
     return Captured(write, lacking)
+
+
+def reserve_memory(worker: Worker, copies: Copies, *, offloaded: Offloaded | None = None) -> None:
+    """Begin to take the memory that :func:`capture_state` will need for the model of a worker that was updated once."""
+    away = offloaded is not None and offloaded.state is not None
+    if isinstance(worker, ModelWorker) and has_weights(worker.engine) and not away:
+        copies.reserve(_counted(worker.engine.state_shards()[0], 0))
+
+
+def _counted(shards: Iterable[Shard], part: int) -> list[Shard]:
+    """The shards that a rank writes; what a worker keeps besides its model every rank has, and the first one writes."""
+    return [s for s in shards if s.main and s.tensor.numel() and not (part and s.name.startswith(KEPT))]
 
 
 Place = tuple[str, tuple[int, ...], bool]
@@ -114,10 +156,10 @@ def _is_like(memory: Tensor, tensor: Tensor) -> bool:
     return (memory.shape, memory.dtype) == (tensor.shape, tensor.dtype)
 
 
-def _memory_for(tensor: Tensor) -> Tensor:
+def _memory_for(shape: tuple[int, ...], kind: dtype, *, pinned: bool) -> Tensor:
     import torch
 
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return torch.empty(shape, dtype=kind, pin_memory=pinned)
 
 
 def _wait_for_devices(shards: Iterable[Shard]) -> None:

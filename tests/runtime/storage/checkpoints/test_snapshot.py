@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -57,6 +59,44 @@ def test_memory_is_used_again_where_it_fits():
     del tensors["c"]
     second = take()
     assert second["a"] == first["a"] and set(copies._memory) == {(n, (0,), False) for n in tensors}
+
+
+def test_memory_is_there_before_the_first_copy(monkeypatch):
+    monkeypatch.setattr(snapshot, "AT_A_TIME", 8)
+    copies = Copies()
+    shards = [shard("a", torch.arange(6.0)), shard("b", torch.arange(6.0).reshape(2, 3))]
+    copies.reserve(shards)
+    copies._reserving.join()
+    there = {place: memory.data_ptr() for place, memory in copies._memory.items()}
+    found, lacking = copies.take(shards)
+    assert {(s.name, tuple(s.offset), False): s.tensor.data_ptr() for s in found} == there and not lacking
+    assert all(s.tensor.flatten().equal(torch.arange(6.0)) for s in found)
+
+
+@pytest.mark.parametrize(("least", "free"), [(8, 47), (48, 1000)])
+def test_memory_is_not_reserved_where_it_lacks_or_is_little(monkeypatch, least, free):
+    monkeypatch.setattr(snapshot, "AT_A_TIME", least)
+    monkeypatch.setattr(snapshot, "free_memory", lambda: free)
+    copies, shards = Copies(), [shard(name, torch.ones(6)) for name in "ab"]
+    copies.reserve(shards)
+    assert copies._reserving is None and not copies._memory
+
+
+def test_a_checkpoint_does_not_wait_until_all_memory_is_there(monkeypatch):
+    monkeypatch.setattr(snapshot, "AT_A_TIME", 8)
+    copies, real = Copies(), snapshot._memory_for
+    begun = threading.Event()
+
+    def memory_for(*what, **how):
+        begun.set()
+        assert copies._enough.wait(60)
+        return real(*what, **how)
+
+    monkeypatch.setattr(snapshot, "_memory_for", memory_for)
+    copies.reserve([shard(name, torch.arange(6.0)) for name in "abc"])
+    assert begun.wait(60)
+    found, lacking = copies.take(shard(name, torch.arange(6.0)) for name in "abc")
+    assert not lacking and [s.name for s in found] == ["a", "b", "c"] and all(s.tensor.sum() == 15 for s in found)
 
 
 def test_what_has_made_way_is_written_from_where_it_is(tmp_path):
