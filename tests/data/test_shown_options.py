@@ -26,5 +26,5 @@ def test_all_options_are_there_with_their_defaults(make):
 
 
 def test_help_shows_them_as_they_are_written():
-    text = pydoc.render_doc(fl.data.jsonl, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(fl.data.jsonl, renderer=pydoc.TextDoc()).replace("\b", "")
     assert "batch: 'int', prompt: 'str' = 'prompt', response: 'str | None' = None" in text and "Unpack" not in text

@@ -66,6 +66,7 @@ def test_memory_is_there_before_the_first_copy(monkeypatch):
     copies = Copies()
     shards = [shard("a", torch.arange(6.0)), shard("b", torch.arange(6.0).reshape(2, 3))]
     copies.reserve(shards)
+    assert copies._reserving is not None
     copies._reserving.join()
     there = {place: memory.data_ptr() for place, memory in copies._memory.items()}
     found, lacking = copies.take(shards)
