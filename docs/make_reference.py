@@ -296,7 +296,7 @@ METHODS = {
     "fl.testing.FakeEngine": ("tokenizer", "generate", "submit", "step", "running", "abort", "pause", "resume",
                               "stream"),
     "fl.environments.AviaryEnvironment": ("make",),
-    "fl.environments.GymnasiumEnvironment": ("make", "show", "read"),
+    "fl.environments.GymnasiumEnvironment": ("make", "make_vec", "show", "read"),
     "fl.environments.OpenEnvEnvironment": ("show", "read"),
     "fl.environments.ReasoningGymEnvironment": ("make", "read"),
     "fl.environments.TasksetEnvironment": ("make",),

@@ -107,6 +107,101 @@ def test_rewards_and_ends_are_those_of_gymnasium_for_the_same_actions(env, make)
     assert seen & {"terminated", "truncated"}
 
 
+class Vectors:
+    """Counts the steps of vector environments."""
+
+    def make_vec(self):
+        made = super().make_vec()
+        step = made.step
+        made.step = lambda actions: (self.stepped.append(len(list(actions))), step(actions))[1]
+        self.made.append(made)
+        return made
+
+
+class WalkTogether(Vectors, Walk):
+    stepped, made = [], []
+
+
+class GuessTogether(Vectors, Guesses):
+    stepped, made = [], []
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 64])
+@pytest.mark.parametrize(
+    ("alone", "together", "options", "how"),
+    [
+        (Walk, WalkTogether, {"id": LAKE, "map_name": "8x8", "max_episode_steps": 5}, {"turns": 20}),
+        (Walk, WalkTogether, {"id": LAKE}, {"turns": 3}),  # a limit ends some before the environment does
+        (Guesses, GuessTogether, {}, {}),
+    ],
+)
+def test_a_vector_environment_gives_each_episode_what_it_has_alone(alone, together, options, how, size):
+    expected = played(alone(tasks=6, seed=7, **options), **how)
+    together.stepped.clear(), together.made.clear()
+    found = played(together(tasks=6, seed=7, num_envs=size, **options), **how)
+    assert set(expected.fields) == set(found.fields)
+    for name in expected.fields:
+        assert found[name].to_list() == expected[name].to_list(), name
+    assert set(together.stepped) == {size} and len(together.made) == -(-24 // size) + 1  # one is for the prompts
+    turns = sum(expected.turns.to_list())
+    assert len(together.stepped) == turns if size == 1 else len(together.stepped) < turns
+
+
+def test_the_parts_of_a_vector_environment_may_be_processes():
+    expected = played(Walk(LAKE, tasks=2), tasks=2, n=2, turns=4)
+    env = Walk(LAKE, tasks=2, num_envs=2, vectorization_mode="async")
+    found = played(env, tasks=2, n=2, turns=4)
+    env.close()
+    for name in expected.fields:
+        assert found[name].to_list() == expected[name].to_list(), name
+
+
+def test_an_environment_of_a_vector_that_fails_fails_the_episodes_in_it_alone():
+    third = Guess()
+    third.reset(seed=2)
+
+    class Breaks(Guess):
+        def reset(self, *, seed=None, options=None):
+            begun = super().reset(seed=seed)
+            self.breaks = seed is not None and self.secret == third.secret
+            return begun
+
+        def step(self, action):
+            if self.breaks:
+                raise OverflowError("too far")
+            return super().step(action)
+
+    class Game(GymnasiumEnvironment):
+        def make(self):
+            return gymnasium.wrappers.TimeLimit(Breaks(), 4)
+
+    alone = played(Game(tasks=6), on_error="mark", max_failed=1.0)
+    found = played(Game(tasks=6, num_envs=4), on_error="mark", max_failed=1.0)
+    assert found.outcome.to_list() == alone.outcome.to_list()
+    failed = [row for row, why in enumerate(found.failed_why.to_list()) if "too far" in why]
+    assert failed and len(failed) < 24 and len(failed) % 4 == 0
+    for row in set(range(24)) - set(failed):
+        assert found.rewards.to_list()[row] == alone.rewards.to_list()[row]
+
+
+def test_a_vector_whose_parts_have_no_seed_each_is_refused():
+    class Poles(GymnasiumEnvironment):
+        def make_vec(self):
+            return gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")
+
+    with pytest.raises(WorkerError, match="CartPoleVectorEnv takes no list of seeds"):
+        Poles(num_envs=2).rows()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"num_envs": 0}, "num_envs=0"), ({"vectorization_mode": "vector"}, "none of sync and async")],
+)
+def test_a_vector_that_cannot_be_is_refused(options, said):
+    with pytest.raises(WorkerError, match=said):
+        GymnasiumEnvironment(LAKE, **options)
+
+
 def test_an_answer_that_is_no_action_ends_the_episode_with_a_penalty():
     class Costs(GymnasiumEnvironment):
         penalty = -2.0
