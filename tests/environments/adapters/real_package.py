@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,19 @@ def said_by(script: str, folder: Path, *arguments: str) -> Any:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def started(script: str, folder: Path) -> Iterator[str]:
+    """Run a script of this folder beside the test, as :func:`said_by` does; what it prints first."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", START, str(here), str(folder), str(here / script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
 
 
 def expect_trained(page: Any) -> None:

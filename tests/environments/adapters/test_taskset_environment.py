@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from real_package import expect_trained, packages, said_by
+from real_package import expect_trained, packages, said_by, started
 
 from flowrl.environments import TasksetEnvironment
 from flowrl.errors import WorkerError
@@ -57,6 +57,31 @@ class TestPlayed:
         assert "'leters_taskset' cannot be loaded" in name and "kid" in option
         assert "task 0 of 'letters_taskset' needs a container" in boxed
         assert "tasks without end" in endless and "Write tasks=" in endless
+
+
+class TestOneOfVerifiersOwn:
+    """The taskset `openenv` of the package, which no line of was written here, against the example server of OpenEnv."""
+
+    pytestmark = nightly
+
+    @pytest.fixture(scope="class")
+    def found(self, tmp_path_factory):
+        openenv = packages("openenv", tmp_path_factory.mktemp("openenv"))
+        verifiers = packages("verifiers-tasksets", tmp_path_factory.mktemp("verifiers"))
+        with started("echo_server.py", openenv) as url:
+            return said_by("openenv_taskset_play.py", verifiers, url, str(openenv))
+
+    def test_the_reward_is_what_the_server_gives_openenvs_own_client_for_the_same_answers(self, found):
+        rows = found["played"]["rows"]
+        assert len(rows) == 8 and found["played"]["delivered"] == 1
+        for row in rows:
+            assert row["reward"] == pytest.approx(sum(row["theirs"])) and 1 <= len(row["texts"]) <= 3
+            assert row["scores"]["openenv_reward"] == row["reward"] and row["scores"]["forks"] == 0
+            assert row["outcome"] in ("finished", "truncated_turns"), row["why"]
+        assert len({row["reward"] for row in rows}) > 2
+
+    def test_the_program_of_the_page_trains(self, found):
+        expect_trained(found["page"])
 
 
 def test_the_package_that_is_missing_is_named(monkeypatch):
