@@ -184,7 +184,12 @@ async def _leave(closing: asyncio.Event, serving: asyncio.Task[None]) -> None:
 
 
 def _prompt(data: Any) -> Any:
-    """The prompt of a task, as messages where it has several or a system message."""
+    """The prompt of a task, as messages where it has several or a system message.
+
+    Where its environment speaks first there is none, and its name takes the place: what the model sees is in its calls.
+    """
+    if not data.prompt:
+        return str(data.name or data.idx)
     prompt = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else _plain(data.prompt or ())
     return [{"role": "system", "content": data.system_prompt}, *prompt] if data.system_prompt else prompt
 

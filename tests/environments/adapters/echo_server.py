@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 
@@ -20,7 +21,8 @@ class Server(uvicorn.Server):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        init("echo_env", output_dir=folder)
+        with contextlib.redirect_stdout(sys.stderr):
+            init("echo_env", output_dir=folder)
         sys.path.append(folder)
         from echo_env.models import EchoAction, EchoObservation
         from echo_env.server.echo_env_environment import EchoEnvironment

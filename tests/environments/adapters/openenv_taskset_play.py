@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-URL, OPENENV = sys.argv[1:]
-sys.path.append(OPENENV)  # behind the packages of verifiers, whose pins differ
+URL = sys.argv[1]
+sys.path += sys.argv[2:]  # the client of OpenEnv and what it imports, behind the packages of verifiers
 
 from adapter_play import page_trained, played  # noqa: E402
 from openenv import GenericEnvClient  # noqa: E402

@@ -27,12 +27,18 @@ START += "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 def packages(extra: str, temporary: Path, *more: str) -> Path:
     """A folder with the packages of an extra of flowrl; the test is skipped where the package index gives none."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return installed(extra, temporary, [*extras[extra], *more])
+
+
+def installed(name: str, temporary: Path, *installs: list[str]) -> Path:
+    """A folder of this name with what pip installs, given its arguments; the test is skipped where it fails."""
     kept = os.environ.get("FLOWRL_PACKAGES")
-    folder = Path(kept).resolve() / extra if kept else temporary
+    folder = Path(kept).resolve() / name if kept else temporary
     if not (done := folder / ".installed").exists():
-        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), *extras[extra], *more]
-        if (tried := subprocess.run(install, capture_output=True, text=True)).returncode:
-            pytest.skip(f"the package index gives no flowrl-lm[{extra}]: {tried.stderr[-300:]}")
+        for each in installs:
+            install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), *each]
+            if (tried := subprocess.run(install, capture_output=True, text=True)).returncode:
+                pytest.skip(f"the package index gives no packages for {name}: {tried.stderr[-300:]}")
         done.touch()
     return folder
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from real_package import ROOT, expect_trained, said_by
+from real_package import ROOT, expect_trained, installed, said_by
 
 from flowrl.environments import HarborEnvironment
 from flowrl.environments.verify import Limits
@@ -167,18 +164,8 @@ def test_a_folder_of_tasks_has_their_names_and_its_canary_is_not_shown(tmp_path)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    kept = os.environ.get("FLOWRL_PACKAGES")
-    folder = Path(kept).resolve() / "harbor" if kept else tmp_path_factory.mktemp("site")
-    if not (done := folder / ".installed").exists():
-        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder)]
-        needs = [
-            ["--no-deps", "--ignore-requires-python", "harbor>=0.25,<0.26"],
-            ["pydantic", "toml", "pyyaml", "pathspec"],
-        ]
-        for each in needs:
-            if (tried := subprocess.run([*install, *each], capture_output=True, text=True)).returncode:
-                pytest.skip(f"the package index gives no harbor: {tried.stderr[-300:]}")
-        done.touch()
+    own = ["--no-deps", "--ignore-requires-python", "harbor>=0.25,<0.26"]
+    folder = installed("harbor", tmp_path_factory.mktemp("site"), own, ["pydantic", "toml", "pyyaml", "pathspec"])
     return said_by("harbor_play.py", folder)
 
 

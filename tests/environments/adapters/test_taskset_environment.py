@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from real_package import expect_trained, packages, said_by, started
+from real_package import expect_trained, installed, packages, said_by, started
 
 from flowrl.environments import TasksetEnvironment
 from flowrl.errors import WorkerError
@@ -59,29 +59,33 @@ class TestPlayed:
         assert "tasks without end" in endless and "Write tasks=" in endless
 
 
+@pytest.fixture(scope="module")
+def echoed(tmp_path_factory):
+    """A server of OpenEnv has its own packages; verifiers pins an mcp that needs another fastmcp beside the client."""
+    server = packages("openenv", tmp_path_factory.mktemp("openenv"))
+    verifiers = packages("verifiers-tasksets", tmp_path_factory.mktemp("verifiers"))
+    own = ["--no-deps", "openenv>=0.10,<0.11", "fastmcp==4.0.*", "fastmcp-slim==4.0.*"]
+    client = installed("openenv-client", tmp_path_factory.mktemp("client"), own)
+    with started("echo_server.py", server) as url:
+        return said_by("openenv_taskset_play.py", verifiers, url, str(client), str(server))
+
+
 class TestOneOfVerifiersOwn:
     """The taskset `openenv` of the package, which no line of was written here, against the example server of OpenEnv."""
 
     pytestmark = nightly
 
-    @pytest.fixture(scope="class")
-    def found(self, tmp_path_factory):
-        openenv = packages("openenv", tmp_path_factory.mktemp("openenv"))
-        verifiers = packages("verifiers-tasksets", tmp_path_factory.mktemp("verifiers"))
-        with started("echo_server.py", openenv) as url:
-            return said_by("openenv_taskset_play.py", verifiers, url, str(openenv))
-
-    def test_the_reward_is_what_the_server_gives_openenvs_own_client_for_the_same_answers(self, found):
-        rows = found["played"]["rows"]
-        assert len(rows) == 8 and found["played"]["delivered"] == 1
+    def test_the_reward_is_what_the_server_gives_openenvs_own_client_for_the_same_answers(self, echoed):
+        rows = echoed["played"]["rows"]
+        assert len(rows) == 8 and echoed["played"]["delivered"] == 1
         for row in rows:
             assert row["reward"] == pytest.approx(sum(row["theirs"])) and 1 <= len(row["texts"]) <= 3
-            assert row["scores"]["openenv_reward"] == row["reward"] and row["scores"]["forks"] == 0
+            assert row["scores"]["openenv_reward"] == pytest.approx(row["reward"]) and row["scores"]["forks"] == 0
             assert row["outcome"] in ("finished", "truncated_turns"), row["why"]
         assert len({row["reward"] for row in rows}) > 2
 
-    def test_the_program_of_the_page_trains(self, found):
-        expect_trained(found["page"])
+    def test_the_program_of_the_page_trains(self, echoed):
+        expect_trained(echoed["page"])
 
 
 def test_the_package_that_is_missing_is_named(monkeypatch):
