@@ -35,7 +35,7 @@ def launch(seed: int, out: Path, flags: list[str]) -> dict[str, Any]:
 def read(out: Path) -> dict[str, Any]:
     """What the metrics of a run say."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    games = [line for line in lines if line["program"] == "evaluate"]
+    games = [line for line in lines if line["program"] in ("evaluate", "evaluate-2")]
     trained = [line for line in lines if line["program"] == "tictactoe"]
     half = len(games) // 2
     before, after = (

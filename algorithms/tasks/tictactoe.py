@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -23,7 +23,10 @@ SHOWN = {"x": "ABCDEFGHI", "o": "abcdefghi"}
 LINES = ("123", "456", "789", "147", "258", "369", "159", "357")
 OPPONENTS = ("random", "optimal")
 SIDES = ("first", "second")
+PLAYERS = tuple(product(OPPONENTS, SIDES))
 _THREES = tuple(tuple(BOARD.index(field) for field in line) for line in LINES)
+#: The board, turned and mirrored in all 8 ways.
+FORMS = ("123456789", "321654987", "789456123", "987654321", "147258369", "741852963", "369258147", "963852741")
 _MOVE = re.compile(r"<move>([1-9])</move>")
 
 
@@ -75,7 +78,7 @@ def best_moves(board: str, mark: str) -> str:
     """All moves of the player of ``mark`` that keep the value of the board.
 
     >>> best_moves("xx3oo6789", "o")
-    '6'
+    '36'
     """
     fields, wanted = free(board), value(board, mark)
     return "".join(field for field in fields if -value(play(board, field, mark), _other(mark)) == wanted)
@@ -107,6 +110,18 @@ def read(shown: str) -> str:
     'o234x6789'
     """
     return "".join(next((mark for mark in MARKS if said in SHOWN[mark]), said) for said in shown)
+
+
+def turned(board: str, form: str) -> str:
+    """A board turned or mirrored: what lies on field ``i`` comes to lie on field ``form[i - 1]``.
+
+    >>> turned("x2o456789", "789456123")
+    '123456x8o'
+    """
+    found = list(BOARD)
+    for said, to in zip(board, form, strict=True):
+        found[BOARD.index(to)] = said if said in MARKS else to
+    return "".join(found)
 
 
 # -- the environment -------------------------------------------------------------------------------
@@ -171,37 +186,47 @@ def task(opponent: str, side: str, seed: int) -> dict[str, Any]:
     return {"prompt": show(board), "opponent": opponent, "side": side, "seed": seed}
 
 
-def position(seed: int) -> dict[str, Any]:
-    """The rest of a game against the optimal player: moves were random so far, and now some lose and some do not."""
+def position(seed: int, *, earliest: int = 1) -> dict[str, Any]:
+    """The rest of a game against the optimal player: moves were random so far, and now some lose and some do not.
+
+    ``earliest`` is the least number of moves that lie behind it, of 1 to 7.
+    """
     chance = random.Random(seed)
     while True:
-        board, side = BOARD, chance.choice(SIDES)
-        for i in range(2 * chance.randint(1, 3) + SIDES.index(side)):
+        board, moves = BOARD, chance.randint(earliest, 7)
+        for i in range(moves, 0, -1):  # the policy moves next, so the last one of these is the other one's
             if not is_over(board):
-                board = play(board, chance.choice(free(board)), "xo"[(i + SIDES.index(side)) % 2])
+                board = play(board, chance.choice(free(board)), "xo"[i % 2])
         if not is_over(board) and {value(play(board, f, "x"), "o") == 1 for f in free(board)} == {True, False}:
-            return {"prompt": show(board), "opponent": "optimal", "side": side, "seed": seed}
+            return {"prompt": show(board), "opponent": "optimal", "side": SIDES[moves % 2], "seed": seed}
 
 
-def games(batch: int, *, seed: int = 0) -> fl.data.Mixture:
-    """``batch`` tasks a step, without end: half are positions, the others games of all opponents and sides alike.
+def games(batch: int, *, backwards: int = 0, seed: int = 0) -> fl.data.Mixture:
+    """``batch`` tasks a step, without end: half of them are positions, the others games of all opponents and sides.
 
-    The column ``stratum`` says which: ``random first``, or ``position``.
+    Half of the games are begun by the optimal player. The positions of the first ``backwards`` steps go from the end of
+    a game to its begin: two fields are free in the first ones. The column ``stratum`` says which: ``random first``, or
+    ``position``.
     """
 
-    def part(name: str, make: Callable[[int], dict[str, Any]]) -> fl.data.Source:
+    def part(name: str, make: Callable[[int, int], dict[str, Any]]) -> fl.data.Source:
         def draw(index: int) -> dict[str, Any]:
-            return make(random.Random(f"{seed} {name} {index}").getrandbits(48))
+            return make(random.Random(f"{seed} {name} {index}").getrandbits(48), index)
 
         return fl.data.generated(draw, batch=batch, chat=True)
 
-    makers: dict[str, Callable[[int], dict[str, Any]]] = {}
-    for opponent, side in product(OPPONENTS, SIDES):
-        makers[f"{opponent} {side}"] = partial(task, opponent, side)
-    weights = {**dict.fromkeys(makers, 1), "position": len(makers)}
-    makers["position"] = position
-    strata = {name: part(name, make) for name, make in makers.items()}
+    def rest(drawn: int, index: int) -> dict[str, Any]:
+        gone = 2 * index / (batch * backwards) if backwards else 1.0  # the share of the steps behind it
+        return position(drawn, earliest=max(1, round(7 - 6 * gone)))
+
+    strata = {f"{opponent} {side}": part(f"{opponent} {side}", _whole(opponent, side)) for opponent, side in PLAYERS}
+    weights = {name: 3 if name == "optimal second" else 1 for name in strata}
+    strata["position"], weights["position"] = part("position", rest), sum(weights.values())
     return fl.data.mix(strata, weights=weights, batch=batch, exact=True, column="stratum")
+
+
+def _whole(opponent: str, side: str) -> Callable[[int, int], dict[str, Any]]:
+    return lambda drawn, index: task(opponent, side, drawn)
 
 
 def held_out(opponent: str, n: int = 1000) -> fl.data.Source:
@@ -211,21 +236,31 @@ def held_out(opponent: str, n: int = 1000) -> fl.data.Source:
 
 
 def examples(batch: int, *, count: int = 200, seed: int = 0) -> fl.data.Source:
-    """``count`` games of two players of random moves, again and again: they show what a move looks like."""
-    return fl.data.rows([_example(i, seed) for i in range(count)], batch=batch, messages="messages", seed=seed)
+    """``count`` games of an optimal player against one of random or optimal moves, each in its 8 symmetric forms.
+
+    They show what a move looks like, and some good ones. Half of them are shown from their begin, the others from a
+    later board on, to which random moves have led.
+    """
+    rows = [_example(i, seed, form) for i in range(count) for form in FORMS]
+    return fl.data.rows(rows, batch=batch, messages="messages", seed=seed)
 
 
-def _example(index: int, seed: int) -> dict[str, Any]:
+def _example(index: int, seed: int, form: str) -> dict[str, Any]:
+    """A game, its fields named as ``form`` has them."""
     chance = random.Random(f"example {seed} {index}")
-    board = BOARD if index % 2 else play(BOARD, chance.choice(BOARD), "o")
+    board, behind = BOARD, index % 2 if index % 4 < 2 else chance.randint(2, 7)
+    for i in range(behind, 0, -1):
+        if not is_over(after := play(board, chance.choice(free(board)), "xo"[i % 2])):
+            board = after
     messages: list[dict[str, str]] = []
     while not is_over(board):
-        field = chance.choice(free(board))
-        messages.append({"role": "user", "content": show(board)})
-        messages.append({"role": "assistant", "content": f"<move>{field}</move>"})
+        field = chance.choice(best_moves(board, "x"))
+        messages.append({"role": "user", "content": show(turned(board, form))})
+        messages.append({"role": "assistant", "content": f"<move>{form[BOARD.index(field)]}</move>"})
         board = play(board, field, "x")
         if not is_over(board):
-            board = play(board, chance.choice(free(board)), "o")
+            replies = free(board) if index % 8 < 4 else best_moves(board, "o")
+            board = play(board, chance.choice(replies), "o")
     return {"messages": messages}
 
 

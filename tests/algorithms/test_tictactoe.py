@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import runpy
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ import torch
 import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
+
+NO_MARKS = str.maketrans("", "", "ABCDEFGHIabcdefghi")
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +149,7 @@ def test_every_step_has_the_same_share_of_each_opponent_side_and_of_positions(ga
     cursor = source.cursor()
     for _ in range(3):
         drawn = cursor.draw()
-        wanted = {f"{o} {s}": 6 for o in game.OPPONENTS for s in game.SIDES} | {"position": 24}
+        wanted = {"random first": 4, "random second": 4, "optimal first": 4, "optimal second": 12, "position": 24}
         assert Counter(name for name, _ in drawn) == wanted
         assert len({task["seed"] for _, task in drawn}) == 48
         for name, task in drawn:
@@ -154,26 +158,71 @@ def test_every_step_has_the_same_share_of_each_opponent_side_and_of_positions(ga
             assert name == "position" or (name == f"{task['opponent']} {task['side']}" and marks["x"] == 0)
 
 
+def test_positions_go_from_the_end_of_a_game_to_its_begin(game):
+    def behind(cursor):
+        """How many moves lie behind the positions of a step."""
+        drawn = [game.read(task["prompt"]) for name, task in cursor.draw() if name == "position"]
+        return [sum(board.count(mark) for mark in game.MARKS) for board in drawn]
+
+    cursor = game.games(48, backwards=10).cursor()
+    found = [behind(cursor) for _ in range(14)]
+    assert set(found[0]) <= {6, 7} and 7 in found[0]
+    assert [min(each) for each in found] == sorted((min(each) for each in found), reverse=True)
+    assert {1, 2, 3, 4, 5, 6, 7} == set().union(*found[10:])
+    assert set(behind(game.games(480).cursor())) == {1, 2, 3, 4, 5, 6, 7}, "without it they are of all lengths at once"
+
+
 def test_a_position_has_moves_that_lose_and_moves_that_do_not(game):
     for seed in range(200):
         board = game.read(game.position(seed)["prompt"])
         after = [game.play(board, field, "x") for field in game.free(board)]
         assert {game.value(one, "o") == 1 for one in after} == {True, False}
         assert game.position(seed) == game.position(seed)
+        assert (
+            sum(board.count(mark) for board in [game.read(game.position(seed, earliest=5)["prompt"])] for mark in "xo")
+            >= 5
+        )
 
 
-def test_examples_are_200_games_of_legal_moves(game):
-    source = game.examples(200)
+def test_examples_are_200_games_of_best_moves_turned_and_mirrored(game):
+    source = game.examples(1600)
     rows = source.cursor().draw()
-    assert len({json.dumps(row["messages"]) for row in rows}) > 190
+    assert len(rows) == 1600 and len({json.dumps(row["messages"]) for row in rows}) > 1000
+    lengths = Counter(len(row["messages"][0]["content"].translate(NO_MARKS)) for row in rows)
+    assert lengths[9] == lengths[8] == 400, "half from the begin, of each side"
     for row in rows:
         boards = [m["content"] for m in row["messages"] if m["role"] == "user"]
         moves = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
         for board, move in zip(boards, moves, strict=True):
             field = move.removeprefix("<move>").removesuffix("</move>")
-            assert field in board and move == f"<move>{field}</move>"
+            assert field in game.best_moves(game.read(board), "x") and move == f"<move>{field}</move>"
     batch = source.to_batch(rows, 0, game.build_tokenizer())
     assert batch.response_mask.values.sum() == 4 * sum(len(row["messages"]) // 2 for row in rows)
+
+
+def test_the_forms_of_a_board_are_its_turns_and_its_mirror_images(game):
+    forms = {game.turned("x2o4o6x89", form) for form in game.FORMS}
+    assert len(set(game.FORMS)) == 8 and len(forms) == 8
+    for form in game.FORMS:
+        assert {frozenset(form[int(field) - 1] for field in line) for line in game.LINES} == set(
+            map(frozenset, game.LINES)
+        )
+    assert game.turned("xo3456789", "741852963") == "123o56x89"
+
+
+def test_the_benchmark_reads_games_before_and_after_the_training(tmp_path):
+    measured = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "tictactoe.py"))
+    lost = {"random": 0.3, "optimal": 0.8}
+    before = [{"program": "evaluate", f"{who}_lost": share, f"{who}_wrong": 0.1} for who, share in lost.items()]
+    steps = [{"program": "tictactoe", "table/lost": 0.5, "actor/rows": 8.0}] * 40
+    after = [{"program": "evaluate-2", f"{who}_lost": 0.02, f"{who}_wrong": 0.0} for who in lost]
+    lines = [{"program": "warmup", "loss": 1.0}, *before, *steps, *after]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = measured["read"](tmp_path)
+    assert found["before"]["optimal_lost"] == 0.8 and found["after"]["random_lost"] == 0.02
+    assert found["games"] == 320 and found["curve"] == [0.5, 0.5] and measured["reached"](found)
+    assert not measured["reached"]({"after": {**found["after"], "optimal_lost": 0.021}})
+    assert not measured["reached"]({"after": {**found["after"], "random_wrong": 0.01}})
 
 
 def told(mask: list[int]) -> list[tuple[int, int]]:
