@@ -6,8 +6,8 @@
 A transformer with random weights is trained in fp32 with AdamW, in one process (``hf``) and on two ranks (``fsdp2``).
 Its checkpoints are taken in turn as runs take them, from a copy of the state and in the background, and as they are
 taken where a host has no memory for that copy: written while the training waits. Both write the same files. The stall
-is the time from the end of a step until the next one may begin; the first one of the background has to take new memory
-for its copy and is given apart. Medians; ``step`` and ``step beside`` are steps while nothing and while a checkpoint is
+is the time from the end of a step until the next one may begin; the first one of the background is given apart, as the
+memory for its copy is new. Medians; ``step`` and ``step beside`` are steps while nothing and while a checkpoint is
 written.
 """
 

@@ -207,7 +207,7 @@ def record_nothing() -> None:
         module.trains_policy = lambda loss, batch: False  # type: ignore[assignment]
     for name in ("note_start", "note_end", "note_draw", "note_publish"):
         setattr(StepNotes, name, nothing)
-    Recorder.commit = lambda self, program, step, tokenizer: {"program": program, "step": step.number}  # type: ignore
+    Recorder.commit = lambda self, program, step, tokenizer: [{"program": program, "step": step.number}]  # type: ignore
     Recorder.note = Recorder.note_memory = nothing  # type: ignore
     Health.look = lambda self, *given: ()  # type: ignore
     WaitNotes.watching = contextlib.nullcontext  # type: ignore

@@ -5,8 +5,10 @@ RUNS is a folder with runs, of which ``tool_use`` is opened. Those of the page w
     flowrl run algorithms/tool_use.py --program warmup,evaluate,tool_use,evaluate --out RUNS/tool_use
     flowrl run algorithms/ppo.py --preset vapo --steps 120 --prompts-per-step 192 --seed 0 --out RUNS/ppo-0   # and 1
     flowrl run algorithms/grpo.py --plan PLAN --steps 6 --prompts-per-step 24 --seed 0 --no-save --out RUNS/overlap
+    flowrl run algorithms/grpo.py --runtime ray --plan RANKS --steps 5 --prompts-per-step 24 --no-save --out RUNS/ranks
 
-PLAN is ``algorithms/plans/disaggregated_cpu.yaml``. ``--only show_time`` after RUNS takes one of them.
+PLAN is ``algorithms/plans/disaggregated_cpu.yaml``, RANKS ``ranks_2_cpu.yaml`` beside it. ``--only show_time`` after
+RUNS takes one of them.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ PICTURES = {
     "show_tokens": ("rows?tab=tokens&order=worst", "tool_use", (1360, 600), False),
     "show_graph": ("graph", "tool_use", (1360, 800), True),
     "show_time": ("time?at={last_update}", "overlap", (1360, 900), False),
+    "show_ranks": ("time?at={last_update}", "ranks", (1360, 560), False),
 }
 
 
