@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 
+from ..errors import PlanError
 from ..graph.record import Graph
 from ..placement.cluster.cluster import Cluster
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Work
 from ..placement.plan.plan import Plan
-from ..placement.search.find_placement import Found, search
+from ..placement.search.find_placement import Found, Refined, search
 from ..placement.search.problem import Member, Problem
 from ..schedule.fly_program import Made
 from .check_plan import too_long
+from .plan_settings import refined
 from .study import Study
 
 
@@ -38,7 +41,8 @@ def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence
     )
     nodes = [w.node for m in found for w in m.works]
     inside, stages = tuple(node for node in study.works if node in set(nodes)), _stages(graph, nodes)
-    segments = _segments(graph, stages)
+    trains = {node for node in nodes if study.calls[node].call.op.cost == "train"}
+    segments = _segments(graph, stages, trains)
     return Problem(cluster, found, stages, pairs, tuple(staleness), order=inside, segments=segments)
 
 
@@ -56,7 +60,19 @@ def find_plan(
     def simulated(plan: Plan) -> float:
         return study.under(plan).simulate(steps).step_seconds
 
-    return search(problem_of(study, graph, cluster, staleness), study.costs or Roofline(cluster), simulated=simulated)
+    def settled(plan: Plan, seconds: float) -> Refined:
+        return refined(study, plan, seconds, staleness, simulated)
+
+    problem, costs = problem_of(study, graph, cluster, staleness), study.costs or Roofline(cluster)
+    try:
+        return search(problem, costs, simulated=simulated, refine=settled)
+    except PlanError as error:
+        if not any(m.use == "train" for m in problem.placed):
+            raise
+        try:  # what fits with weights, gradients and optimizer in host memory alone
+            return search(replace(problem, offload=True), costs, simulated=simulated, refine=settled)
+        except PlanError:
+            raise error from None
 
 
 def _processes(works: Sequence[Work], cluster: Cluster) -> int:
@@ -75,8 +91,11 @@ def _stages(graph: Graph, nodes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(n for n in nodes if depth[n] == level) for level in levels)
 
 
-def _segments(graph: Graph, stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """Return the segment of each stage: one begins where every call waits for all calls of the stages before."""
+def _segments(graph: Graph, stages: Sequence[Sequence[str]], trains: Container[str]) -> tuple[int, ...]:
+    """Return the segment of each stage: one begins where every call waits for all calls of the stages before.
+
+    So it is behind updates alone, which have all of their rows: in chunks other calls begin with some.
+    """
     above: dict[str, set[str]] = {}
     for node in graph.nodes:  # in program order
         before = [e.src for e in graph.edges if e.dst == node.id and e.kind in ("data", "order")]
@@ -84,7 +103,10 @@ def _segments(graph: Graph, stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
     found, segment = list[int](), 0
     for i in range(len(stages)):
         earlier = {node for s in stages[:i] for node in s}
-        segment += bool(i) and all(earlier <= above[node] for s in stages[i:] for node in s)
+        whole = {node for node in stages[i] if node in trains}
+        after = all(node in trains or whole <= above[node] for s in stages[i + 1 :] for node in s)
+        waits = whole == set(stages[i]) and after and all(earlier <= above[node] for s in stages[i:] for node in s)
+        segment += bool(i) and waits
         found.append(segment)
     return tuple(found)
 

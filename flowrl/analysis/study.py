@@ -190,6 +190,7 @@ class Study:
             kv_cache=float(place.options.get("kv_cache", 0)) * (1 << 30) if use == "generate" else 0.0,
             most_rows=int(place.options.get("rows", 0)) if use == "generate" else 0,
             holder=call.worker if call.worker != role.name else "",
+            offload=place.offload,
         )
 
     def load(self, made: Made) -> Workload:

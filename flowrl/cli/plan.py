@@ -13,7 +13,7 @@ from ..flow import Flow
 from ..placement.cluster.cluster import Cluster
 from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
-from ..placement.search.explanation import explain
+from ..placement.search.explanation import explain, to_json
 from ..placement.search.find_placement import Found
 from .arguments.options import parse, put, save, whole_number
 from .arguments.study_options import add_study_options, load_plan, steps_flown, study_of
@@ -96,21 +96,7 @@ def _bounds(text: str) -> tuple[int, ...]:
 
 
 def _record(found: Found) -> dict[str, object]:
-    return {
-        "plan": found.plan.to_json(),
-        "step_s": found.step_seconds,
-        "cost_source": found.source,
-        "error": found.error,
-        "binding": found.binding,
-        "runner_up": None if found.runner_up is None else found.runner_up.plan.to_json(),
-        "margin": found.margin,
-        "bound_s": found.bound,
-        "gap": found.gap,
-        "tie": found.tie,
-        "evaluated": found.evaluated,
-        "pruned": found.pruned,
-        "explanation": explain(found),
-    }
+    return {**to_json(found), "explanation": explain(found)}
 
 
 def _write(found: Found, out: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -91,6 +92,7 @@ def by_hand(chance: random.Random, study, cluster: str, staleness: tuple[int, ..
     whole = Cluster.of(cluster)
     split = chance.random() < 0.5 and whole.size > 1
     cut = chance.randrange(1, whole.size) if split else whole.size
+    offload = chance.random() < 0.2
     pools = {"gpu": Pool("gpu", devices=tuple(range(cut))), "cpu": Pool("cpu", processes=4)}
     if split:
         pools["more"] = Pool("more", devices=tuple(range(cut, whole.size)))
@@ -104,9 +106,9 @@ def by_hand(chance: random.Random, study, cluster: str, staleness: tuple[int, ..
             pool = "more" if split and (use == "generate" or chance.random() < 0.2) else "gpu"
             backend = chance.choice(("fsdp2", "megatron", "hf")) if use == "train" else "vllm"
             mesh = any_mesh(chance, pools[pool].size, backend)
-            place.setdefault(name, {})[use] = Place(pool, mesh, backend)
+            place.setdefault(name, {})[use] = Place(pool, mesh, backend, offload=offload and backend == "fsdp2")
     apart = split and all("generate" not in p or p["train"].pool != p["generate"].pool for p in place.values())
-    pipeline = Pipeline(staleness=chance.choice(staleness) if apart else 0)
+    pipeline = Pipeline(staleness=chance.choice(staleness) if apart else 0, chunks=chance.choice((1, 1, 2, 4)))
     return Plan(pools, place, cluster=whole, pipeline=pipeline)
 
 
@@ -170,6 +172,7 @@ def reckons_alike(seed: int, cases: int) -> int:
     cluster = chance.choice(CLUSTERS)
     _, study, graph, _ = study_of(chance, chance.choice(DRIVERS), cluster)
     problem, fitting = problem_of(study, graph, Cluster.of(cluster)), 0
+    problem = replace(problem, offload=chance.random() < 0.4)
     costs = Roofline(problem.cluster)
     asked = Asked(problem, costs)
     for _ in range(cases):
@@ -226,7 +229,7 @@ def plan_of(asked: Asked, ways, spots) -> Plan:
         start[group] += count
         for name, way in of.items():
             worker, _, use = name.rpartition(".")
-            place.setdefault(worker, {})[use] = Place(f"p{number}", way.mesh, way.backend)
+            place.setdefault(worker, {})[use] = Place(f"p{number}", way.mesh, way.backend, offload=way.offload)
     for member in asked.problem.hosted:
         place.setdefault(member.role.name, {})[member.use] = Place("cpu")
     return Plan(pools, place, cluster=asked.problem.cluster)

@@ -88,6 +88,17 @@ def sharded_weights(work: Work, hardware: Hardware, tokens: float, times: int) -
     return parts * times * layers * hardware.along(mesh, "fsdp").all_gather(layer, mesh["fsdp"])
 
 
+def host_copies(work: Work, hardware: Hardware, tokens: float, times: int) -> float:
+    """Return seconds in which a device's part of each layer comes from host memory, or its gradients go there.
+
+    For each micro-batch, ``times`` as in :func:`sharded_weights`; 0 unless the weights are offloaded.
+    """
+    if not work.offload:
+        return 0.0
+    parts = max(1.0, tokens / micro_tokens(work.load, work.micro))
+    return parts * times * parameters_on_device(work.role, work.mesh) * model_of(work).dtype_bytes / hardware.host
+
+
 def gradients(work: Work, hardware: Hardware) -> float:
     """Replicas of a weight agree on its gradient: an all-reduce, once for each optimizer step.
 

@@ -164,7 +164,7 @@ class Roofline:
         rows = rows_of_replica(work.load, work.mesh, work.processes)
         terms = self._passes(work, rows, operations=1, passes=1, part=self.efficiency.forward)
         tokens = rows * (work.load.prompt + work.load.response)
-        return terms | {"weights": self._exposed(terms, traffic.sharded_weights(work, self._hardware(work), tokens, 1))}
+        return terms | {"weights": self._exposed(terms, self._weights(work, tokens, 1))}
 
     def _train(self, work: Work) -> dict[str, float]:
         """Forward, backward (twice a forward) and, with recomputation, another forward; then the optimizer.
@@ -179,7 +179,7 @@ class Roofline:
         operations = (2 if role.lora else 3 - role.frozen) + again
         terms = self._passes(work, rows, operations, 2 + again, self.efficiency.train)
         tokens = rows * (load.prompt + load.response)
-        weights = traffic.sharded_weights(work, hardware, tokens, 2 if role.lora else 3)
+        weights = self._weights(work, tokens, 2 if role.lora else 3)
         exposed = self._exposed(terms, weights + traffic.gradients(work, hardware))
         terms |= {"weights": exposed, "optimizer": self._optimizer(work)}
         return {name: seconds * work.minibatches * work.epochs for name, seconds in terms.items()}
@@ -201,15 +201,26 @@ class Roofline:
             "bubble": (compute + exchange) * (depth - 1) / micro_batches,
         }
 
+    def _weights(self, work: Work, tokens: float, times: int) -> float:
+        """Seconds until the layers at work are on a device, from other devices and from the host."""
+        hardware = self._hardware(work)
+        copies = traffic.host_copies(work, hardware, tokens, times) / self.efficiency.host
+        return traffic.sharded_weights(work, hardware, tokens, times) + copies
+
     def _exposed(self, terms: Mapping[str, float], seconds: float) -> float:
         """What is left of the traffic when part of the computation hides it."""
         return max(0.0, seconds - self.efficiency.overlap * terms["compute"])
 
     def _optimizer(self, work: Work) -> float:
-        """AdamW reads gradient, master weight and two moments, and writes master, moments and weight: memory bound."""
+        """AdamW reads gradient, master weight and two moments, and writes master, moments and weight: memory bound.
+
+        That of an offloaded worker computes on the host, whose memory is taken to be as fast as the way to it.
+        """
         width = model_of(work).dtype_bytes
         moved = 2 * width + 24 if width < 4 else 2 * width + 20  # fp32 weights are their own master: read as well
         size = optimizer_parameters(work.role, work.mesh, work.backend) * moved
+        if work.offload:
+            return size / self._hardware(work).host / self.efficiency.host
         return size / self._hardware(work).bandwidth / self.efficiency.memory
 
 

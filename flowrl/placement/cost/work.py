@@ -81,7 +81,8 @@ class Work:
     cannot have. ``moved``: bytes of an offload or onload on each device. ``copied``: a publish into weights of their
     own, whatever the pool. ``kv_cache`` and ``most_rows``: the bytes of a KV cache on each device and the rows of a
     replica in one batch that the plan says beside the engine, 0 where it says none. ``holder``: the worker that calls
-    a policy which serves it, where that is another one.
+    a policy which serves it, where that is another one. ``offload``: its weights, gradients and optimizer
+    are in host memory.
     """
 
     node: str
@@ -106,6 +107,7 @@ class Work:
     kv_cache: float = 0.0
     most_rows: int = 0
     holder: str = ""
+    offload: bool = False
 
     @property
     def use(self) -> str:

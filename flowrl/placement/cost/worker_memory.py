@@ -119,7 +119,7 @@ def usage_of(
     if role.model is None:
         return Usage(role.name, use, {}, {})
     if use == "generate":
-        return _generating(role, place, other, load, reads=reads)
+        return _said_cache(_generating(role, place, other, load, reads=reads), place)
     trains = training if role.optimized else reading
     usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
     if staging:
@@ -256,6 +256,12 @@ def _generating(role: Role, place: Place, other: Place | None, load: Workload, *
         return usage
     idle = {part: size for part, size in usage.idle.items() if part != "weights"}
     return replace(usage, idle=idle, shares=f"{role.name}.train")
+
+
+def _said_cache(usage: Usage, place: Place) -> Usage:
+    """The same with the bytes of the KV cache that the plan says beside the engine, which others cannot change."""
+    said = float(place.options.get("kv_cache", 0)) * (1 << 30)
+    return replace(usage, working={**usage.working, "kv cache": said}, least={}, rows=0) if said else usage
 
 
 def _model(role: Role) -> ModelShape:

@@ -226,6 +226,14 @@ class Plan:
 
         return load(path)
 
+    def but(self, *, pipeline: Pipeline | None = None, place: Mapping[str, Mapping[str, Place]] | None = None) -> Plan:
+        """Return the same plan with another pipeline, or other places."""
+        return Plan(self.pools, place or self.place, self.cluster, pipeline or self.pipeline, file=self.file)
+
+    def placing(self, worker: str, use: str, place: Place) -> Plan:
+        """Return the same plan with another place for one use of a worker."""
+        return self.but(place={**self.place, worker: {**self.place.get(worker, {}), use: place}})
+
     def place_of(self, worker: str, use: str = "train") -> Place:
         """Return the place of a worker when it trains or generates; without one, the first pool.
 

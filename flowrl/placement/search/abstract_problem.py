@@ -12,7 +12,7 @@ from ..cost.cost_model import Costs
 from ..plan.plan import Pipeline, Place, Plan, Pool
 from .branch_and_bound import Choice, Question, Set, Stock, cheapest
 from .colocate import Colocated, Floor, publish_title
-from .parallelism import Parallelism
+from .parallelism import Parallelism, Way
 from .partitions import all_counts, node_counts
 from .problem import Problem
 from .step_time import Op, Placed, PoolUse, Sent
@@ -114,8 +114,10 @@ class Asked:
             start[group] += count
             for name, way in settled.ways.items():
                 member = self.problem.by_name[name]
-                place.setdefault(member.role.name, {})[member.use] = Place(names[i], way.mesh, way.backend)
-            members = {n: f"{w.backend} {w.mesh}" for n, w in settled.ways.items()}
+                place.setdefault(member.role.name, {})[member.use] = Place(
+                    names[i], way.mesh, way.backend, offload=way.offload
+                )
+            members = {n: _way_text(w) for n, w in settled.ways.items()}
             kind = self.problem.cluster.groups[group].kind
             pools.append(PoolUse(names[i], kind, devices, members, settled.ops, settled.moved))
         listed = [Pool(p.name, devices=p.devices) for p in pools]
@@ -139,6 +141,10 @@ class Asked:
                 source, target = (choice.sets[i], choice.spots[i]), (choice.sets[j], choice.spots[j])
                 seconds = self.table.publish_one(train, generate, source, target)
                 yield Sent(publish_title(self.problem, train), names[j], seconds)
+
+
+def _way_text(way: Way) -> str:
+    return f"{way.backend} {way.mesh}{', in host memory' if way.offload else ''}"
 
 
 def _names(sets: list[tuple[str, ...]]) -> list[str]:

@@ -29,6 +29,7 @@ def explain(found: Found) -> str:
         *_runner_up(found),
         *_beyond(found),
         *_bound(found),
+        *_settings(found),
         f"Looked at {found.evaluated} allocations; {found.pruned} branches were left, as nothing in them could win.",
     ]
     return "\n".join(lines)
@@ -124,6 +125,15 @@ def _bound(found: Found) -> list[str]:
     return [f"Bound: {bound}; what was found is at most {found.gap:.1%} longer than the best."]
 
 
+def _settings(found: Found) -> list[str]:
+    if not found.tried:
+        return []
+    kept = ", ".join(found.best.settings)
+    said = f"these make the step shorter: {kept}" if kept else "none makes the step shorter"
+    tried = "chunks, publishes, caches, offload"
+    return [f"Simulated {found.tried} other settings of the fastest placements ({tried}); {said}."]
+
+
 def _beyond(found: Found) -> list[str]:
     if found.source != "roofline" or found.problem.cluster.size <= _TRUSTED:
         return []
@@ -139,16 +149,21 @@ def _times(factor: float) -> str:
     return f"{factor:.3g} times as much"
 
 
+def _slowest(placed: Placed) -> dict[str, Any]:
+    op = placed.bottleneck
+    return {"node": op.title, "pool": op.pool, "seconds": op.seconds, "share": op.share}
+
+
 def to_json(found: Found) -> dict[str, Any]:
     """Return the same as a record.
 
     ``{"step_s", "staleness", "shape", "cost_source", "error", "busy": {pool: part of a step}, "bottleneck": {"node",
-    "pool", "seconds", "share"}, "binding", "gain", "runner_up": {"shape", "step_s", "staleness", "margin", "changes":
-    {title: factor}, "plan"} or None, "tie", "bound", "gap", "evaluated", "pruned", "plan"}``; plans as ``Plan.to_json``
-    writes them.
+    "pool", "seconds", "share"}, "settings", "tried", "binding", "gain", "runner_up": {"shape", "step_s", "staleness",
+    "margin", "bottleneck", "changes": {title: factor}, "plan"} or None, "tie", "bound", "gap", "evaluated", "pruned",
+    "plan"}``; plans as ``Plan.to_json`` writes them. ``changes`` of a runner-up: as many times as much would the op of
+    that title have to cost for it to be as fast.
     """
     best, other = found.best, found.runner_up
-    slowest = best.bottleneck
     return {
         "step_s": found.step_seconds,
         "staleness": best.staleness,
@@ -156,7 +171,9 @@ def to_json(found: Found) -> dict[str, Any]:
         "cost_source": found.source,
         "error": found.error,
         "busy": {pool: seconds / (found.step_seconds or 1.0) for pool, seconds in best.busy.items()},
-        "bottleneck": {"node": slowest.title, "pool": slowest.pool, "seconds": slowest.seconds, "share": slowest.share},
+        "bottleneck": _slowest(best),
+        "settings": list(best.settings),
+        "tried": found.tried,
         "binding": found.binding,
         "gain": found.gain,
         "runner_up": other
@@ -165,6 +182,7 @@ def to_json(found: Found) -> dict[str, Any]:
             "step_s": other.step_seconds,
             "staleness": other.staleness,
             "margin": found.margin,
+            "bottleneck": _slowest(other),
             "changes": {c.title: c.factor for c in found.changes},
             "plan": other.plan.to_json(),
         },

@@ -11,6 +11,7 @@ HybridFlow's algorithm 1 (arXiv 2409.19256, section 6), exact over partitions an
 
 Stages are barriers here: a stage ends with its slowest pool. A schedule may differ, so the best of each of several
 partitions and staleness bounds are simulated, and their steps, their order and the winner are those of the simulator.
+Chunks, publish modes, KV caches and offload are tried there, on these placements alone.
 """
 
 from __future__ import annotations
@@ -23,12 +24,26 @@ from ..plan.plan import Plan
 from .abstract_problem import Asked
 from .binding_constraints import binding as binding_of
 from .binding_constraints import nothing_fits
-from .branch_and_bound import cheapest
+from .branch_and_bound import Choice, cheapest
 from .problem import Problem
 from .step_time import Change, Placed, changes
 
 CANDIDATES = 8  # partitions and staleness bounds whose best is simulated
+REFINED = 60  # simulations of other settings of these, about; the fastest come first
 ROOFLINE_ERROR = 0.30  # assumed; a roofline has no measurement to compare with
+
+
+@dataclass(frozen=True)
+class Refined:
+    """A plan with the settings that make its step shortest: ``Refined(plan, 28.5, tried=12, settings=("chunks: 4",))``.
+
+    ``tried``: how many other settings were simulated.
+    """
+
+    plan: Plan
+    step_seconds: float
+    tried: int
+    settings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,8 @@ class Found:
     ``binding``: ``memory``, ``node size``, ``divisibility`` or ``none``: the constraint without which the same sets
     would take the shortest step, ``gain`` the part of the step that this would save. ``margin``: by what part the step
     of the runner-up is longer; ``error`` of the costs. ``evaluated`` allocations, ``pruned`` branches.
-    ``bound``: seconds that no placement of the space takes less than in the simulator.
+    ``bound``: seconds that no placement of the space takes less than in the simulator. ``tried``: how many other
+    settings of the best placements were simulated.
     """
 
     problem: Problem
@@ -52,6 +68,7 @@ class Found:
     evaluated: int
     pruned: int
     bound: float | None = None
+    tried: int = 0
 
     @property
     def gap(self) -> float | None:
@@ -90,22 +107,29 @@ def error_of(costs: Costs) -> float:
 
 
 def search(
-    problem: Problem, costs: Costs, *, why: bool = True, simulated: Callable[[Plan], float] | None = None
+    problem: Problem,
+    costs: Costs,
+    *,
+    why: bool = True,
+    simulated: Callable[[Plan], float] | None = None,
+    refine: Callable[[Plan, float], Refined] | None = None,
 ) -> Found:
     """Return the best placement of a problem. Without ``why`` it does not look for the constraint that binds.
 
-    ``simulated``: the step of a plan in a simulation, by which the best candidates are put in order. Raises PlanError
-    when a use fits nowhere, with its name and the fewest devices that would do.
+    ``simulated``: the step of a plan in a simulation, by which the best candidates are put in order; ``refine`` tries
+    other settings of theirs. Raises PlanError when a use fits nowhere, with its name and the fewest devices that would
+    do.
     """
     asked = Asked(problem, costs)
     answer = cheapest(asked.question(), asked.table, keep=CANDIDATES if simulated else 0)
     if answer.best is None:
         raise nothing_fits(problem, costs)
     choices = [answer.best, *(c for c in (answer.runner_up, *answer.ranked) if c is not None and c != answer.best)]
-    both = [(choice, asked.placed(choice)) for choice in dict.fromkeys(choices)]
+    both, tried = [(choice, asked.placed(choice)) for choice in dict.fromkeys(choices)], 0
     if simulated is not None:
         both = [(choice, replace(p, step_seconds=simulated(p.plan))) for choice, p in both]
         both.sort(key=lambda pair: pair[1].step_seconds)  # of equal ones the first stays first
+        both, tried = _with_settings(both, refine) if refine is not None else (both, 0)
     chosen, best = both[0]
     runner_up = next((p for c, p in both if c.sets != chosen.sets), None)
     binding, gain = binding_of(asked, chosen) if why else ("none", 0.0)
@@ -123,7 +147,28 @@ def search(
         answer.evaluated,
         answer.pruned,
         bound,
+        tried,
     )
+
+
+def _with_settings(
+    both: list[tuple[Choice, Placed]], refine: Callable[[Plan, float], Refined]
+) -> tuple[list[tuple[Choice, Placed]], int]:
+    """Return the placements with their best settings, the fastest first, and how many settings were tried.
+
+    No setting makes a step shorter than its busiest pool is busy: what cannot come first or second by that is left.
+    """
+    found, tried = list[tuple[Choice, Placed]](), 0
+    for choice, placed in both:
+        ahead = sorted(p.step_seconds for _, p in [*found, *both[len(found) :]])
+        if tried < REFINED and placed.least < ahead[min(1, len(ahead) - 1)]:
+            better = refine(placed.plan, placed.step_seconds)
+            tried += better.tried
+            bound = better.plan.pipeline.staleness
+            placed = replace(placed, plan=better.plan, staleness=bound, settings=better.settings)
+            placed = replace(placed, step_seconds=better.step_seconds)
+        found.append((choice, placed))
+    return sorted(found, key=lambda pair: pair[1].step_seconds), tried
 
 
 def search_shapes(

@@ -8,11 +8,12 @@ devices).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..cost.cost_model import Costs
 from ..cost.per_device_counts import MICRO_TOKENS
@@ -32,13 +33,14 @@ HERE = "here"  # the pool at hand, which has no name yet
 class Way:
     """One use on one mesh: ``Way(Mesh({"fsdp": 8}), backend, seconds=(1.2, 30.5), usage=usage)``.
 
-    ``seconds`` by call of the use; ``usage``: bytes on each device.
+    ``seconds`` by call of the use; ``usage``: bytes on each device. ``offload``: its weights are in host memory.
     """
 
     mesh: Mesh
     backend: str
     seconds: tuple[float, ...]
     usage: Usage
+    offload: bool = False
 
     @cached_property
     def total(self) -> float:
@@ -113,11 +115,12 @@ class Parallelism:
             self._floors[key] = tuple(map(min, zip(*(w.seconds for w in ways), strict=True))) if ways else None
         return self._floors[key]
 
-    def _meshes(self, member: Member, group: int, size: int) -> Iterable[tuple[Mesh, str]]:
+    def _meshes(self, member: Member, group: int, size: int) -> Iterator[tuple[Mesh, str, bool]]:
+        """Yield meshes with their backend, and where host memory may be used, with the weights there too."""
         model = member.role.model
         assert model is not None, f"{member.name} takes no devices"
         nodes, loads = self.problem.cluster.groups[group], [w.load for w in member.works]
-        return meshes(
+        found = meshes(
             member.role,
             member.use,
             size,
@@ -127,38 +130,50 @@ class Parallelism:
             any_split="divisibility" in self.relaxed,
             cp=any(load.rows < size or load.prompt + load.response > MICRO_TOKENS for load in loads),
         )
+        for mesh, backend in found:
+            yield mesh, backend, False
+            if self.problem.offload and member.use == "train" and row_of(backend).offload:
+                yield mesh, backend, True
 
     def every(self, member: Member, group: int, size: int, *, staging: bool) -> Iterable[Way]:
         """Yield all ways, those too that do not fit; the least seconds of an engine are those without others."""
         devices = self.devices(group, size)
-        for mesh, backend in self._meshes(member, group, size):
-            usage = self.usage(member, mesh, backend, staging=staging)
-            yield Way(mesh, backend, self._timed(member, mesh, backend, devices, 0.0), usage)
+        for mesh, backend, offload in self._meshes(member, group, size):
+            usage = self.usage(member, mesh, backend, staging=staging, offload=offload)
+            yield Way(mesh, backend, self._timed(member, mesh, backend, devices, 0.0, offload), usage, offload)
 
     def _costed(self, member: Member, group: int, size: int, held: float, staging: bool) -> Iterable[Way]:
         devices, free = self.devices(group, size), self.capacity(group) - held
-        for mesh, backend in self._meshes(member, group, size):
-            usage = self.usage(member, mesh, backend, staging=staging)
+        for mesh, backend, offload in self._meshes(member, group, size):
+            usage = self.usage(member, mesh, backend, staging=staging, offload=offload)
             if usage.staying + usage.needed <= free:
-                yield Way(mesh, backend, self._timed(member, mesh, backend, devices, held), usage)
+                yield Way(mesh, backend, self._timed(member, mesh, backend, devices, held, offload), usage, offload)
 
     def usage(
-        self, member: Member, mesh: Mesh, backend: str, *, other: Place | None = None, staging: bool = False
+        self,
+        member: Member,
+        mesh: Mesh,
+        backend: str,
+        *,
+        other: Place | None = None,
+        staging: bool = False,
+        offload: bool = False,
     ) -> Usage:
         """Return bytes on each device of a pool; ``other``: where the worker trains, if that is in this pool."""
         role, use = member.role, member.use
         load = loads_of(member.works)[0][role.name, use]
         reads = f"{role.name}.train" in self.problem.by_name
-        place = Place(HERE, mesh, backend)
+        place = Place(HERE, mesh, backend, offload=offload)
         micro = self.problem.micro.get(role.name, 0)
         return usage_of(role, use, place, other, load, micro=micro, reads=reads, staging=staging)
 
     def _timed(
-        self, member: Member, mesh: Mesh, backend: str, devices: tuple[int, ...], held: float
+        self, member: Member, mesh: Mesh, backend: str, devices: tuple[int, ...], held: float, offload: bool
     ) -> tuple[float, ...]:
-        key = (member.name, mesh, backend, devices[0], len(devices), held, "memory" in self.relaxed)
+        key = (member.name, mesh, backend, devices[0], len(devices), held, offload, "memory" in self.relaxed)
         if key not in self._seconds:
-            works = [self.placed(w, mesh, backend, devices, member.name, held) for w in member.works]
+            there = [self.placed(w, mesh, backend, devices, member.name, held) for w in member.works]
+            works = [replace(work, offload=offload) for work in there]
             self._seconds[key] = tuple(self.costs.seconds(w) for w in works)
         return self._seconds[key]
 

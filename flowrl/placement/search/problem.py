@@ -47,6 +47,7 @@ class Problem:
     nodes. ``order``: ids of calls as the program makes them, for which the stages stand where it is not said. Raises
     PlanError for a name or a call that is not there, or is there twice. ``segments``: of each stage the number of its
     segment; a segment really begins when the one before it has ended, stages of one segment may overlap in a schedule.
+    ``offload``: weights, gradients and optimizer may be in host memory, where a backend can.
     """
 
     cluster: Cluster
@@ -58,6 +59,7 @@ class Problem:
     integers: bool = False
     order: tuple[str, ...] = ()
     segments: tuple[int, ...] = ()
+    offload: bool = False
 
     def __post_init__(self) -> None:
         names = [m.name for m in self.members]

@@ -69,7 +69,8 @@ class Placed:
     """A placement with its costs.
 
     ``step_seconds`` is what the search reckons, :meth:`seconds` without factors, or what a simulation of the plan has
-    put in its place. ``sets``: the members of each pool, by which placements are told apart.
+    put in its place. ``sets``: the members of each pool, by which placements are told apart. ``settings``: what the
+    plan says besides as it makes a step shorter: ``("chunks: 4",)``.
     """
 
     plan: Plan
@@ -78,6 +79,7 @@ class Placed:
     stages: int
     staleness: int
     step_seconds: float = field(default=0.0)
+    settings: tuple[str, ...] = ()
 
     @property
     def sets(self) -> tuple[tuple[str, ...], ...]:
@@ -111,6 +113,12 @@ class Placed:
             p.name: sum(op.seconds for op in p.ops) + sum(s.seconds for s in self.sent if s.pool == p.name)
             for p in self.pools
         }
+
+    @property
+    def least(self) -> float:
+        """Seconds of a step in which the busiest pool computes: what leaves a device and comes back is left out."""
+        calls = ([op.seconds for op in p.ops if not op.title.endswith((".offload", ".onload"))] for p in self.pools)
+        return max((sum(seconds) for seconds in calls), default=0.0)
 
     @property
     def bottleneck(self) -> Bottleneck:
