@@ -16,7 +16,14 @@ from ..placement.plan.show import render
 from ..placement.search.explanation import explain, to_json
 from ..placement.search.find_placement import Found
 from .arguments.options import parse, put, save, whole_number
-from .arguments.study_options import add_study_options, load_plan, steps_flown, study_of
+from .arguments.study_options import (
+    add_hours_options,
+    add_study_options,
+    hours_of,
+    load_plan,
+    steps_flown,
+    study_of,
+)
 
 FORMATS = ("text", "json", "svg")
 
@@ -24,6 +31,7 @@ FORMATS = ("text", "json", "svg")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_study_options(parser)
+    add_hours_options(parser)
     parser.add_argument("--show", action="store_true", help="who sits where in the plan of --plan")
     parser.add_argument("--cluster", metavar="KIND:NxM", help="search on this cluster: h100-80:4x8, or auto")
     parser.add_argument(
@@ -55,10 +63,13 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
     if report.errors:
         raise CheckError(report.errors)
     result = _search(flow, name, given.parameters[name], options)
+    hours = hours_of(options, result.plan.cluster, result.step_seconds)
     if options.format == "json":
-        print(json.dumps(_record(result), indent=1))
+        print(json.dumps(_record(result) | ({"machines": hours.to_json()} if hours else {}), indent=1))
     else:
-        print(explain(result))
+        print(
+            "\n".join((explain(result), *(f"{word[0].upper()}{word[1:]}." for word in (hours.words if hours else ()))))
+        )
     if options.out:
         _write(result, options.out)
     elif options.format == "text":

@@ -13,12 +13,20 @@ from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..schedule.report import FORMATS, render
 from .arguments.options import chosen, parse, put, whole_number
-from .arguments.study_options import STEPS, add_study_options, load_plan, study_of
+from .arguments.study_options import (
+    STEPS,
+    add_hours_options,
+    add_study_options,
+    hours_of,
+    load_plan,
+    study_of,
+)
 
 
 def add_options(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
     """Add the options of this command; ``steps`` unless the program has a parameter of that name."""
     add_study_options(parser)
+    add_hours_options(parser)
     if steps:
         parser.add_argument("--steps", type=whole_number, default=STEPS, help=f"of each loop, at most ({STEPS})")
     parser.add_argument("--explain", action="store_true", help="the critical path of a step, and what would help")
@@ -41,6 +49,8 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
     edges = edge_records(placed_graph(study, flow.graph(name, **parameters)))
     steps = None if asks else options.steps
     flown = replace(study.simulate(steps), edges=tuple(edges))
+    if (hours := hours_of(options, study.plan.cluster, flown.step_seconds)) is not None:
+        flown = replace(flown, machines=hours.to_json())
     if options.explain:
         flown = replace(flown, explained=explained(study, flown, steps).to_json())
     put(render(flown, options.format), options.out)

@@ -70,6 +70,7 @@ class Simulation:
     real: bool = False  # measured in a run, not flown on the virtual clock
     workers: tuple[str, ...] = ()  # in the order of the program, for their colours
     explained: Mapping[str, Any] = field(default_factory=dict[str, Any])  # {"path", "changes", "uncertain", "words"}
+    machines: Mapping[str, Any] = field(default_factory=dict[str, Any])  # {"device_hours", "price", "lost", "words"..}
 
     @property
     def lag_max(self) -> int:
@@ -116,6 +117,7 @@ class Simulation:
             "assumed": list(self.assumed),
             "notes": list(self.notes),
             **({"explained": dict(self.explained)} if self.explained else {}),
+            **({"machines": dict(self.machines)} if self.machines else {}),
         }
 
 

@@ -14,11 +14,13 @@ from ...analysis.study import Study
 from ...errors import UsageError, near
 from ...flow import Flow
 from ...graph.ops.op import Op
+from ...placement.cluster.cluster import Cluster
 from ...placement.cost.calibrated_costs import Calibrated
 from ...placement.cost.cost_model import load_costs
 from ...placement.cost.efficiency import Efficiency
 from ...placement.cost.given_costs import GivenCosts
 from ...placement.cost.length_distribution import read_lengths
+from ...placement.cost.machine_hours import Failures, MachineHours, Prices, machine_hours
 from ...placement.cost.roofline import Roofline
 from ...placement.plan.plan import Plan
 from ...run_options import RUN_OPTIONS
@@ -47,6 +49,28 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime", choices=RUN_OPTIONS["runtime"].words, default="", help="that is to run it (the one the plan needs)"
     )
+
+
+def add_hours_options(parser: argparse.ArgumentParser) -> None:
+    """Options of what devices cost, and how often they fail."""
+    parser.add_argument("--prices", metavar="FILE", help="what an hour of a device costs, by kind (YAML: h100-80: 2.5)")
+    parser.add_argument(
+        "--failures",
+        metavar="H,S,S",
+        help="hours between failures of a device, seconds of a checkpoint, of a restart: 40000,60,300",
+    )
+
+
+def hours_of(options: argparse.Namespace, cluster: Cluster | None, seconds: float) -> MachineHours | None:
+    """Return what the options ask of a step on a cluster; None where they ask nothing. Raises UsageError, PlanError."""
+    if not options.prices and not options.failures:
+        return None
+    if cluster is None:
+        word = "--prices" if options.prices else "--failures"
+        raise UsageError(f"{word} is for the devices of a cluster, and the plan has none.", fix="Name one in the plan.")
+    prices = Prices.load(options.prices) if options.prices else None
+    failures = Failures.read(options.failures) if options.failures else None
+    return machine_hours(cluster, seconds, prices, failures)
 
 
 def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:

@@ -172,7 +172,11 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]], *, numbers_from: 
 
 def _rests(simulation: Simulation) -> Iterator[str]:
     """What the times rest on: conditions that were assumed, and notes."""
-    told = (("Explained", simulation.explained.get("words", ())), ("Assumed", simulation.assumed))
+    told = (
+        ("Explained", simulation.explained.get("words", ())),
+        ("Machines", simulation.machines.get("words", ())),
+        ("Assumed", simulation.assumed),
+    )
     for title, lines in (*told, ("Notes", simulation.notes)):
         if lines:
             items = "".join(f"<li>{text(printable(line))}</li>" for line in lines)

@@ -26,6 +26,7 @@ def render(simulation: Simulation) -> str:
         _edges(simulation),
         _memory(simulation),
         _listed("explained", simulation.explained.get("words", ())),
+        _listed("machines", simulation.machines.get("words", ())),
         _listed("assumed", simulation.assumed),
         _listed("notes", simulation.notes),
     ]
