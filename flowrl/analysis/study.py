@@ -314,7 +314,11 @@ class Study:
             if any(work.kind == "external" for work in self.works.values()):
                 row = costs.efficiency.row_s
                 notes.append(f"a row of a reward or environment: {1000 * row:g} ms on a process (assumed)")
-            notes.append("the roofline is not calibrated: compare plans, do not promise seconds")
+            if costs.error is None:
+                notes.append("the roofline is not calibrated: compare plans, do not promise seconds")
+            else:
+                of = f"the calls of {costs.efficiency.name} were {costs.error:.0%} off it"
+                notes.append(f"the parts of a peak are fitted to a run: half of {of} or less")
         return tuple(notes)
 
     def _notes_on_places(self) -> Iterator[str]:

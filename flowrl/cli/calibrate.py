@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..placement.cost.calibrated_costs import Calibrated, calibrate
 from ..placement.plan.plan import Plan
 from ..placement.plan.plan_file import read
+from .arguments.calibrated_by import efficiency_of
 from .arguments.recorded_run import recorded_parameters, recorded_run, reopen
 
 
@@ -30,6 +31,11 @@ def calibrate_command(words: Sequence[str]) -> int:
     parser.add_argument(
         "--against", type=Path, metavar="RUN", help="another run of the program, beside what these costs predict of it"
     )
+    parser.add_argument(
+        "--efficiency",
+        metavar="FILE",
+        help="also fit the parts of a peak that calls reached, which carry over to other plans",
+    )
     parser.add_argument("--format", default="text", choices=("text", "json"))
     try:
         options = parser.parse_args(list(words))
@@ -38,12 +44,18 @@ def calibrate_command(words: Sequence[str]) -> int:
     costs = calibrate(options.run, program=options.program)
     out = Path(options.out) if options.out else Path(options.run) / "costs.yaml"
     costs.save(out)
+    fitted = efficiency_of(Path(options.run), options.program) if options.efficiency else None
+    if fitted is not None:
+        fitted.efficiency.save(options.efficiency)
     rows = _predicted(Path(options.run), options.against, options.program, costs) if options.against else ()
     if options.format == "json":
         against = {"against": [vars(row) for row in rows]} if rows else {}
-        print(json.dumps(costs.to_json() | against, indent=1))
+        print(json.dumps(costs.to_json() | against | (fitted.to_json() if fitted else {}), indent=1))
         return 0
     print(f"{costs.report()}\n\ncosts: {out}   use them with: flowrl simulate SCRIPT --costs {out}")
+    if fitted is not None:
+        out = options.efficiency
+        print(f"\n{fitted.report()}\n\nefficiencies: {out}   use them with: flowrl simulate SCRIPT --efficiency {out}")
     if rows:
         print(f"\n{options.against}\n{in_words(rows)}")
     return 0

@@ -131,16 +131,28 @@ def test_lengths_of_a_run(tmp_path, monkeypatch, capsys):
     both = simulated("--run", out, "--costs", out)
     took = sorted(line["seconds"] for line in measured[2:])
     assert both["cost_source"].startswith("calibrated: ") and took[0] / 3 < both["step_s"] < 3 * took[-1]
-    elsewhere = simulated("--costs", out, "--plan", "algorithms/plans/colocated_8.yaml")["notes"]
-    assert (
-        "actor.update: its seconds were measured on hf, one device, and are taken for fsdp2, mesh fsdp=8" in elsewhere
-    )
-    assert not any("its seconds were measured on" in note for note in both["notes"])
+    assert main(["simulate", script, *words, "--costs", out, "--plan", "algorithms/plans/colocated_8.yaml"]) == 1
+    refused = capsys.readouterr().err
+    assert "its seconds were measured on hf, one device, and the plan has it on" in refused
+    assert f"--calibrated-by {out}" in refused and "colocated_8.yaml:" in refused
+    carried = simulated("--calibrated-by", out, "--plan", "algorithms/plans/colocated_8.yaml")
+    assert carried["cost_source"] == f"roofline (efficiencies: {out})"
     assert main(["calibrate", out]) == 0
     capsys.readouterr()
-    assert (
-        simulated("--costs", f"{out}/costs.yaml", "--plan", "algorithms/plans/colocated_8.yaml")["notes"] == elsewhere
-    )
+    words_saved = ("--costs", f"{out}/costs.yaml", "--plan", "algorithms/plans/colocated_8.yaml")
+    assert main(["simulate", script, *words, *words_saved]) == 1
+    assert "they do not carry over" in capsys.readouterr().err
+    assert main(["calibrate", out, "--efficiency", f"{out}/efficiency.yaml", "--format", "json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    fitted = {call["title"]: call for call in record["fitted"]}
+    assert fitted["actor.update"]["predicted"] == pytest.approx(fitted["actor.update"]["measured"], rel=0.5)
+    assert 0 < record["efficiency"]["train"] <= 1
+    again = simulated("--efficiency", f"{out}/efficiency.yaml", "--plan", "algorithms/plans/colocated_8.yaml")
+    assert again["step_s"] == pytest.approx(carried["step_s"], rel=1e-3)
+    assert main(["calibrate", out, "--efficiency", f"{out}/nowhere/efficiency.yaml"]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+    assert main(["simulate", script, "--calibrated-by", out, "--costs", out]) == 2
+    assert "both say how long calls take" in capsys.readouterr().err
     assert main(["simulate", script, "--run", out, "--lengths", "fixed:8"]) == 2
     assert "both say how long rows are" in capsys.readouterr().err
     assert main(["simulate", script, "--run", str(tmp_path)]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 from ...analysis.measured_run import tokens_of_run
 from ...analysis.row_lengths import Tokens
 from ...analysis.study import Study
-from ...errors import UsageError, near
+from ...errors import PlanError, UsageError, near
 from ...flow import Flow
 from ...graph.ops.op import Op
 from ...placement.cluster.cluster import Cluster
-from ...placement.cost.calibrated_costs import Calibrated
+from ...placement.cost.calibrated_costs import Calibrated, placed
 from ...placement.cost.cost_model import load_costs
 from ...placement.cost.efficiency import Efficiency
 from ...placement.cost.given_costs import GivenCosts
@@ -40,6 +41,11 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
         "--efficiency",
         metavar="FILE",
         help="parts of a peak that the roofline takes (YAML), or published: fitted to published steps",
+    )
+    parser.add_argument(
+        "--calibrated-by",
+        metavar="RUN",
+        help="parts of a peak fitted to the calls of this run: they carry over to other plans on machines of its kind",
     )
     parser.add_argument("--run", metavar="DIR", help="take the lengths of prompts and responses from this run")
     parser.add_argument(
@@ -84,17 +90,42 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
     """A program under a plan, with the costs and lengths of the options. Raises PlanError, UsageError."""
     costs = load_costs(options.costs) if options.costs else None
     roofline = None
+    said = [word for word in ("costs", "efficiency", "calibrated_by") if getattr(options, word)]
+    if len(said) > 1:
+        both = " and ".join(f"--{word.replace('_', '-')}" for word in said[:2])
+        raise UsageError(f"{both} both say how long calls take.", fix="Leave one out.")
     if options.efficiency:
-        if costs is not None:
-            raise UsageError("--costs and --efficiency both say how long calls take.", fix="Leave one out.")
         roofline = Roofline(plan.cluster, Efficiency.load(options.efficiency))
+    if options.calibrated_by:
+        from .calibrated_by import efficiency_of
+
+        roofline = Roofline(plan.cluster, efficiency_of(Path(options.calibrated_by), program).efficiency)
     tokens = _tokens(program, options, whole=isinstance(costs, Calibrated) and not costs.curves)
     how = {"seed": options.seed or 0, "runtime": options.runtime}
     study = flow.study(plan, program, costs=costs or roofline, tokens=tokens, **how, **parameters)
     if costs is not None:
         listed = costs.given if isinstance(costs, GivenCosts) else costs.fits
         costs.check_names([*study.names(), *(name for name in listed if _elsewhere(name, flow))])
+        if isinstance(costs, Calibrated) and plan.place:  # of a search nothing is placed yet
+            _refuse_elsewhere(study, costs)
     return study
+
+
+def _refuse_elsewhere(study: Study, costs: Calibrated) -> None:
+    """Raise PlanError for the first call whose seconds are those of another backend or mesh than it has in the plan."""
+    for work in study.works.values():
+        was, now = costs.places.get(work.title), placed(work.backend, work.mesh)
+        replicas = work.kind == "generate" and costs.curves.get(work.title) and _replicated(was) and _replicated(now)
+        if work.role.model is None or was in (None, now) or replicas:
+            continue
+        what = f"{work.node}: its seconds were measured on {was}, and the plan has it on {now}: they do not carry over."
+        fix = f"Write --calibrated-by {costs.run}, which fits parts of a peak, or give it the mesh of the run."
+        raise PlanError(what, at=study.plan.place_of(work.role.name, work.use).at, fix=fix)
+
+
+def _replicated(text: str | None) -> bool:
+    """Whether replicas alone are what a place has."""
+    return text is not None and re.fullmatch(r"\w+, (one device|mesh dp=\d+)", text) is not None
 
 
 def _tokens(program: str, options: argparse.Namespace, *, whole: bool) -> Tokens:

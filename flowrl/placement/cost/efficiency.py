@@ -23,10 +23,11 @@ _SOURCES = {
     "experts": "assumed: products of experts are as fast as those of dense layers",
     "step_s": "assumed: scheduling and sampling of one decoded token",
     "slot_s": "assumed: none beside step_s",
+    "call_s": "assumed: none beside what tokens take",
     "row_s": "assumed: one row of a reward or environment without a given time, on one process",
 }
 #: Figures that may be above 1 or are 0 where nothing is added.
-_SECONDS = ("step_s", "slot_s", "row_s")
+_SECONDS = ("step_s", "slot_s", "call_s", "row_s")
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Efficiency:
     Factors of peak operations (``train``, ``forward``, ``prefill``, ``decode``), of bandwidths (``memory``, ``link``,
     ``network``, ``host``), the part of the computation that traffic of weights and gradients can hide behind
     (``overlap``), of what dense products reach the part that those of experts do (``experts``), and seconds that
-    nothing else accounts for: ``step_s`` per decoded token, ``slot_s`` for each row in it, ``row_s`` per external row.
-    ``name`` is how a report calls them, nothing for those that are assumed.
+    nothing else accounts for: ``step_s`` per decoded token, ``slot_s`` for each row in it, ``call_s`` of a
+    forward pass and of an optimizer step, ``row_s`` per external row. ``name`` is how a report calls them, nothing for
+    those that are assumed; ``error``: by what part seconds were off, where that was measured.
     """
 
     train: float = 0.40
@@ -53,6 +55,8 @@ class Efficiency:
     step_s: float = 1e-3
     slot_s: float = 0.0
     row_s: float = 1e-2
+    call_s: float = 0.0
+    error: float | None = None
     sources: Mapping[str, str] = field(default_factory=lambda: _SOURCES, compare=False)
     name: str = ""
 
@@ -77,8 +81,19 @@ class Efficiency:
         entries = read_entries(path)
         found = {entry.name: _figure(entry) for entry in entries}
         given = shown(str(path))
-        sources = _SOURCES | dict.fromkeys(found, given)
+        sources = _SOURCES | dict.fromkeys((name for name in found if name != "error"), given)
         return Efficiency(**found, sources=sources, name=given)
+
+    def save(self, path: str | Path) -> None:
+        """Write a file for ``--efficiency``: the figures that are not those assumed. Raises PlanError."""
+        assumed = Efficiency()
+        found = {name: getattr(self, name) for name in _FIGURES if getattr(self, name) != getattr(assumed, name)}
+        lines = [f"{name}: {value:.6g}\n" for name, value in found.items() if value is not None]
+        try:
+            Path(path).write_text(f"# parts of a peak and seconds, fitted to {self.name}\n" + "".join(lines))
+        except OSError as error:
+            what = f"the efficiencies cannot be written to {shown(str(path))}: {error.strerror}."
+            raise PlanError(what, fix="Name a file in a folder that is there.") from None
 
 
 _FIGURES = tuple(f.name for f in fields(Efficiency) if f.name not in ("sources", "name"))
@@ -88,7 +103,7 @@ def _figure(entry: Entry) -> float:
     if entry.name not in _FIGURES:
         fix = did_you_mean(entry.name, _FIGURES, "Take it out.")
         raise PlanError(f"there is no efficiency '{entry.name}'.", at=entry.at, have=_FIGURES, fix=fix)
-    if entry.name in _SECONDS:
+    if entry.name in (*_SECONDS, "error"):
         return entry.seconds("it")
     try:
         number = float(entry.text)

@@ -58,6 +58,11 @@ class Roofline:
         name = self.efficiency.name
         return f"roofline (efficiencies: {name})" if name else "roofline"
 
+    @property
+    def error(self) -> float | None:
+        """By what part its seconds were off, where that was measured."""
+        return self.efficiency.error
+
     def seconds(self, work: Work) -> float:
         """Return seconds of one call, 0 for a call that computes nothing."""
         kind = work.kind
@@ -140,6 +145,10 @@ class Roofline:
         step = between_points(lambda n: sum(self._token(work, n, n).values()))
         return Engine(at_once, step, prefill, work.load.prompt)
 
+    def token_seconds(self, work: Work, rows: float) -> float:
+        """Return the seconds of a token for so many rows of a replica, all of them at once."""
+        return sum(self._token(work, rows, rows).values())
+
     def engine(self, work: Work) -> Engine:
         """Return the replicas of a generate as one engine, among which its rows are divided evenly."""
         rows = rows_of_replica(work.load, work.mesh, work.processes)
@@ -164,7 +173,8 @@ class Roofline:
         rows = rows_of_replica(work.load, work.mesh, work.processes)
         terms = self._passes(work, rows, operations=1, passes=1, part=self.efficiency.forward)
         tokens = rows * (work.load.prompt + work.load.response)
-        return terms | {"weights": self._exposed(terms, self._weights(work, tokens, 1))}
+        weights = self._exposed(terms, self._weights(work, tokens, 1))
+        return terms | {"weights": weights, "call": self.efficiency.call_s}
 
     def _train(self, work: Work) -> dict[str, float]:
         """Forward, backward (twice a forward) and, with recomputation, another forward; then the optimizer.
@@ -181,7 +191,7 @@ class Roofline:
         tokens = rows * (load.prompt + load.response)
         weights = self._weights(work, tokens, 2 if role.lora else 3)
         exposed = self._exposed(terms, weights + traffic.gradients(work, hardware))
-        terms |= {"weights": exposed, "optimizer": self._optimizer(work)}
+        terms |= {"weights": exposed, "optimizer": self._optimizer(work), "call": self.efficiency.call_s}
         return {name: seconds * work.minibatches * work.epochs for name, seconds in terms.items()}
 
     def _passes(self, work: Work, rows: float, operations: float, passes: int, part: float) -> dict[str, float]:

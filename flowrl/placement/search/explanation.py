@@ -46,6 +46,8 @@ def _lag(placed: Placed) -> str:
 def _costs(found: Found) -> str:
     if found.source == "roofline":
         return f"roofline, not calibrated, taken as right to ±{found.error:.0%} (assumed)"
+    if found.source.startswith("roofline"):
+        return f"{found.source}, right to ±{found.error:.0%}"
     stated = found.source.startswith("calibrated") or not found.error
     said = found.source if stated else f"{found.source}, right to ±{found.error:.0%}"
     return f"{said}, the same for every mesh and number of devices: the search cannot tell these apart"

@@ -99,7 +99,10 @@ class Found:
 
 
 def error_of(costs: Costs) -> float:
-    """Return the error that costs state, as a part of a prediction; given costs are exact, a roofline is ±30 %."""
+    """Return the error that costs state, as a part of a prediction; given costs are exact, a roofline is ±30 %.
+
+    A roofline that was fitted to a run has the error that it had there.
+    """
     stated = getattr(costs, "error", None)
     if isinstance(stated, float):
         return stated

@@ -1,0 +1,26 @@
+"""How much of each peak the run of a folder has reached: its script is loaded, its program is not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ...analysis.fitted_efficiency import FittedEfficiency, fit_efficiency
+from ...analysis.measured_run import tokens_of_run
+from ...analysis.run_pages import programs_of
+from ...placement.cost.calibrated_costs import calibrate
+from ...placement.plan.plan import Plan
+from ...placement.plan.plan_file import read
+from .recorded_run import recorded_parameters, recorded_run, reopen
+
+
+def efficiency_of(run: Path, program: str | None = None) -> FittedEfficiency:
+    """Return the figures of a roofline that are fitted to a run. Raises UsageError, PlanError."""
+    record = recorded_run(run)
+    name = program if program is not None and program in record["programs"] else programs_of(run)[0]
+    flow, said = reopen(record)
+    plan = read(json.dumps(record["plan"]), "the plan of the run") if record.get("plan") else Plan.one_process()
+    parameters = recorded_parameters(flow, record, said)[name]
+    costs = calibrate(run, program=name)
+    study = flow.study(plan, name, tokens=tokens_of_run(run, name), runtime=record["runtime"], **parameters)
+    return fit_efficiency(study, costs)

@@ -1,0 +1,105 @@
+"""Parts of a peak that are fitted to one plan carry over to others: held against a machine whose parts are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.analysis.fitted_efficiency import fit_efficiency
+from flowrl.analysis.row_lengths import Tokens
+from flowrl.cli.arguments.script import load_script
+from flowrl.errors import PlanError
+from flowrl.placement.cost.calibrated_costs import Calibrated, Fit
+from flowrl.placement.cost.efficiency import Efficiency
+from flowrl.placement.cost.engine_curve import EngineCurve
+from flowrl.placement.cost.roofline import Roofline
+from flowrl.placement.plan.plan import Plan
+
+ALGORITHMS = Path(__file__).parents[2] / "algorithms"
+TRUE = Efficiency(train=0.31, forward=0.37, link=0.5, network=0.5, step_s=0.004, row_s=0.02)
+FIXED = Tokens(512, "fixed", (1024.0,))
+
+
+def study_of(plan: str, tokens: Tokens = FIXED, driver: str = "grpo", costs=None, prompts: int = 64):
+    flow = load_script(str(ALGORITHMS / f"{driver}.py"))
+    for handle in flow.handles:
+        if handle.arguments.get("model") is not None:
+            flow.use_model(handle.name, "qwen3-8b")
+    loaded = Plan.load(ALGORITHMS / "plans" / f"{plan}.yaml")
+    return flow.study(loaded, driver, tokens=tokens, costs=costs, steps=8, prompts_per_step=prompts)
+
+
+def measured(study, efficiency: Efficiency) -> Calibrated:
+    """What a run on a machine with these efficiencies would tell of its calls."""
+    costs = Roofline(study.plan.cluster, efficiency)
+    works = {work.title: work for work in study.works.values() if work.kind != "none"}
+    works["actor.publish"] = study.publish("actor")
+    fits = {title: Fit(costs.seconds(work), error=0.02, calls=8) for title, work in works.items()}
+    return Calibrated("run", fits, Fit(0.0, error=0.02))
+
+
+def test_what_a_machine_reaches_is_found_again():
+    study = study_of("disaggregated_16")
+    found = fit_efficiency(study, measured(study, TRUE))
+    for name in ("train", "forward", "network", "step_s", "row_s"):
+        assert getattr(found.efficiency, name) == pytest.approx(getattr(TRUE, name), rel=1e-3), name
+    assert all(call.off < 1e-3 for call in found.calls)
+    assert found.efficiency.error == 0.02, "that of the run, where the fit itself is exact"
+    assert found.efficiency.sources["train"] == "fitted to run" and "assumed" in found.efficiency.sources["memory"]
+    assert "train 0.31" in found.report() and found.to_json()["efficiency"]["error"] == 0.02
+
+
+@pytest.mark.parametrize("plan", ("colocated_8", "split_16", "disaggregated_64", "colocated_64"))
+def test_other_plans_are_predicted_from_one_run(plan):
+    """On machines of the same kind; other numbers of rows, pools, meshes, backends and nodes."""
+    study = study_of("disaggregated_16")
+    found = fit_efficiency(study, measured(study, TRUE)).efficiency
+    for prompts in (32, 256):
+        other = study_of(plan, prompts=prompts)
+        cluster = other.plan.cluster
+        truth = study_of(plan, prompts=prompts, costs=Roofline(cluster, TRUE)).simulate().step_seconds
+        told = study_of(plan, prompts=prompts, costs=Roofline(cluster, found)).simulate().step_seconds
+        assert told == pytest.approx(truth, rel=0.02)
+
+
+def test_an_engines_curve_tells_a_row_from_a_step():
+    """Decode, step by step: what is measured beside reading and computing is a step's, and each row's."""
+    tokens = Tokens(512, "lognormal", (800.0, 0.5))
+    study = study_of("disaggregated_16", tokens)
+    true = Efficiency(step_s=0.006, slot_s=5e-5)
+    work = next(w for w in study.works.values() if w.kind == "generate")
+    costs = Roofline(study.plan.cluster, true)
+    one, many = (costs.token_seconds(work, n) for n in (1, 128))
+    row = (many - one) / 127
+    curve = EngineCurve(prompt=1e-5, step=one - row, row=row, replicas=work.mesh.data, calls=9)
+    run = measured(study, true)
+    found = fit_efficiency(study, Calibrated("run", run.fits, run.step, curves={"actor.generate": curve})).efficiency
+    assert found.slot_s == pytest.approx(true.slot_s, rel=0.05)
+    assert found.step_s == pytest.approx(true.step_s, rel=0.05)
+    assert 0 < found.prefill <= 1
+
+
+def test_what_a_call_takes_whatever_its_tokens_is_no_part_of_a_peak():
+    study = study_of("colocated_8")
+    run = measured(study, TRUE)
+    update = next(w for w in study.works.values() if w.kind == "train")
+    slow = run.fits["actor.update"].base
+    fits = {**run.fits, "actor.update": Fit(2.0, slow / update.load.tokens, error=0.02, calls=8)}
+    found = fit_efficiency(study, Calibrated("run", fits, run.step)).efficiency
+    assert found.call_s == pytest.approx(2.0 / update.minibatches / update.epochs)
+    assert found.train == pytest.approx(TRUE.train, rel=0.05)
+
+
+def test_a_machine_faster_than_its_peak_is_told_as_an_error():
+    study = study_of("colocated_8")
+    run = measured(study, TRUE)
+    fits = {title: Fit(fit.base / 1000, error=0.02, calls=8) for title, fit in run.fits.items()}
+    found = fit_efficiency(study, Calibrated("run", fits, run.step))
+    assert found.efficiency.train == pytest.approx(1.0) and found.efficiency.error is not None
+    assert found.efficiency.error > 1
+
+
+def test_a_run_of_another_program_tells_nothing():
+    with pytest.raises(PlanError, match="no call of run is one of this program"):
+        fit_efficiency(study_of("colocated_8"), Calibrated("run", {"judge.score": Fit(1.0)}, Fit(0.0)))
