@@ -13,6 +13,7 @@ from ..errors import PlanError, UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check_program import Report
 from ..graph.tracing.trace_records import Lint
+from .arguments.auto_plan import is_auto
 from .arguments.options import parse
 from .arguments.study_options import add_study_options, load_plan, study_of
 
@@ -28,9 +29,14 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
     given = parse(flow, "check", words, add_options)
     reports = [flow.check(name, **given.parameters[name]) for name in dict.fromkeys(given.programs)]
     if given.options.plan:
-        plan = load_plan(flow, given.options)
+        sound = next((r.program for r in reports if not r.errors), None)
+        first = sound or given.programs[0]
+        searched = is_auto(given.options.plan) and sound is None  # there is nothing to search for
+        plan = None if searched else load_plan(flow, given.options, first, given.parameters[first])
         reports = [
-            report if report.errors else _with_plan(report, study_of(flow, r, given.parameters[r], given.options, plan))
+            _with_plan(report, study_of(flow, r, given.parameters[r], given.options, plan))
+            if plan is not None and not report.errors
+            else report
             for report in reports
             for r in [report.program]
         ]

@@ -53,7 +53,8 @@ def graph_command(flow: Flow, words: Sequence[str]) -> int:
     graph = flow.graph(name, **given.parameters[name])
     report = flow.check(name, **given.parameters[name])
     if given.options.plan and not report.errors:
-        study = study_of(flow, name, given.parameters[name], given.options, load_plan(flow, given.options))
+        plan = load_plan(flow, given.options, name, given.parameters[name])
+        study = study_of(flow, name, given.parameters[name], given.options, plan)
         flown = study.simulate(given.options.simulate) if given.options.simulate else None
         graph = placed_graph(study, graph, flown)
     elif given.options.simulate:

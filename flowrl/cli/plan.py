@@ -15,13 +15,13 @@ from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
 from ..placement.search.explanation import explain, to_json
 from ..placement.search.find_placement import Found
+from .arguments.auto_plan import steps_flown
 from .arguments.options import parse, put, save, whole_number
 from .arguments.study_options import (
     add_hours_options,
     add_study_options,
     hours_of,
     load_plan,
-    steps_flown,
     study_of,
 )
 
@@ -55,7 +55,7 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
                 "flowrl plan needs a plan to show, or a cluster to search on.",
                 fix="Write --show --plan FILE, or --cluster h100-80:4x8.",
             )
-        plan = load_plan(flow, options)
+        plan = load_plan(flow, options, name, given.parameters[name])
         kinds = {h.name: h.cls.__name__ for h in flow.handles}
         put(render(plan, options.format, kinds), options.out)
         return 0

@@ -14,11 +14,13 @@ from ..errors import CheckError, ClusterLost, DiskError, UsageError
 from ..flow import Flow
 from ..graph.tracing.log_names import ALWAYS
 from ..run_options import RUN_OPTIONS
+from .arguments.auto_plan import auto_plan, is_auto
 from .arguments.options import Words, parse, whole_number
 from .arguments.resume_command import how_to_go_on, lasting_words, recorded_words
 from .pages_process import draw_apart
 
 if TYPE_CHECKING:
+    from ..placement.plan.plan import Plan
     from ..runtime.driver.run_settings import Outcome
 
 
@@ -126,10 +128,20 @@ def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Out
     options = said.options
     given: dict[str, Any] = {name: getattr(options, name) for name in RUN_OPTIONS} | {"seed": options.seed or 0}
     given["track"] = options.track
-    plan, parameters, address = options.plan, said.parameters, options.address
+    parameters, address = said.parameters, options.address
+    plan = _searched(flow, said) if is_auto(options.plan) else options.plan
     return flow.run(
         *said.programs, out=out, plan=plan, parameters=parameters, arguments=arguments, address=address, **given
     )
+
+
+def _searched(flow: Flow, said: Words) -> Plan:
+    """The plan of the first program on this machine, which is told."""
+    name = said.programs[0]
+    plan = auto_plan(flow, name, said.parameters[name])
+    if not said.options.quiet:
+        print(plan.to_yaml(), end="", file=sys.stderr)
+    return plan
 
 
 def _show_what_there_is(out: Path) -> None:

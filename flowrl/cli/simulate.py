@@ -12,9 +12,9 @@ from ..analysis.what_helps import explained
 from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..schedule.report import FORMATS, render
+from .arguments.auto_plan import STEPS
 from .arguments.options import chosen, parse, put, whole_number
 from .arguments.study_options import (
-    STEPS,
     add_hours_options,
     add_study_options,
     hours_of,
@@ -45,7 +45,7 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
     report = flow.check(name, **parameters)
     if report.errors:
         raise CheckError(report.errors)
-    study = study_of(flow, name, parameters, options, load_plan(flow, options))
+    study = study_of(flow, name, parameters, options, load_plan(flow, options, name, parameters))
     edges = edge_records(placed_graph(study, flow.graph(name, **parameters)))
     steps = None if asks else options.steps
     flown = replace(study.simulate(steps), edges=tuple(edges))

@@ -91,7 +91,10 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
         "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
     )
     program.add_argument(
-        "--plan", metavar="FILE", type=plan_file, help="where workers run (YAML), or the name of a shipped plan"
+        "--plan",
+        metavar="FILE",
+        type=plan_file,
+        help="where workers run (YAML), the name of a shipped plan, or auto: searched for this machine",
     )
     program.add_argument("--seed", type=int, metavar="N", help="seed of the run (0)")
 

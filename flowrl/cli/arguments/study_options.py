@@ -25,9 +25,8 @@ from ...placement.cost.machine_hours import Failures, MachineHours, Prices, mach
 from ...placement.cost.roofline import Roofline
 from ...placement.plan.plan import Plan
 from ...run_options import RUN_OPTIONS
+from .auto_plan import auto_plan, is_auto
 from .options import whole_number
-
-STEPS = 20  # of each loop of a program that does not say how many it makes
 
 
 def add_study_options(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +78,14 @@ def hours_of(options: argparse.Namespace, cluster: Cluster | None, seconds: floa
     return machine_hours(cluster, seconds, prices, failures)
 
 
-def load_plan(flow: Flow, options: argparse.Namespace) -> Plan:
-    """The plan that the options name, checked against the workers of the flow. Raises PlanError."""
+def load_plan(flow: Flow, options: argparse.Namespace, program: str, parameters: Mapping[str, Any]) -> Plan:
+    """The plan that the options name, checked against the workers of the flow. Raises PlanError.
+
+    ``auto`` is the one that is found for the program on this machine, with the costs and lengths of the options.
+    """
+    if is_auto(options.plan):
+        whole = Plan(cluster=Cluster.auto())
+        return auto_plan(flow, program, parameters, study_of(flow, program, parameters, options, whole))
     plan = Plan.load(options.plan) if options.plan else Plan.one_process()
     plan.check_workers([h.name for h in flow.handles])
     return plan
@@ -144,11 +149,6 @@ def _tokens(program: str, options: argparse.Namespace, *, whole: bool) -> Tokens
         kind, numbers = read_lengths(options.lengths)
         return Tokens(options.prompt_tokens, kind, numbers)
     return Tokens(options.prompt_tokens)
-
-
-def steps_flown(flow: Flow, program: str) -> int | None:
-    """Return how many steps of each loop are simulated; None for a program that has a parameter of its own for them."""
-    return None if "steps" in flow.find_program(program).parameters else STEPS
 
 
 def _elsewhere(name: str, flow: Flow) -> bool:

@@ -1,0 +1,38 @@
+"""``--plan auto``: the plan that the search finds for this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...analysis.search_problem import corrects, find_plan
+from ...analysis.study import Study
+from ...flow import Flow
+from ...placement.cluster.cluster import Cluster
+from ...placement.plan.plan import Plan
+
+STEPS = 20  # of each loop of a program that does not say how many it makes
+
+
+def is_auto(plan: str | None) -> bool:
+    """Whether ``--plan`` asks for a search; a file of that name is a plan."""
+    return plan == "auto" and not Path(plan).exists()
+
+
+def steps_flown(flow: Flow, program: str) -> int | None:
+    """Return how many steps of each loop are simulated; None for a program that has a parameter of its own for them."""
+    return None if "steps" in flow.find_program(program).parameters else STEPS
+
+
+def auto_plan(flow: Flow, program: str, parameters: Mapping[str, Any], study: Study | None = None) -> Plan:
+    """Return the plan with the shortest step of a program on the devices of this machine. Raises PlanError.
+
+    ``study``: the program with the costs and lengths to search with, on that cluster.
+    """
+    asked = study or flow.study(Plan(cluster=Cluster.auto()), program, **parameters)
+    cluster = asked.plan.cluster
+    assert cluster is not None, "the search has this machine"
+    bounds = (0, 1) if corrects(asked) else (0,)
+    graph = flow.graph(program, **parameters)
+    return find_plan(asked, graph, cluster, bounds, steps=steps_flown(flow, program)).plan
