@@ -134,7 +134,7 @@ def _others(study: Study) -> Iterator[tuple[str, Study]]:
         yield f"one more step in flight: staleness {bound}", study.under(ahead)
     if (bound := plan.pipeline.staleness) > 0:
         behind = plan.but(pipeline=replace(plan.pipeline, staleness=bound - 1))
-        yield f"one step less in flight: staleness {bound - 1}, as calls then take turns otherwise", study.under(behind)
+        yield f"one step less in flight: staleness {bound - 1}", study.under(behind)
 
 
 def _with(plan: Plan, **changed: Any) -> Plan:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.analysis.check_plan import plan_findings
+from flowrl.analysis.check_plan import plan_findings, refuse
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.analysis.search_problem import find_plan
 from flowrl.cli.arguments.script import load_script
-from flowrl.errors import PlanError
+from flowrl.errors import FlowError, PlanError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
@@ -109,6 +109,41 @@ def test_prompts_beyond_the_positions_are_an_error_for_check_and_search_and_cut_
 def test_staleness_that_no_run_keeps_rows_for_is_an_error(staleness):
     with pytest.raises(PlanError, match="staleness is"):
         Pipeline(staleness=staleness)
+
+
+def test_a_search_refuses_the_same_staleness():
+    flow, asked = study()
+    cluster = Cluster.of("h100-80:1x8")
+    graph = flow.graph("grpo", steps=4, prompts_per_step=16)
+    with pytest.raises(PlanError, match="staleness is"):
+        find_plan(asked.under(Plan(cluster=cluster)), graph, cluster, (0, 10**9))
+
+
+MOE = "qwen3-30b-a3b"
+CPU = Place("gpu", Mesh.of("dp=4"), "hf")
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("along cp=2 and ep=4", {"train": Place("gpu", Mesh.of("cp=2,ep=4"), "megatron"), "model": MOE}),
+        ("no experts for ep=8", {"train": Place("gpu", Mesh.of("ep=8"), "megatron")}),
+        ("does not split a model along fsdp", {"train": Place("gpu", Mesh.of("fsdp=8"), "megatron")}),
+        ("hf trains on one device", {"train": Place("gpu", Mesh.of("dp=8"), "hf")}),
+        ("40960 positions in all", {"prompt": 50_000.0}),
+        ("a mixture of experts by tp=2 on CUDA alone", {"train": Place("gpu", Mesh.of("ep=2,tp=2"), "megatron")}),
+        ("vllm has pp=2 in no run yet", {"generate": Place("gpu", Mesh.of("pp=2,dp=2"), "vllm")}),
+    ],
+)
+def test_a_run_refuses_what_check_calls_an_error_in_the_same_words(words, asked):
+    cpu = "CUDA" in words or "no run yet" in words
+    usual = {"train": Place("gpu", Mesh.of("fsdp=4"), "fsdp2"), "generate": CPU, "model": MOE} if cpu else {}
+    _, hand = study("cpu:1x4" if cpu else "h100-80:1x8", **{**usual, **asked})
+    told = [e for e in plan_findings(hand)[0] if words in e.what]
+    assert told, [e.what for e in plan_findings(hand)[0]]
+    with pytest.raises(FlowError) as refused:
+        refuse(hand, planned=True)
+    assert told[0].what in str(refused.value)
 
 
 # memory that others keep

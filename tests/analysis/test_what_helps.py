@@ -74,6 +74,13 @@ def test_overlap_helps_what_runs_one_after_another():
     assert told.step_seconds == pytest.approx(6 + 2 + 3 + 0.5, rel=1e-6)
 
 
+def test_fewer_steps_in_flight_are_looked_at_too():
+    """Where calls of a later step take the turn of an earlier one, more staleness may be slower: then this is told."""
+    hand = study("disaggregated_16", staleness=2)
+    told = explained(hand, hand.simulate())
+    assert not any("one step less" in change.what for change in told.changes), "here it is not"
+
+
 def test_a_roofline_is_asked_again_with_faster_links_and_says_what_is_uncertain():
     tokens = Tokens(512.0, "fixed", (1024.0,))
 

@@ -10,6 +10,7 @@ from ...errors import PlanError, did_you_mean
 from ..cluster.cluster import Cluster
 from ..cost.pool_memory import loads_of
 from ..cost.work import Role, Work
+from ..plan.plan import Pipeline
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Problem:
             _known(node, staged, "call of the stages")
         if not self.staleness or min(self.staleness) < 0:
             raise PlanError(f"staleness {self.staleness} is nothing to choose from.", fix="Give bounds from 0 up.")
+        Pipeline(staleness=max(self.staleness))  # raises what a plan with it would
 
     @cached_property
     def by_name(self) -> dict[str, Member]:
