@@ -352,7 +352,7 @@ def test_a_pool_of_processes_is_as_many_cpus():
 
 def test_every_factor_says_where_it_is_from():
     default = Efficiency()
-    assert set(default.sources) == {n for n in vars(default) if n not in ("sources", "name")} and all(
+    assert set(default.sources) == {n for n in vars(default) if n not in ("sources", "name", "error")} and all(
         default.sources.values()
     )
 
