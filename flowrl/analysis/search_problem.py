@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import PlanError
@@ -43,7 +43,16 @@ def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence
     inside, stages = tuple(node for node in study.works if node in set(nodes)), _stages(graph, nodes)
     trains = {node for node in nodes if study.calls[node].call.op.cost == "train"}
     segments = _segments(graph, stages, trains)
-    return Problem(cluster, found, stages, pairs, tuple(staleness), order=inside, segments=segments)
+    return Problem(
+        cluster,
+        found,
+        stages,
+        pairs,
+        tuple(staleness),
+        order=inside,
+        segments=segments,
+        followers=tuple(_followers(study, found)),
+    )
 
 
 def find_plan(
@@ -73,6 +82,17 @@ def find_plan(
             return search(replace(problem, offload=True), costs, simulated=simulated, refine=settled)
         except PlanError:
             raise error from None
+
+
+def _followers(study: Study, members: Sequence[Member]) -> Iterator[tuple[str, str]]:
+    """Yield workers whose calls take no time, such as an average of weights, with one of that model that trains."""
+    called = {made.call.worker for made in study.calls.values()}
+    leaders = [m.role for m in members if m.use == "train" and m.role.model is not None]
+    for name, role in study.roles.items():
+        if name not in called or role.model is None or any(m.role.name == name for m in members) or not leaders:
+            continue
+        alike = [leader for leader in leaders if leader.model == role.model and leader.trains]
+        yield name, max(alike or leaders, key=lambda leader: leader.generates).name  # the policy rather than a critic
 
 
 def _processes(works: Sequence[Work], cluster: Cluster) -> int:

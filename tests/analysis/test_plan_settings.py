@@ -102,6 +102,16 @@ def test_what_fits_with_host_memory_alone_is_found_there():
     assert errors and "GB on each device" in errors[0].what, "in the memory of the devices it does not fit"
 
 
+def test_a_worker_that_only_follows_is_placed_where_the_other_trains():
+    flow = load_script(str(ALGORITHMS / "rlhf.py"))
+    cluster = Cluster.of("h100-80:1x4")
+    parameters = {"steps": 6, "prompts_per_step": 8}
+    study = flow.study(Plan(cluster=cluster), "rlhf", **parameters)
+    found = find_plan(study, flow.graph("rlhf", **parameters), cluster, (0,))
+    assert found.plan.place_of("average") == found.plan.place_of("actor", "train")
+    assert plan_findings(study.under(found.plan))[0] == [] and found.tried > 0
+
+
 def test_what_fits_nowhere_is_still_told():
     with pytest.raises(PlanError, match=r"does not fit on h100-80:1x1|do not fit"):
         search("llama-70b", "h100-80:1x1")

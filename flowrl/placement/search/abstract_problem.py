@@ -128,6 +128,8 @@ class Asked:
             pools.append(PoolUse("cpu", "", (), members, tuple(self._hosted()), processes=processes))
             for member in self.problem.hosted:
                 place.setdefault(member.role.name, {})[member.use] = Place("cpu")
+        for worker, leader in self.problem.followers:
+            place[worker] = {"train": place[leader]["train"]}
         pipeline = Pipeline(staleness=choice.staleness)
         plan = Plan({p.name: p for p in listed}, place, cluster=self.problem.cluster, pipeline=pipeline)
         sent = tuple(self._sent(choice, names))

@@ -94,7 +94,10 @@ def _runner_up(found: Found) -> list[str]:
     if found.runner_up is None or found.margin is None:
         return ["Runner-up: none, no other way to share pools fits."]
     other = found.runner_up
-    lines = [f"Runner-up: {shape(other)}, {_lag(other)}: {_seconds(other.step_seconds)}, {found.margin:.1%} longer."]
+    said = "".join(f", {setting}" for setting in other.settings)
+    lines = [
+        f"Runner-up: {shape(other)}, {_lag(other)}{said}: {_seconds(other.step_seconds)}, {found.margin:.1%} longer."
+    ]
     slow = other.bottleneck
     if slow.title:
         lines.append(

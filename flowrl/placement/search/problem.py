@@ -48,7 +48,8 @@ class Problem:
     nodes. ``order``: ids of calls as the program makes them, for which the stages stand where it is not said. Raises
     PlanError for a name or a call that is not there, or is there twice. ``segments``: of each stage the number of its
     segment; a segment really begins when the one before it has ended, stages of one segment may overlap in a schedule.
-    ``offload``: weights, gradients and optimizer may be in host memory, where a backend can.
+    ``offload``: weights, gradients and optimizer may be in host memory, where a backend can. ``followers``: workers
+    with a model and without calls that take time, which go where another one trains: ``(("average", "actor"),)``.
     """
 
     cluster: Cluster
@@ -61,6 +62,7 @@ class Problem:
     order: tuple[str, ...] = ()
     segments: tuple[int, ...] = ()
     offload: bool = False
+    followers: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         names = [m.name for m in self.members]
