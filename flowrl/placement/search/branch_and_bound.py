@@ -125,6 +125,7 @@ class _Search:
     options: dict[Set, list[Options]] = field(default_factory=dict[Set, "list[Options]"])  # by stock
     lows: dict[Set, list[list[Vector | None]]] = field(default_factory=dict[Set, "list[list[Vector | None]]"])
     low_of: dict[_Left, Vector | None] = field(default_factory=dict["_Left", "Vector | None"])
+    limits: dict[tuple[Set, ...], float] = field(default_factory=dict[Any, float])  # until an offer changes them
 
     def answer(self) -> Answer:
         fixed = self.question.fixed or (0.0,) * self.question.stages
@@ -152,6 +153,11 @@ class _Search:
 
     def _limit(self, sets: tuple[Set, ...]) -> float:
         """What an allocation of this partition has to beat, to be a winner, a runner-up, or one of those kept."""
+        if sets not in self.limits:
+            self.limits[sets] = self._limit_of(sets)
+        return self.limits[sets]
+
+    def _limit_of(self, sets: tuple[Set, ...]) -> float:
         if self.first is not None and self.first.sets == sets:
             limit = self.first.seconds
         else:
@@ -169,12 +175,15 @@ class _Search:
         kind = (choice.sets, choice.staleness)
         if self.keep and (kind not in self.kept or choice.seconds < self.kept[kind].seconds):
             self.kept[kind] = choice
+            self.limits.clear()
         if self.first is None or choice.seconds < self.first.seconds:
             if self.first is not None and self.first.sets != choice.sets:
                 self.second = self.first
             self.first = choice
+            self.limits.clear()
         elif choice.sets != self.first.sets and (self.second is None or choice.seconds < self.second.seconds):
             self.second = choice
+            self.limits.clear()
 
     def _options(self, members: Set) -> list[Options]:
         """By stock: (count, seconds by stage and busy), most devices first."""
