@@ -18,6 +18,8 @@ from .check_plan import too_long
 from .plan_settings import refined
 from .study import Study
 
+_TRIED_STEPS = 24  # that are simulated to tell settings apart
+
 
 def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence[int] = (0,)) -> Problem:
     """Return what the search needs to know of a program on a cluster.
@@ -69,8 +71,16 @@ def find_plan(
     def simulated(plan: Plan) -> float:
         return study.under(plan).simulate(steps).step_seconds
 
+    def soon(plan: Plan) -> float:
+        return study.under(plan).simulate(min(steps or _TRIED_STEPS, _TRIED_STEPS)).step_seconds
+
     def settled(plan: Plan, seconds: float) -> Refined:
-        return refined(study, plan, seconds, staleness, simulated)
+        """Settings are told apart by a few steps, and kept where all of them confirm it."""
+        better = refined(study, plan, soon(plan), staleness, soon)
+        whole = simulated(better.plan) if better.settings else seconds
+        if whole < seconds:
+            return replace(better, step_seconds=whole)
+        return Refined(plan, seconds, better.tried, ())
 
     problem, costs = problem_of(study, graph, cluster, staleness), study.costs or Roofline(cluster)
     try:
