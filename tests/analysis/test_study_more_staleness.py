@@ -60,7 +60,7 @@ def never_slower(seed: int) -> None:
         assert more <= fewer * 1.001 + 1e-9, (seed, bound, steps)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_more_staleness_is_never_slower(seed):
     never_slower(seed)
 
