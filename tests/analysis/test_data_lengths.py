@@ -63,7 +63,7 @@ def test_a_file_is_looked_at_and_not_read(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": "a" * 10}) + "\n" for _ in range(1000)))
     source = fl.data.jsonl(str(tmp_path / "a.jsonl"), batch=4)
     assert texts_of(source) == Texts(32, 10.0)
-    assert source._store._offsets is None, "no line was counted"
+    assert getattr(source._store, "_offsets", 0) is None, "no line was counted"
     assert texts_of(fl.data.jsonl(str(tmp_path / "none.jsonl"), batch=4)) is None
 
 

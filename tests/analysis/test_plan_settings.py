@@ -105,7 +105,7 @@ def test_what_fits_with_host_memory_alone_is_found_there():
 def test_a_worker_that_only_follows_is_placed_where_the_other_trains():
     flow = load_script(str(ALGORITHMS / "rlhf.py"))
     cluster = Cluster.of("h100-80:1x4")
-    parameters = {"steps": 6, "prompts_per_step": 8}
+    parameters: dict[str, Any] = {"steps": 6, "prompts_per_step": 8}
     study = flow.study(Plan(cluster=cluster), "rlhf", **parameters)
     found = find_plan(study, flow.graph("rlhf", **parameters), cluster, (0,))
     assert found.plan.place_of("average") == found.plan.place_of("actor", "train")
