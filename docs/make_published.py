@@ -269,7 +269,7 @@ def _near(ratios: Sequence[float]) -> int:
 
 def _constants(own: Efficiency) -> str:
     plain = Efficiency()
-    names = [f.name for f in fields(own) if f.name not in ("sources", "name")]
+    names = [f.name for f in fields(own) if f.name not in ("sources", "name", "error")]
     rows = [f"| `{n}` | {getattr(plain, n):g} | {getattr(own, n):g} | {own.sources[n]} |" for n in names]
     return "\n".join(["| constant | assumed | `published` | source |", "|---|---|---|---|", *rows])
 
