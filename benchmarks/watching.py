@@ -1,16 +1,17 @@
 """What it costs to watch a run: the demo with everything recorded and followed beside the same run with nothing.
 
     python benchmarks/watching.py --parts     # CPU of a step that goes into each part of it, in this process
-    python benchmarks/watching.py [--rounds 5] [--steps 12] [--threads 1] [--track tensorboard,wandb,mlflow,trackio]
+    python benchmarks/watching.py [--rounds 2] [--blocks 12] [--threads 1] [--track tensorboard,wandb,mlflow,trackio]
 
-Each round runs the shipped GRPO driver twice as a process of its own, once with all of it and once with nothing, the
-first of them in turn. *All* is what a run does unless it is told otherwise, and more: metrics of the policy, timeline,
+Each round runs the shipped GRPO driver in two processes, one with all of it and one with nothing. They take turns: each
+runs four steps and stops, as a whole, until it is its turn again, so that a machine whose speed changes from minute to
+minute changes both. *All* is what a run does unless it is told otherwise, and more: metrics of the policy, timeline,
 waits, memory, traffic, digests of all rows, ledger, health rules, rows of each step, the trackers that are installed,
 and ``flowrl show`` on the folder, asked by a client every two seconds as its page asks. *Nothing* takes these out of
 the runtime: no stream is written, nothing is measured or noted. Both keep the journal, and take no checkpoint.
 
-A figure is the median of the seconds between commits, without the first two steps of each run; that of all rounds is
-the median of their ratios. CPU seconds are those of the run's own process, its trackers among them.
+The ratio is that of four steps with all of it and the four steps beside them with nothing; the first turn of each is
+left out. CPU seconds are those of the run's own process, its trackers among them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,19 +29,18 @@ import tempfile
 import threading
 import time
 import urllib.error
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SKIP = 2  # steps of a run
+BLOCK = 4  # steps of a turn
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=12, help="turns of each run that count")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--track", default=",".join(n for n, p in PACKAGES.items() if importlib.util.find_spec(p)))
     parser.add_argument("--without-show", action="store_true")
@@ -52,43 +53,64 @@ def main() -> None:
             said.run, said.out, said.track = "all", Path(folder) / "run", ""
             spent = timed_parts()
             found = run(said)
+        steps = BLOCK * (said.blocks + 1)
+        cpu = statistics.mean(found["cpu"]) / BLOCK
         for name, seconds in sorted(spent.items(), key=lambda part: -part[1]):
-            print(f"{name:18}{1e3 * seconds / said.steps:9.3f} ms of a step")
-        whole = sum(spent.values()) / said.steps
-        print(
-            f"{'all of it':18}{1e3 * whole:9.3f} ms of {1e3 * found['cpu']:.0f} ms: {100 * whole / found['cpu']:.2f} %"
-        )
+            print(f"{name:18}{1e3 * seconds / steps:9.3f} ms of a step")
+        whole = sum(spent.values()) / steps
+        print(f"{'all of it':18}{1e3 * whole:9.3f} ms of {1e3 * cpu:.0f} ms: {100 * whole / cpu:.2f} %")
         return
     if said.run:
         print(json.dumps(run(said)))
         return
-    print(f"trackers: {said.track or 'none'}; {said.steps} steps, {said.threads} threads", flush=True)
+    print(f"trackers: {said.track or 'none'}; {said.blocks} turns of {BLOCK} steps, {said.threads} threads", flush=True)
     ratios: dict[str, list[float]] = {"seconds": [], "cpu": []}
     for number in range(said.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            order = ("all", "nothing") if number % 2 == 0 else ("nothing", "all")
-            found = {kind: measure(said, kind, Path(folder) / kind) for kind in order}
+            found = in_turn(said, Path(folder), ("all", "nothing") if number % 2 == 0 else ("nothing", "all"))
         for what, kept in ratios.items():
-            kept.append(found["all"][what] / found["nothing"][what])
-        lines = (f"{kind} {found[kind]['seconds']:.4f} s, CPU {found[kind]['cpu']:.4f} s" for kind in found)
-        print(f"round {number + 1}: {'; '.join(lines)}; ratio {ratios['seconds'][-1]:.4f}", flush=True)
+            kept += [a / b for a, b in zip(found["all"][what], found["nothing"][what], strict=True)]
+        mean = {kind: statistics.mean(turns["seconds"]) / BLOCK for kind, turns in found.items()}
+        print(f"round {number + 1}: a step takes {mean['all']:.4f} s with all, {mean['nothing']:.4f} s with nothing")
     for what, kept in ratios.items():
-        print(f"{what:8} all by nothing: median {statistics.median(kept):.4f}, from {min(kept):.4f} to {max(kept):.4f}")
+        low, middle, high = statistics.quantiles(kept, n=4)
+        print(f"{what:8} all by nothing: median {middle:.4f}, middle half from {low:.4f} to {high:.4f}")
 
 
-def measure(said: argparse.Namespace, kind: str, out: Path) -> dict[str, float]:
-    """Run once; the seconds of a step, and of its CPU."""
-    words = [f"--run={kind}", f"--out={out}", f"--steps={said.steps}", f"--track={said.track}"]
+def in_turn(said: argparse.Namespace, folder: Path, order: tuple[str, ...]) -> dict[str, dict[str, list[float]]]:
+    """Run each kind, a block at a time; the seconds of each block, and of its CPU."""
+    cache = str(folder / "cache")
     threads = {name: str(said.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    cache = str(out.parent / "cache")
-    process = subprocess.Popen(
-        [sys.executable, __file__, *words], env={**os.environ, **threads, "XDG_CACHE_HOME": cache},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with follow(out, cache) if kind == "all" and not said.without_show else contextlib.nullcontext():
-        printed, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return json.loads(printed.splitlines()[-1])
+    runs: dict[str, subprocess.Popen[str]] = {}
+    for kind in order:
+        words = [f"--run={kind}", f"--out={folder / kind}", f"--blocks={said.blocks}", f"--track={said.track}"]
+        runs[kind] = subprocess.Popen(
+            [sys.executable, __file__, *words], env={**os.environ, **threads, "XDG_CACHE_HOME": cache},
+            stdout=subprocess.PIPE, stderr=(folder / f"{kind}.errors").open("w"), text=True,
+        )  # fmt: skip
+        wait_for_turn(runs[kind])
+    with follow(folder / "all", cache) if not said.without_show else contextlib.nullcontext() as page:
+        for _ in range(said.blocks):
+            for kind in order:
+                if page is not None:
+                    page.turn.set() if kind == "all" else page.turn.clear()
+                runs[kind].send_signal(signal.SIGCONT)
+                wait_for_turn(runs[kind])
+    found = {}
+    for kind, process in runs.items():
+        process.send_signal(signal.SIGCONT)
+        printed, _ = process.communicate()
+        if process.returncode != 0:
+            sys.exit((folder / f"{kind}.errors").read_text())
+        found[kind] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def wait_for_turn(process: subprocess.Popen[str]) -> None:
+    """Wait until the process has stopped itself; a process that has ended instead is the caller's to read."""
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    if process.poll() is None:
+        os.waitpid(process.pid, os.WUNTRACED)
 
 
 class follow(contextlib.AbstractContextManager[None]):
@@ -96,13 +118,16 @@ class follow(contextlib.AbstractContextManager[None]):
 
     def __init__(self, out: Path, cache: str) -> None:
         self.out, self.cache, self.done = out, cache, threading.Event()
+        self.turn = threading.Event()  # it asks while the run with all of it is the one that runs
         self.thread = threading.Thread(target=self.ask)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> follow:
         self.thread.start()
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.done.set()
+        self.turn.set()
         self.thread.join()
 
     def ask(self) -> None:
@@ -118,6 +143,7 @@ class follow(contextlib.AbstractContextManager[None]):
             assert process.stdout is not None
             asked = Asked(next(line.split()[-1] for line in process.stdout if "http://" in line), process.pid)
             while not self.done.wait(2.0):
+                self.turn.wait()
                 run = asked("runs")["runs"][0]["id"]
                 for program in asked("names", run=run)["programs"]:
                     asked("curves", run=run, program=program["program"], name=program["names"][:40])
@@ -130,17 +156,27 @@ class follow(contextlib.AbstractContextManager[None]):
             process.wait()
 
 
-def run(said: argparse.Namespace) -> dict[str, float]:
-    """Run the demo in this process; the median seconds of a step."""
+def run(said: argparse.Namespace) -> dict[str, list[float]]:
+    """Run the demo in this process, and stop it after each block; the seconds of each."""
     from flowrl.cli.arguments.script import load_script
     from flowrl.runtime.driver.runner import Runner
 
-    times: list[tuple[float, float]] = []
-    real = Runner._commit
+    found: dict[str, list[float]] = {"seconds": [], "cpu": []}
+    real, began, count = Runner._commit, (0.0, 0.0), 0
 
     def commit(self: Any, *step: Any) -> None:
+        nonlocal began, count
         real(self, *step)
-        times.append((time.perf_counter(), time.process_time()))
+        count += 1
+        if count % BLOCK == 0:
+            if count > BLOCK:
+                for kept, now, then in zip(
+                    found.values(), (time.perf_counter(), time.process_time()), began, strict=True
+                ):
+                    kept.append(now - then)
+            if not said.parts:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            began = time.perf_counter(), time.process_time()
 
     Runner._commit = commit  # type: ignore[method-assign]
     more: dict[str, Any] = {"track": [name for name in said.track.split(",") if name], "trajectories_every": 1}
@@ -149,9 +185,8 @@ def run(said: argparse.Namespace) -> dict[str, float]:
         more = {"trajectories": 0}
     flow = load_script(str(ROOT / "algorithms" / "grpo.py"))
     how: dict[str, Any] = {"quiet": True, "save_models": False, "checkpoint_every": 1_000_000, "seed": 0}
-    flow.run(out=said.out, steps=said.steps, **how, **more)
-    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(times[SKIP - 1 :])]
-    return {"seconds": statistics.median(s for s, _ in steps), "cpu": statistics.median(c for _, c in steps)}
+    flow.run(out=said.out, steps=BLOCK * (said.blocks + 1), **how, **more)
+    return found
 
 
 def timed_parts() -> dict[str, float]:
