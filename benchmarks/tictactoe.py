@@ -1,8 +1,9 @@
 """A model learns tic-tac-toe from nothing: games lost before and after, the curve between, and the time that it takes.
 
 ``python benchmarks/tictactoe.py --seeds 3`` runs ``algorithms/tictactoe.py`` once for each seed, on one core, one after
-another. Results go to ``docs/tictactoe.json``, which the page on algorithms shows, the curve to ``docs/images/``. The
-exit status is 1 where a model loses more than 2 % of its greedy games, or more than 1 % end with a wrong move.
+another; with ``--add`` those of other seeds that are there already stay. Results go to ``docs/tictactoe.json``, which
+the page on algorithms shows, the curve to ``docs/images/``. The exit status is 1 where a model loses more than 2 % of
+its greedy games, or more than 1 % end with a wrong move.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train on tic-tac-toe, and write the page's numbers and curve.")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds (1)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them (0)")
+    parser.add_argument("--add", action="store_true", help="keep the recorded runs of other seeds")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "tictactoe", help="folder of the runs")
     parser.add_argument("flags", nargs="*", help="further flags of the driver, behind --")
     options = parser.parse_args()
@@ -85,6 +87,10 @@ def main() -> int:
         run = launch(seed, options.out / str(seed), options.flags)
         print(f"seed {seed}: {run['after']}  {run['games']} games, {run['seconds']} s", flush=True)
         runs.append(run)
+    if options.add:
+        ran = {run["seed"] for run in runs}
+        runs += [run for run in json.loads(RESULTS.read_text())["runs"] if run["seed"] not in ran]
+        runs.sort(key=lambda run: run["seed"])
     RESULTS.write_text(json.dumps({"cores": 1, "runs": runs}) + "\n")
     draw(runs, PICTURE)
     return 0 if all(map(reached, runs)) else 1

@@ -79,6 +79,7 @@ PAGES = (
                 "fl.environments.AviaryEnvironment",
                 "fl.environments.GymnasiumEnvironment",
                 "fl.environments.HarborEnvironment",
+                "fl.environments.NeMoGymEnvironment",
                 "fl.environments.OpenEnvEnvironment",
                 "fl.environments.ReasoningGymEnvironment",
                 "fl.environments.TasksetEnvironment",

@@ -9,6 +9,7 @@ from . import verify
 from .adapters.aviary_environment import AviaryEnvironment
 from .adapters.gymnasium_environment import GymnasiumEnvironment
 from .adapters.harbor_environment import HarborEnvironment
+from .adapters.nemo_gym_environment import NeMoGymEnvironment
 from .adapters.openenv_environment import OpenEnvEnvironment
 from .adapters.reasoning_gym_environment import ReasoningGymEnvironment
 from .adapters.taskset_environment import TasksetEnvironment
@@ -26,6 +27,7 @@ __all__ = [
     "Environment",
     "GymnasiumEnvironment",
     "HarborEnvironment",
+    "NeMoGymEnvironment",
     "OpenEnvEnvironment",
     "ReasoningGymEnvironment",
     "State",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -43,6 +44,28 @@ def installed(name: str, temporary: Path, *installs: list[str]) -> Path:
     return folder
 
 
+def own_python(name: str, temporary: Path, least: tuple[int, int], *packages: str) -> Path:
+    """The Python of a virtual environment with these packages, for those that need a later Python than this one has.
+
+    The test is skipped where no such Python is on the PATH, or the package index gives no packages.
+    """
+    kept = os.environ.get("FLOWRL_PACKAGES")
+    folder = Path(kept).resolve() / name if kept else temporary
+    python = folder / "bin" / "python"
+    if not (done := folder / ".installed").exists():
+        asked = f"import sys; sys.exit(sys.version_info < {least})"
+        there = (shutil.which(f"python3.{minor}") for minor in range(least[1], least[1] + 3))
+        later = [each for each in [sys.executable, *there] if each and not subprocess.call([each, "-c", asked])]
+        if not later:
+            pytest.skip(f"{name} needs Python {least[0]}.{least[1]} or later, and none is on the PATH")
+        subprocess.run([later[0], "-m", "venv", str(folder)], check=True)
+        install = [str(python), "-m", "pip", "install", "-q", *packages]
+        if (tried := subprocess.run(install, capture_output=True, text=True)).returncode:
+            pytest.skip(f"the package index gives no packages for {name}: {tried.stderr[-300:]}")
+        done.touch()
+    return python
+
+
 def said_by(script: str, folder: Path, *arguments: str) -> Any:
     """What a script of this folder prints, read as JSON: it is started with the packages of ``folder`` behind ours."""
     here = Path(__file__).parent
@@ -56,7 +79,13 @@ def said_by(script: str, folder: Path, *arguments: str) -> Any:
 def started(script: str, folder: Path) -> Iterator[str]:
     """Run a script of this folder beside the test, as :func:`said_by` does; what it prints first."""
     here = Path(__file__).parent
-    command = [sys.executable, "-c", START, str(here), str(folder), str(here / script)]
+    with running(sys.executable, "-c", START, str(here), str(folder), str(here / script)) as said:
+        yield said
+
+
+@contextmanager
+def running(*command: str) -> Iterator[str]:
+    """Run a program beside the test; the first line that it prints."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
