@@ -21,8 +21,8 @@ from .tools import BadCall, Tool, tools_of
 from .verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from ..workers.env import Game
     from ..workers.episodes import Episode
+    from ..workers.game import Game
 
 Message = Mapping[str, Any]
 _LONGEST = 8192  # characters of what a tool gives

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import math
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ..batch import CallInfo, Key
-from ..data.surrogates import half_of_pair
-from ..errors import RewardError, WorkerError
+from ..errors import WorkerError
 from ..graph.ops.allowed import flag, number, one_of, problem, whole, worker
 from ..graph.ops.check_arguments import takes
 from ..graph.ops.declare import op
 from ..graph.ops.field_types import STANDARD
-from ..graph.ops.partial_answers import Answers, answers_of_call
+from ..graph.ops.partial_answers import answers_of_call
 from ..graph.ops.signature import CallShape
 from ..graph.ops.update_metrics import Metrics
 from ..graph.script.site import defined_at
 from ..marks import Marks, other_ids, values, vocabulary
-from .base import Opening, Worker
-from .episodes import BRANCHED, MARKED, OUTCOMES, PLAYED, TOLD, Episode, Played, columns_of, failure_of
+from .episodes import BRANCHED, MARKED, OUTCOMES, PLAYED, TOLD, columns_of
+from .game import Game, Limits
 from .model_options import SAMPLING
-from .policy_calls import Ask, policy_calls
-from .sessions import CodeFailed, OutOfTime, Sessions, called, paused, sampled
+from .player import Player
 from .tokens.sampling import SamplingArguments, Stop, sampling_marks
-from .user_code.code_calls import CodeCall, CodeCalls
-from .user_code.failed_rewards import Died, Failures, Late, Policy, said, settle
-from .user_code.rows_in_progress import DEATHS, Notes, Row, code_of, named_row
+from .user_code.failed_rewards import Policy
 
 if TYPE_CHECKING:
     from ..batch import Batch
-
-#: What ``row`` holds besides the columns of the data: a seed that all episodes of a task share.
-TASK_SEED = "task_seed"
-#: Observations of so many characters at most are remembered with their ids, and so many of them.
-SHORT, MOST_ENCODED = 200, 10_000
 
 
 def _columns(shape: CallShape) -> str:
@@ -64,119 +50,7 @@ def _counted(shape: CallShape) -> str:
     return f"{counted}, branches" if "branches" in shape.have else counted
 
 
-def _begun(returned: Any) -> tuple[Any, str]:
-    """What a reset returned. Raises ValueError and TypeError for another thing."""
-    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-        raise TypeError(f"it returned {returned!r}, not (state, observation)")
-    return returned[0], _text(returned[1])
-
-
-def _stepped(returned: Any) -> tuple[Any, str, float, str]:
-    """What a step returned, with the outcome as a text: ``done``, or its name. Raises ValueError and TypeError."""
-    if not isinstance(returned, (tuple, list)) or len(returned) != 4:
-        raise TypeError(f"it returned {returned!r}, not (state, observation, reward, done)")
-    state, observation, reward, done = returned
-    if not math.isfinite(number := float(reward)):
-        raise ValueError(f"it returned the reward {number}")
-    return state, _text(observation), number, done if isinstance(done, str) else "done" if done else ""
-
-
-def _text(observation: Any) -> str:
-    if not isinstance(observation, str):
-        raise TypeError(f"it returned the observation {observation!r}, which is no text")
-    if (half := half_of_pair(observation)) is not None:
-        raise ValueError(f"it returned an observation with half of a surrogate pair at character {half}")
-    return observation
-
-
-def _numbered(anchor: Any) -> int:
-    """The number of an anchor state: 63 bits of a hash that is the same in every process."""
-    return int.from_bytes(hashlib.blake2b(_written(anchor).encode(), digest_size=8).digest(), "little") >> 1
-
-
-def _written(anchor: Any) -> str:
-    """An anchor as text, another one for each. Raises TypeError for a thing whose text may change from run to run."""
-    if isinstance(anchor, str):
-        return ascii(str(anchor))
-    if isinstance(anchor, int):
-        return str(int(anchor))
-    if isinstance(anchor, tuple):
-        return f"({''.join(_written(part) + ',' for part in anchor)})"
-    raise TypeError(f"it returned {anchor!r}, which is no text, whole number or tuple of such")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What an episode may take: ``Limits(turns=32, tokens=4096, seconds=600.0)``; None is without a limit."""
-
-    turns: int
-    turn_tokens: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-
-    def most(self, used: int) -> int | None:
-        """How many tokens a turn may have after so many, where that is less than ``turn_tokens``; None where not."""
-        if self.tokens is None or (self.turn_tokens is not None and self.turn_tokens <= self.tokens - used):
-            return self.turn_tokens
-        return self.tokens - used
-
-
-class Game:
-    """What one call plays: its rows and who plays them, and the episodes, a row each."""
-
-    def __init__(
-        self,
-        rows: Batch,
-        policy: Any,
-        limits: Limits,
-        failing: Policy,
-        answers: Answers | None,
-        task_seeds: Sequence[int],
-        also: Sequence[str] = (),
-    ) -> None:
-        self.rows, self.policy, self.limits, self.failing, self._answers = rows, policy, limits, failing, answers
-        self.also = also  # fields of episodes that are asked for
-        self.tokenizer = policy.tokenizer
-        self.seeds: list[int] = rows.row_seeds().tolist()
-        self.own_seeds: list[int] = rows.row_seeds("episode").tolist()
-        columns = {n: rows[n].to_list() for n in rows.fields}
-        self.prompts = [list(prompt) for prompt in columns.pop("prompt_ids")]
-        columns.setdefault(TASK_SEED, list(task_seeds))
-        self.columns = columns
-        self.known = answers.known if answers is not None else None
-        self.told: dict[tuple[int, str], Row] = {}  # by row and function, as notes name them
-        self.numbers: dict[str, int] = {}  # of observations as anchors
-        self.encoded: dict[tuple[Any, ...], list[int]] = {}  # ids of short observations
-        self.episodes: dict[int, Episode | Played] = self._played()
-        fresh = len(self.episodes) < len(rows)
-        self.room: int | None = policy.positions if fresh else None
-
-    def _played(self) -> dict[int, Episode | Played]:
-        """The episodes that were played before."""
-        if self.known is None:
-            return {}
-        tokens, turns = self.known["response_ids"].to_list(), self.known["turn_ids"].to_list()
-        at = {key: place for place, key in enumerate(self.known.keys)}
-        return {
-            i: Played.of(prompt, tokens[at[key]], turns[at[key]])
-            for i, (key, prompt) in enumerate(zip(self.rows.keys, self.prompts, strict=True))
-            if key in at
-        }
-
-    def keep(self, ended: Mapping[int, Episode]) -> None:
-        """Hand over episodes that have ended, by their rows; all of them or none are known to a later process."""
-        self.episodes |= ended
-        if self._answers is None:
-            return
-        if failed := [i for i, episode in ended.items() if episode.failed]:
-            self._answers.fail([self.rows.keys[i] for i in failed])
-        elif ended:
-            fields = [episode.fields(self.also) for episode in ended.values()]
-            together = {name: [value for each in fields for value in each[name]] for name in fields[0]}
-            self._answers.keep([self.rows.keys[i] for i in ended], together)
-
-
-class Env(Worker):
+class Env(Player):
     """Base of environments. Subclass it and write two plain functions, :meth:`reset` and :meth:`step`.
 
     ``row`` holds the columns of the batch, and ``task_seed``, which the episodes of a task have in common: an opponent
@@ -204,10 +78,6 @@ class Env(Worker):
 
     turns: int = 32
     timeout: float | None = 600.0
-    notes_rows = True
-    _notes = Notes()
-    _settle: Callable[[Failures], None] | None = None
-    _now: Callable[[], float] = staticmethod(time.monotonic)
 
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
@@ -254,8 +124,9 @@ class Env(Worker):
         """
         return observation
 
-    def open(self, opening: Opening) -> None:
-        self._warn, self._settle, self._notes = opening.warn, opening.settle, opening.notes
+    @property
+    def _anchors_are_observations(self) -> bool:
+        return type(self).anchor is Env.anchor
 
     @op(reads=_columns, adds=_adds, rows="expand", cost="external", pieces=True, marks=_played)
     @takes(
@@ -361,250 +232,6 @@ class Env(Worker):
             truncated=float(sum(counts[name] for name in OUTCOMES if name.startswith("truncated"))),
             failures=float(sum(counts[name] for name in OUTCOMES if name.endswith("failure"))),
             delivered_fraction=delivered / sampled if sampled else 1.0,
-        )
-
-    # -- playing ------------------------------------------------------------------------------------------------------
-
-    def _play_all(self, game: Game, sampling: SamplingArguments) -> None:
-        """Play all episodes to their ends."""
-        stops = game.failing.on_error == "raise" and not game.failing.retries
-        wasted: Counter[int] = Counter()
-        sessions = Sessions(
-            policy_calls(game.policy, sampling),
-            CodeCalls(self.timeout, self._notes, stop_at_error=stops),
-            seconds=game.limits.seconds,
-            now=self._now,
-            wasted=lambda session, tokens: wasted.update({session: tokens}),
-        )
-        players = {
-            i: self._replay(game, i) if i in game.episodes else self._play(game, i, wasted)
-            for i in range(len(game.rows))
-        }
-        sessions.run(players)
-        if self._grades_groups:
-            self._grade_groups(game)
-
-    def _grade_groups(self, game: Game) -> None:
-        """Have the episodes of each prompt graded together, once all of them have ended."""
-        groups: dict[Key, dict[int, Episode]] = {}
-        for i, episode in sorted(game.episodes.items()):
-            if isinstance(episode, Episode):
-                groups.setdefault(game.rows.keys[i][:-1], {})[i] = episode
-
-        async def grade(episodes: dict[int, Episode]) -> None:
-            whole = {i: episode for i, episode in episodes.items() if not episode.failed}
-            try:
-                if whole:
-                    await self._grade_group(game, whole)
-            except CodeFailed as failed:
-                if not game.failing.marks:
-                    raise self._failed(failed.call.row, failed.error) from failed.error
-                for episode in whole.values():
-                    episode.failed, episode.why = failure_of(failed.error), said(failed.error)
-            game.keep(episodes)
-
-        calls = CodeCalls(self.timeout, self._notes, stop_at_error=not game.failing.marks)
-        policy = policy_calls(game.policy, SamplingArguments())
-        Sessions(policy, calls).run({next(iter(each)): grade(each) for each in groups.values()})
-
-    async def _replay(self, game: Game, i: int) -> None:
-        """Sample for an episode that was played before: the bits of others may depend on how many rows there are."""
-        played = cast("Played", game.episodes[i])
-        used = 0
-        for turn in range(len(played.begins)):
-            start = played.begins[turn]
-            ask = Ask(i, played.prompt + played.before(turn), game.seeds[i], start, game.limits.most(used))
-            try:
-                used += len((await sampled(ask)).ids)
-            except OutOfTime:
-                return
-
-    async def _play(self, game: Game, i: int, wasted: Counter[int]) -> None:
-        """Play an episode, anew where it fails and there are attempts left; keep it."""
-        attempt = 0
-        while True:
-            episode = Episode(None, "", game.prompts[i], game.room)
-            try:
-                await self._to_the_end(game, i, episode)
-                break
-            except CodeFailed as failed:
-                if isinstance(failed.error, WorkerError):
-                    raise failed.error from None
-                if await self._may_retry(game, i, failed, attempt):
-                    wasted[i] += len(episode.sampled) + episode.wasted
-                    attempt += 1
-                    continue
-                if not game.failing.marks:
-                    raise self._failed(failed.call.row, failed.error) from failed.error
-                episode.failed, episode.why = failure_of(failed.error), said(failed.error)
-                break
-        episode.wasted += wasted[i]
-        if "conversation" in game.also:
-            episode.conversation = self._conversation(game, episode)
-        if self._grades_groups:
-            game.episodes[i] = episode
-        else:
-            game.keep({i: episode})
-
-    async def _may_retry(self, game: Game, i: int, failed: CodeFailed, attempt: int) -> bool:
-        """Whether a row that failed is played anew, once that may be."""
-        if attempt >= game.failing.retries or isinstance(failed.error, Died):
-            return False
-        try:
-            await paused(i, min(game.failing.backoff * 2**attempt, 30.0))
-        except OutOfTime:
-            return False
-        return True
-
-    async def _to_the_end(self, game: Game, i: int, episode: Episode) -> None:
-        """Play an episode and have it graded, also where its time is up."""
-        try:
-            await self._episode(game, i, episode)
-        except OutOfTime:
-            episode.late = True
-            if not episode.begun:
-                row = self._row(game, i, "reset")
-                call = CodeCall(i, self.reset, (), row)
-                raise CodeFailed(call, Late(game.limits.seconds, ", before the episode began")) from None
-        await self._grade(game, i, episode)
-
-    async def _episode(self, game: Game, i: int, episode: Episode) -> None:
-        """Play an episode to its end."""
-        row = {name: values[i] for name, values in game.columns.items()}
-        begun = await self._code(game, i, "reset", (row, game.own_seeds[i]), _begun)
-        episode.state, episode.observation = begun
-        episode.begun = True
-        self._observe(game, episode)
-        limits = game.limits
-        while not episode.over and len(episode.turn_rewards) < limits.turns:
-            episode.turn_states.append(await self._anchor(game, i, episode))
-            ask = Ask(
-                i,
-                episode.prompt + episode.tokens,
-                game.seeds[i],
-                len(episode.tokens),
-                limits.most(len(episode.sampled)),
-            )
-            answer = await sampled(ask)
-            episode.wasted += len(answer.ids)  # until the environment has taken them
-            action = game.tokenizer.decode(answer.ids, skip_special_tokens=True)
-            given = (episode.state, action)
-            state, observation, reward, outcome = await self._code(game, i, "step", given, _stepped)
-            episode.wasted -= len(answer.ids)
-            episode.act(answer.ids, answer.rollout_logprobs, answer.sampling_logprobs, answer.versions)
-            episode.temperature, episode.cut = answer.temperature, not answer.stopped
-            episode.state, episode.observation, episode.outcome = state, observation, outcome
-            episode.turn_rewards.append(reward)
-            if not outcome and limits.tokens is not None and len(episode.sampled) >= limits.tokens:
-                episode.full = True
-            elif not outcome:
-                self._observe(game, episode)
-
-    async def _anchor(self, game: Game, i: int, episode: Episode) -> int:
-        if type(self).anchor is Env.anchor:
-            number = game.numbers.get(episode.observation)
-            if number is None:
-                number = game.numbers[episode.observation] = _numbered(episode.observation)
-            return number
-        return await self._code(game, i, "anchor", (episode.state, episode.observation), _numbered)
-
-    async def _grade(self, game: Game, i: int, episode: Episode) -> None:
-        """Grade an episode that was played as far as it came; here what its turns gave is its reward."""
-
-    @property
-    def _grades_groups(self) -> bool:
-        """Whether the episodes of a prompt are graded together."""
-        return False
-
-    async def _grade_group(self, game: Game, episodes: Mapping[int, Episode]) -> None:
-        """Grade the episodes of a prompt that did not fail, by their rows."""
-
-    def _observe(self, game: Game, episode: Episode) -> None:
-        """Append the latest observation to the tokens. A short one is encoded once: episodes of a task see the same."""
-        said = episode.observation
-        if not said:
-            return
-        key = self._encoded_by(episode) if len(said) <= SHORT else None
-        ids = game.encoded.get(key) if key is not None else None
-        if ids is None:
-            ids = self._encode(game.tokenizer, episode)
-            if key is not None and len(game.encoded) < MOST_ENCODED:
-                game.encoded[key] = ids
-        episode.observe(ids)
-
-    def _encoded_by(self, episode: Episode) -> tuple[Any, ...]:
-        """What the ids of the latest observation depend on."""
-        return (episode.observation,)
-
-    def _encode(self, tokenizer: Any, episode: Episode) -> list[int]:
-        """The ids of the latest observation."""
-        return tokenizer.encode(episode.observation, add_special_tokens=False)
-
-    def _conversation(self, game: Game, episode: Episode) -> list[dict[str, Any]]:
-        """The messages of an episode: here what was observed and what was sampled, as text."""
-        turns: list[tuple[str, list[int]]] = [("user", list(episode.prompt))]
-        for token, turn in zip(episode.tokens, episode.turn_ids, strict=True):
-            role = "user" if turn < 0 else "assistant"
-            if turns[-1][0] != role:
-                turns.append((role, []))
-            turns[-1][1].append(token)
-        decode = game.tokenizer.decode
-        return [{"role": role, "content": decode(ids, skip_special_tokens=True)} for role, ids in turns]
-
-    def _function(self, name: str) -> Callable[..., Any]:
-        """The function of the environment that is called under a name."""
-        return getattr(self, name)
-
-    async def _code(self, game: Game, i: int, name: str, args: tuple[Any, ...], take: Callable[[Any], Any]) -> Any:
-        """What a function of the environment gives for a row. Raises CodeFailed."""
-        fn, _, is_async = self._known(name)
-        row = self._row(game, i, name)
-        call = CodeCall(i, fn, args, row, take, is_async)
-        if (times := self._notes.count_deaths(row)) >= DEATHS:
-            raise CodeFailed(call, Died(times))
-        return await called(call)
-
-    def _row(self, game: Game, i: int, name: str) -> Row:
-        """A row that a function is called for, as notes and messages name it."""
-        row = game.told.get((i, name))
-        if row is None:
-            info, title = game.rows.call or CallInfo(), f"{self.name or type(self).__name__}.{name}"
-            code = self._known(name)[1]
-            row = game.told[i, name] = Row(info.program, info.step, title, game.rows.keys[i], code)
-        return row
-
-    def _known(self, name: str) -> tuple[Callable[..., Any], str, bool]:
-        """A function, where it is written, and whether it is async."""
-        found = self._functions.get(name)
-        if found is None:
-            fn = self._function(name)
-            written = getattr(type(self), name, fn)
-            found = self._functions[name] = fn, code_of(written), inspect.iscoroutinefunction(fn)
-        return found
-
-    @cached_property
-    def _functions(self) -> dict[str, tuple[Callable[..., Any], str, bool]]:
-        return {}
-
-    def _settle_failures(self, game: Game) -> None:
-        """Tell of the rows that failed, once all rows of the call are done."""
-        failed = {i: e for i, e in sorted(game.episodes.items()) if isinstance(e, Episode) and e.failed}
-        if not failed:
-            return
-        info = game.rows.call or CallInfo()
-        title = f"{self.name or type(self).__name__}.rollout" + (f" of step {info.step}" if info.program else "")
-        why = {f"row {named_row(game.rows.keys[i])}": episode.why for i, episode in failed.items()}
-        found = Failures(title, why, len(failed), game.failing.max_failed, info)
-        if self._settle is not None:
-            self._settle(found)
-        else:
-            settle([found], len(game.rows), self._warn)
-
-    def _failed(self, row: Row, error: BaseException) -> RewardError:
-        longer = "; where it needs longer, write timeout = SECONDS in the class" if isinstance(error, Late) else ""
-        step = f" of step {row.step}" if row.program else ""
-        return RewardError(
-            f"{row.op}{step} failed for row {named_row(row.key)}: {said(error)}.", fix=f"Mend {row.code}{longer}."
         )
 
 

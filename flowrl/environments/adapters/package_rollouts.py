@@ -10,8 +10,8 @@ from ..gateway.agent_environment import AgentEnvironment
 from ..gateway.sessions import Ended
 
 if TYPE_CHECKING:
-    from ...workers.env import Game
     from ...workers.episodes import Episode
+    from ...workers.game import Game
 
 
 class PackageRollouts(AgentEnvironment):

@@ -12,8 +12,8 @@ from ..gateway.agents import Task
 from .verifiers_rollouts import VerifiersRollouts, failure_named
 
 if TYPE_CHECKING:
-    from ...workers.env import Game
     from ...workers.episodes import Episode
+    from ...workers.game import Game
     from ..environment import State
 
 _SPLITS = {"train": "get_dataset", "eval": "get_eval_dataset"}

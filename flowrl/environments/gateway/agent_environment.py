@@ -23,7 +23,7 @@ from .server import Gateway
 from .sessions import Ended, ModelCall
 
 if TYPE_CHECKING:
-    from ...workers.env import Game
+    from ...workers.game import Game
 
 _MARK = "<tool_call>"
 

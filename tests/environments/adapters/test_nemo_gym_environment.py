@@ -46,7 +46,7 @@ def found(tmp_path_factory):
 
 
 class TestPlayed:
-    pytestmark = (pytest.mark.nightly, pytest.mark.timeout(1800))
+    pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]  # noqa: RUF012
 
     def test_a_session_counts_what_its_own_calls_added(self, found):
         rows = found["example_session_state_mgmt"]["rows"]

@@ -1,0 +1,89 @@
+"""What one call of a rollout plays: its rows, who plays them, what an episode may take, and the episodes that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..graph.ops.partial_answers import Answers
+from .episodes import Episode, Played
+from .user_code.failed_rewards import Policy
+from .user_code.rows_in_progress import Row
+
+if TYPE_CHECKING:
+    from ..batch import Batch
+
+#: What ``row`` holds besides the columns of the data: a seed that all episodes of a task share.
+TASK_SEED = "task_seed"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an episode may take: ``Limits(turns=32, tokens=4096, seconds=600.0)``; None is without a limit."""
+
+    turns: int
+    turn_tokens: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def most(self, used: int) -> int | None:
+        """How many tokens a turn may have after so many, where that is less than ``turn_tokens``; None where not."""
+        if self.tokens is None or (self.turn_tokens is not None and self.turn_tokens <= self.tokens - used):
+            return self.turn_tokens
+        return self.tokens - used
+
+
+class Game:
+    """What one call plays: its rows and who plays them, and the episodes, a row each."""
+
+    def __init__(
+        self,
+        rows: Batch,
+        policy: Any,
+        limits: Limits,
+        failing: Policy,
+        answers: Answers | None,
+        task_seeds: Sequence[int],
+        also: Sequence[str] = (),
+    ) -> None:
+        self.rows, self.policy, self.limits, self.failing, self._answers = rows, policy, limits, failing, answers
+        self.also = also  # fields of episodes that are asked for
+        self.tokenizer = policy.tokenizer
+        self.seeds: list[int] = rows.row_seeds().tolist()
+        self.own_seeds: list[int] = rows.row_seeds("episode").tolist()
+        columns = {n: rows[n].to_list() for n in rows.fields}
+        self.prompts = [list(prompt) for prompt in columns.pop("prompt_ids")]
+        columns.setdefault(TASK_SEED, list(task_seeds))
+        self.columns = columns
+        self.known = answers.known if answers is not None else None
+        self.told: dict[tuple[int, str], Row] = {}  # by row and function, as notes name them
+        self.numbers: dict[str, int] = {}  # of observations as anchors
+        self.encoded: dict[tuple[Any, ...], list[int]] = {}  # ids of short observations
+        self.episodes: dict[int, Episode | Played] = self._played()
+        fresh = len(self.episodes) < len(rows)
+        self.room: int | None = policy.positions if fresh else None
+
+    def _played(self) -> dict[int, Episode | Played]:
+        """The episodes that were played before."""
+        if self.known is None:
+            return {}
+        tokens, turns = self.known["response_ids"].to_list(), self.known["turn_ids"].to_list()
+        at = {key: place for place, key in enumerate(self.known.keys)}
+        return {
+            i: Played.of(prompt, tokens[at[key]], turns[at[key]])
+            for i, (key, prompt) in enumerate(zip(self.rows.keys, self.prompts, strict=True))
+            if key in at
+        }
+
+    def keep(self, ended: Mapping[int, Episode]) -> None:
+        """Hand over episodes that have ended, by their rows; all of them or none are known to a later process."""
+        self.episodes |= ended
+        if self._answers is None:
+            return
+        if failed := [i for i, episode in ended.items() if episode.failed]:
+            self._answers.fail([self.rows.keys[i] for i in failed])
+        elif ended:
+            fields = [episode.fields(self.also) for episode in ended.values()]
+            together = {name: [value for each in fields for value in each[name]] for name in fields[0]}
+            self._answers.keep([self.rows.keys[i] for i in ended], together)
