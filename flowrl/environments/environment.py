@@ -322,6 +322,18 @@ class Environment(Env):
     def _conversation(self, game: Game, episode: Episode) -> list[dict[str, Any]]:
         return [dict(message) for message in episode.state.messages] if episode.begun else []
 
+    def _expect_template(self, tokenizer: Any) -> None:
+        """Raise ModelError for a chat template that refuses what follows an answer, or rewrites the answer."""
+        following = [{"role": "tool", "name": name, "content": "x"} for name in [*self.by_name][:1]]
+        following += [{"role": "user", "content": "x"}] if self._replies else []
+        for message in following:
+            ids_behind([message], tokenizer, last=None, tools=self.schemas)
+
+    @property
+    def _replies(self) -> bool:
+        """Whether something of its own may follow an answer."""
+        return type(self).respond is not Environment.respond
+
     def _encoded_by(self, episode: Episode) -> tuple[Any, ...]:
         said = episode.observation
         if not isinstance(said, Replied):

@@ -40,6 +40,7 @@ class Player(Worker):
 
     def _play_all(self, game: Game, sampling: SamplingArguments) -> None:
         """Play all episodes to their ends."""
+        self._expect_template(game.tokenizer)
         stops = game.failing.on_error == "raise" and not game.failing.retries
         wasted: Counter[int] = Counter()
         sessions = Sessions(
@@ -56,6 +57,9 @@ class Player(Worker):
         sessions.run(players)
         if self._grades_groups:
             self._grade_groups(game)
+
+    def _expect_template(self, tokenizer: Any) -> None:
+        """Raise where no turn can follow another with this tokenizer, before anything is sampled."""
 
     def _grade_groups(self, game: Game) -> None:
         """Have the episodes of each prompt graded together, once all of them have ended."""

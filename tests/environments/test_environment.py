@@ -449,6 +449,33 @@ def test_a_template_that_cannot_go_on_is_named(template, said):
         ids_behind([{"role": "tool", "content": "5"}], chat_tokenizer(template), last=None)
 
 
+class Calls(Asked):
+    tools = (calculate,)
+
+
+@pytest.mark.parametrize(
+    ("template", "env", "said"),
+    [
+        (REWRITES, Asked, "writes an answer anew"),
+        (REWRITES, Calls, "writes an answer anew"),
+        (REFUSES, Calls, "refuses messages of tool after an answer"),
+    ],
+)
+def test_a_template_that_cannot_go_on_is_found_before_anything_is_sampled(template, env, said, monkeypatch):
+    monkeypatch.setattr(fl.testing.FakeEngine, "submit", lambda *given: pytest.fail("a row was sampled"))
+    monkeypatch.setattr(fl.testing.FakeEngine, "generate", lambda *given: pytest.fail("a row was sampled"))
+    with pytest.raises(ModelError, match=said):
+        chatted(template, env())
+
+
+def test_a_template_that_rewrites_answers_will_do_where_nothing_follows_them():
+    class Once(Asked):
+        respond = Environment.respond
+
+    found, _ = chatted(REWRITES, Once())
+    assert set(found.turns.to_list()) == {1}
+
+
 def test_tools_are_shown_in_the_prompt():
     shown = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML
 

@@ -167,6 +167,9 @@ class AgentEnvironment(Environment):
             episode.temperature, episode.cut = answer.temperature, False
             episode.full = limits.tokens is not None and play.used >= limits.tokens
 
+    def _expect_template(self, tokenizer: Any) -> None:
+        """Nothing: what an agent says behind an answer is not known before it does."""
+
     def _placed(self, play: _Play, request: Request) -> tuple[Call | None, list[int]]:
         """Where in the tree a request goes on, and the tokens up to its answer. Raises Refused."""
         parent, before = play.tree.place(request.messages, request.tools)

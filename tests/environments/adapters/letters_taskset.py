@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 import verifiers.v1 as vf
@@ -40,13 +41,19 @@ class BoxedTask(LettersTask):
     NEEDS_CONTAINER: ClassVar[bool] = True
 
 
+class SlowTask(LettersTask):
+    async def setup(self, trace, runtime) -> None:
+        await super().setup(trace, runtime)
+        await asyncio.sleep(4)
+
+
 class LettersConfig(vf.TasksetConfig):
     kind: str = "plain"
 
 
 class LettersTaskset(vf.Taskset[LettersTask, LettersConfig]):
     def load(self):
-        kind = {"plain": LettersTask, "broken": BrokenTask, "boxed": BoxedTask}[self.config.kind]
+        kind = {"plain": LettersTask, "broken": BrokenTask, "boxed": BoxedTask, "slow": SlowTask}[self.config.kind]
         for letter in "abcd":
             data = LettersData(prompt=f"say {letter}", system_prompt="be short", letter=letter)
             yield kind(data, self.config.task)

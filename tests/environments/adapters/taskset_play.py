@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 
 import verifiers.v1 as vf
 from adapter_play import page_trained, played
@@ -15,6 +16,7 @@ from flowrl.environments import TasksetEnvironment
 from flowrl.errors import WorkerError
 
 LETTERS = list("abcde")
+CALL = '<tool_call>{"name": "letter_tools_letter", "arguments": {"place": 1}}</tool_call>'
 
 
 class Said:
@@ -27,14 +29,20 @@ class Said:
         body = await request.json()
         text = next(self.texts)
         about = {"id": "x", "created": 0, "model": "policy"}
+        message, reason = {"role": "assistant", "content": text}, "stop"
+        if text.startswith("<tool_call>"):
+            found = json.loads(text[len("<tool_call>") : -len("</tool_call>")])
+            function = {"name": found["name"], "arguments": json.dumps(found["arguments"])}
+            call = {"index": 0, "id": "call", "type": "function", "function": function}
+            message, reason = {"role": "assistant", "content": "", "tool_calls": [call]}, "tool_calls"
         if not body.get("stream"):
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            choice = {"index": 0, "finish_reason": reason, "message": message}
             return web.json_response({**about, "object": "chat.completion", "choices": [choice]})
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        for delta, reason in (({"role": "assistant", "content": text}, None), ({}, "stop")):
+        for delta, end in ((message, None), ({}, reason)):
             chunk = {**about, "object": "chat.completion.chunk"}
-            chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": reason}]
+            chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": end}]
             await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -67,9 +75,9 @@ async def graded(taskset, rows, **options):
     return found
 
 
-def both(taskset, *, n=3, **options):
-    tasks = {"tasks": 4} if taskset == "counting_taskset" else {}
-    found = played(TasksetEnvironment(taskset, **tasks, **options), LETTERS, tasks=4, n=n, max_tokens=3)
+def both(taskset, *, n=3, words=LETTERS, tasks=4, max_tokens=3, **options):
+    most = {"tasks": tasks} if taskset == "counting_taskset" else {}
+    found = played(TasksetEnvironment(taskset, **most, **options), words, tasks=tasks, n=n, max_tokens=max_tokens)
     done = [row for row in found["rows"] if row["outcome"] == "finished"]
     for row, theirs in zip(done, asyncio.run(graded(taskset, done, **options)), strict=True):
         row["theirs"] = theirs
@@ -86,8 +94,11 @@ def refused(*given, **options):
 if __name__ == "__main__":
     list(TasksetEnvironment("letters_taskset").rows())  # which makes the harness known that runs in a process
     os.environ["HARNESS"] = "flowrl-chat"
+    os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], *sys.path[-1:], os.environ.get("PYTHONPATH", "")])  # tools
     found = {"alone": both("letters_taskset", n=6), "talk": both("counting_taskset")}
+    found["tools"] = both("tools_taskset", tasks=2, n=4, words=["a", "b", CALL], max_tokens=1)
     found["cut"] = played(TasksetEnvironment("counting_taskset", tasks=4), LETTERS, tasks=4, n=3, turns=1, max_tokens=3)
+    found["slow"] = played(TasksetEnvironment("letters_taskset", kind="slow"), LETTERS, tasks=4, n=1, seconds=1.0)
     found["broken"] = played(TasksetEnvironment("letters_taskset", kind="broken"), LETTERS, tasks=4, n=3, max_tokens=3)
     found["page"] = page_trained("Tasksets of verifiers", LETTERS, {'"gsm8k-v1", tasks=2000': '"letters_taskset"'})
     found["refused"] = [

@@ -21,7 +21,7 @@ def found(tmp_path_factory):
 class TestPlayed:
     pytestmark = nightly
 
-    @pytest.mark.parametrize("how", ["alone", "talk"])
+    @pytest.mark.parametrize("how", ["alone", "talk", "tools"])
     def test_rewards_metrics_and_ends_are_those_of_verifiers_for_the_same_answers(self, found, how):
         rows = found[how]["rows"]
         assert len(rows) >= 12 and found[how]["delivered"] == 1
@@ -33,6 +33,7 @@ class TestPlayed:
             assert row["scores"]["calls"] == len(row["texts"]) and row["scores"]["forks"] == 0
         assert len({row["reward"] for row in rows}) > 2
         assert ({len(row["texts"]) for row in rows} == {1}) == (how == "alone")
+        assert any(row["scores"].get("seen") for row in rows) == (how == "tools")
 
     def test_a_limit_of_the_rollout_ends_an_episode_and_verifiers_grades_it_as_far_as_it_came(self, found):
         cut = [row for row in found["cut"]["rows"] if row["outcome"] == "truncated_turns"]
@@ -42,6 +43,11 @@ class TestPlayed:
             letter = "abcd"[row["task"]["task"]]
             first = 2.0 * (row["texts"][0][:1] == letter)
             assert row["reward"] == pytest.approx(0.25 + first + 0.5 * row["texts"][0].count(letter))
+
+    def test_the_seconds_of_the_rollout_end_an_episode_that_waits_and_verifiers_grades_it(self, found):
+        for row in found["slow"]["rows"]:
+            assert (row["outcome"], row["reason"], row["texts"]) == ("truncated_wall", "time", [])
+            assert row["reward"] == 0.0 and row["scores"]["length"] == 0
 
     def test_a_reward_that_fails_fails_the_episode_without_a_reward(self, found):
         for row in found["broken"]["rows"]:
