@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from typing import Any, cast
 
 import pytest
 import torch
@@ -281,7 +282,7 @@ def test_marks_on_functions_that_cannot_be_called_are_refused():
     with pytest.raises(WorkerError, match="is asked with the state alone"):
         stop(lambda self, answer: True)
     with pytest.raises(WorkerError, match=r"Write @reward\(\)|without a weight"):
-        reward(lambda self: 1.0)
+        reward(cast(Any, lambda self: 1.0))
     with pytest.raises(WorkerError, match="states of a prompt's episodes"):
         group_reward()(lambda self, state: [])
     with pytest.raises(WorkerError, match="cannot be given by name"):
@@ -302,7 +303,7 @@ def calculate(expression: str) -> float:
 
 def remember(state: State, key: str, value: int = 0) -> str:
     """Keep a number."""
-    state.kept = {**getattr(state, "kept", {}), key: value}
+    vars(state)["kept"] = {**vars(state).get("kept", {}), key: value}
     return "ok"
 
 
@@ -329,8 +330,13 @@ def begun():
 def test_tools_are_called_and_told():
     env, state = begun()
     _, said, given, over = env.step(state, "think " + call("calculate", expression="2+3") + call("remember", key="a"))
-    assert [m["content"] for m in said.messages] == ["5", "ok"] and (given, over) == (0.0, False)
-    assert state.kept == {"a": 0} and [m["role"] for m in state.messages] == ["user", "assistant", "tool", "tool"]
+    assert [m["content"] for m in cast(Any, said).messages] == ["5", "ok"] and (given, over) == (0.0, False)
+    assert vars(state)["kept"] == {"a": 0} and [m["role"] for m in state.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+    ]
     assert env.step(state, "it is 5")[1:] == ("", 0.0, True), "an answer without a call is the last"
     assert env.grade(state) == (0.0, {"tool_calls": 2.0, "bad_tool_calls": 0.0})
 
@@ -381,7 +387,7 @@ REWRITES = CHATML.replace("{{ m.content }}", "{{ m.content | lower }}")
 REFUSES = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}x"
 
 
-def chat_tokenizer(template):
+def chat_tokenizer(template) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -469,8 +475,8 @@ def test_a_template_that_cannot_go_on_is_found_before_anything_is_sampled(templa
 
 
 def test_a_template_that_rewrites_answers_will_do_where_nothing_follows_them():
-    class Once(Asked):
-        respond = Environment.respond
+    class Once(Environment):
+        rows = Asked.rows
 
     found, _ = chatted(REWRITES, Once())
     assert set(found.turns.to_list()) == {1}

@@ -30,5 +30,5 @@ if __name__ == "__main__":
     )
     app = server.setup_webserver()
     server.setup_exception_middleware(app)
-    print(f"http://127.0.0.1:{port} {Path(module.__file__).parent / 'data' / 'example.jsonl'}", flush=True)
+    print(f"http://127.0.0.1:{port} {Path(str(module.__file__)).parent / 'data' / 'example.jsonl'}", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])

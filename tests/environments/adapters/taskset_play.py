@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from typing import Any
 
 import verifiers.v1 as vf
 from adapter_play import page_trained, played
@@ -95,7 +96,7 @@ if __name__ == "__main__":
     list(TasksetEnvironment("letters_taskset").rows())  # which makes the harness known that runs in a process
     os.environ["HARNESS"] = "flowrl-chat"
     os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], *sys.path[-1:], os.environ.get("PYTHONPATH", "")])  # tools
-    found = {"alone": both("letters_taskset", n=6), "talk": both("counting_taskset")}
+    found: dict[str, Any] = {"alone": both("letters_taskset", n=6), "talk": both("counting_taskset")}
     found["tools"] = both("tools_taskset", tasks=2, n=4, words=["a", "b", CALL], max_tokens=1)
     found["cut"] = played(TasksetEnvironment("counting_taskset", tasks=4), LETTERS, tasks=4, n=3, turns=1, max_tokens=3)
     found["slow"] = played(TasksetEnvironment("letters_taskset", kind="slow"), LETTERS, tasks=4, n=1, seconds=1.0)
