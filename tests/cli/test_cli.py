@@ -380,6 +380,13 @@ def test_a_parameter_with_the_name_of_an_option_is_refused(run, tmp_path):
     ("text", "status", "said"),
     [
         ("import nothing_like_this", 2, "broken.py cannot be loaded: ModuleNotFoundError: No module named"),
+        (
+            "from tasks import arithmetic",
+            2,
+            "broken.py cannot be loaded: ModuleNotFoundError: No module named 'tasks'.\n"
+            "  at   broken.py:1   from tasks import arithmetic\n"
+            "  fix  What ships with flowrl is in flowrl.algorithms: from flowrl.algorithms.tasks import ...",
+        ),
         ("def f(:", 2, "broken.py cannot be loaded: SyntaxError"),
         (
             "x = 1 / 0",

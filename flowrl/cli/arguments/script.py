@@ -50,7 +50,7 @@ def load_script(path: str, name: str | None = None) -> Flow:
         raise
     except (ImportError, SyntaxError) as error:
         what = f"{shown(path)} cannot be loaded: {type(error).__name__}: {error}."
-        raise UsageError(what, fix=_package_fix(error, script)) from error
+        raise UsageError(what, at=raised_at(error), fix=_import_fix(error, script)) from error
     except Exception as error:
         cause = f"{type(error).__name__}: {error}".rstrip(".")
         fix = did_you_mean(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
@@ -104,12 +104,18 @@ def _load_package(module: Any, script: Path) -> None:
     importlib.import_module(package)
 
 
-def _package_fix(error: Exception, script: Path) -> str | None:
-    """Return the fix of a relative import that has no package; None for another error."""
-    if "no known parent package" not in str(error):
-        return None
-    folder, name = shown(str(script.parent)), f"{script.parent.name}.{script.stem}"
-    return f"Make {folder} a package, with a file __init__.py in it, or run it as a module: python -m {name}."
+def _import_fix(error: ImportError | SyntaxError, script: Path) -> str | None:
+    """Return the fix of a relative import that has no package, or of what is shipped; None for another error."""
+    if "no known parent package" in str(error):
+        folder, name = shown(str(script.parent)), f"{script.parent.name}.{script.stem}"
+        return f"Make {folder} a package, with a file __init__.py in it, or run it as a module: python -m {name}."
+    missing = (error.name or "").removeprefix("flowrl.") if isinstance(error, ModuleNotFoundError) else ""
+    if missing and (shipped.FOLDER / missing.replace(".", "/")).is_dir():
+        return (
+            f"What ships with flowrl is in flowrl.algorithms: from flowrl.algorithms.{missing} import ...; "
+            "flowrl new grpo my_project makes a driver with a task of its own."
+        )
+    return None
 
 
 def _module(script: Path, dotted: str | None) -> Any:

@@ -168,3 +168,13 @@ def is_users(thing: Any) -> bool:
     if file is None:
         return module is not None and module.__name__ == "__main__"  # a notebook
     return not in_a_library(os.path.abspath(file))
+
+
+def asks_to_call() -> bool:
+    """Whether the user's code takes an attribute in order to call it: ``batch.where(...)``, and not ``batch.rewards``."""
+    frame = user_frame()
+    if frame is None:
+        return False
+    code, at = frame.f_code.co_code, frame.f_lasti
+    name = dis.opname[code[at]]
+    return name == "LOAD_METHOD" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12) and code[at + 1] & 1 == 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from ...column import Column
 from ...errors import ProgramError, did_you_mean
-from ..script.site import caller
+from ..script.site import asks_to_call, caller
 from .argument_trees import find_in, rebuild
 
 if TYPE_CHECKING:
@@ -50,6 +50,13 @@ class Value:
         return f"<{type(self).__name__} {self.ref}>"
 
 
+def _no_method(what: str, value: Value, name: str, otherwise: str) -> NoReturn:
+    """Raise NoSuchName for a name that is called, and is no method of a value."""
+    methods = [n for n in dir(type(value)) if not n.startswith("_") and n not in Value.__slots__]
+    fix = did_you_mean(name, methods, otherwise, form="Did you mean .{}()?")
+    raise NoSuchName(f"{what} has no method '{name}'.", at=caller(), have=methods or None, fix=fix)
+
+
 class BatchValue(Value):
     """A batch that is not there yet. Its fields are attributes; ``a | b`` joins on keys."""
 
@@ -58,6 +65,8 @@ class BatchValue(Value):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if asks_to_call():
+            _no_method("a batch", self, name, "Fields have no parentheses; rows are kept with batch.filter(mask).")
         return self.session.field(self, name)
 
     def __getitem__(self, name: Any) -> Any:
@@ -219,6 +228,9 @@ class MetricsValue(Value):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if asks_to_call():
+            fix = "An entry is an attribute, metrics.loss; flow.log(step, metrics) logs all of them."
+            _no_method("what an update reports", self, name, fix)
         return self.session.field(self, name)
 
     def __getitem__(self, name: str) -> Any:
