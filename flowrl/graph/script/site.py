@@ -171,7 +171,7 @@ def is_users(thing: Any) -> bool:
 
 
 def asks_to_call() -> bool:
-    """Whether the user's code takes an attribute in order to call it: ``batch.where(...)``, and not ``batch.rewards``."""
+    """Whether the user's code takes an attribute in order to call it: ``batch.where(...)``, not ``batch.rewards``."""
     frame = user_frame()
     if frame is None:
         return False
