@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..placement.cluster.mesh import Mesh
 from ..placement.cost.calibrated_costs import Calibrated
 from ..placement.cost.continuous_batch import Engine
 from ..placement.cost.cost_model import Costs
@@ -38,7 +37,7 @@ class NoTime:
     def publish(self, worker: str) -> float:
         return 0.0
 
-    def swap(self, pool: str, resident: str) -> float:
+    def swap(self, pool: str, resident: str, what: str) -> float:
         return 0.0
 
 
@@ -82,7 +81,7 @@ class Pace:
         self._made: dict[int, Made] = {}
         self._known: dict[tuple[str, Workload], float] = {}
         self._engines: dict[tuple[str, Workload], Engine] = {}
-        self._moves: dict[tuple[str, str], float] = {}
+        self._moves: dict[tuple[str, ...], float] = {}
 
     def note(self, made: Made) -> int:
         """Remember a call before it is issued. Returns its prompt groups."""
@@ -132,18 +131,10 @@ class Pace:
     def publish(self, worker: str) -> float:
         return self._move(("publish", worker), lambda: self._study.publish(worker))
 
-    def swap(self, pool: str, resident: str) -> float:
-        return self._move((pool, resident), lambda: self._swapped(pool, resident))
+    def swap(self, pool: str, resident: str, what: str) -> float:
+        return self._move((pool, resident, what), lambda: self._study.swap(pool, resident, what))
 
-    def _move(self, key: tuple[str, str], work: Callable[[], Work]) -> float:
+    def _move(self, key: tuple[str, ...], work: Callable[[], Work]) -> float:
         if key not in self._moves:
             self._moves[key] = self._study.cost_model.seconds(work())
         return self._moves[key]
-
-    def _swapped(self, pool: str, resident: str) -> Work:
-        worker, _, _ = resident.rpartition(".")
-        study = self._study
-        size = study.memory[pool].sizes[resident]
-        devices = study.plan.pools[pool].devices
-        role, mesh, title = study.roles[worker], Mesh({"dp": len(devices)}), f"{resident}.offload"
-        return Work(title, title, "offload", role, Workload(0, 0, 0), mesh, devices, pool=pool, moved=size)

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ..errors import PlanError
-from ..placement.cost.calibrated_costs import Calibrated, Fit
+from ..placement.cost.calibrated_costs import SWAPS, Calibrated, Fit
 from ..placement.cost.efficiency import Efficiency
 from ..placement.cost.engine_curve import EngineCurve
 from ..placement.cost.per_device_counts import rows_of_replica
@@ -61,10 +61,10 @@ def fit_efficiency(study: Study, costs: Calibrated) -> FittedEfficiency:
     """Return the figures with which a roofline of the study's plan takes what the ops of the run took.
 
     ``study``: the program of the run under its plan, with its lengths. Of each kind of call one figure is fitted:
-    ``train``, ``forward``, ``link`` and ``network`` for publishes, ``row_s`` for user code, and of an engine
-    ``step_s``, with its curve also ``slot_s`` and ``prefill``. Where an op took a part of its time whatever its tokens
-    were, that is ``call_s``. A figure that would have to be above the peak is 1, and the call is off. Raises PlanError
-    for a run none of whose calls are the program's.
+    ``train``, ``forward``, ``link`` and ``network`` for publishes, ``host`` for workers that leave the memory of a pool
+    and come back, ``row_s`` for user code, and of an engine ``step_s``, with its curve also ``slot_s`` and ``prefill``.
+    Where an op took a part of its time whatever its tokens were, that is ``call_s``. A figure that would have to be
+    above the peak is 1, and the call is off. Raises PlanError for a run none of whose calls are the program's.
     """
     fits = ((work, costs.fits.get(work.node) or costs.fits.get(work.title)) for work in _works(study))
     measured = [(work, fit) for work, fit in fits if fit is not None]
@@ -74,8 +74,9 @@ def fit_efficiency(study: Study, costs: Calibrated) -> FittedEfficiency:
     took = [(work, fit.seconds(work.load.tokens)) for work, fit in measured]
     found = Efficiency(name=costs.run, call_s=_overhead(measured))
     roofline = Roofline(study.plan.cluster)
-    for kind, names in (("train", ("train",)), ("forward", ("forward",)), ("publish", ("link", "network"))):
-        found = _fitted(found, names, [(w, s) for w, s in took if w.kind == kind], roofline)
+    parts = ((("train",), ("train",)), (("forward",), ("forward",)), (("publish",), ("link", "network")))
+    for kinds, names in (*parts, (SWAPS, ("host",))):
+        found = _fitted(found, names, [(w, s) for w, s in took if w.kind in kinds], roofline)
     found = _external(found, [(w, s) for w, s in took if w.kind == "external"])
     for work, seconds in took:
         if work.kind == "generate":
@@ -88,11 +89,13 @@ def fit_efficiency(study: Study, costs: Calibrated) -> FittedEfficiency:
 
 
 def _works(study: Study) -> Iterable[Work]:
-    """The calls of a step that take devices or processes, and the publishes."""
+    """The calls of a step that take devices or processes, publishes, and workers that make room for others."""
     yield from (work for work in study.works.values() if work.kind != "none")
     for worker, role in study.roles.items():
         if role.trains and role.generates and role.model is not None:
             yield study.publish(worker)
+    for pool, memory in study.memory.items():
+        yield from (study.swap(pool, resident, what) for resident in memory.sizes for what in SWAPS)
 
 
 def _overhead(measured: Iterable[tuple[Work, Fit]]) -> float:

@@ -17,6 +17,7 @@ from ..lowering.lower import Execution, choose_runtime, lower
 from ..lowering.roles import roles_of
 from ..lowering.scheme_of_program import scheme_of
 from ..lowering.unsupported import unsupported
+from ..placement.cluster.mesh import Mesh
 from ..placement.cost.calibrated_costs import Calibrated, placed
 from ..placement.cost.cost_model import Costs
 from ..placement.cost.pool_memory import PoolMemory, Turn, loads_of, pool_memory, turns_of
@@ -227,6 +228,13 @@ class Study:
             copied=self.plan.pipeline.staleness > 0,
             backend=target.backend,
         )
+
+    def swap(self, pool: str, resident: str, what: str) -> Work:
+        """The work of a worker that leaves the memory of a pool (``what="offload"``), or comes back (``"onload"``)."""
+        devices, size = self.plan.pools[pool].devices, self.memory[pool].sizes[resident]
+        role, mesh = self.roles[resident.partition(".")[0]], Mesh({"dp": len(devices)})
+        title = f"{resident}.{what}"
+        return Work(title, title, what, role, Workload(0, 0, 0), mesh, devices, pool=pool, moved=size)
 
     # -- memory -------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class Pace(Protocol):
         ...
 
     def publish(self, worker: str) -> float: ...
-    def swap(self, pool: str, resident: str) -> float: ...
+    def swap(self, pool: str, resident: str, what: str) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ class VirtualClock:
             at = self.time
             for what, moves in (("offload", command.offload), ("onload", command.onload)):
                 for place, resident in moves:
-                    if place == pool and (seconds := self.pace.swap(pool, resident)) > 0:
+                    if place == pool and (seconds := self.pace.swap(pool, resident, what)) > 0:
                         title = f"{resident}.{what}"
                         self.flown.spans.append(Span(title, call.step, (pool,), at, at + seconds, self._because))
                         at += seconds

@@ -21,11 +21,11 @@ TRUE = Efficiency(train=0.31, forward=0.37, link=0.5, network=0.5, step_s=0.004,
 FIXED = Tokens(512, "fixed", (1024.0,))
 
 
-def study_of(plan: str, tokens: Tokens = FIXED, driver: str = "grpo", costs=None, prompts: int = 64):
+def study_of(plan: str, tokens: Tokens = FIXED, driver: str = "grpo", costs=None, prompts: int = 64, model="qwen3-8b"):
     flow = load_script(str(ALGORITHMS / f"{driver}.py"))
     for handle in flow.handles:
         if handle.arguments.get("model") is not None:
-            flow.use_model(handle.name, "qwen3-8b")
+            flow.use_model(handle.name, model)
     loaded = Plan.load(ALGORITHMS / "plans" / f"{plan}.yaml")
     return flow.study(loaded, driver, tokens=tokens, costs=costs, steps=8, prompts_per_step=prompts)
 
@@ -103,3 +103,26 @@ def test_a_machine_faster_than_its_peak_is_told_as_an_error():
 def test_a_run_of_another_program_tells_nothing():
     with pytest.raises(PlanError, match="no call of run is one of this program"):
         fit_efficiency(study_of("colocated_8"), Calibrated("run", {"judge.score": Fit(1.0)}, Fit(0.0)))
+
+
+def test_what_moves_of_memory_reach_is_found_and_simulated():
+    """Workers of a pool that take turns: the way to host memory is fitted to what they took, and carries over."""
+    true = Efficiency(host=0.23)
+    study = study_of("colocated_8", model="qwen3-32b")
+    costs = Roofline(study.plan.cluster, true)
+    moves = [study.swap("gpu", who, what) for who in study.memory["gpu"].sizes for what in ("offload", "onload")]
+    run = measured(study, true)
+    fits = {**run.fits, **{work.title: Fit(costs.seconds(work), calls=8) for work in moves}}
+    calibrated = Calibrated("run", fits, run.step)
+    found = fit_efficiency(study, calibrated).efficiency
+    assert found.host == pytest.approx(0.23, rel=1e-3)
+    cluster = study_of("split_16").plan.cluster
+    truth = study_of("split_16", model="qwen3-32b", costs=Roofline(cluster, true)).simulate()
+    told = study_of("split_16", model="qwen3-32b", costs=Roofline(cluster, found)).simulate()
+    assert any(bar.node == "actor.train.onload" for bar in told.bars)
+    assert told.step_seconds == pytest.approx(truth.step_seconds, rel=0.02)
+    slower = Fit(3.0, calls=8)
+    at_once = study_of("colocated_8", model="qwen3-32b", costs=calibrated).simulate()
+    moved = Calibrated("run", {**fits, "actor.train.onload": slower}, run.step)
+    later = study_of("colocated_8", model="qwen3-32b", costs=moved).simulate()
+    assert later.step_seconds - at_once.step_seconds == pytest.approx(3.0 - fits["actor.train.onload"].base, rel=1e-6)

@@ -37,7 +37,7 @@ class Times:
             self.chance.choice((0.0, 0.3)) if self.chance is not None else self.by_title.get(f"{worker}.publish", 0.0)
         )
 
-    def swap(self, pool: str, resident: str) -> float:
+    def swap(self, pool: str, resident: str, what: str) -> float:
         return self.by_title.get(f"{resident}.swap", 0.0)
 
 

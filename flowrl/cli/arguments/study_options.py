@@ -16,7 +16,7 @@ from ...errors import PlanError, UsageError, near
 from ...flow import Flow
 from ...graph.ops.op import Op
 from ...placement.cluster.cluster import Cluster
-from ...placement.cost.calibrated_costs import Calibrated, placed
+from ...placement.cost.calibrated_costs import SWAPS, Calibrated, placed
 from ...placement.cost.cost_model import load_costs
 from ...placement.cost.efficiency import Efficiency
 from ...placement.cost.given_costs import GivenCosts
@@ -156,5 +156,6 @@ def _elsewhere(name: str, flow: Flow) -> bool:
     worker, _, op = name.partition("#")[0].partition(".")
     handle = next((h for h in flow.handles if h.name == worker), None)
     if handle is not None:
-        return op == "publish" or isinstance(inspect.getattr_static(handle.cls, op, None), Op)
+        moves = op == "publish" or op.rpartition(".")[2] in SWAPS
+        return moves or isinstance(inspect.getattr_static(handle.cls, op, None), Op)
     return bool(op) and near(worker, [h.name for h in flow.handles]) is None

@@ -23,6 +23,7 @@ from .work import Work
 
 #: Steps at the beginning of a program that are left out: caches fill, kernels compile.
 WARMUP = 2
+SWAPS = ("offload", "onload")  # how lines of workers that take turns in a memory end
 _LIBRARIES = ("rl", "batch", "data", "user")  # of calls that are nowhere in a plan
 _ENTRIES = ("calibrated", "step", "ops", "engines", "places")
 _CURVE = (*PARTS, "replicas", "error", "predicted", "measured", "calls")
@@ -225,7 +226,7 @@ def _places(run: Path, titles: Iterable[str]) -> tuple[dict[str, str], dict[str,
         worker, _, op = title.partition(".")
         if worker in _LIBRARIES:
             continue
-        place = plan.place_of(worker, "generate" if op == "generate" else "train")
+        place = plan.place_of(worker, "generate" if op.partition(".")[0] == "generate" else "train")
         found[title] = placed(place.backend, place.mesh)
         replicas[title] = _replicas(place.mesh, plan.pools[place.pool].processes)
     return found, replicas
@@ -260,13 +261,19 @@ def _lines_of(run: str | Path, program: str | None) -> list[dict[str, Any]]:
 
 def _calls(lines: Iterable[Mapping[str, Any]]) -> list[Call]:
     """The calls, the chunks of a node in a step as one."""
-    found: dict[tuple[int, str], Call] = {}
+    found: dict[tuple[int, str, float], Call] = {}
     for line in lines:
-        key = (line["step"], line["node"])
+        again = line["start"] if _is_swap(line["node"]) else 0.0  # a worker may leave and come back several times
+        key = (line["step"], line["node"], again)
         was = found.get(key, Call(line["node"].partition("#")[0], line["step"], 0.0))
         took, tokens = was.seconds + line["end"] - line["start"], was.tokens + (line.get("tokens") or 0)
         found[key] = Call(was.title, was.step, took, tokens, was.rows + (line.get("rows") or 0))
     return list(found.values())
+
+
+def _is_swap(title: str) -> bool:
+    """Whether it is a worker that leaves the memory of its pool, or comes back: ``actor.train.offload``."""
+    return title.rpartition(".")[2] in SWAPS
 
 
 def _curves(

@@ -292,7 +292,9 @@ class Dispatcher:
         try:
             if any(isinstance(error, RankLost) or number == MOVE for number, error in self.failures):
                 raise Skipped(f"{call.title} was not run: what it needs is lost")
-            self._make_room(command)
+            if command.offload or command.onload:
+                self._make_room(call, command)
+                job.started = perf_counter()
             worker = self._worker(call.op, call.worker)
             given = replace_values(call.arguments, lambda v: self._value(v.ref, call, command))
             arguments = {n: self._copy_to_ask(v.name) if is_handle(v) else v for n, v in given.items()}
@@ -330,13 +332,15 @@ class Dispatcher:
         with self._changed:
             self.order.begin(job.command, tuple(ranks))
 
-    def _make_room(self, command: Start) -> None:
+    def _make_room(self, call: Call, command: Start) -> None:
         """Have workers leave the memory of their pools, and those of a call come back, as the schedule says."""
-        memory = self.scheme.setup.memory
-        for pool, resident in command.offload:
-            self.executor.offload(resident, memory[pool].sizes[resident])
-        for pool, resident in command.onload:
-            self.executor.onload(resident, memory[pool].sizes[resident])
+        memory, executor = self.scheme.setup.memory, self.executor
+        swaps = (("offload", executor.offload, command.offload), ("onload", executor.onload, command.onload))
+        for what, swap, moves in swaps:
+            for pool, resident in moves:
+                start = perf_counter()
+                swap(resident, memory[pool].sizes[resident])
+                self.notes.note_swap(call, f"{resident}.{what}", pool, start, perf_counter())
 
     def _finish(self, job: _Job) -> bool:
         """Wait for a call that was started, and keep what it gives. Returns whether it is over: one whose rows leave

@@ -197,3 +197,25 @@ def test_a_run_tells_how_fast_its_engine_is(tmp_path, monkeypatch):
         expected = 1e-2 * lengths.spread(4)[-1] + 1e-3 * sum(lengths.spread(4))
         assert known.seconds(work) == pytest.approx(expected, rel=1e-4)
     assert costs.engine(call("actor.generate", 100)) is None, "of rows whose lengths nobody has said"
+
+
+def test_leaving_a_memory_and_coming_back_have_costs_of_their_own(tmp_path):
+    """A worker that leaves twice in a step does so twice: a move is not the sum of them."""
+    lines = []
+    for step in range(8):
+        lines.append(line("actor.update", step, 2.0, 100))
+        for again in (0.0, 5.0):
+            moved = line("actor.train.offload", step, 0.3)
+            lines.append({**moved, "start": moved["start"] + again, "end": moved["end"] + again})
+        lines.append(line("actor.generate.onload", step, 0.2))
+    costs = calibrate(write(tmp_path, lines))
+
+    def move(title, what):
+        return costs.seconds(Work(title, title, what, Role("actor"), Workload(0, 0, 0), moved=1e9))
+
+    assert move("actor.train.offload", "offload") == pytest.approx(0.3)
+    assert move("actor.generate.onload", "onload") == pytest.approx(0.2)
+    assert move("actor.train.onload", "onload") == 0, "which the run did not have"
+    assert costs.step.measured == pytest.approx(2.0 + 2 * 0.3 + 0.2)
+    costs.save(tmp_path / "costs.yaml")
+    assert load_costs(str(tmp_path / "costs.yaml")).fits.keys() == costs.fits.keys()

@@ -133,6 +133,11 @@ class StepNotes:
             step.timings.append(Timing(title, command.step, command.pools[0], start, end, **waited))
             _add(step.traffic.weights, {title: moved})
 
+    def note_swap(self, call: Call, title: str, pool: str, start: float, end: float) -> None:
+        """Note how long a worker took to leave the memory of a pool before a call, or to come back."""
+        with self.lock:
+            self.steps.of(call).timings.append(Timing(title, call.step, pool, start, end))
+
     def take_late(self, recorded: int) -> list[Step]:
         """Return what was noted of steps since they were recorded, which are those below ``recorded``; once."""
         with self.lock:
