@@ -58,8 +58,8 @@ class Timing:
     """One executed call, chunk of one, publish, or worker that makes room, in seconds of the session's clock:
     ``Timing("actor.generate", 3, "rollout", 12.01, 12.35, rows=512, tokens=40960, call=17)``.
 
-    ``call`` is the number of the call in its program, the same one for its chunks; below 0 for what is none. The program
-    made it at ``issued``, and ``after`` let it begin, at ``due``. ``ranks``: what each rank did of it. Of a
+    ``call`` is the number of the call in its program, the same one for its chunks; below 0 where it is none. The
+    program made it at ``issued``, and ``after`` let it begin, at ``due``. ``ranks``: what each rank did of it. Of a
     call that samples, ``prompt`` are the tokens of all prompts, ``longest`` those of the longest response, and
     ``context`` the tokens that each sampled one came after, summed.
     """

@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
-from flowrl.placement.cost.calibrated_costs import Call, Fit, calibrate
-from flowrl.placement.cost.cost_model import load_costs
+from flowrl.placement.cost.calibrated_costs import Calibrated, Call, Fit, calibrate
 from flowrl.placement.cost.length_distribution import Lengths
 from flowrl.placement.cost.work import Role, Work, Workload
 
@@ -108,7 +107,7 @@ def test_one_step_has_no_error(tmp_path):
 def test_what_was_saved_is_loaded(run, tmp_path):
     costs = calibrate(run)
     costs.save(tmp_path / "calibrated.yaml")
-    loaded = load_costs("calibrated.yaml")
+    loaded = Calibrated.load("calibrated.yaml")
     assert loaded.source == costs.source and loaded.to_json() == costs.to_json()
     work = call("actor.generate", 3000)
     assert loaded.seconds(work) == pytest.approx(costs.seconds(work), rel=1e-5)
@@ -188,7 +187,7 @@ def test_a_run_tells_how_fast_its_engine_is(tmp_path, monkeypatch):
         costs.report()
     )
     costs.save("costs.yaml")
-    for known in (costs, load_costs("costs.yaml")):
+    for known in (costs, Calibrated.load("costs.yaml")):
         lengths = Lengths(5, 64, "uniform", (10, 60))
         load = Workload(4, 5, lengths.mean, 60, lengths)
         work = Work("actor.generate", "actor.generate", "generate", Role("actor"), load)
@@ -218,4 +217,4 @@ def test_leaving_a_memory_and_coming_back_have_costs_of_their_own(tmp_path):
     assert move("actor.train.onload", "onload") == 0, "which the run did not have"
     assert costs.step.measured == pytest.approx(2.0 + 2 * 0.3 + 0.2)
     costs.save(tmp_path / "costs.yaml")
-    assert load_costs(str(tmp_path / "costs.yaml")).fits.keys() == costs.fits.keys()
+    assert Calibrated.load(tmp_path / "costs.yaml").fits.keys() == costs.fits.keys()
