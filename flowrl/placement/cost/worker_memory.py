@@ -97,7 +97,8 @@ def resident(
     """
     other, ahead = plan.place_of(role.name, "train"), plan.pipeline.staleness > 0
     staging = role.trains and role.generates and (ahead or plan.split(role.name))
-    return usage_of(role, use, place, other, load, micro=micro, reads=reads, staging=staging)
+    kept = ahead and plan.split(role.name) and plan.pipeline.copies > 1
+    return usage_of(role, use, place, other, load, micro=micro, reads=reads, staging=staging * (1 + kept))
 
 
 def usage_of(
@@ -109,12 +110,13 @@ def usage_of(
     *,
     micro: int = 0,
     reads: bool = False,
-    staging: bool = False,
+    staging: int = 0,
 ) -> Usage:
     """Return the same of a worker that trains at ``other``.
 
-    ``staging``: trained weights are set aside where they are until a publish has brought them to another pool, or to a
-    copy that steps still sample from. What takes them has no second copy: they come box by box.
+    ``staging``: so many versions of trained weights are set aside where they are: one until a publish has brought it to
+    another pool, or to a copy that steps still sample from; with copies also the one that is there. What takes them has
+    no second copy: they come box by box.
     """
     if role.model is None:
         return Usage(role.name, use, {}, {})
@@ -124,7 +126,7 @@ def usage_of(
     usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
     if staging:
         wide = _model(role).dtype_bytes if row_of(place.backend).optimizer_over_copies else _held_bytes(role)
-        aside = parameters_on_device(role, place.mesh) * wide
+        aside = parameters_on_device(role, place.mesh) * wide * staging
         usage = replace(usage, idle={**usage.idle, "staged weights": aside})
     if place.offload:  # in host memory: the device has the layers at work
         working = {part: size for part, size in usage.working.items() if part != "gradients"}

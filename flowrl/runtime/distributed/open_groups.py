@@ -192,6 +192,7 @@ class OpenGroups:
         for groups in (self.workers, self.servers):
             for name, group in list(groups.items()):
                 group.aside.clear()
+                group.kept = None
                 if group.ranks[0] in ranks:
                     del groups[name]
 

@@ -13,15 +13,21 @@ from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.checkpoints.damage import damaged_files
 from .open_groups import OpenGroups
 from .rank_client import RankClient
-from .worker_group import WorkerGroup, loaded
+from .worker_group import Staged, WorkerGroup, loaded
 
 
 @dataclass(frozen=True)
 class _State:
-    """Where a rank that is started anew gets a worker's state from: a group, a checkpoint, or else as it is opened."""
+    """Where a rank that is started anew gets a worker's state from: weights and their version, a checkpoint, or else as
+    it is opened."""
 
-    group: WorkerGroup | None = None
+    weights: tuple[Staged, int] | None = None
     checkpoint: Path | None = None
+
+    @staticmethod
+    def of(group: WorkerGroup) -> _State:
+        """Return that of a group as it is."""
+        return _State((group.in_use(), group.version))
 
 
 class Recovery:
@@ -62,6 +68,8 @@ class Recovery:
         try:
             gone = self._restart(fallen, lost.ranks)
             client.forget_ranks(fallen)
+            for server in groups.servers.values():
+                server.forget_kept(fallen)
             for pool in pools & groups.joined:
                 groups.joined.discard(pool)
                 groups.join_pool(pool)
@@ -128,12 +136,15 @@ class Recovery:
         if group.aside:
             return None
         if alive and group.is_model and not group.spec.collective:  # each of them has all
-            return _State(group.part(alive))
+            return _State.of(group.part(alive))
         trained = self.groups.workers.get(group.name) if group.spec.serving else None
         if trained is not None and set(trained.ranks).isdisjoint(fallen):
             settled = not trained.changing and not trained.swapping and not trained.dirty
             if settled and trained.version == group.version:
-                return _State(trained)
+                return _State.of(trained)
+        group.forget_kept(fallen)
+        if group.kept is not None and group.kept[1] == group.version:
+            return _State(group.kept)
         folder = checkpoint.latest(self.groups.folder / "checkpoints")
         if folder is not None and checkpoint.load_manifest(folder)["stamps"].get(group.title) == group.stamp:
             return None if damaged_files(folder, group.title) else _State(checkpoint=folder)
@@ -144,9 +155,10 @@ class Recovery:
         group.opened(self.client.call_all(ranks, "open", group.spec, what=f"opening {group.title} again"))
         new = group.part(ranks)
         new.is_away = False
-        if state.group is not None:
-            new.take(state.group.in_use(), state.group.version)
-            self.client.routes.drop(state.group, new)
+        if state.weights is not None:
+            weights, version = state.weights
+            new.take(weights, version)
+            self.client.routes.drop(weights.group, new)
         elif state.checkpoint is not None:
             new.load_state(state.checkpoint, group.title)
         group.stamps |= new.stamps
@@ -172,7 +184,7 @@ class Recovery:
         try:
             for group in hit:
                 fresh = group.stamp == group.born or not group.is_model
-                self._open_again(group, [rank], _State(None if fresh else group.part(group.ranks)))
+                self._open_again(group, [rank], _State() if fresh else _State.of(group.part(group.ranks)))
         except Exception as error:
             if isinstance(error, RankLost) and rank not in error.ranks:
                 return  # another one is lost, which whoever needs it finds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -90,6 +90,7 @@ class WorkerGroup:
         self.received = 0  # bytes of the weights that it was last given, on all of its ranks
         self.owed = False  # ranks were started anew meanwhile, and have not got them
         self.aside: set[int] = set()  # numbers of weights that were set aside, and nobody has taken yet
+        self.kept: tuple[Staged, int] | None = None  # what it was last given, still set aside, and of which version
         self.born: int | None = None  # the stamp of its state as it was opened
         self.held: dict[int, dict[str, Held]] = {}
         self._staging = itertools.count(1)
@@ -252,10 +253,27 @@ class WorkerGroup:
             raise
         finally:
             self.installing = self.owed = False
-        if staged.number is not None:
-            self.client.call_all(staged.group.ranks, "let_go", staged.group.name, staged.number)
-            staged.group.aside.discard(staged.number)
+        self._let_go(staged, version)
         return self.received
+
+    def _let_go(self, staged: Staged, version: int) -> None:
+        """Forget weights that were set aside, once they are here. Where the plan keeps copies the latest ones stay
+        there instead, for ranks that are lost with the others of their group, and those before are forgotten."""
+        before, self.kept = self.kept, None
+        gone = [] if before is None else [before[0]]
+        if staged.number is not None:
+            staged.group.aside.discard(staged.number)
+            if self.client.copies > 1 and set(self.ranks).isdisjoint(staged.group.ranks):
+                self.kept = staged, version
+            else:
+                gone.append(staged)
+        for each in gone:
+            self.client.call_all(each.group.ranks, "let_go", each.group.name, each.number)
+
+    def forget_kept(self, ranks: Collection[int]) -> None:
+        """Forget weights that were kept aside on ranks that are lost."""
+        if self.kept is not None and not set(self.kept[0].group.ranks).isdisjoint(ranks):
+            self.kept = None
 
     def _given(self, staged: Staged, version: int, *, keep_cache: bool) -> None:
         with self.client.order:
@@ -390,7 +408,7 @@ class WorkerGroup:
         found = self.client.call_all(self.ranks, "load_state", self.key, str(folder), file, what=what)
         self.stamps |= _stamps(found)
         self.version, self.dirty, _ = next(iter(found.values()))
-        self.stamp, self.born = self.stamp + 1, None
+        self.stamp, self.born, self.kept = self.stamp + 1, None, None
 
     def close(self) -> None:
         """Nothing is open in the driver."""

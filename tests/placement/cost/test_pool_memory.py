@@ -1,5 +1,7 @@
 """The memory of a pool over time: who makes way for whom, and what is said where it does not fit."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,6 +177,10 @@ def test_weights_are_staged_where_they_are_sent_or_steps_are_ahead():
         found = pool_memory(plan(generate, staleness), "train", ROLES, LOADS)
         assert found is not None
         assert found.residents["actor.train"].idle["staged weights"] == 2 * LLAMA.bytes / 8
+    kept = replace(plan(apart, 1), pipeline=Pipeline(staleness=1, copies=2))
+    found = pool_memory(kept, "train", ROLES, LOADS)
+    assert found is not None
+    assert found.residents["actor.train"].idle["staged weights"] == 4 * LLAMA.bytes / 8, "the version that serves, too"
     engine = pool_memory(plan(apart), "rollout", ROLES, LOADS)
     assert engine is not None and set(engine.residents) == {"actor.generate"}
     assert engine.residents["actor.generate"].idle == {"weights": LLAMA.bytes / 2}
