@@ -3,11 +3,12 @@
     python benchmarks/stale.py [--seeds 5] [--steps 100] [--lr 2e-4] [--only uncorrected,truncated] [--dry]
 
 It trains one-digit sums under a plan with staleness 4, so that in the steady state every row is four versions old, and
-with staleness 0 for comparison; each run has one core, two run at a time. It writes ``docs/stale.json`` and
-``docs/images/stale.png``, unless ``--dry``; then ``python docs/make_algorithms.py`` writes the page. The uncorrected
-loss takes its ratio to the policy just before the update, recomputed, as if that had sampled; flowrl refuses it for
-stale rows unless the update says ``allow_stale=True``. ``truncated`` is that ratio times importance weights, of the
-policy before the update over the one that sampled, of 2 at most.
+with staleness 0 for comparison; each run has one core, two run at a time. Runs that are done stay in ``--out``: a call
+that was ended goes on. It writes ``docs/stale.json`` and ``docs/images/stale.png``, unless ``--dry``; then ``python
+docs/make_algorithms.py`` writes the page. The uncorrected loss takes its ratio to the policy just before the update,
+recomputed, as if that had sampled; flowrl refuses it for stale rows unless the update says ``allow_stale=True``.
+``truncated`` is that ratio times importance weights, of the policy before the update over the one that sampled, of 2 at
+most.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ def train(name: str, seed: int, steps: int, lr: float, warm: str, out: str) -> N
 
 def launch(name: str, seed: int, options: argparse.Namespace, warm: Path) -> dict[str, Any]:
     out = options.out / f"{name}-{seed}"
+    asked, kept = {"steps": options.steps, "lr": options.lr}, out / "result.json"
+    if kept.exists() and (found := json.loads(kept.read_text()))["asked"] == asked:
+        return found["result"]
     words = [sys.executable, __file__, "--one", name, str(seed), "--warm", str(warm), "--out", str(out)]
     words += ["--steps", str(options.steps), "--lr", str(options.lr)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -82,13 +86,15 @@ def launch(name: str, seed: int, options: argparse.Namespace, warm: Path) -> dic
     curve = [line["reward"] for line in lines]
     lags = [line["step"] - line["version"] for line in lines]
     tenth = max(1, len(curve) // 10)
-    return {
+    result = {
         "loss": name,
         "seed": seed,
         "last": round(sum(curve[-tenth:]) / tenth, 3),
         "lag": round(sum(lags[10:]) / len(lags[10:]), 2),
         "curve": [round(v, 3) for v in curve],
     }
+    kept.write_text(json.dumps({"asked": asked, "result": result}) + "\n")
+    return result
 
 
 def smooth(curve: list[float], over: int = 5) -> list[float]:
@@ -124,6 +130,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-4)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default=",".join(AGES), help="which of them, with commas between")
+    parser.add_argument("--at-once", type=int, default=2, help="runs, with a core each")
     parser.add_argument("--dry", action="store_true", help="write nothing into docs/")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "stale")
     options = parser.parse_args()
@@ -136,7 +143,7 @@ def main() -> None:
     warm = warm_up(ROOT / "runs" / "learn")
     names = options.only.split(",")
     jobs = [(name, seed) for seed in range(options.seeds) for name in names]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(options.at_once) as pool:
         runs = list(pool.map(lambda job: launch(job[0], job[1], options, warm), jobs))
     for name in names:
         mine = [r for r in runs if r["loss"] == name]
