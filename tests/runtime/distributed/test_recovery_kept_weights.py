@@ -40,10 +40,10 @@ def lost_behind(monkeypatch):
     return die
 
 
-@pytest.mark.parametrize(("staleness", "step"), [(1, 3), (1, 5), (2, 4)])
+@pytest.mark.parametrize("step", [3, 5])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_the_only_rank_that_samples_takes_its_weights_from_where_they_were_set_aside(
-    tmp_path, monkeypatch, lost_behind, staleness, step, copies
+    tmp_path, monkeypatch, lost_behind, step, copies
 ):
     """With copies the version that serves is kept by its trainer until the next one does; else the run goes back."""
     seen, close = [], DistributedExecutor.close
@@ -53,7 +53,7 @@ def test_the_only_rank_that_samples_takes_its_weights_from_where_they_were_set_a
         close(place)
 
     monkeypatch.setattr(DistributedExecutor, "close", look)
-    plan = replace(ALONE, pipeline=Pipeline(staleness=staleness, copies=copies))
+    plan = replace(ALONE, pipeline=Pipeline(staleness=1, copies=copies))
     flow = module_of("replicas_flow").trained
     whole, _ = run_direct(flow, plan, tmp_path / "whole", "learn")
     lost_behind(step)
@@ -61,7 +61,7 @@ def test_the_only_rank_that_samples_takes_its_weights_from_where_they_were_set_a
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert ("recovered" in kinds) == (copies == 1) and "lost" in kinds
     assert isinstance(place.ranks, Direct) and 1 in place.ranks.restarted
-    assert staleness > 1 or found.weights_digest == whole.weights_digest
+    assert found.weights_digest == whole.weights_digest
     assert seen == [{0: copies - 1, 1: 0, 2: 0}] * 2, "one version, where it was trained"
 
 
