@@ -34,8 +34,8 @@ class TasksetEnvironment(VerifiersRollouts):
     ``finish_reason`` is the stop condition. ``state.result`` is the trace.
 
     ``harness`` names the program that plays: ``"null"``, ``"bash"`` and others of verifiers are processes. Without one,
-    the chat program of verifiers, which is that of ``null``, runs in this process. A task that needs a container is
-    refused. An environment of several agents is refused too, as one policy is trained.
+    the chat program of verifiers, which is that of ``null``, runs in this process. A task or a harness that needs a
+    container is refused. An environment of several agents is refused too, as one policy is trained.
 
     >>> sums = fl.environments.TasksetEnvironment("gsm8k-v1", tasks=500)
     >>> sums.taskset, sums.tasks, sums.harness
@@ -59,6 +59,11 @@ class TasksetEnvironment(VerifiersRollouts):
                 raise WorkerError(
                     f"{type(self).__name__}: '{self.taskset}' has {len(roles)} agents: {', '.join(roles)}.",
                     fix="Take a taskset whose environment has one agent: one policy is trained.",
+                )
+            if loaders.harness_class(self.harness or _CHAT).NEEDS_CONTAINER:
+                raise WorkerError(
+                    f"{type(self).__name__}: the harness '{self.harness}' of verifiers needs a container.",
+                    fix="No container is started here: take 'bash', 'null' or another that needs none.",
                 )
             own = {"harness": {"id": self.harness or _CHAT}, "runtime": {"type": "subprocess"}}
             role = getattr(config, roles[0]).model_dump(exclude_unset=True) | own

@@ -17,7 +17,7 @@ from flowrl.environments import TasksetEnvironment
 from flowrl.errors import WorkerError
 
 LETTERS = list("abcde")
-CALL = '<tool_call>{"name": "letter_tools_letter", "arguments": {"place": 1}}</tool_call>'
+CALL = '<tool_call>{"name": "letter_tools_letter", "arguments": {"place": %d}}</tool_call>'
 
 
 class Said:
@@ -76,9 +76,10 @@ async def graded(taskset, rows, **options):
     return found
 
 
-def both(taskset, *, n=3, words=LETTERS, tasks=4, max_tokens=3, **options):
+def both(taskset, *, n=3, words=LETTERS, tasks=4, max_tokens=3, harness=None, **options):
     most = {"tasks": tasks} if taskset == "counting_taskset" else {}
-    found = played(TasksetEnvironment(taskset, **most, **options), words, tasks=tasks, n=n, max_tokens=max_tokens)
+    env = TasksetEnvironment(taskset, harness=harness, **most, **options)
+    found = played(env, words, tasks=tasks, n=n, max_tokens=max_tokens)
     done = [row for row in found["rows"] if row["outcome"] == "finished"]
     for row, theirs in zip(done, asyncio.run(graded(taskset, done, **options)), strict=True):
         row["theirs"] = theirs
@@ -97,7 +98,12 @@ if __name__ == "__main__":
     os.environ["HARNESS"] = "flowrl-chat"
     os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], *sys.path[-1:], os.environ.get("PYTHONPATH", "")])  # tools
     found: dict[str, Any] = {"alone": both("letters_taskset", n=6), "talk": both("counting_taskset")}
-    found["tools"] = both("tools_taskset", tasks=2, n=4, words=["a", "b", CALL], max_tokens=1)
+    found["tools"] = both("tools_taskset", tasks=2, n=6, words=["a", "b", *(CALL % i for i in range(6))], max_tokens=1)
+    os.environ["PATH"] = os.pathsep.join([f"{sys.path[-1]}/bin", os.environ["PATH"]])  # uv, which starts programs
+    found["program"] = both("letters_taskset", n=3, harness="null")
+    shell = '<tool_call>{"name": "bash", "arguments": {"command": "echo %d"}}</tool_call>'
+    bash = TasksetEnvironment("letters_taskset", harness="bash")
+    found["shell"] = played(bash, ["a", "b", *(shell % i for i in range(6))], tasks=4, n=3, max_tokens=1)
     found["cut"] = played(TasksetEnvironment("counting_taskset", tasks=4), LETTERS, tasks=4, n=3, turns=1, max_tokens=3)
     found["slow"] = played(TasksetEnvironment("letters_taskset", kind="slow"), LETTERS, tasks=4, n=1, seconds=1.0)
     found["broken"] = played(TasksetEnvironment("letters_taskset", kind="broken"), LETTERS, tasks=4, n=3, max_tokens=3)
@@ -107,5 +113,6 @@ if __name__ == "__main__":
         refused("letters_taskset", kid="plain"),
         refused("letters_taskset", kind="boxed"),
         refused("counting_taskset"),
+        refused("letters_taskset", harness="mini_swe_agent"),
     ]
     print(f"\n{json.dumps(found)}")
