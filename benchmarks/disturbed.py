@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import faults
@@ -20,6 +20,7 @@ from faults import Fault
 from kills_driver import REWARDS, ROLLOUT, TRAIN
 
 RANKS = (*TRAIN, *ROLLOUT, *REWARDS)
+POOLS = {"train": TRAIN, "rollout": ROLLOUT, "rewards": REWARDS}
 SILENT = 10.0  # seconds that a rank has to say that it is there, once the deadline is over
 STARTS = 60.0  # seconds that a driver and all ranks have to start and to go on from a checkpoint
 HAPPENS = 60.0  # seconds in which a fault happens that was asked for at a point of a step
@@ -64,9 +65,30 @@ class Disturbed:
                 start_new_session=True,
             )
 
+    def number(self, rank: int) -> int:
+        """The rank that is where the plan had one: who comes in the place of one that is gone has a new number."""
+        there: dict[str, dict[str, str]] = json.loads((self.out / "ranks.json").read_text())
+        planned = next(ranks for ranks in POOLS.values() if rank in ranks)
+        pool = next(name for name, ranks in POOLS.items() if rank in ranks)
+        return sorted(int(n) for n, where in there.items() if where["pool"] == pool)[planned.index(rank)]
+
     def pid(self, rank: int) -> int:
         """The process of a rank, as the run says it."""
-        return json.loads((self.out / "ranks.json").read_text())[str(rank)]["pid"]
+        return json.loads((self.out / "ranks.json").read_text())[str(self.number(rank))]["pid"]
+
+    def is_whole(self) -> bool:
+        """Whether each pool has all ranks of the plan."""
+        missing: set[str] = set()
+        for event in map(json.loads, _whole_lines(self.out / "events.jsonl")):
+            if event["kind"] == "resumed":
+                missing.clear()
+            elif event["kind"] == "resized":
+                for pool in POOLS:
+                    if event["text"].startswith(f"pool '{pool}' has all"):
+                        missing.discard(pool)
+                    elif event["text"].startswith(f"pool '{pool}' "):
+                        missing.add(pool)
+        return not missing
 
     def lines(self) -> int:
         """Steps that are recorded; fewer when the run goes back."""
@@ -99,7 +121,7 @@ class Disturbed:
 
     def progress(self, since: float, seconds: float, what: str, *, told: bool = True) -> float:
         """Seconds from a fault until the run has recorded a step again; it has ``told`` that it goes on."""
-        on = ("renewed", "recovered", "resumed")
+        on = ("renewed", "recovered", "resumed", "resized")
         self.wait(lambda: not told or bool(self.events(since, *on)), seconds, f"it went on after {what}")
         least = self.lines()
 
@@ -128,7 +150,7 @@ def at_points_of(run: Disturbed, wanted: list[Fault], limit: float) -> float:
     """Have ranks take faults where they come to them; when the last one was."""
     before = len(faults.struck(run.out))
     for fault in wanted:
-        faults.ask(run.out, fault)
+        faults.ask(run.out, replace(fault, rank=run.number(fault.rank)))
     names = ", then ".join(fault.name for fault in wanted)
     run.wait(lambda: len(faults.struck(run.out)) >= before + len(wanted), max(HAPPENS, limit), f"{names} came up")
     return faults.struck(run.out)[-1]["time"]
@@ -162,7 +184,9 @@ ANSWERS = [(rank, "answer", "before") for rank in REWARDS] + [(r, "reward.score"
 POINTS = {"publish": PUBLISH, "checkpoint": CHECKPOINT, "update": UPDATE, "call": CALLS, "reward": ANSWERS}
 KINDS = (*POINTS, "connect", "renew", "judges", "rank", "pair", "all", "stop", "driver", "pause")
 #: How often each kind comes in a hundred, and how many faults one of it is, where that is not one.
-SHARES = dict(zip(KINDS, (25, 10, 10, 9, 10, 5, 5, 2, 8, 6, 2, 3, 4, 1), strict=True))
+SHARES = {**dict(zip(KINDS, (25, 10, 10, 9, 10, 5, 5, 2, 8, 6, 2, 3, 4, 1), strict=True)), "gone": 10}
+#: A replica that is lost for good, and one that comes in its place later: of runs that wait for none.
+GONE = "gone"
 #: Those of a run in one process.
 OF_DRIVER = ("driver", "pause")
 PAUSE = 3.0  # seconds for which a driver is stopped
@@ -190,6 +214,8 @@ def choose(kind: str, chance: random.Random) -> list[Fault]:
 
 def strike(run: Disturbed, kind: str, at_points: list[Fault], chance: random.Random, limit: float) -> Done:
     """One fault of a kind, or the two of it, and how long the run took to go on."""
+    run.wait(run.is_whole, STARTS, "all ranks were there")
+    numbers = {rank: run.number(rank) for rank in RANKS} if kind not in OF_DRIVER else {}
     if at_points:
         ranks, what = {f.rank for f in at_points}, ", then ".join(f.name for f in at_points)
         at = at_points_of(run, at_points, limit)
@@ -205,9 +231,18 @@ def strike(run: Disturbed, kind: str, at_points: list[Fault], chance: random.Ran
         run.process.send_signal(signal.SIGSTOP)
         time.sleep(PAUSE)
         run.process.send_signal(signal.SIGCONT)
+    elif kind == GONE:
+        ranks = {chance.choice((*ROLLOUT, *REWARDS))}
+        what = f"rank {min(ranks)}, for good"
+        faults.no_room(run.out).touch()
+        at = at_any_time(run, chance, ranks)
     else:
         ranks = set(chance.sample(AMONG.get(kind, RANKS), FAULTS.get(kind, 1)))
         what = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
         at = at_any_time(run, chance, ranks, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
     took = run.progress(at, 5 * limit, what, told=kind != "pause")
-    return Done(kind, what, took, limit, FAULTS.get(kind, 1), run.blamed(at, ranks))
+    blamed = run.blamed(at, [numbers.get(rank, rank) for rank in ranks])
+    if kind == GONE:
+        run.progress(time.time(), 5 * limit, f"{what}, with one rank less", told=False)
+        faults.no_room(run.out).unlink()
+    return Done(kind, what, took, limit, FAULTS.get(kind, 1), blamed)

@@ -89,6 +89,19 @@ def struck(out: Path | str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def no_room(out: Path | str) -> Path:
+    """The file that, while it is there, says that the cluster has no room for ranks that were lost."""
+    return beside(out) / "no_room"
+
+
+def hold_back(out: Path | str) -> None:
+    """Have lost ranks not come back to the driver of this process while :func:`no_room` is there."""
+    from flowrl.runtime.distributed.ray.start_ranks import RayRanks
+
+    arrived = RayRanks.arrived
+    RayRanks.arrived = lambda self: {} if no_room(out).exists() else arrived(self)  # type: ignore[method-assign]
+
+
 def append(out: Path | str, name: str, line: Any) -> None:
     """Add a line to a file beside the run in one write, whoever else writes to it."""
     file = os.open(beside(out) / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

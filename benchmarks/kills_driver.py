@@ -91,7 +91,13 @@ MESHES = {"fsdp2": "fsdp=2", "megatron": "tp=2"}
 
 def plan(asked: argparse.Namespace) -> Plan:
     """Two ranks in each of three pools, or three pools of one process."""
-    pipeline = Pipeline(deadline=asked.deadline, staleness=asked.staleness, publish=asked.publish, copies=asked.copies)
+    pipeline = Pipeline(
+        deadline=asked.deadline,
+        staleness=asked.staleness,
+        publish=asked.publish,
+        copies=asked.copies,
+        restart=asked.restart,
+    )
     options = {"kv_cache": 0.0625, "rows": 32} if ENGINE == "vllm" else {}
     sampled = Place("rollout", backend=ENGINE, options=options)
     if asked.runtime == "local":
@@ -124,11 +130,14 @@ def main() -> None:
     parser.add_argument("--gloo", action="store_true", help="weights go as from host to host")
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--copies", type=int, default=1)
+    parser.add_argument("--restart", type=float, default=Pipeline.restart, help="seconds that a replica is waited for")
     parser.add_argument("--publish", choices=("drain", "interrupt", "continue"), default="drain")
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--engine", choices=("hf", "vllm"), default="hf", help="what samples")
     parser.add_argument("--resume", action="store_true")
     asked = parser.parse_args()
+    if asked.runtime == "ray":
+        faults.hold_back(asked.out)
     flow.run(
         out=asked.out,
         parameters={"kills": {"steps": asked.steps}},

@@ -28,8 +28,9 @@ class Held:
     def look(self) -> None:
         """Note what there is now."""
         pids = [self._run.process.pid]
-        with suppress(OSError, ValueError, KeyError):
-            pids += [self._run.pid(rank) for rank in range(6)]
+        for rank in range(6):
+            with suppress(OSError, ValueError, LookupError):  # one that is gone is not there
+                pids.append(self._run.pid(rank))
         for pid in pids:
             with suppress(OSError):
                 self._seen.setdefault(pid, []).append(held_by(pid))

@@ -226,7 +226,7 @@ _ROWS = (
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
         publishes=("drain", "interrupt"),
-        orders=("fifo",),
+        orders=ORDERS,
         logprobs=("raw", "processed"),
         batch_invariant=True,
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),

@@ -211,6 +211,7 @@ def test_the_bound_holds_and_every_prompt_is_trained_on_once(
         ("window", "continue", "hf"),
         ("window", "drain", "hf"),
         pytest.param("fifo", "interrupt", "vllm", marks=[*VLLM, pytest.mark.nightly]),
+        pytest.param("window", "interrupt", "vllm", marks=[*VLLM, pytest.mark.nightly]),
     ],
 )
 def test_a_run_on_ranks_is_done_again_bit_for_bit(module_for, tmp_path, order, publish, engine):
@@ -230,9 +231,17 @@ def test_a_run_on_ranks_is_done_again_bit_for_bit(module_for, tmp_path, order, p
     assert again[:least] == begun[:least] and groups == taken and least > 6
 
 
-@pytest.mark.parametrize("dp", [2, pytest.param(3, marks=pytest.mark.nightly)])
-def test_a_window_exchanges_groups_of_all_ranks(module, tmp_path, dp):
-    made = plan(dp, staleness=2, order="window", window=0.5, publish="interrupt", chunks=2)
+@pytest.mark.parametrize(
+    ("dp", "engine"),
+    [
+        (2, "hf"),
+        pytest.param(3, "hf", marks=pytest.mark.nightly),
+        pytest.param(2, "vllm", marks=[*VLLM, pytest.mark.nightly]),
+    ],
+)
+def test_a_window_exchanges_groups_of_all_ranks(module_for, tmp_path, dp, engine):
+    module = module_for(engine)
+    made = plan(dp, engine, staleness=2, order="window", window=0.5, publish="interrupt", chunks=2)
     _, place = run(module, tmp_path / "run", made, steps=5)
     check_rows(module, 5, exchanged=True)
     assert max(lags(tmp_path / "run")) <= 2 + 2  # W = 6 of 4 prompts a step
