@@ -208,7 +208,7 @@ def one_run(
     elastic = not local and not asked.restart
     asked = argparse.Namespace(**{**vars(asked), "kinds": kinds, "seed": seed})
     coming = planned(asked, random.Random(seed))
-    steps = 5 * len(coming) // 2 + 2 * EVERY
+    steps = (10 if elastic else 2) * len(coming) + len(coming) // 2 + 2 * EVERY  # others come while steps are made
     more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", asked.runtime]
     more += ["--staleness", str(staleness), "--publish", publish, "--copies", str(asked.copies)]
     more += ["--engine", asked.engine, "--restart", str(asked.restart)]
