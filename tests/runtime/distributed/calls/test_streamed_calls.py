@@ -40,8 +40,9 @@ def module_for(module, monkeypatch):
             return module
         monkeypatch.setitem(sys.modules, "overlap_flow", module)  # again, after this test
         found = module_of("overlap_flow")
-        found.MODEL = replace(found.MODEL, config={**found.MODEL.config, "hidden_size": 64})
-        found.flow.use_model("actor", found.MODEL)
+        model = replace(found.MODEL, config={**found.MODEL.config, "hidden_size": 64})
+        monkeypatch.setattr(found, "MODEL", model)
+        found.flow.use_model("actor", model)
         return found
 
     return find
