@@ -169,8 +169,9 @@ def stale() -> str:
     by_loss: dict[str, list[dict[str, Any]]] = {}
     for run in record["runs"]:
         by_loss.setdefault(run["loss"], []).append(run)
-    seeds = max(map(len, by_loss.values()))
-    lines = [f"{seeds} seeds, {record['steps']} steps, learning rate {record['lr']:g}.", ""]
+    least, most = min(map(len, by_loss.values())), max(map(len, by_loss.values()))
+    seeds = f"{most} seeds" if least == most else f"{least} to {most} seeds"
+    lines = [f"{seeds}, {record['steps']} steps, learning rate {record['lr']:g}.", ""]
     lines += ["| loss | reward at the end, by seed | mean | age of the rows |", "|---|---|---|---|"]
     for loss, runs in by_loss.items():
         lasts, age = [run["last"] for run in runs], sum(run["lag"] for run in runs) / len(runs)
