@@ -11,15 +11,18 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.analysis.study import Study
+from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cost.efficiency import Efficiency
 from flowrl.placement.cost.length_distribution import Lengths
 from flowrl.placement.cost.roofline import Roofline
+from flowrl.placement.cost.work import Role, Work, Workload
 from flowrl.placement.model.model_shape import shape_named
 from flowrl.placement.plan.plan_file import read
 
@@ -211,6 +214,174 @@ def _mean(average: float, most: float) -> float:
     return low
 
 
+# -- verl on H20 -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verl:
+    """A step of verl's recipe fully_async_policy, in turns and with as many devices on each side apart.
+
+    ``Verl(32, step=790.10, gen=357.41, old=107.71, update=269.80, apart=294.77)``: seconds on so many H20.
+    """
+
+    gpus: int
+    step: float
+    gen: float
+    old: float
+    update: float
+    apart: float
+
+
+#: verl, recipe/fully_async_policy/README.md at commit 19997f9ec, "Asynchronous Training on 7B Model".
+VERL = (
+    Verl(32, step=790.10, gen=357.41, old=107.71, update=269.80, apart=294.77),
+    Verl(64, step=365.28, gen=150.72, old=70.26, update=133.41, apart=189.26),
+    Verl(128, step=356.30, gen=177.85, old=53.92, update=113.81, apart=150.63),
+)
+#: Settings of its shell/dapo_7b_math_fsdp2_64_64.sh; the tokens of a prompt and the sigma are assumed.
+_QWEN_MATH = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+_VERL_PROMPT, _VERL_SIGMA, _VERL_MOST = 150, 1.0, 28 * 1024
+
+
+def verl_parts(row: Verl, mean: float, *, apart: bool = False) -> dict[str, float]:
+    """Return the seconds of the calls of a step, and of ``step``, with responses of this mean."""
+    tokens = Tokens(_VERL_PROMPT, "lognormal", (mean, _VERL_SIGMA, float(_VERL_MOST)))
+    plan = read(_verl_plan(row.gpus, apart=apart))
+    made = _verl_flow().study(plan, costs=Roofline(plan.cluster, Efficiency.published()), tokens=tokens)
+    alone = {work.title: made.cost_model.seconds(work) for work in made.works.values() if work.role.model is not None}
+    return alone | {"step": made.simulate(steps=8).step_seconds}
+
+
+def verl_mean(row: Verl) -> float:
+    """Return the mean length with which an update in turns takes what was published: lengths were not."""
+    low, high = 100.0, 20000.0
+    made = _verl_flow()
+    plan = read(_verl_plan(row.gpus, apart=False))
+    costs = Roofline(plan.cluster, Efficiency.published())
+    for _ in range(24):
+        middle = math.sqrt(low * high)
+        tokens = Tokens(_VERL_PROMPT, "lognormal", (middle, _VERL_SIGMA, float(_VERL_MOST)))
+        works = made.study(plan, costs=costs, tokens=tokens).works.values()
+        less = sum(costs.seconds(work) for work in works if work.title == "actor.update") < row.update
+        low, high = (middle, high) if less else (low, middle)
+    return low
+
+
+def _verl_plan(gpus: int, *, apart: bool) -> str:
+    half = gpus // 2 if apart else gpus
+    pools = [("train", f"0-{half - 1}"), ("rollout", f"{half}-{gpus - 1}")] if apart else [("gpu", f"0-{gpus - 1}")]
+    return "\n".join(
+        [
+            f"cluster: h20:{gpus // 8}x8",
+            "pools:",
+            *(f'  {name}: {{devices: "{devices}"}}' for name, devices in pools),
+            "  cpu: {processes: 64}",
+            "place:",
+            "  actor:",
+            f"    train: {{pool: {pools[0][0]}, mesh: {{fsdp: {half}}}, backend: fsdp2}}",
+            f"    generate: {{pool: {pools[-1][0]}, mesh: {{dp: {half // 4}, tp: 4}}, engine: vllm, rows: 1024}}",
+            "  reward: {pool: cpu}",
+            "pipeline: {staleness: 1, publish: interrupt, order: window, window: 0.5}"
+            if apart
+            else "pipeline: {staleness: 0}",
+        ]
+    )
+
+
+@lru_cache(maxsize=1)
+def _verl_flow() -> fl.Flow:
+    flow = fl.Flow("dapo")
+    actor = flow.worker(
+        fl.Actor, _QWEN_MATH, name="actor", dtype="bf16", max_tokens=_VERL_MOST, gradient_checkpointing=True
+    )
+    reward = flow.worker(fl.FunctionReward, _right, name="reward")
+
+    @flow.program
+    def dapo(steps: int = 8) -> None:
+        for _, batch in flow.steps(fl.data.rows([{"prompt": "1+1="}] * 512, batch=512), steps):
+            batch = actor.generate(batch, n=16)
+            batch = reward.score(batch)
+            batch = actor.logprobs(batch)
+            batch = rl.group_advantages(batch)
+            actor.update(batch, loss=rl.ppo_clip(anchor="rollout"), minibatch=512, micro_tokens=2 * 30 * 1024)
+
+    return flow
+
+
+def _verl_table() -> str:
+    lines = ["| H20 | placement | what | published, s | predicted, s | ratio |", "|---|---|---|---|---|---|"]
+    for row in VERL:
+        mean = verl_mean(row)
+        turns, apart = verl_parts(row, mean), verl_parts(row, mean, apart=True)
+        half = row.gpus // 2
+        found = [
+            ("in turns", "`gen`", row.gen, turns["actor.generate"]),
+            ("in turns", "`old_log_prob`", row.old, turns["actor.logprobs"]),
+            ("in turns", "step", row.step, turns["step"]),
+            (f"{half} + {half}, asynchronous", "step", row.apart, apart["step"]),
+            ("both", "step in turns to step apart", row.step / row.apart, turns["step"] / apart["step"]),
+        ]
+        for where, what, published, predicted in found:
+            ratio = predicted / published
+            mark = "" if abs(ratio - 1) <= WITHIN else " **\\***"
+            digits = 2 if what.startswith("step in") else 0
+            said = f"{published:.{digits}f} | {predicted:.{digits}f} | {ratio:.2f}{mark}"
+            lines.append(f"| {row.gpus} | {where} | {what} | {said} |")
+    return "\n".join(lines)
+
+
+# -- HybridFlow on A100 ------------------------------------------------------------------------------------------
+
+#: Nodes of 8 with 200 Gb/s between them; 1024 prompts of 1024 tokens, as many response tokens (arXiv:2409.19256, 8.1).
+_A100 = "a100-80"
+
+
+def hybridflow_transition() -> float:
+    """Return the seconds in which weights of 70B go from training to generation on 128 devices (figure 14)."""
+    cluster = Cluster((Nodes(_A100, 16, 8, network=200.0),))
+    devices, actor = tuple(range(128)), _llama("llama-70b")
+    source, to = fl.Mesh.of("pp=8,dp=2,tp=8"), fl.Mesh.of("dp=16,tp=8")
+    work = Work("actor.publish", "actor.publish", "publish", actor, Workload(0, 0, 0), to, devices, backend="vllm")
+    work = replace(work, source=(source, devices), pool="gpu", source_pool="gpu")
+    return Roofline(cluster, Efficiency.published()).seconds(work)
+
+
+def hybridflow_generation(model: str, tp: int) -> float:
+    """Return the seconds of a generate on 16 devices with this tensor parallelism (figure 15)."""
+    cluster = Cluster((Nodes(_A100, 2, 8, network=200.0),))
+    mesh, load = fl.Mesh({"dp": 16 // tp, "tp": tp}), Workload(1024, 1024, 1024)
+    title = "actor.generate"
+    work = Work(title, title, "generate", _llama(model), load, mesh, tuple(range(16)), backend="vllm")
+    return Roofline(cluster, Efficiency.published()).seconds(work)
+
+
+def _llama(model: str) -> Role:
+    return Role("actor", shape_named(model), trains=True, generates=True)
+
+
+def _hybridflow_table() -> str:
+    rows = [("14, 70B on 128, transition, s", 78.2 / 0.891 - 78.2, hybridflow_transition())]
+    for model, tp, saved in (("llama-7b", 2, 0.603), ("llama-13b", 4, 0.364)):
+        predicted = hybridflow_generation(model, tp) / hybridflow_generation(model, 8)
+        rows.append((f"15, {model} on 16, generation with tp={tp} to that with tp=8", 1 - saved, predicted))
+    lines = ["| figure | published | predicted | ratio |", "|---|---|---|---|"]
+    for what, published, predicted in rows:
+        ratio = predicted / published
+        mark = "" if abs(ratio - 1) <= WITHIN else " **\\***"
+        lines.append(f"| {what} | {published:.2f} | {predicted:.2f} | {ratio:.2f}{mark} |")
+    return "\n".join(lines)
+
+
 # -- the constants -----------------------------------------------------------------------------------------------
 
 
@@ -249,6 +420,8 @@ def tables() -> dict[str, str]:
         "steps": "\n".join([*head, *lines]),
         "count": f"Of the {len(first)} of v0.4 and v0.5 on Llama and Qwen, {_near(first)} are within 30 %; of "
         f"the {len(held)} that the constants were not fitted on, {_near(held)}.",
+        "verl": _verl_table(),
+        "hybridflow": _hybridflow_table(),
         "constants": _constants(efficiency),
     }
 
@@ -277,8 +450,8 @@ def _constants(own: Efficiency) -> str:
 def page(text: str) -> str:
     """The page with fresh tables."""
     for name, table in tables().items():
-        block = re.compile(rf"(<!-- {name}: written by docs/make_published.py -->\n).*?(\n<!-- end -->)", re.S)
-        text = block.sub(lambda found, table=table: f"{found[1]}{table}{found[2]}", text)
+        block = re.compile(rf"(<!-- {name}: written by docs/make_published.py -->\n).*?(<!-- end -->)", re.S)
+        text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
     return text
 
 

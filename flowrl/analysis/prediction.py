@@ -34,7 +34,7 @@ def beside(flown: Simulation, real: Simulation) -> tuple[Predicted, ...]:
     """Return the nodes of a simulation and of the run that it forecasts side by side; the last one is a steady step."""
     ours, theirs = _means(flown), _means(real)
     nodes = dict.fromkeys((*theirs, *ours))
-    step = Predicted(STEP, _step(flown), _step(real))
+    step = Predicted(STEP, steady_seconds(flown), steady_seconds(real))
     return (*(Predicted(node, ours.get(node), theirs.get(node)) for node in nodes), step)
 
 
@@ -61,8 +61,8 @@ def _means(simulation: Simulation) -> Mapping[str, float]:
     return found
 
 
-def _step(simulation: Simulation) -> float:
-    """Seconds from the last call of a step to that of the next, by the bars alone, so that both are counted alike."""
+def steady_seconds(simulation: Simulation) -> float:
+    """Return seconds from the last call of a step to that of the next, by the bars alone: runs are counted alike."""
     ends: dict[int, float] = {}
     for bar in simulation.bars:
         if bar.step >= 0 and not bar.node.endswith(".publish"):

@@ -68,8 +68,12 @@ def find_plan(
     if wrong := next(too_long(study), None):
         raise wrong
 
+    busy: list[tuple[Plan, dict[str, float]]] = []
+
     def simulated(plan: Plan) -> float:
-        return study.under(plan).simulate(steps).step_seconds
+        flown = study.under(plan).simulate(steps)
+        busy.append((plan, {pool.name: pool.busy for pool in flown.pools}))
+        return flown.step_seconds
 
     def soon(plan: Plan) -> float:
         return study.under(plan).simulate(min(steps or _TRIED_STEPS, _TRIED_STEPS)).step_seconds
@@ -84,14 +88,16 @@ def find_plan(
 
     problem, costs = problem_of(study, graph, cluster, staleness), study.costs or Roofline(cluster)
     try:
-        return search(problem, costs, simulated=simulated, refine=settled)
+        found = search(problem, costs, simulated=simulated, refine=settled)
     except PlanError as error:
         if not any(m.use == "train" for m in problem.placed):
             raise
         try:  # what fits with weights, gradients and optimizer in host memory alone
-            return search(replace(problem, offload=True), costs, simulated=simulated, refine=settled)
+            found = search(replace(problem, offload=True), costs, simulated=simulated, refine=settled)
         except PlanError:
             raise error from None
+    parts = next(parts for plan, parts in busy if plan is found.plan)
+    return replace(found, best=replace(found.best, simulated_busy=parts))
 
 
 def _followers(study: Study, members: Sequence[Member]) -> Iterator[tuple[str, str]]:

@@ -264,7 +264,8 @@ class Study:
         for pool, memory in self.pool_memory.items():
             swaps = memory.swaps(self.turns(pool))
             if swaps:
-                swapping[pool] = Memory(max(swaps.values()), dict(swaps))
+                there = {name: tuple(n for n in memory.with_shared(name) if n in swaps) for name in memory.residents}
+                swapping[pool] = Memory(0.0, dict(swaps), there)  # what is not needed has been counted as away
         return swapping
 
     # -- simulation ---------------------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_study_options(parser)
     add_hours_options(parser)
     parser.add_argument("--show", action="store_true", help="who sits where in the plan of --plan")
-    parser.add_argument("--cluster", metavar="KIND:NxM", help="search on this cluster: h100-80:4x8, or auto")
+    parser.add_argument(
+        "--cluster", metavar="KIND:NxM", help="search on this cluster: h100-80:4x8, auto, or that of a plan file"
+    )
     parser.add_argument(
         "--staleness", metavar="S,...", help="bounds to choose from (0, and 1 if every loss corrects for it)"
     )
@@ -92,11 +94,21 @@ def show_command(words: Sequence[str]) -> int:
 
 
 def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argparse.Namespace) -> Found:
-    cluster = Cluster.of(options.cluster)
+    cluster = _cluster(options.cluster)
     plan = Plan(cluster=cluster)
     study = study_of(flow, name, parameters, options, plan)
     bounds = _bounds(options.staleness) if options.staleness else (0, 1) if corrects(study) else (0,)
     return find_plan(study, flow.graph(name, **parameters), cluster, bounds, steps=steps_flown(flow, name))
+
+
+def _cluster(text: str) -> Cluster:
+    """The cluster of ``--cluster``: in short, or that of a plan file, which may say more of its network."""
+    if not text.endswith((".yaml", ".yml")):
+        return Cluster.of(text)
+    found = Plan.load(text).cluster
+    if found is None:
+        raise UsageError(f"--cluster {text}: this plan has no cluster.", fix="Add one, or write h100-80:4x8.")
+    return found
 
 
 def _bounds(text: str) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def scheme_of(
         train,
         generate,
         relaxed_calls(traced),
-        {pool: frozenset(held.sizes) for pool, held in (memory or {}).items()},
+        {p: {name: (name,) for name in held.sizes} | dict(held.turns) for p, held in (memory or {}).items()},
         setup,
         nodes,
         main,

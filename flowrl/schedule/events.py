@@ -149,10 +149,15 @@ Command = Start | Stage | Publish | Take | Commit
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a pool can hold at once: ``Memory(80e9, {"actor.train": 70e9, "actor.generate": 35e9})``, bytes a device."""
+    """What a pool can hold at once: ``Memory(80e9, {"actor.train": 70e9, "actor.generate": 35e9})``, bytes a device.
+
+    ``capacity``: with 0 nobody of ``sizes`` stays in a turn that does not need it. ``turns``: of workers there, those
+    too that never leave, what of ``sizes`` is there in their turns; of one that is not listed, itself.
+    """
 
     capacity: float
     sizes: Mapping[str, float] = field(default_factory=dict[str, float])
+    turns: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
 @dataclass(frozen=True, slots=True)

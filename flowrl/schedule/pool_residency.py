@@ -12,7 +12,8 @@ Moves = tuple[tuple[str, str], ...]  # (pool, resident)
 class Residency:
     """Residents by pool, the one used longest ago first.
 
-    A resident stays until another needs its room; the scheduler never moves what fits.
+    A resident stays until another needs its room; the scheduler never moves what fits. A worker that never leaves may
+    need the room too, for what it works with: its turn is asked for with a name that has no size.
 
     >>> held = Residency({"gpu": Memory(80.0, {"train": 60.0, "generate": 30.0, "ref": 15.0})})
     >>> held.need(("gpu",), ("train",)), held.need(("gpu",), ("ref",))

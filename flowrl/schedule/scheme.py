@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +16,16 @@ class Scheme:
     """What a plan and a traced program say of calls: ``Scheme({"actor": "train", "reward": "cpu"}, relaxed=...)``.
 
     ``train`` and ``generate`` are the pools of each worker for its two uses; ``relaxed`` the calls that may see older
-    weights; ``residents`` what each pool's memory must hold for (worker, use), where turns matter. ``home`` are the
+    weights; ``residents`` by pool and worker what its memory holds in a turn, where turns matter. ``home`` are the
     pools whose calls the driver's thread does while the program waits. ``arguments``: those of each worker.
     """
 
     train: Mapping[str, str]
     generate: Mapping[str, str] = field(default_factory=dict[str, str])
     relaxed: frozenset[Site] = frozenset()
-    residents: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    residents: Mapping[str, Mapping[str, tuple[str, ...]]] = field(
+        default_factory=dict[str, "Mapping[str, tuple[str, ...]]"]
+    )
     setup: Setup = field(default_factory=lambda: Setup(("main",)))
     nodes: Mapping[Site, str] = field(default_factory=dict[Site, str])  # ids of the graph
     main: frozenset[Site] = frozenset()  # the calls whose responses are the step's own
@@ -66,12 +68,17 @@ class Scheme:
             updates=worker if op.updates is not None else None,
             rowwise=cut and self.setup.chunks > 1 and op.in_pieces(declared, arguments or {}),
             groups=groups if relaxed else 0,
-            residents=tuple(r for p in pools for r in self.residents.get(p, ()) if r in _needs(op, worker, handles)),
+            residents=self._residents(pools, _needs(op, worker, handles)),
             rows=gives_rows(op),
             queues=op.updates is None and not op.external and op.cost != "generate" and not handles,
             instant=op.owner == "data",
             whole=bool(follows) and not op.asks,
         )
+
+    def _residents(self, pools: Sequence[str], needed: Container[str]) -> tuple[str, ...]:
+        """Return whose turn it is in the memory of pools, and what else of them its turn needs."""
+        turns = ((name, there) for p in pools for name, there in self.residents.get(p, {}).items() if name in needed)
+        return tuple(dict.fromkeys(each for name, there in turns for each in (name, *there)))
 
     def pools(self, op: Op, worker: str | None, handles: Sequence[str] = ()) -> tuple[str, ...]:
         """The pools that a call takes, all at once: its worker's, and those of the handles that it holds."""

@@ -65,7 +65,9 @@ def agrees(seed: int) -> None:
             continue
         again = flow.study(placed.plan, study.traced.program, tokens=study.tokens, **study.parameters)
         assert plan_findings(again)[0] == []
-        assert placed.step_seconds == again.simulate().step_seconds
+        flown = again.simulate()
+        assert placed.step_seconds == flown.step_seconds
+        assert placed is not found.best or placed.busy_parts == {pool.name: pool.busy for pool in flown.pools}
     # Of steps that overlap 20 need not be enough for the slowest pool to be seen to be the slowest.
     spare = 1e-9 if found.best.staleness == 0 else 0.05
     assert found.bound is None or found.bound <= found.step_seconds * (1 + spare)

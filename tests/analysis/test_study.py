@@ -264,3 +264,31 @@ def test_a_number_that_is_carried_makes_no_row_older(monkeypatch):
     monkeypatch.syspath_prepend(ALGORITHMS)
     flow = load_script(str(ALGORITHMS / "safe_rlhf.py"))
     assert set(flow.study(None, steps=4).simulate().lags) == {0}
+
+
+def test_one_worker_that_makes_way_alone_leaves_before_the_turns_of_the_others_and_comes_back_for_its_own(grpo):
+    """Nobody else takes turns: the engine has been given its memory for keys and values all the same."""
+    for name in ("actor", "ref"):
+        if grpo.handles[[h.name for h in grpo.handles].index(name)].arguments.get("model") is not None:
+            grpo.use_model(name, "llama-7b")
+    pools = {"all": Pool("all", devices=(0, 1, 2, 3)), "cpu": Pool("cpu", processes=4)}
+    wide = Place("all", Mesh.of("fsdp=4"), "fsdp2")
+    actor = {"train": wide, "generate": Place("all", Mesh.of("tp=4"), "vllm")}
+    plan = Plan(pools, {"actor": actor, "ref": wide, "reward": Place("cpu")}, Cluster.of("a100-80:1x4"))
+    study = grpo.study(plan, tokens=Tokens(512, "fixed", (1024.0,)), steps=6, prompts_per_step=64)
+    assert set(study.memory["all"].sizes) == {"actor.train"}
+    flown = study.simulate()
+    steady = [bar for bar in flown.bars if bar.step == 4 and bar.pool == "all"]
+    assert [bar.node for bar in steady if "publish" not in bar.node] == [
+        "actor.train.offload",
+        "actor.generate",
+        "ref.logprobs",
+        "actor.train.onload",
+        "actor.update",
+    ]
+    moments = study.pool_memory["all"].timeline(study.turns("all")).moments
+    assert [(m.title, m.offloaded, m.onloaded) for m in moments if m.offloaded or m.onloaded] == [
+        ("actor.generate", ("actor.train",), ()),
+        ("actor.update", (), ("actor.train",)),
+    ]
+    assert flown.step_seconds == pytest.approx(sum(bar.end - bar.start for bar in steady))

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from math import inf
 from typing import Any
 
 from ...errors import PlanError
@@ -20,12 +21,20 @@ MOST = 1 << 20  # devices; more is a slip of the keyboard
 
 @dataclass(frozen=True)
 class Nodes:
-    """Equal nodes: ``Nodes("h100-80", count=2, devices=8)``. ``network``: Gb/s of a node, where it is known better."""
+    """Equal nodes: ``Nodes("h100-80", count=2, devices=8)``.
+
+    ``network``: Gb/s of a node, where it is known better. ``oversubscription``: how many times less than that passes
+    between switches, of which each has ``nodes_per_switch`` of the nodes in a row, 0 a switch for each node. ``rails``:
+    equal devices of nodes have a switch of their own, so that rings stay on it; what goes to other devices does not.
+    """
 
     kind: str
     count: int
     devices: int
     network: float | None = None
+    oversubscription: float = 1.0
+    nodes_per_switch: int = 0
+    rails: bool = False
 
     def __post_init__(self) -> None:
         kind_named(self.kind)
@@ -35,6 +44,12 @@ class Nodes:
             raise PlanError(f"{self.count} nodes with {self.devices} devices are more than {MOST} devices.")
         if self.network is not None and not self.network > 0:
             raise PlanError(f"a network of {self.network:g} Gb/s moves nothing.")
+        if not 1 <= self.oversubscription < inf:
+            what = "oversubscription is how many times less passes between switches, from 1 up, not "
+            raise PlanError(f"{what}{self.oversubscription:g}.", fix="Write oversubscription: 2, or leave it out.")
+        if self.oversubscription == 1 and (self.nodes_per_switch or self.rails):
+            said = "nodes_per_switch" if self.nodes_per_switch else "rails"
+            raise PlanError(f"{said} changes nothing without oversubscription.", fix="Add oversubscription: 2.")
 
     @cached_property
     def device_kind(self) -> DeviceKind:
@@ -67,6 +82,10 @@ class Cluster:
         return [g.device_kind for g in self.groups for _ in range(g.count)]
 
     @cached_property
+    def _groups(self) -> list[Nodes]:
+        return [g for g in self.groups for _ in range(g.count)]
+
+    @cached_property
     def _ends(self) -> list[int]:
         """For each node the number of the device behind its last one."""
         return list(accumulate(g.devices for g in self.groups for _ in range(g.count)))
@@ -86,6 +105,10 @@ class Cluster:
         if not 0 <= device < self.size:
             raise IndexError(f"device {device} of {self.size}")
         return bisect_right(self._ends, device)
+
+    def nodes_of(self, device: int) -> Nodes:
+        """Return the group of nodes that a device is in. Raises IndexError."""
+        return self._groups[self.node(device)]
 
     def kind(self, device: int) -> DeviceKind:
         """Return the kind of a device. Raises IndexError."""
@@ -127,5 +150,8 @@ class Cluster:
         return [
             {"device": g.kind, "nodes": g.count, "devices_per_node": g.devices}
             | ({} if g.network is None else {"network": g.network})
+            | ({} if g.oversubscription == 1 else {"oversubscription": g.oversubscription})
+            | ({"nodes_per_switch": g.nodes_per_switch} if g.nodes_per_switch else {})
+            | ({"rails": True} if g.rails else {})
             for g in self.groups
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from .channels import Channel
-from .cluster import Cluster
+from .cluster import Cluster, Nodes
 from .device_specs import DeviceKind, kind_named
 from .mesh import Mesh
 
@@ -67,14 +67,17 @@ class Hardware:
         """Bytes per second between a device and the memory of its host."""
         return min(k.host for k in self.kinds)
 
-    def channel(self, members: int = 0) -> Channel:
-        """Return the one inside a node; with ``members``, that over the network, so many in each node taking part."""
+    def channel(self, members: int = 0, slower: float = 1.0, apart: float = 1.0) -> Channel:
+        """Return the one inside a node; with ``members``, that over the network, so many in each node taking part.
+
+        ``slower``: how many times less passes for a ring; ``apart`` for what goes to any device of another node.
+        """
         link = min(k.link for k in self.kinds) * self.link
         if not members:
             return Channel(link, max(k.link_latency for k in self.kinds))
         network = min(k.network for k in self.kinds) * self.network
         far, near = max(k.network_latency for k in self.kinds), max(k.link_latency for k in self.kinds)
-        return Channel(min(link, members * network), far, members, near, min(link, network))
+        return Channel(min(link, members * network / slower), far, members, near, min(link, network / apart))
 
     def along(self, mesh: Mesh, *axes: str) -> Channel:
         """The channel of the groups along these axes: the link inside a node, the network where a group crosses nodes.
@@ -82,7 +85,40 @@ class Hardware:
         A ring across nodes uses the adapters of all its members in a node, so ``k`` of them have ``k`` times the
         network share of one, and never more than their link.
         """
-        return self.channel(self._crossing(mesh, axes))
+        members = self._crossing(mesh, axes)
+        return self.channel(members, *self.oversubscribed(mesh, axes)) if members else self.channel()
+
+    def oversubscribed(self, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> tuple[float, float]:
+        """Return how many times less passes between switches for rings along these axes, and for other messages.
+
+        Without a mesh: among all of the devices.
+        """
+        nodes = self._slowest_network
+        if nodes is None or nodes.oversubscription == 1:
+            return 1.0, 1.0
+        factor = nodes.oversubscription
+        if self._under_one_switch(nodes, mesh, axes):
+            return 1.0, factor if nodes.rails else 1.0
+        return (1.0 if nodes.rails and not nodes.nodes_per_switch else factor), factor
+
+    @cached_property
+    def _slowest_network(self) -> Nodes | None:
+        """Those of the nodes of the devices between whose switches the least passes."""
+        if self.cluster is None or not self.devices:
+            return None
+        groups = self.cluster.groups
+        there = {self.cluster.nodes_of(device) for device in self.devices} if len(groups) > 1 else groups
+        return max(there, key=lambda nodes: nodes.oversubscription)
+
+    def _under_one_switch(self, nodes: Nodes, mesh: Mesh | None, axes: tuple[str, ...]) -> bool:
+        assert self.cluster is not None
+        most = nodes.nodes_per_switch or 1
+        node = self.cluster.node
+        if mesh is None:
+            return len({node(device) // most for device in self.devices}) < 2
+        if len(self.devices) < mesh.size:
+            return True
+        return all(len({node(self.devices[rank]) // most for rank in group}) < 2 for group in mesh.groups(*axes))
 
     def crosses(self, mesh: Mesh, *axes: str) -> bool:
         """Whether a group along these axes has devices in several nodes."""

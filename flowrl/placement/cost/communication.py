@@ -136,21 +136,24 @@ def publish_bytes(
 def planned_bytes(
     role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...], rules: LayoutRules = PLAIN
 ) -> float:
-    """Return the same weight by weight, as a run moves it: exact for any meshes, and slower.
+    """Return the bytes that a device receives, at most, or sends: weight by weight, as a run moves them, any meshes.
+
+    Few ranks that train send the weights of many replicas, each its part to every one of them.
 
     ``rules``: how the backend lays weights out that they go to.
     """
     if role.model is None or not devices or not to:  # without devices there are no shards to compare
         return publish_bytes(role, source, devices, mesh, to)
-    return float(max(plan_reshard(role.model, source, mesh, devices, to, rules=rules).received))
+    move = plan_reshard(role.model, source, mesh, devices, to, rules=rules)
+    return max(float(max(move.received)), move.sent)
 
 
-#: Bytes that the device receives which receives most, of a publish between these meshes and devices.
+#: Bytes that pass the busiest device, of a publish between these meshes and devices.
 Received = Callable[[Role, Mesh, tuple[int, ...], Mesh, tuple[int, ...], LayoutRules], float]
 
 
 def publish(work: Work, hardware: Hardware, received: Received = publish_bytes) -> float:
-    """From the ranks that train to those that generate. Slices are passed on in a ring, so receiving decides.
+    """From the ranks that train to those that generate: each slice from a holder to everyone who lacks it.
 
     Inside a pool whose source replicas are each in one node, nothing crosses the network.
     """
@@ -167,7 +170,10 @@ def _between(hardware: Hardware, source: Mesh, devices: tuple[int, ...], to: tup
     both = Hardware.of(hardware.cluster, tuple(dict.fromkeys((*devices, *to))), hardware.link, hardware.network)
     own = Hardware.of(hardware.cluster, devices)
     inside = set(to) <= set(devices) and not own.crosses(source, "pp", "fsdp", "ep", "tp")
-    return both.channel(0 if both.one_node or inside else 1)
+    if both.one_node or inside:
+        return both.channel()
+    _, apart = both.oversubscribed()
+    return both.channel(1, apart, apart)
 
 
 def _activation(work: Work, tokens: float) -> float:

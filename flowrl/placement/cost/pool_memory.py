@@ -138,7 +138,7 @@ class PoolMemory:
         """
         parts = self._parts(turn, set(self.swaps(turns)))
         own = turn.residents[0] if turn.residents else ""
-        counted = {"reserve", f"{own} kv cache", *(f"{name} weights" for name in self._with_shared(own))}
+        counted = {"reserve", f"{own} kv cache", *(f"{name} weights" for name in self.with_shared(own))}
         return sum(size for name, size in parts.items() if name not in counted)
 
     def fits(self, turns: Sequence[Turn]) -> PlanError | None:
@@ -166,13 +166,13 @@ class PoolMemory:
 
     def _present(self, turn: Turn) -> tuple[str, ...]:
         """The residents that a turn needs on the devices, with those whose weights they share."""
-        wanted = (n for resident in turn.residents for n in self._with_shared(resident))
+        wanted = (n for resident in turn.residents for n in self.with_shared(resident))
         return tuple(n for n in dict.fromkeys(wanted) if n in self.residents)
 
-    def _with_shared(self, name: str) -> tuple[str, ...]:
-        """A resident, and those that have the weights that it works with."""
+    def with_shared(self, name: str) -> tuple[str, ...]:
+        """Return a resident, and those that have the weights that it works with."""
         usage = self.residents.get(name)
-        return (name, *self._with_shared(usage.shares)) if usage is not None and usage.shares else (name,)
+        return (name, *self.with_shared(usage.shares)) if usage is not None and usage.shares else (name,)
 
     def _stays(self, name: str, turn: Turn, swapped: set[str]) -> bool:
         return name not in swapped or name in self._present(turn)

@@ -16,7 +16,7 @@ from .plan import Pipeline, Place, Plan, Pool
 from .rules import USES, check_backend, check_inside, check_offload, check_option, check_pool_name, no_cluster
 
 _TOP = ("cluster", "pools", "place", "pipeline")
-_NODES = ("device", "nodes", "devices_per_node", "network")
+_NODES = ("device", "nodes", "devices_per_node", "network", "oversubscription", "nodes_per_switch", "rails")
 _POOL = ("devices", "processes", "device", "least")
 _PLACE = ("pool", "mesh", "backend", "offload")
 _ENGINE = ("pool", "mesh", "engine")
@@ -100,7 +100,20 @@ class _Reader:
         device = self._text(entries["device"], "a device")
         count, devices = (self._whole(entries[k], k, 1) if k in entries else 1 for k in _NODES[1:3])
         network = self._gigabits(entries["network"]) if "network" in entries else None
-        return self._said(entries["device"], lambda: Nodes(device, count, devices, network))
+        less = self._value(entries["oversubscription"]) if "oversubscription" in entries else 1.0
+        if not isinstance(less, int | float):
+            what = f"oversubscription is a number from 1 up, not {less}."
+            raise self._error(entries["oversubscription"], what, "Write oversubscription: 2, or leave it out.")
+        switch = self._whole(entries["nodes_per_switch"], "nodes_per_switch", 1) if "nodes_per_switch" in entries else 0
+        rails = self._flag(entries["rails"], "rails") if "rails" in entries else False
+        at = entries.get("oversubscription", entries["device"])
+        return self._said(at, lambda: Nodes(device, count, devices, network, less, switch, rails))
+
+    def _flag(self, node: Any, what: str) -> bool:
+        value = str(node.value)
+        if value not in ("true", "false"):
+            raise self._error(node, f"{what} is true or false, not {value}.", f"Write {what}: true, or leave it out.")
+        return value == "true"
 
     def _gigabits(self, node: Any) -> float:
         value = self._value(node)

@@ -71,6 +71,11 @@ class Reshard:
         """Bytes from other devices, by device."""
         return tuple(self.plan.received.get(d, 0) * self.src.model.dtype_bytes for d in self.devices)
 
+    @property
+    def sent(self) -> float:
+        """Bytes that a device of the source sends to others, on average: the next to send is who has sent least."""
+        return self.total / len(self.src_devices)
+
     @cached_property
     def peak(self) -> tuple[int, ...]:
         """Bytes of weights at the worst moment, by device."""

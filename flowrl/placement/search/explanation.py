@@ -61,9 +61,7 @@ def _pools(placed: Placed) -> list[str]:
             if pool.device
             else f"{pool.processes} process{'' if pool.processes == 1 else 'es'} of the host"
         )
-        # It may be more than a step: generates of open steps share an engine, and only a simulation has counted that.
-        busy = min(1.0, placed.busy[pool.name] / placed.step_seconds) if placed.step_seconds else 0.0
-        lines.append(f"  pool {pool.name} ({where}), busy {busy:.0%} of a step:")
+        lines.append(f"  pool {pool.name} ({where}), busy {placed.busy_parts[pool.name]:.0%} of the time:")
         for name, way in pool.members.items():
             away = ", leaves the device between its turns" if name in pool.moved else ""
             lines.append(f"    {name}{': ' if way else ''}{way}{away}")
@@ -162,7 +160,7 @@ def _slowest(placed: Placed) -> dict[str, Any]:
 def to_json(found: Found) -> dict[str, Any]:
     """Return the same as a record.
 
-    ``{"step_s", "staleness", "shape", "cost_source", "error", "busy": {pool: part of a step}, "bottleneck": {"node",
+    ``{"step_s", "staleness", "shape", "cost_source", "error", "busy": {pool: part of the time}, "bottleneck": {"node",
     "pool", "seconds", "share"}, "settings", "tried", "binding", "gain", "runner_up": {"shape", "step_s", "staleness",
     "margin", "bottleneck", "changes": {title: factor}, "plan"} or None, "tie", "bound", "gap", "evaluated", "pruned",
     "plan"}``; plans as ``Plan.to_json`` writes them. ``changes`` of a runner-up: as many times as much would the op of
@@ -175,7 +173,7 @@ def to_json(found: Found) -> dict[str, Any]:
         "shape": shape(best),
         "cost_source": found.source,
         "error": found.error,
-        "busy": {pool: seconds / (found.step_seconds or 1.0) for pool, seconds in best.busy.items()},
+        "busy": dict(best.busy_parts),
         "bottleneck": _slowest(best),
         "settings": list(best.settings),
         "tried": found.tried,

@@ -70,7 +70,8 @@ class Placed:
 
     ``step_seconds`` is what the search reckons, :meth:`seconds` without factors, or what a simulation of the plan has
     put in its place. ``sets``: the members of each pool, by which placements are told apart. ``settings``: what the
-    plan says besides as it makes a step shorter: ``("chunks: 4",)``.
+    plan says besides as it makes a step shorter: ``("chunks: 4",)``. ``simulated_busy``: by pool the part of a
+    simulation in which something ran, where there was one.
     """
 
     plan: Plan
@@ -80,6 +81,7 @@ class Placed:
     staleness: int
     step_seconds: float = field(default=0.0)
     settings: tuple[str, ...] = ()
+    simulated_busy: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def sets(self) -> tuple[tuple[str, ...], ...]:
@@ -113,6 +115,12 @@ class Placed:
             p.name: sum(op.seconds for op in p.ops) + sum(s.seconds for s in self.sent if s.pool == p.name)
             for p in self.pools
         }
+
+    @property
+    def busy_parts(self) -> Mapping[str, float]:
+        """The part of the time in which each pool works: simulated, or else reckoned for a step."""
+        reckoned = {pool: seconds / (self.step_seconds or 1.0) for pool, seconds in self.busy.items()}
+        return self.simulated_busy or {pool: min(1.0, part) for pool, part in reckoned.items()}
 
     @property
     def least(self) -> float:

@@ -1,5 +1,6 @@
 """Plans: what a file means, the same in Python, and each mistake with file, line and the nearest right word."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -167,6 +168,33 @@ def test_a_cluster_is_text_or_a_mapping_or_several(said, cluster):
 def test_a_cluster_may_say_its_network():
     cluster = read("cluster: {device: a100-80, nodes: 16, devices_per_node: 8, network: 200}\n").cluster
     assert cluster == Cluster((Nodes("a100-80", 16, 8, 200),)) != Cluster.of("a100-80:16x8")
+
+
+def test_a_cluster_may_say_what_passes_between_its_switches():
+    said = "device: h100-80, nodes: 16, devices_per_node: 8, oversubscription: 2.5, nodes_per_switch: 4, rails: true"
+    plan = read(f"cluster: {{{said}}}\npools: {{all: {{devices: all}}}}\n")
+    assert plan.cluster == Cluster((Nodes("h100-80", 16, 8, None, 2.5, 4, True),))
+    assert read(plan.to_yaml()).cluster == plan.cluster
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "oversubscription: 0.5",
+            "oversubscription is how many times less passes between switches, from 1 up, not 0.5",
+        ),
+        ("oversubscription: .inf", "from 1 up, not .inf"),
+        ("oversubscription: much", "oversubscription is a number from 1 up, not much"),
+        ("oversubscription: 2, nodes_per_switch: 0", "nodes_per_switch is a whole number from 1 up, not 0"),
+        ("oversubscription: 2, rails: 8", "rails is true or false, not 8"),
+        ("rails: true", "rails changes nothing without oversubscription"),
+        ("nodes_per_switch: 4", "nodes_per_switch changes nothing without oversubscription"),
+    ],
+)
+def test_what_passes_between_switches_is_said_rightly(said, message):
+    with pytest.raises(PlanError, match=re.escape(message)):
+        read(f"cluster: {{device: h100-80, nodes: 4, {said}}}\n")
 
 
 def test_this_machine_is_a_cluster():
@@ -391,7 +419,7 @@ MISTAKES = [
         "cluster:\n  device: h100-80\n  devices_pro_node: 8\n",
         3,
         "cluster has no 'devices_pro_node'.",
-        "have device, devices_per_node, network, nodes",
+        "have device, devices_per_node, network, nodes, nodes_per_switch, oversubscription, rails",
         "fix  Did you mean 'devices_per_node'?",
     ),
     (

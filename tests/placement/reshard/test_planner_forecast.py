@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import shapes
@@ -25,6 +26,7 @@ from flowrl.runtime.transfer.plan_moves import Held, plan_moves
 from flowrl.workers.model_worker import ModelWorker
 
 DENSE, EXPERTS = shapes(6)
+LARGER = ModelShape("larger", 4, 64, 128, 4, 2, 16, 256)
 DTYPE = {2: "bfloat16", 4: "float32"}
 
 
@@ -112,7 +114,29 @@ def test_costs_and_transfers_are_of_that_plan(move):
     assert tuple(got[d] for d in move.devices) == move.received
     if not (move.src.fused or move.dst.fused):
         asked = Role("actor", move.src.model), move.src.mesh, move.src_devices, move.dst.mesh, move.devices
-        assert planned_bytes(*asked, move.dst.rules) == max(move.received)
+        assert planned_bytes(*asked, move.dst.rules) == max(max(move.received), move.sent)
+
+
+@settings(max_examples=40, deadline=None)
+@given(moves())
+def test_what_devices_of_the_source_send_on_average_is_what_transfers_take_from_them(move):
+    sent = Counter[int]()
+    for part in move.transfers():
+        sent[part.source] += part.numbers * move.src.model.dtype_bytes
+    assert sum(sent.values()) == pytest.approx(move.sent * len(move.src_devices))
+    assert max(sent.values(), default=0) >= move.sent * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("source", "copies"), [("fsdp=4", 8), ("tp=4", 8), ("dp=2,tp=2", 8), ("fsdp=4", 1)])
+def test_few_ranks_that_train_send_the_weights_of_many_replicas(source, copies):
+    move = plan_reshard(LARGER, Mesh.of(source), Mesh({"dp": copies}), range(4), range(4, 4 + copies))
+    sent = Counter[int]()
+    for part in move.transfers():
+        sent[part.source] += part.numbers * LARGER.dtype_bytes
+    assert move.sent == move.model_bytes * copies / 4
+    assert max(sent.values()) <= 1.1 * move.sent, "as even as the holders allow"
+    asked = Role("actor", LARGER), Mesh.of(source), (0, 1, 2, 3), Mesh({"dp": copies}), tuple(range(4, 4 + copies))
+    assert planned_bytes(*asked) == max(move.model_bytes, move.sent)
 
 
 def test_a_host_is_chosen_and_the_run_is_held_to_it():
