@@ -72,7 +72,7 @@ def never_run(study: Study) -> Iterator[Lint]:
     for worker, use, place, _ in placed_models(study):
         row = backend(place.backend)
         known = {axis: size for axis, size in place.mesh.said.items() if axis in row.axes}
-        for what, _ in row.unrun_axes(known) if _on_gpus(study, place) else ():
+        for what, _ in row.unrun(known, place.options) if _on_gpus(study, place) else ():
             title = study.plan.title_of(worker, use)
             yield Lint("unrun", f"{title}: {what} flowrl run refuses it.", place.at or file_of(study))
 

@@ -192,6 +192,8 @@ class Study:
             most_rows=int(place.options.get("rows", 0)) if use == "generate" else 0,
             holder=call.worker if call.worker != role.name else "",
             offload=place.offload,
+            fp8_weights=use == "generate" and bool(place.options.get("fp8_weights")),
+            fp8_cache=use == "generate" and bool(place.options.get("fp8_cache")),
         )
 
     def load(self, made: Made) -> Workload:

@@ -19,13 +19,14 @@ class Option:
     """What a plan may say beside an engine: ``Option("rows", 256, "rows of one batch, at most", least=1)``.
 
     The default says what it is: a whole number or None, a number (``2.0``), ``false`` or a text (``""``). Numbers are
-    not below ``least``.
+    not below ``least``. ``run``: whether runs have it; others are for check, search and simulation.
     """
 
     name: str
     default: float | bool | str | None
     what: str
     least: float = 0
+    run: bool = True
 
     @property
     def form(self) -> str:
@@ -144,11 +145,14 @@ class Backend:
         """Whether a run can have it."""
         return bool(self.module)
 
-    def unrun_axes(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """Yield, for each axis of a mesh that runs do not have, what is wrong with it and what to write instead."""
+    def unrun(self, sizes: Mapping[str, int], said: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+        """Yield, for each axis of a mesh and option that runs do not have, what is wrong and what to do instead."""
         for axis, size in sizes.items():
             if self.run_axes is not None and axis not in self.run_axes:
                 yield f"{self.name} has {axis}={size} in no run yet.", f"Write dp in place of {axis}."
+        for option in self.options:
+            if not option.run and said.get(option.name, option.default) != option.default:
+                yield f"{self.name} has {option.name} in no run yet.", f"Leave {option.name} out."
 
     def does(self, use: str) -> bool:
         """Return whether it does what a place is for: ``train`` or ``generate``."""
@@ -166,6 +170,12 @@ def _fused(experts: str) -> tuple[Fused, ...]:
     gate_up, down = ("experts.gate_proj.weight", "experts.up_proj.weight"), ("experts.down_proj.weight",)
     return Fused(f"{experts}.w13_weight", gate_up, dim=1), Fused(f"{experts}.w2_weight", down), _QKV, _GATE_UP
 
+
+#: Of engines that compute with fewer bits than the trainer.
+_FP8 = (
+    Option("fp8_weights", False, "matrices of the layers in fp8; embeddings and head stay as they are", run=False),
+    Option("fp8_cache", False, "keys and values in fp8", run=False),
+)
 
 _ROWS = (
     Backend(
@@ -238,6 +248,7 @@ _ROWS = (
             Option("packed", True, "pack matrices as they are published; else compute with them where they lie"),
             Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
             Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
+            *_FP8,
         ),
         run_axes=("dp", "tp"),
         proposed=True,
@@ -263,6 +274,7 @@ _ROWS = (
             Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
             Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
             Option("patience", 120.0, "seconds in which the server has to answer, or to go on", least=1),
+            *_FP8,
         ),
         run_axes=("dp",),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_axes_that_no_run_has_are_a_remark_on_gpus_and_an_error_on_a_cpu():
         "cpu:1x2", train=Place("gpu", Mesh.of("fsdp=2"), "fsdp2"), generate=Place("gpu", Mesh.of("pp=2"), "vllm")
     )
     assert any("vllm has pp=2 in no run yet" in what for what in said(tiny[1])[0])
+
+
+def test_fp8_engines_are_a_remark_are_smaller_and_faster_and_are_refused_by_run():
+    _, plain = study()
+    _, fp8 = study(generate=replace(ENGINE, options={"fp8_weights": True, "fp8_cache": True}))
+    errors, lints = said(fp8)
+    assert errors == [] and lints["unrun"].startswith("actor.generate: vllm has fp8_")
+    kept = [s.pool_memory["gpu"].residents["actor.generate"] for s in (plain, fp8)]
+    assert kept[1].row == kept[0].row / 2 and 0.5 < kept[1].staying / kept[0].staying < 0.7, (
+        "embeddings stay as they are"
+    )
+    assert fp8.simulate().step_seconds < plain.simulate().step_seconds
+    with pytest.raises(PlanError, match="vllm has fp8_weights in no run yet"):
+        fp8.plan.check_workers(["actor", "ref", "reward"], ["fsdp2", "vllm", "hf"])
 
 
 def test_what_run_refuses_is_what_check_remarks():

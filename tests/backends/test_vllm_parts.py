@@ -85,7 +85,7 @@ def test_a_run_has_it_with_dp_and_tp():
     row = backend("vllm")
     plan = Plan({"a": Pool("a", processes=2)}, {"actor": {"generate": Place("a", backend="vllm")}})
     wrong = ("vllm has pp=2 in no run yet.", "Write dp in place of pp.")
-    assert list(row.unrun_axes({"dp": 2, "tp": 2})) == [] and list(row.unrun_axes({"dp": 2, "pp": 2})) == [wrong]
+    assert list(row.unrun({"dp": 2, "tp": 2}, {})) == [] and list(row.unrun({"dp": 2, "pp": 2}, {})) == [wrong]
     plan.check_workers(["actor"], ["hf", "vllm"])
     text = "cluster: {device: cpu, devices_per_node: 2}\npools: {a: {devices: all}}\nplace:\n  actor:\n"
     split = read(text + "    generate: {pool: a, mesh: {pp: 2}, engine: vllm}\n", "here.yaml")

@@ -149,6 +149,17 @@ def kv_bytes(model: ModelShape, mesh: Mesh, tokens: float) -> float:
     return tokens * model.kv_bytes_per_token * heads / stages(model, mesh) / mesh["cp"]
 
 
+def engine_bytes(role: Role, *, fp8: bool) -> float:
+    """Return bytes of a number of an engine's weights, on average: with ``fp8`` those of its layers have one each."""
+    assert role.model is not None
+    wide = role.model.dtype_bytes
+    if not fp8 or wide <= 1:
+        return wide
+    parts = parts_of(role)
+    layers = parts.body + parts.experts
+    return (layers + (parts.all - layers) * wide) / parts.all
+
+
 def micro_tokens(load: Workload, micro: int = 0) -> float:
     """Return tokens of a replica in one forward pass."""
     return max(micro or MICRO_TOKENS, load.prompt + load.response)

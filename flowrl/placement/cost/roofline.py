@@ -20,6 +20,7 @@ from .continuous_batch import Engine, between_points, seconds_of
 from .efficiency import Efficiency
 from .per_device_counts import (
     decode_operations,
+    engine_bytes,
     forward_operations,
     kv_bytes,
     micro_tokens,
@@ -90,7 +91,8 @@ class Roofline:
     def _compute(self, work: Work, operations: float, part: float) -> float:
         """Seconds of so many operations of a replica, on its shards, at ``part`` of their peak."""
         shards = work.mesh["tp"] * stages(model_of(work), work.mesh) * work.mesh["cp"]
-        return operations / shards / self._hardware(work).flops(model_of(work).dtype_bytes) / part
+        width = 1 if work.fp8_weights else model_of(work).dtype_bytes
+        return operations / shards / self._hardware(work).flops(width) / part
 
     def _generate(self, work: Work) -> dict[str, float]:
         """A token for every row at a time: the slower of reading memory and computing, then what ranks exchange.
@@ -120,10 +122,10 @@ class Roofline:
         """
         mesh, load, hardware, e = work.mesh, work.load, self._hardware(work), self.efficiency
         groups = min(mesh["pp"], max(1.0, together))
-        weights = touched_parameters(work.role, mesh, together / groups) * model_of(work).dtype_bytes
+        weights = touched_parameters(work.role, mesh, together / groups) * engine_bytes(work.role, fp8=work.fp8_weights)
         weights *= mesh["pp"] / stages(model_of(work), mesh)  # every stage takes as long as the fullest
         answered = load.response / 2 if load.lengths is None else load.lengths.running
-        cache = kv_bytes(model_of(work), mesh, load.prompt + answered) * mesh["pp"] / groups
+        cache = _kv_bytes(work, load.prompt + answered) * mesh["pp"] / groups
         reading = (weights + running * cache) / hardware.bandwidth / e.memory
         operations = decode_operations(work.role, running, load, 1 / e.experts) / load.response * mesh["pp"] / groups
         return {
@@ -162,9 +164,9 @@ class Roofline:
         A cache whose bytes the plan says beside the engine has them, whatever else is there: ``flowrl check`` tells
         whether they fit. Nor are there more than its ``rows``.
         """
-        model = model_of(work)
-        weights = parameters_on_device(work.role, work.mesh, sharded=False) * model.dtype_bytes
-        row = kv_bytes(model, work.mesh, work.load.prompt + work.load.response)
+        width = engine_bytes(work.role, fp8=work.fp8_weights)
+        weights = parameters_on_device(work.role, work.mesh, sharded=False) * width
+        row = _kv_bytes(work, work.load.prompt + work.load.response)
         free = work.kv_cache or room(self._hardware(work).memory) - work.held - weights
         rows = max(1, int(free / row)) if row else work.load.rows
         return min(rows, work.most_rows or rows)
@@ -232,6 +234,12 @@ class Roofline:
         if work.offload:
             return size / self._hardware(work).host / self.efficiency.host
         return size / self._hardware(work).bandwidth / self.efficiency.memory
+
+
+def _kv_bytes(work: Work, tokens: float) -> float:
+    """Bytes of keys and values of so many tokens on one device of an engine."""
+    model = model_of(work)
+    return kv_bytes(model, work.mesh, tokens) / (model.dtype_bytes if work.fp8_cache else 1)
 
 
 def _stand_ins(load: Workload, rows: int) -> tuple[list[float], list[int]]:

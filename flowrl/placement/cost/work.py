@@ -81,8 +81,9 @@ class Work:
     cannot have. ``moved``: bytes of an offload or onload on each device. ``copied``: a publish into weights of their
     own, whatever the pool. ``kv_cache`` and ``most_rows``: the bytes of a KV cache on each device and the rows of a
     replica in one batch that the plan says beside the engine, 0 where it says none. ``holder``: the worker that calls
-    a policy which serves it, where that is another one. ``offload``: its weights, gradients and optimizer
-    are in host memory.
+    a policy which serves it, where that is another one. ``fp8_weights`` and ``fp8_cache``: an engine has the matrices
+    of its layers, or keys and values, in a byte each. ``offload``: its weights, gradients and optimizer are in host
+    memory.
     """
 
     node: str
@@ -108,6 +109,8 @@ class Work:
     most_rows: int = 0
     holder: str = ""
     offload: bool = False
+    fp8_weights: bool = False
+    fp8_cache: bool = False
 
     @property
     def use(self) -> str:

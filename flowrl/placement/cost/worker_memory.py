@@ -12,6 +12,7 @@ from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
 from ..plan.plan import Place, Plan
 from .per_device_counts import (
+    engine_bytes,
     kv_bytes,
     micro_tokens,
     optimizer_parameters,
@@ -185,12 +186,13 @@ def reading(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE,
     )
 
 
-def generating(role: Role, mesh: Mesh, load: Workload) -> Usage:
+def generating(role: Role, mesh: Mesh, load: Workload, *, fp8_weights: bool = False, fp8_cache: bool = False) -> Usage:
     """Return an engine's copy of the weights, whole over fsdp, and its KV cache."""
     model, rows = _model(role), rows_of_replica(load, mesh)
-    weights = parameters_on_device(role, mesh, sharded=False) * model.dtype_bytes + _adapters(role, mesh, whole=True)
+    width, less = engine_bytes(role, fp8=fp8_weights), model.dtype_bytes if fp8_cache else 1
+    weights = parameters_on_device(role, mesh, sharded=False) * width + _adapters(role, mesh, whole=True)
     longest = load.prompt + max(load.response, load.longest)
-    least = kv_bytes(model, mesh, longest)
+    least = kv_bytes(model, mesh, longest) / less
     prefill = min(micro_tokens(load), rows * load.prompt) / mesh["cp"]
     vocabulary = 4.0 * model.vocab / mesh["tp"]
     return Usage(
@@ -198,13 +200,13 @@ def generating(role: Role, mesh: Mesh, load: Workload) -> Usage:
         "generate",
         idle={"weights": weights},
         working={
-            "kv cache": max(least, kv_bytes(model, mesh, rows * _length(load))),
+            "kv cache": max(least, kv_bytes(model, mesh, rows * _length(load)) / less),
             "activations": layer_activations(model, mesh, prefill),
             "logits": min(rows, SAMPLED_ROWS) * vocabulary,
         },
         least={"kv cache": least},
         rows=rows,
-        row=kv_bytes(model, mesh, _length(load)),
+        row=kv_bytes(model, mesh, _length(load)) / less,
     )
 
 
@@ -252,7 +254,8 @@ def over_base(usage: Usage, role: Role, mesh: Mesh, owner: str) -> Usage:
 
 def _generating(role: Role, place: Place, other: Place | None, load: Workload, *, reads: bool) -> Usage:
     """Same pool, mesh and backend as the other use: one copy serves both. Otherwise it is another layout of its own."""
-    usage = generating(role, place.mesh, load)
+    said = {name: bool(place.options.get(name)) for name in ("fp8_weights", "fp8_cache")}
+    usage = generating(role, place.mesh, load, **said)
     same = other and (other.pool, other.mesh, other.backend) == (place.pool, place.mesh, place.backend)
     if not (same and (role.trains or reads)):
         return usage

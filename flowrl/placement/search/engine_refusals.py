@@ -103,7 +103,7 @@ def _of_worker(row: Backend, place: Place, role: Role) -> Iterator[Refusal]:
 
 def _without_cuda(row: Backend, place: Place, role: Role) -> Iterator[Refusal]:
     mesh = place.mesh
-    for what, fix in row.unrun_axes(mesh.said):
+    for what, fix in row.unrun(mesh.said, place.options):
         yield Refusal(what, fix)
     for axis in (a for a in row.cuda_axes if mesh[a] > 1):
         yield Refusal(f"{row.name} has {axis}={mesh[axis]} on CUDA alone.", f"Write dp in place of {axis}.")
