@@ -300,9 +300,8 @@ class Plan:
                     have=engines,
                     fix=did_you_mean(place.backend, engines),
                 )
-            for what, fix in (
-                backend(place.backend).unrun(place.mesh.said, place.options) if engines is not None else ()
-            ):
+            unrun = backend(place.backend).unrun(place.mesh.said, place.options)
+            for what, fix in unrun if engines is not None else ():
                 raise PlanError(f"{self.title_of(name, use)}: {what}", at=place.at, fix=fix)
             if name not in known:
                 raise PlanError(
