@@ -219,24 +219,27 @@ def _mean(average: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class Verl:
-    """A step of verl's recipe fully_async_policy, in turns and with as many devices on each side apart.
+    """A step of verl's recipe fully_async_policy: ``Verl(32, 790.10, update=269.80, gen=357.41, old=107.71)``.
 
-    ``Verl(32, step=790.10, gen=357.41, old=107.71, update=269.80, apart=294.77)``: seconds on so many H20.
+    Seconds on so many H20; ``apart``: half of them train, with no pass for ``old_log_prob``, and ``gen`` is but a wait.
     """
 
     gpus: int
     step: float
-    gen: float
-    old: float
     update: float
-    apart: float
+    gen: float = 0.0
+    old: float = 0.0
+    apart: bool = False
 
 
 #: verl, recipe/fully_async_policy/README.md at commit 19997f9ec, "Asynchronous Training on 7B Model".
 VERL = (
-    Verl(32, step=790.10, gen=357.41, old=107.71, update=269.80, apart=294.77),
-    Verl(64, step=365.28, gen=150.72, old=70.26, update=133.41, apart=189.26),
-    Verl(128, step=356.30, gen=177.85, old=53.92, update=113.81, apart=150.63),
+    Verl(32, 790.10, update=269.80, gen=357.41, old=107.71),
+    Verl(64, 365.28, update=133.41, gen=150.72, old=70.26),
+    Verl(128, 356.30, update=113.81, gen=177.85, old=53.92),
+    Verl(32, 294.77, update=313.81, apart=True),
+    Verl(64, 189.26, update=156.98, apart=True),
+    Verl(128, 150.63, update=113.16, apart=True),
 )
 #: Settings of its shell/dapo_7b_math_fsdp2_64_64.sh; the tokens of a prompt and the sigma are assumed.
 _QWEN_MATH = {
@@ -253,31 +256,33 @@ _QWEN_MATH = {
 _VERL_PROMPT, _VERL_SIGMA, _VERL_MOST = 150, 1.0, 28 * 1024
 
 
-def verl_parts(row: Verl, mean: float, *, apart: bool = False) -> dict[str, float]:
-    """Return the seconds of the calls of a step, and of ``step``, with responses of this mean."""
-    tokens = Tokens(_VERL_PROMPT, "lognormal", (mean, _VERL_SIGMA, float(_VERL_MOST)))
-    plan = read(_verl_plan(row.gpus, apart=apart))
-    made = _verl_flow().study(plan, costs=Roofline(plan.cluster, Efficiency.published()), tokens=tokens)
+def verl_seconds(row: Verl) -> dict[str, float]:
+    """Return the seconds of the calls of a step, and of ``step``."""
+    made = _verl_study(row, _verl_mean(row))
     alone = {work.title: made.cost_model.seconds(work) for work in made.works.values() if work.role.model is not None}
     return alone | {"step": made.simulate(steps=8).step_seconds}
 
 
-def verl_mean(row: Verl) -> float:
-    """Return the mean length with which an update in turns takes what was published: lengths were not."""
+def _verl_mean(row: Verl) -> float:
+    """The mean length with which an update takes what was published: lengths were not."""
     low, high = 100.0, 20000.0
-    made = _verl_flow()
-    plan = read(_verl_plan(row.gpus, apart=False))
-    costs = Roofline(plan.cluster, Efficiency.published())
     for _ in range(24):
         middle = math.sqrt(low * high)
-        tokens = Tokens(_VERL_PROMPT, "lognormal", (middle, _VERL_SIGMA, float(_VERL_MOST)))
-        works = made.study(plan, costs=costs, tokens=tokens).works.values()
-        less = sum(costs.seconds(work) for work in works if work.title == "actor.update") < row.update
+        made = _verl_study(row, middle)
+        less = sum(made.cost_model.seconds(w) for w in made.works.values() if w.title == "actor.update") < row.update
         low, high = (middle, high) if less else (low, middle)
     return low
 
 
-def _verl_plan(gpus: int, *, apart: bool) -> str:
+def _verl_study(row: Verl, mean: float) -> Study:
+    tokens = Tokens(_VERL_PROMPT, "lognormal", (mean, _VERL_SIGMA, float(_VERL_MOST)))
+    plan = read(_verl_plan(row))
+    costs = Roofline(plan.cluster, Efficiency.published())
+    return _verl_flow(row.apart).study(plan, costs=costs, tokens=tokens)
+
+
+def _verl_plan(row: Verl) -> str:
+    gpus, apart = row.gpus, row.apart
     half = gpus // 2 if apart else gpus
     pools = [("train", f"0-{half - 1}"), ("rollout", f"{half}-{gpus - 1}")] if apart else [("gpu", f"0-{gpus - 1}")]
     return "\n".join(
@@ -298,8 +303,8 @@ def _verl_plan(gpus: int, *, apart: bool) -> str:
     )
 
 
-@lru_cache(maxsize=1)
-def _verl_flow() -> fl.Flow:
+@lru_cache(maxsize=2)
+def _verl_flow(apart: bool) -> fl.Flow:
     flow = fl.Flow("dapo")
     actor = flow.worker(
         fl.Actor, _QWEN_MATH, name="actor", dtype="bf16", max_tokens=_VERL_MOST, gradient_checkpointing=True
@@ -311,7 +316,7 @@ def _verl_flow() -> fl.Flow:
         for _, batch in flow.steps(fl.data.rows([{"prompt": "1+1="}] * 512, batch=512), steps):
             batch = actor.generate(batch, n=16)
             batch = reward.score(batch)
-            batch = actor.logprobs(batch)
+            batch = batch if apart else actor.logprobs(batch)
             batch = rl.group_advantages(batch)
             actor.update(batch, loss=rl.ppo_clip(anchor="rollout"), minibatch=512, micro_tokens=2 * 30 * 1024)
 
@@ -321,21 +326,13 @@ def _verl_flow() -> fl.Flow:
 def _verl_table() -> str:
     lines = ["| H20 | placement | what | published, s | predicted, s | ratio |", "|---|---|---|---|---|---|"]
     for row in VERL:
-        mean = verl_mean(row)
-        turns, apart = verl_parts(row, mean), verl_parts(row, mean, apart=True)
-        half = row.gpus // 2
-        found = [
-            ("in turns", "`gen`", row.gen, turns["actor.generate"]),
-            ("in turns", "`old_log_prob`", row.old, turns["actor.logprobs"]),
-            ("in turns", "step", row.step, turns["step"]),
-            (f"{half} + {half}, asynchronous", "step", row.apart, apart["step"]),
-            ("both", "step in turns to step apart", row.step / row.apart, turns["step"] / apart["step"]),
-        ]
-        for where, what, published, predicted in found:
-            ratio = predicted / published
+        found = verl_seconds(row)
+        where = f"{row.gpus // 2} + {row.gpus // 2}, asynchronous" if row.apart else "in turns"
+        parts = [("`gen`", row.gen, "actor.generate"), ("`old_log_prob`", row.old, "actor.logprobs")]
+        for what, published, title in (*(parts if not row.apart else ()), ("step", row.step, "step")):
+            ratio = found[title] / published
             mark = "" if abs(ratio - 1) <= WITHIN else " **\\***"
-            digits = 2 if what.startswith("step in") else 0
-            said = f"{published:.{digits}f} | {predicted:.{digits}f} | {ratio:.2f}{mark}"
+            said = f"{published:.0f} | {found[title]:.0f} | {ratio:.2f}{mark}"
             lines.append(f"| {row.gpus} | {where} | {what} | {said} |")
     return "\n".join(lines)
 
