@@ -261,6 +261,20 @@ class Flow:
         ``costs``: None takes a roofline of the plan's cluster. ``tokens``: what is known of lengths. ``runtime`` is
         to run it: the one that the plan needs unless it is said.
         """
+        return self.study_with(parameters, plan, program, costs=costs, tokens=tokens, seed=seed, runtime=runtime)
+
+    def study_with(
+        self,
+        parameters: Mapping[str, Any],
+        plan: str | Path | Plan | None = None,
+        program: str | None = None,
+        *,
+        costs: Costs | None = None,
+        tokens: Tokens | None = None,
+        seed: int = 0,
+        runtime: str = "",
+    ) -> Study:
+        """Return :meth:`study` of a program whose parameters may have any names, ``tokens`` and ``seed`` too."""
         from .analysis.row_lengths import Tokens
         from .analysis.study import Study
 
@@ -359,7 +373,7 @@ class Flow:
 
         if errors := self.check(name, **parameters).errors:
             raise CheckError(errors)
-        study = self.study(plan, name, runtime=runtime, **parameters)
+        study = self.study_with(parameters, plan, name, runtime=runtime)
         refuse(study, planned=planned)
         return study
 

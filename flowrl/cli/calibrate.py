@@ -72,5 +72,5 @@ def _predicted(run: Path, other: Path, program: str | None, costs: Calibrated) -
     plan = read(json.dumps(record["plan"]), "the plan of the run") if record.get("plan") else Plan.one_process()
     parameters = recorded_parameters(flow, record, said)[name]
     tokens = tokens_of_run(run, name) if costs.curves else Tokens()
-    study = flow.study(plan, name, costs=costs, tokens=tokens, runtime=record["runtime"], **parameters)
+    study = flow.study_with(parameters, plan, name, costs=costs, tokens=tokens, runtime=record["runtime"])
     return beside(study.simulate(None if "steps" in parameters else real.steps), real)

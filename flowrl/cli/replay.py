@@ -128,7 +128,7 @@ def _as_it_went(
     steps = plan.pipeline
     if steps.staleness == 1 and (steps.order, steps.publish) == ("fifo", "drain"):
         return how  # the program alone decides it
-    scheme = flow.study(plan, name, runtime=record["runtime"], **parameters[name]).execution.scheme
+    scheme = flow.study_with(parameters[name], plan, name, runtime=record["runtime"]).execution.scheme
     if scheme.setup.streams:
         begun, taken = _begun(run, program, scheme, f"order: {steps.order} and publish: {steps.publish}", how.forced)
         return replace(how, begun=begun, taken=taken)

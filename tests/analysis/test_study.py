@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import flowrl as fl
 from flowrl.analysis.placed_graph import placed_graph
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.cli.arguments.script import load_script
@@ -292,3 +293,18 @@ def test_one_worker_that_makes_way_alone_leaves_before_the_turns_of_the_others_a
         ("actor.update", (), ("actor.train",)),
     ]
     assert flown.step_seconds == pytest.approx(sum(bar.end - bar.start for bar in steady))
+
+
+def test_parameters_of_a_program_may_be_called_as_what_a_study_is_told():
+    flow = fl.Flow("any")
+    actor = flow.worker(fl.Actor, "qwen3-0.6b", name="actor", max_tokens=8)
+
+    @flow.program
+    def sample(steps: int = 2, tokens: int = 5, costs: float = 1.0) -> None:
+        for _, batch in flow.steps(fl.data.rows([{"prompt": "1+1="}] * 4, batch=2), steps):
+            actor.generate(batch, max_tokens=tokens)
+
+    study = flow.study_with({"tokens": 7, "steps": 3}, Plan.one_process(), "sample")
+    assert study.parameters == {"steps": 3, "tokens": 7, "costs": 1.0}
+    (work,) = study.works.values()
+    assert work.load.response == 7 and study.simulate().steps == 3

@@ -30,7 +30,7 @@ def auto_plan(flow: Flow, program: str, parameters: Mapping[str, Any], study: St
 
     ``study``: the program with the costs and lengths to search with, on that cluster.
     """
-    asked = study or flow.study(Plan(cluster=Cluster.auto()), program, **parameters)
+    asked = study or flow.study_with(parameters, Plan(cluster=Cluster.auto()), program)
     cluster = asked.plan.cluster
     assert cluster is not None, "the search has this machine"
     bounds = (0, 1) if corrects(asked) else (0,)

@@ -22,5 +22,5 @@ def efficiency_of(run: Path, program: str | None = None) -> FittedEfficiency:
     plan = read(json.dumps(record["plan"]), "the plan of the run") if record.get("plan") else Plan.one_process()
     parameters = recorded_parameters(flow, record, said)[name]
     costs = calibrate(run, program=name)
-    study = flow.study(plan, name, tokens=tokens_of_run(run, name), runtime=record["runtime"], **parameters)
+    study = flow.study_with(parameters, plan, name, tokens=tokens_of_run(run, name), runtime=record["runtime"])
     return fit_efficiency(study, costs)

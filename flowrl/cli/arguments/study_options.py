@@ -107,7 +107,7 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
         roofline = Roofline(plan.cluster, efficiency_of(Path(options.calibrated_by), program).efficiency)
     tokens = _tokens(program, options, whole=isinstance(costs, Calibrated) and not costs.curves)
     how = {"seed": options.seed or 0, "runtime": options.runtime}
-    study = flow.study(plan, program, costs=costs or roofline, tokens=tokens, **how, **parameters)
+    study = flow.study_with(parameters, plan, program, costs=costs or roofline, tokens=tokens, **how)
     if costs is not None:
         listed = costs.given if isinstance(costs, GivenCosts) else costs.fits
         costs.check_names([*study.names(), *(name for name in listed if _elsewhere(name, flow))])
