@@ -200,7 +200,7 @@ def test_after_a_simulation_the_graph_has_times_and_utilisation(grpo):
     graph = placed_graph(study, grpo.graph("grpo"), study.simulate(4))
     assert graph.node("actor.generate").seconds == 6 and graph.node("actor.publish").seconds == 0.5
     assert graph.node("actor.generate").share == pytest.approx(6 / 11.5)
-    assert {p.name: round(p.busy, 3) for p in graph.pools} == {"train": 0.435, "rollout": 0.565, "cpu": 0.087}
+    assert {p.name: round(p.busy or 0, 3) for p in graph.pools} == {"train": 0.435, "rollout": 0.565, "cpu": 0.087}
 
 
 def test_a_graph_without_a_plan_has_no_word_of_one(grpo):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -93,7 +94,7 @@ def test_ranks_take_boxes_from_where_it_was_forecast(move):
     """Of several ranks that hold a box, one on the same machine: the driver knows where its ranks are."""
     ranks = sorted({*move.src_devices, *move.devices})
     machine = move.cluster.node if move.cluster is not None else lambda device: 0
-    link = SimpleNamespace(where={rank: {"node": f"10.0.0.{machine(rank)}"} for rank in ranks})
+    link: Any = SimpleNamespace(where={rank: {"node": f"10.0.0.{machine(rank)}"} for rank in ranks})
     client = RankClient(link, {})
     blueprint = Blueprint("actor", ModelWorker, (), {}, {})
     source = WorkerGroup(client, blueprint, WorkerSpec("actor"), move.src_devices, [0] * len(move.src_devices))
