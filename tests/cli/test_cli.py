@@ -402,8 +402,12 @@ def test_a_parameter_with_the_name_of_an_option_is_refused(run, tmp_path):
         ),
     ],
 )
-def test_scripts_that_cannot_be_loaded(run, tmp_path, text, status, said):
+def test_scripts_that_cannot_be_loaded(run, tmp_path, monkeypatch, text, status, said):
     (tmp_path / "broken.py").write_text(text)
+    # Where another test imported flowrl.algorithms, its tasks can be imported by every script.
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "tasks").is_dir()])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tasks"]:
+        monkeypatch.delitem(sys.modules, name)
     found, _, err = run("check", "broken.py")
     assert found == status and err.partition(": ")[2].startswith(said)
 
