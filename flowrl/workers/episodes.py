@@ -18,7 +18,8 @@ from .user_code.failed_rewards import Died
 PLAYED = (
     GENERATED
     + ", rewards: f32[], turns: i32[], turn_rewards: f32[*turn], turn_states: i64[*turn], turn_ids: i32[*response]"
-    + ", outcome: any, sampled_tokens: i32[], scores: any"
+    + ", outcome: any, sampled_tokens: i32[], delivered_tokens: i32[], retries: i32[], forks: i32[], repairs: i32[]"
+    + ", scores: any"
 )
 #: What a rollout that marks failures adds besides.
 MARKED = "failed: bool[], failed_why: any"
@@ -79,6 +80,9 @@ class Episode:
     late: bool = False  # its seconds have run out
     sampled: list[int] = field(default_factory=list[int])  # all ids that came from the engine, in their order
     wasted: int = 0  # tokens that were sampled for it and are not in it
+    retries: int = 0  # attempts before this one, which failed
+    forks: int = 0  # times that its history was rewritten
+    repairs: int = 0  # answers that came back with other white space, and were taken as they were sampled
     failed: str = ""  # which failure ended it, of OUTCOMES
     why: str = ""  # what failed
     grade: float = 0.0  # of an episode that had no turn
@@ -165,6 +169,10 @@ class Episode:
             "turn_ids": self.turn_ids,
             "outcome": self.failed or _TRUNCATED.get(self.reason if not self.outcome else "", "finished"),
             "sampled_tokens": len(self.sampled) + self.wasted,
+            "delivered_tokens": sum(turn >= 0 for each in (self, *self.branches) for turn in each.turn_ids),
+            "retries": self.retries,
+            "forks": self.forks,
+            "repairs": self.repairs,
             "scores": self.scores,
         }
         more = {

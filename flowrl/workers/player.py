@@ -115,7 +115,7 @@ class Player(Worker):
                     raise self._failed(failed.call.row, failed.error) from failed.error
                 episode.failed, episode.why = failure_of(failed.error), said(failed.error)
                 break
-        episode.wasted += wasted[i]
+        episode.wasted, episode.retries = episode.wasted + wasted[i], attempt
         if "conversation" in game.also:
             episode.conversation = self._conversation(game, episode)
         if self._grades_groups:

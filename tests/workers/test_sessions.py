@@ -18,6 +18,7 @@ from flowrl.batch import CallInfo
 from flowrl.errors import CheckError, FlowError, RewardError, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.decode_slots import DecodeSlots, counted_in
+from flowrl.workers.episodes import OUTCOMES
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 
@@ -458,7 +459,14 @@ def test_a_program_leaves_out_what_failed(tmp_path):
         told = {name.split("/")[-1]: value for name, value in line.items()}
         assert told["infrastructure_failure"] == 2 and told["finished"] == 6 and told["reward"] == 3
         assert 0.3 < line["game.rollout/decode_slots_used"] <= 1.0
+        unasked = {name: value for name, value in line.items() if name.startswith("game.rollout/")}
+        asked = {name: line[f"game/{name}"] for name in (*OUTCOMES, "truncated", "failures", "delivered_fraction")}
+        assert {name: unasked[f"game.rollout/{name}"] for name in asked} == asked
+        assert all(unasked[f"game.rollout/{name}"] == 0 for name in ("retries", "forks", "repairs"))
     assert STEPS[1] == 2 and done.weights_digest
+    dropped = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["train"]["rows"]["dropped"]
+    assert [(why.partition(":")[0], count) for why, count in dropped.items()] == [("infrastructure_failure", 4)]
+    assert "batch.filter, test_sessions.py:" in next(iter(dropped))
     rows = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
     assert {row["outcome"] for row in rows if row.get("failed")} == {"infrastructure_failure"}
     again = make_flow(filtered=True).run(out=tmp_path / "more", quiet=True)

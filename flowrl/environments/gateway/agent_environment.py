@@ -205,6 +205,7 @@ class AgentEnvironment(Environment):
         """Make the row of the main branch, and with ``branches`` of the others; count what is not in the main one."""
         tree, state = play.tree, play.state
         state.scores |= {"calls": float(len(tree.calls)), "forks": float(tree.forks)}
+        episode.forks, episode.repairs = tree.forks, tree.repairs
         main = tree.main
         if main is None:
             return

@@ -43,6 +43,7 @@ class CallTree:
 
     tokenizer: Any
     calls: list[Call] = field(default_factory=list[Call])
+    repairs: int = 0  # answers that were sent back with other white space, and stay as they were sampled
     _ends: dict[str, Call] = field(default_factory=dict[str, Call])
 
     def place(
@@ -72,6 +73,7 @@ class CallTree:
         call = Call(parent, before, answer, messages)
         if parent is not None:
             parent.children += 1
+            self.repairs += messages[len(parent.messages) - 1]["content"] != parent.messages[-1]["content"]
         self.calls.append(call)
         self._ends[_names(messages, tools)[-1]] = call  # of equal ones the latest
         return call

@@ -122,4 +122,8 @@ turn_states: i64[*turn]
 turn_ids: i32[*response]
 outcome: any
 sampled_tokens: i32[]
+delivered_tokens: i32[]
+retries: i32[]
+forks: i32[]
+repairs: i32[]
 scores: any""")

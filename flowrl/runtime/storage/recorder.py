@@ -89,6 +89,8 @@ class Recorder:
                 _add_reference(line, step.beside_reference)
                 line |= {"rows_skipped": step.skipped} if step.skipped else {}
                 line |= {f"{node}/decode_slots_used": slots.share for node, slots in step.slots.items()}
+                for node, episodes in step.episodes.items():
+                    line |= {f"{node}/{name}": value for name, value in episodes.metrics().items()}
             self.write("metrics", line)
             self.latest[program].append(line)
         self.note(program, step)

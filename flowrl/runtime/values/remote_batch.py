@@ -11,6 +11,7 @@ from ...batch import Batch, Column, Key
 from ...errors import FieldError, RowsError, near
 from ...graph.stand_ins.argument_trees import find_in
 from ...marks import UNMARKED, Marks
+from ...workers.episodes import OUTCOMES
 from .row_digests import RowDigests
 
 T = TypeVar("T")
@@ -21,6 +22,9 @@ DRIVER = -1  # the rank of what the driver made itself: rows that it drew from a
 SIZED = ("tokens", "prompt_ids", "response_ids")
 #: A field bool[] of rows that were sampled, which a rank reports too, as 1 and 0: those that are not were cut off.
 FINISHED = "finished"
+#: Fields i32[] of episodes, which a rank reports too; and ``outcome``, as its place in OUTCOMES.
+COUNTED = ("sampled_tokens", "delivered_tokens", "retries", "forks", "repairs")
+OUTCOME = "outcome"
 
 
 @dataclass(frozen=True)
@@ -340,9 +344,9 @@ def join_sources(sources: Sequence[Source]) -> Source:
 
 
 def sizes_of(batch: Batch) -> dict[str, list[int]]:
-    """Tokens of each row of the fields that are balanced by, and which rows are finished."""
+    """Tokens of each row of the fields that are balanced by, which rows are finished, and counts of episodes."""
     ragged = [name for name in SIZED if name in batch.fields and batch[name].lengths is not None]
-    return {name: batch[name].lengths.tolist() for name in ragged} | finished_of(batch)
+    return {name: batch[name].lengths.tolist() for name in ragged} | finished_of(batch) | counted_of(batch)
 
 
 def finished_of(batch: Batch) -> dict[str, list[int]]:
@@ -350,3 +354,14 @@ def finished_of(batch: Batch) -> dict[str, list[int]]:
     if FINISHED not in batch.fields or batch[FINISHED].dtype != "bool" or batch[FINISHED].lengths is not None:
         return {}
     return {FINISHED: batch[FINISHED].values.int().tolist()}
+
+
+def counted_of(batch: Batch) -> dict[str, list[int]]:
+    """Return what is counted of each episode, and the place of its outcome in OUTCOMES; nothing of other rows."""
+    if OUTCOME not in batch.fields or any(name not in batch.fields for name in COUNTED):
+        return {}
+    outcomes = batch[OUTCOME].to_list()
+    if not all(outcome in OUTCOMES for outcome in outcomes):
+        return {}  # fields of a user's own, under these names
+    found = {name: [int(count) for count in batch[name].to_list()] for name in COUNTED}
+    return found | {OUTCOME: [OUTCOMES.index(outcome) for outcome in outcomes]}

@@ -9,6 +9,7 @@ from typing import Any
 from ...graph.tracing.log_names import Logged
 from ...workers.decode_slots import DecodeSlots
 from .call import Call
+from .episode_counts import EpisodeCounts
 from .row_digests import RowDigests
 
 
@@ -123,8 +124,8 @@ class Step:
     name of those whose rows are trained on. ``cut_off``: rows of these that are not finished. ``gaps``: of updates the
     gap to the engine that sampled, by the same id. ``made``: what calls made, by their number in the program.
     ``updates``: what updates of a policy measure besides. ``slots``: decode slots that rollouts have used, by the same
-    id. ``ledger``: what became of the rows so far. ``skipped``: rows of the data that could not be read and were left
-    out.
+    id. ``episodes``: how those of rollouts ended, by the same id. ``ledger``: what became of the rows so far.
+    ``skipped``: rows of the data that could not be read and were left out.
     ``begun``: what the pool that samples has begun with since the step before, and ``taken`` the groups that calls have
     got, as :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
@@ -147,6 +148,7 @@ class Step:
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     updates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     slots: dict[str, DecodeSlots] = field(default_factory=dict[str, DecodeSlots])
+    episodes: dict[str, EpisodeCounts] = field(default_factory=dict[str, EpisodeCounts])
     ledger: dict[str, Any] | None = None
     begun: list[Any] = field(default_factory=list[Any])
     taken: dict[int, Any] = field(default_factory=dict[int, Any])

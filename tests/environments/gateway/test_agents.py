@@ -141,6 +141,26 @@ def test_rewritten_history_forks_and_the_longest_branch_is_trained():
     assert 0.3 < fl.open(Forgets(), name="x").outcomes(found)["delivered_fraction"] < 1
 
 
+class Tidies(Talks):
+    """Sends answers back with other white space around them, then once as it was."""
+
+    def agent(self, task):
+        messages = [{"role": "user", "content": "ab"}]
+        for around in (" ", "\n", ""):
+            answer = chat(task, messages)["choices"][0]["message"]
+            said = {**answer, "content": f"{around}{answer['content'] or ''}{around}"}
+            messages += [said, {"role": "user", "content": "d"}]
+        chat(task, messages)
+        return "done"
+
+
+def test_answers_that_come_back_with_other_white_space_stay_as_they_were_sampled():
+    found = play(Tidies(), rows=2)
+    assert found.repairs.to_list() == [2, 2] and found.forks.to_list() == [0, 0]
+    assert found.delivered_tokens.to_list() == found.sampled_tokens.to_list()
+    assert play(Forgets(), rows=2).forks.to_list() == [2, 2]
+
+
 def test_branches_are_rows_in_which_each_sampled_token_is_trained_once():
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     actor = fl.open(fl.Actor(model_of(**sizes, num_key_value_heads=4), max_tokens=4), name="actor")
@@ -202,7 +222,8 @@ def test_branches_train_in_a_program_and_a_resume_asks_no_agent_again(tmp_path):
 
     whole = flow.run(out=tmp_path / "whole", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
-    told = [{name.split("/")[-1]: value for name, value in line.items()} for line in lines]
+    assert all(line["talk.rollout/forks"] == 8 and line["talk.rollout/delivered_fraction"] == 1 for line in lines)
+    told = [{n.split("/")[-1]: v for n, v in line.items() if not n.startswith("talk.rollout/")} for line in lines]
     assert [(line["forks"], line["delivered_fraction"]) for line in told] == [(2, 1)] * 3
     assert all(line["gap_max"] < 1e-3 for line in told if line["gap_tokens"]) and told[0]["rows"] in (6, 12)
     flow.run(out=tmp_path / "parts", quiet=True, steps=2)

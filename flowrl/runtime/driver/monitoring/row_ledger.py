@@ -50,6 +50,7 @@ class _Group:
     trained: bool = False
     why: str = NO_UPDATE
     lengths: dict[Key, int] = field(default_factory=dict[Key, int])
+    failed: dict[Key, str] = field(default_factory=dict[Key, str])  # what ended episodes that failed
     taken: set[Key] = field(default_factory=set[Key])
 
 
@@ -83,8 +84,11 @@ class RowLedger:
             self._groups[key[0]].open[key] = NO_UPDATE
             self.rows.admitted += 1
 
-    def sample(self, keys: Sequence[Key], lengths: Sequence[int]) -> None:
-        """Rows were sampled that are to be trained on; a prompt is no row of its own any more."""
+    def sample(self, keys: Sequence[Key], lengths: Sequence[int], failed: Mapping[Key, str] | None = None) -> None:
+        """Rows were sampled that are to be trained on; a prompt is no row of its own any more.
+
+        ``failed`` are the outcomes of episodes that failed: where their rows are dropped, that is a part of the reason.
+        """
         for i, key in enumerate(keys):
             group = self._groups.get(key[0])
             if group is None:
@@ -97,6 +101,8 @@ class RowLedger:
                 self.rows.admitted += 1
             if lengths:
                 group.lengths[key] = lengths[i]
+            if failed and key in failed:
+                group.failed[key] = failed[key]
 
     def leave_out(self, given: Iterable[Key], kept: Collection[Key], by: str) -> None:
         """A call was given rows that its result has not. One that is sampled from stands for those made of it."""
@@ -142,6 +148,8 @@ class RowLedger:
                 continue
             for key in [key for key in group.open if key not in live]:
                 group.why = group.open.pop(key)
+                if key in group.failed:
+                    group.why = f"{group.failed[key]}: {group.why}"
                 self.rows.drop(group.why)
             if not group.open:
                 self._finish(number, group)
@@ -228,6 +236,7 @@ def _to_record(group: _Group) -> dict[str, Any]:
         "taken": keys_to_text(sorted(group.taken)),
         "rows": keys_to_text(rows),
         "lengths": [group.lengths[key] for key in rows],
+        "failed": {keys_to_text([key]): outcome for key, outcome in sorted(group.failed.items())},
     }
 
 
@@ -236,6 +245,7 @@ def _of_record(said: Mapping[str, Any]) -> _Group:
         dict(zip(keys_of_text(said["open"]), said["why"], strict=True)),
         said["trained"],
         lengths=dict(zip(keys_of_text(said["rows"]), said["lengths"], strict=True)),
+        failed={keys_of_text(key)[0]: outcome for key, outcome in said.get("failed", {}).items()},
         taken=set(keys_of_text(said["taken"])),
     )
 

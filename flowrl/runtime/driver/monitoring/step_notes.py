@@ -17,6 +17,7 @@ from ....schedule.scheme import Scheme
 from ....workers.decode_slots import DecodeSlots
 from ...storage.traffic import bytes_made, bytes_read, row_tokens, rows_cut_off
 from ...values.call import Call
+from ...values.episode_counts import EpisodeCounts, count_episodes, failed_episodes
 from ...values.remote_batch import RemoteBatch, RemoteColumn
 from ...values.row_digests import RowDigests
 from ...values.step_records import Made, RankTime, Release, Step, StepLog, Timing
@@ -102,6 +103,8 @@ class StepNotes:
                 step.sampled[name] = tokens + count_tokens(result, "response_ids"), responses + len(result)
                 if (cut_off := rows_cut_off(result)) is not None:
                     _add(step.cut_off, {name: cut_off})
+                if (episodes := count_episodes(result)) is not None:
+                    step.episodes.setdefault(node, EpisodeCounts()).add(episodes)
                 step.traffic.prompts += row_tokens(result, "prompt_ids")
                 step.traffic.responses += row_tokens(result, "response_ids")
 
@@ -152,7 +155,7 @@ class StepNotes:
             self.ledger.train(given.keys)
         elif isinstance(result, (Batch, RemoteBatch)):
             if op.rows == "expand" and site_of(call) in self.scheme.main:
-                self.ledger.sample(result.keys, row_tokens(result, "response_ids"))
+                self.ledger.sample(result.keys, row_tokens(result, "response_ids"), failed_episodes(result))
             if op.rows == "same" and digests is not None and op.owner != "batch":
                 self.ledger.compare(f"{call.title} of step {call.step}", given.keys, digests.keys)
             else:
