@@ -165,6 +165,11 @@ CASES = {
         lambda t: post(t, RESPONSES, {"input": "x", "previous_response_id": "resp_1"}),
         400,
     ),
+    "a kept response that is a number": (
+        lambda t: post(t, RESPONSES, {"input": "x", "previous_response_id": 7}),
+        400,
+    ),
+    "an input of a kept conversation": (lambda t: post(t, RESPONSES, {"input": "x", "conversation": "conv_1"}), 400),
     "an item of another kind": (lambda t: post(t, RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}), 400),
     "a call without an id": (lambda t: post(t, RESPONSES, {"input": [{"type": "function_call", "name": "f"}]}), 400),
     "a tool of the server": (lambda t: post(t, RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}), 400),

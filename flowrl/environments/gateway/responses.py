@@ -28,20 +28,43 @@ refuse = chat_completions.refuse
 
 
 def read(body: Mapping[str, Any]) -> Request:
-    """A request of this protocol. Raises Refused."""
-    if body.get("previous_response_id") is not None or body.get("conversation") is not None:
-        raise Refused(400, "no response is kept here: send the whole input again")
+    """A request of this protocol with its whole input. Raises Refused."""
+    if body.get("conversation") is not None:
+        raise Refused(400, "no conversation is kept here: send previous_response_id, or the whole input again")
     said = texts_of(body.get("instructions"), "instructions")
     messages = [message_of("system", said)] if said else []
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else listed(given, "input")
     return Request(
-        conversation([*messages, *_messages([entry(item, "an item of input") for item in items])]),
+        conversation([*messages, *_messages([entry(item, "an item of input") for item in _given(body)])]),
         [_tool(entry(one, "a tool")) for one in listed(body.get("tools") or [], "tools")],
         whole(body.get("max_output_tokens"), "max_output_tokens"),
         stream=flag(body.get("stream"), "stream"),
         model=text(body.get("model", ""), "model"),
     )
+
+
+def with_whole_input(body: Mapping[str, Any], kept: Mapping[str, list[Any]]) -> Mapping[str, Any]:
+    """Put what a ``previous_response_id`` stands for before the input of a request. Raises Refused.
+
+    ``kept`` are the input and the output of earlier responses of the session by their ids. Their instructions are left
+    out, as the protocol has it.
+    """
+    name = body.get("previous_response_id")
+    if name is None:
+        return body
+    before = kept.get(text(name, "previous_response_id"))
+    if before is None:
+        raise Refused(400, f"this session keeps no response {name!r:.80}: send the whole input again")
+    return {**body, "input": [*before, *_given(body)]}
+
+
+def items_behind(body: Mapping[str, Any], reply: Reply) -> list[Any]:
+    """The whole input of a request and the output of its response, which a later request may go on from."""
+    return [*_given(body), *_items(reply)]
+
+
+def _given(body: Mapping[str, Any]) -> list[Any]:
+    given = body.get("input")
+    return [{"role": "user", "content": given}] if isinstance(given, str) else listed(given, "input")
 
 
 def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:

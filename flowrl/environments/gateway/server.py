@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -117,8 +117,13 @@ class Gateway:
                 raise Refused(404, f"there is no {path[:100]}; there are {', '.join(_PROTOCOLS)}")
             if method != "POST":
                 raise Refused(405, f"{path} is asked with POST")
-            request = protocol.read(read_body(body))
+            asked: Mapping[str, Any] = read_body(body)
+            if protocol is responses:
+                asked = responses.with_whole_input(asked, session.responses)
+            request = protocol.read(asked)
             reply = await session.ask(request)
+            if protocol is responses and asked.get("store") is not False:
+                session.keep(f"resp_{reply.id}", responses.items_behind(asked, reply))
         except Refused as refused:
             return refused.status, _written((protocol or chat_completions).refuse(refused.status, refused.why))
         created = int(time.time())

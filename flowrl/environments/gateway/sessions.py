@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from .requests import Refused, Reply, Request
 
 _AT_ONCE = 64  # calls of a session that wait for an answer
 _PER_SECOND = 200.0  # calls of a session that begin in a second
+_KEPT = 256  # responses of a session that a later call may go on from by their ids
 
 
 @dataclass(eq=False)
@@ -56,6 +57,7 @@ class Session:
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     at_end: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])  # run as it is closed
+    responses: OrderedDict[str, list[Any]] = field(default_factory=OrderedDict[str, list[Any]], repr=False)
     _calls: deque[ModelCall] = field(default_factory=deque[ModelCall])
     _ended: Ended | None = None
     _closed: str = ""
@@ -79,6 +81,12 @@ class Session:
         finally:
             with self._lock:
                 self._under_way.discard(call)
+
+    def keep(self, name: str, items: list[Any]) -> None:
+        """Keep the items of a response, in the loop of the server; the oldest are forgotten."""
+        self.responses[name] = items
+        while len(self.responses) > _KEPT:
+            self.responses.popitem(last=False)
 
     def _admit(self) -> None:
         if self._closed:

@@ -16,6 +16,9 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
 from flowrl.environments import AgentEnvironment, metric, reward
+from flowrl.environments.gateway.requests import Refused
+from flowrl.environments.gateway.responses import with_whole_input
+from flowrl.environments.gateway.sessions import Session
 from flowrl.errors import ProgramError, RewardError, WorkerError
 
 pytest.importorskip("h11", reason="the gateway needs the package h11")
@@ -410,6 +413,50 @@ def test_the_protocols_go_on_from_each_other():
     found = play(Calls(), rows=2)
     assert {(s["calls"], s["forks"]) for s in found.scores.to_list()} == {(4, 1)}  # the last one begins anew
     assert set(found.turns.to_list()) == {3}
+
+
+class GoesOn(Talks):
+    """Sends what is new alone, behind the response that it names: also twice behind one, and behind one not kept."""
+
+    def agent(self, task):
+        def ask(said, before=None, **more):
+            new = said if isinstance(said, list) else [{"role": "user", "content": said}]
+            body = {"input": new, "instructions": "c", "previous_response_id": before, **more}
+            return post(task, "/v1/responses", body)["id"]
+
+        first = ask("ab")
+        second = ask("d", first)
+        third = ask("e", second, store=False)
+        for name in (third, "resp_of_nobody"):
+            with pytest.raises(urllib.error.HTTPError) as error:
+                ask("f", name)
+            assert error.value.code == 400 and b"keeps no response" in error.value.read()
+        return "ok" if self.twice is False else ask("f", first)
+
+    twice = False
+
+
+def test_a_response_goes_on_from_one_that_is_named():
+    found = play(GoesOn(), rows=2)
+    assert {(s["calls"], s["forks"]) for s in found.scores.to_list()} == {(3, 0)}
+    for tokens, mask, count in zip(
+        found.tokens.to_list(), found.response_mask.to_list(), found.sampled_tokens.to_list(), strict=True
+    ):
+        assert letters(tokens[:4]) == "caab" and sum(mask) == count, "instructions once, then what was said"
+    again = GoesOn()
+    again.twice = True
+    assert {(s["calls"], s["forks"]) for s in play(again, rows=2).scores.to_list()} == {(4, 1)}
+
+
+def test_the_oldest_responses_of_a_session_are_forgotten():
+    session = Session()
+    for number in range(300):
+        session.keep(f"resp_{number}", [number])
+    assert len(session.responses) == 256 and next(iter(session.responses)) == "resp_44"
+    with pytest.raises(Refused, match="keeps no response 'resp_43'"):
+        with_whole_input({"input": "x", "previous_response_id": "resp_43"}, session.responses)
+    whole = with_whole_input({"input": "x", "previous_response_id": "resp_299"}, session.responses)
+    assert whole["input"] == [299, {"role": "user", "content": "x"}]
 
 
 def test_log_probabilities_are_told_where_they_are_asked_for():
