@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import flowrl as fl
+from flowrl import rl
 from flowrl.batch import CallInfo
 from flowrl.environments import AgentEnvironment, reward
 
@@ -104,6 +105,18 @@ class OpenAIResponses(Asks):
         return client.responses.create(model="policy", input=said).output_text
 
 
+class OpenAIKeptResponses(Asks):
+    """Two turns, the second one behind the response that it names."""
+
+    def agent(self, task: Any) -> str:
+        from openai import OpenAI
+
+        client = OpenAI(base_url=task.base_url, api_key=task.api_key)
+        first = client.responses.create(model="policy", input=task.row["prompt"])
+        again = client.responses.create(model="policy", input="Sure?", previous_response_id=first.id)
+        return again.output_text
+
+
 class AnthropicMessages(Asks):
     """Two turns, the second one as a stream."""
 
@@ -148,8 +161,9 @@ class SmolAgents(Asks):
 
 
 def play(environment: type[Asks]) -> dict[str, Any]:
-    """What came of two episodes of an agent, and how far the engine's log-probabilities are from those of whole rows."""
-    actor = fl.open(fl.Actor(MODEL, max_tokens=8), name="actor")
+    """What came of two episodes of an agent, how far the engine's log-probabilities are from those of whole rows, and
+    what an update on all of their branches did, by whether they said much."""
+    actor = fl.open(fl.Actor(MODEL, max_tokens=8, lr=1e-2), name="actor")
     worker = fl.open(environment(), name="asks")
     source = worker.source(batch=1)
     batch = source.to_batch(source.cursor().draw(), 0, actor.tokenizer)
@@ -159,7 +173,16 @@ def play(environment: type[Asks]) -> dict[str, Any]:
         worker.close()
     own, made, mask = actor.logprobs(found).old_logprobs, found.rollout_logprobs, found.response_mask
     inside = mask.values.bool()
+    rewards = fl.Column.of([1.0, 0.0], dtype="f32")  # what was said may be of one length
+    rows = rl.branches(rl.group_advantages(found.drop("rewards").with_columns({"rewards": rewards})))
+    metrics = actor.update(rows, loss=rl.ppo_clip())
+    after = actor.logprobs(rows).old_logprobs.values
+    trained, good = rows.response_mask.values.bool(), rows.advantages.values > 0
+    more = (after - rows.rollout_logprobs.values)[trained & good].mean()
     return {
+        "grad_norm": metrics["grad_norm"],
+        "tokens": [int(trained.sum()), sum(found.sampled_tokens.to_list())],
+        "more": float(more),
         "outcomes": found.outcome.to_list(),
         "why": found.finish_reason.to_list(),
         "calls": [scores["calls"] for scores in found.scores.to_list()],

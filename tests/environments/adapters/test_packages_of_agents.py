@@ -19,12 +19,18 @@ def folder(tmp_path_factory) -> Path:
 
 
 def expect_played(found: dict[str, Any]) -> None:
-    """Both episodes are over, in one branch, whose tokens are all there and those that the engine saw."""
+    """Both episodes are over, in one branch, whose tokens are all there and those that the engine saw; an update on them
+    makes the better one more probable."""
     assert found["outcomes"] == ["finished"] * 2 and found["why"] == ["done"] * 2
     assert found["delivered"] == 1 and found["gap"] < 1e-4
+    trained, sampled = found["tokens"]
+    assert trained == sampled and found["grad_norm"] > 0, "all that was sampled is trained, once"
+    assert found["more"] > 0, "what had the better reward is more probable"
 
 
-@pytest.mark.parametrize("agent", ["OpenAIChat", "OpenAIAsync", "OpenAIResponses", "AnthropicMessages"])
+@pytest.mark.parametrize(
+    "agent", ["OpenAIChat", "OpenAIAsync", "OpenAIResponses", "OpenAIKeptResponses", "AnthropicMessages"]
+)
 def test_clients_of_two_protocols_have_conversations_of_one_branch(folder, agent):
     found = said_by("agent_play.py", folder, agent)[agent]
     expect_played(found)
