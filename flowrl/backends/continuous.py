@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,15 @@ from torch import Tensor
 from ..errors import DataError, FlowError, RunError
 from ..workers.model_options import Sampling
 from ..workers.streaming import FailedCall, PrefixTokens, Reason, SampledRow
-from .draw import uniforms
+from ..workers.tokens.row_support import CallSupport, RowSupport
+from .draw import kept_ids, uniforms
 
 if TYPE_CHECKING:
     from ..batch import Column
 
-#: Draws for some of the rows of a step, by their places in it: ``draw(places, uniform, sampling, seen)`` gives what
-#: :func:`flowrl.backends.draw.draw_from` does.
-Draw = Callable[[Tensor, Tensor | None, Sampling, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+#: Draws for some of the rows of a step, by their places in it: ``draw(places, uniform, sampling, seen, kept)`` gives
+#: what :func:`flowrl.backends.draw.draw_from` does.
+Draw = Callable[[Tensor, Tensor | None, Sampling, Tensor | None, list[Tensor] | None], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +29,7 @@ class RunningRow:
     """A row that has not left: ``RunningRow(call=1, row=0, prompt=(5, 6), seed=7, start=0, limit=64, ...)``.
 
     ``tokens`` are its prompt and what it has so far, ``seen`` the same as bool[vocab] where they are penalised.
+    ``of_call``: what its call records of the tokens that could be drawn, where it does; ``support`` are the row's.
     """
 
     call: int
@@ -38,11 +40,13 @@ class RunningRow:
     limit: int
     sampling: Sampling
     stops: frozenset[int]
+    of_call: CallSupport | None = None
     ids: list[int] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     sampled: list[float] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
     seen: Tensor | None = None
+    support: RowSupport = field(default_factory=RowSupport)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -60,11 +64,18 @@ class RunningRow:
         if self.seen is not None and token < len(self.seen):
             self.seen[token] = True
 
+    def record(self, ids: Sequence[int]) -> None:
+        """Record which ids could be drawn, all where there are none. Raises DataError where a call has too many."""
+        if self.of_call is not None:
+            self.support.add(ids)
+            self.of_call.count(len(self.support.sizes), len(ids))
+
     def ended(self, reason: Reason) -> SampledRow:
         """The row as it is returned."""
         spans = tuple((version, tokens) for version, tokens in self.spans)
         plain, sampled = tuple(self.plain), tuple(self.sampled)
-        return SampledRow(self.call, self.row, tuple(self.ids), plain, sampled, spans, reason)
+        support = None if self.of_call is None else self.support
+        return SampledRow(self.call, self.row, tuple(self.ids), plain, sampled, spans, reason, support)
 
 
 class ContinuousBatch(ABC):
@@ -123,10 +134,11 @@ class ContinuousBatch(ABC):
         call, stops = self._calls, self._ends.union(sampling.stop)
         firsts = [0] * len(seeds) if starts is None else starts.tolist()
         texts = [tuple(prompt.tolist()) for prompt in prompts]
+        recorded = CallSupport(len(seeds)) if sampling.support else None
         for row, (seed, start) in enumerate(zip(seeds.tolist(), firsts, strict=True)):
             prompt = texts[row // n]
             limit = sampling.max_tokens if most is None else min(sampling.max_tokens, most - len(prompt))
-            self._rows[call, row] = RunningRow(call, row, prompt, seed, start, limit, sampling, stops)
+            self._rows[call, row] = RunningRow(call, row, prompt, seed, start, limit, sampling, stops, recorded)
         return call
 
     def running(self) -> list[tuple[int, int]]:
@@ -184,7 +196,10 @@ class ContinuousBatch(ABC):
         failed: dict[int, FailedCall] = {}
         for sampling, places in together.items():
             group = [rows[place] for place in places]
-            drawn = draw(torch.tensor(places), self._uniforms(group, sampling), sampling, self._seen(group, sampling))
+            kept: list[Tensor] | None = [] if sampling.support else None
+            uniform, seen = self._uniforms(group, sampling), self._seen(group, sampling)
+            drawn = draw(torch.tensor(places), uniform, sampling, seen, kept)
+            self._record(group, kept, failed)
             columns = (values.tolist() for values in drawn)
             finite = torch.isfinite(drawn[1]).tolist()
             for row, token, plain, sampled, right in zip(group, *columns, finite, strict=True):
@@ -206,6 +221,15 @@ class ContinuousBatch(ABC):
                 found.append(row.ended(reason))
         self.let_go(left)
         return found
+
+    def _record(self, rows: list[RunningRow], kept: list[Tensor] | None, failed: dict[int, FailedCall]) -> None:
+        """Record which tokens could be drawn; a call that has too many of them fails."""
+        for row, ids in zip(rows, kept_ids(kept or []), strict=kept is not None):
+            if row.call not in failed:
+                try:
+                    row.record(ids)
+                except DataError as error:
+                    failed[row.call] = FailedCall(row.call, error)
 
     def _uniforms(self, rows: list[RunningRow], sampling: Sampling) -> Tensor | None:
         if sampling.greedy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -94,6 +95,21 @@ def _most_likely(logprobs: Tensor, top_p: float, first: int = 1024) -> Tensor:
         if bool((ordered.double().exp().sum(-1) >= top_p).all()):
             return ordered
     return logprobs.sort(-1, descending=True).values
+
+
+def kept_ids(kept: Iterable[Tensor]) -> list[array[int]]:
+    """Return the ids of each row of masks bool[rows, vocab], in parts; none where all of them could be drawn.
+
+    >>> kept_ids([torch.tensor([[True, False, True], [True, True, True]])])
+    [array('i', [0, 2]), array('i')]
+    """
+    found: list[array[int]] = []
+    for inside in kept:
+        inside = inside & ~inside.all(-1)[:, None]
+        ids = array("i", inside.nonzero()[:, 1].tolist())
+        ends = inside.sum(-1).cumsum(0).tolist()
+        found += [ids[first:end] for first, end in zip([0, *ends], ends, strict=False)]
+    return found
 
 
 def seen_tokens(rows: Iterable[Sequence[int]], logits: Tensor, sampling: Sampling) -> Tensor | None:

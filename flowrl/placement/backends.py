@@ -237,7 +237,7 @@ _ROWS = (
         axes=("pp", "dp", "ep", "tp"),
         publishes=("drain", "interrupt"),
         orders=ORDERS,
-        logprobs=("raw", "processed"),
+        logprobs=("raw", "processed", "support"),
         batch_invariant=True,
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(

@@ -139,7 +139,7 @@ class FakeEngine(ContinuousBatch):
         self.clock.sleep(self._token_seconds + brought * self._prompt_seconds)
         going = list(self._inside)
         logits = self.table[[row.tokens[-1] for row in going]]
-        return going, lambda places, uniform, sampling, seen: draw_from(logits[places], uniform, sampling, seen)
+        return going, lambda places, *how: draw_from(logits[places], *how)
 
     def let_go(self, rows: list[RunningRow]) -> None:
         """Give their places to others."""

@@ -191,8 +191,7 @@ class Actor(TrainedModel):
             check_penalty(how.repetition_penalty)
         children = batch.expand(n)
         asked = SampleRequest(self.generating_engine(), batch["prompt_ids"], n, children.row_seeds(), how)
-        # No stream records what could be drawn, so such a call is answered as a whole.
-        sampled = asked.answer() if support else (yield asked)
+        sampled = yield asked
         if support and sampled.support is None:
             raise ModelError(
                 "support=True: this engine does not record which tokens could be drawn.",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 from ..errors import FlowError, RunError, WrongAnswer
 from .engine import Engine, Generates
 from .model_options import Sampled, Sampling
+from .tokens.row_support import RowSupport, support_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,8 @@ class SampledRow:
     ``call`` is what :meth:`Streams.submit` returned, ``row`` the row's number in it. ``rollout_logprobs`` and
     ``sampling_logprobs`` are those of :class:`~flowrl.workers.model_options.Sampled`, one for each of ``ids``.
     ``versions`` are spans ``(version, tokens)`` in the order of the tokens: ``((3, 17), (4, 5))`` is 17 tokens of
-    version 3, then 5 of version 4. An aborted row has the tokens that it had by then, which may be none.
+    version 3, then 5 of version 4. An aborted row has the tokens that it had by then, which may be none. ``support``,
+    where it was asked for: which tokens could be drawn at each place.
 
     >>> logprobs = (-0.5, -1.2, -0.1)
     >>> row = fl.testing.SampledRow(1, 0, (5, 7, 2), logprobs, logprobs, ((3, 2), (4, 1)), "stop")
@@ -51,6 +53,7 @@ class SampledRow:
     sampling_logprobs: tuple[float, ...]
     versions: tuple[tuple[int, int], ...]
     reason: Reason
+    support: RowSupport | None = None
 
     @property
     def token_versions(self) -> tuple[int, ...]:
@@ -214,12 +217,14 @@ def gathered(rows: Iterable[SampledRow], sampling: Sampling, *, versions: bool =
 
     plain = column((row.rollout_logprobs for row in ordered), torch.float32)
     own = sampling.is_policy
+    support = [row.support for row in ordered if row.support is not None]
     return Sampled(
         column((row.ids for row in ordered), torch.int32),
         plain,
         plain if own else column((row.sampling_logprobs for row in ordered), torch.float32),
         torch.tensor([row.reason == "stop" for row in ordered], dtype=torch.bool),
         sampling.row_temperature,
+        support_columns(support) if sampling.support and len(support) == len(ordered) else None,
         versions=column((row.token_versions for row in ordered), torch.int32) if versions else None,
     )
 

@@ -6,10 +6,13 @@ here over its protocol, and tests/backends/test_sglang_server.py has its real se
 
 import asyncio
 import math
+import re
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.model_options import Build, Model, Sampling
 from flowrl.workers.streaming import FailedCall, streams
+from flowrl.workers.tokens import row_support
 
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20]]
 CLOSE = 1e-4
@@ -50,6 +54,11 @@ class OfNet:
             self.alone.take_weights(weights)
         logits = T.whole_logits(self.alone, prompt + list(ids))[len(prompt) - 1 : -1] / temperature
         return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None]).squeeze(-1).tolist()
+
+    def distributions(self, prompt, ids, temperature):
+        """Log-probabilities of all tokens at each place of a response."""
+        logits = T.whole_logits(self.alone, prompt + list(ids))[len(prompt) - 1 : -1] / temperature
+        return logits.log_softmax(-1).tolist()
 
     def spoil(self, token):
         with torch.no_grad():
@@ -83,6 +92,12 @@ class OfTable:
         tokens = [prompt[-1], *ids]
         sums = [math.log(sum(math.exp(logit(v, u)) for u in range(T.VOCAB))) for v in tokens]
         return [logit(v, u) - sums[t] for t, (v, u) in enumerate(zip(tokens, ids, strict=False))]
+
+    def distributions(self, prompt, ids, temperature):
+        return [
+            [self.logprobs([token], [u], temperature=temperature)[0] for u in range(T.VOCAB)]
+            for token in [prompt[-1], *ids[:-1]]
+        ]
 
     def spoil(self, token):
         self.engine.table[token] = torch.nan
@@ -225,6 +240,80 @@ def test_rows_are_those_of_a_whole_call(it, sampling):
     assert found.temperature == whole.temperature and found.ids.type == "i32[*response]"
     same = whole.sampling_logprobs is whole.rollout_logprobs
     assert (found.sampling_logprobs is found.rollout_logprobs) == same
+
+
+CUT = Sampling(max_tokens=9, temperature=1.3, top_k=9, top_p=0.8, support=True)
+
+
+def cut(distribution, sampling=CUT):
+    """The ids that top-k and top-p leave, and the probability that they have together, by plain loops."""
+    ordered = sorted(range(len(distribution)), key=lambda v: -distribution[v])[: sampling.top_k]
+    whole = sum(math.exp(distribution[v]) for v in ordered)
+    found, share = [], 0.0
+    for v in ordered:
+        if share < sampling.top_p * whole:
+            found.append(v)
+            share += math.exp(distribution[v])
+    return sorted(found), share
+
+
+def places(support):
+    """The ids of each place."""
+    ends = [sum(support.sizes[:t]) for t in range(len(support.sizes) + 1)]
+    return [list(support.ids[a:b]) for a, b in pairwise(ends)]
+
+
+def test_which_tokens_could_be_drawn_is_recorded(it):
+    if isinstance(it, OfSGLang):
+        with pytest.raises(RunError, match="SGLang does not record which tokens could be drawn"):
+            it.engine.submit(prompts(), 1, seeds(4), CUT)
+        return
+    assert generate_streamed(it.engine, prompts(), 1, seeds(4), replace(CUT, support=False)).support is None
+    call, found = it.engine.submit(prompts(), 3, seeds(12), CUT), []
+    for _ in range(3):
+        found += it.engine.step()
+    found += it.engine.abort(call, [1, 4]) + finish(it.engine)
+    rows = by_call(found)
+    assert len(rows) == 12 and {row.reason for row in found} >= {"aborted", "length"}
+    for (_, number), row in rows.items():
+        assert row.support is not None and len(row.support.sizes) == len(row.ids)
+        told = it.distributions(PROMPTS[number // 3], row.ids, CUT.temperature)
+        for ids, distribution, token, own in zip(
+            places(row.support), told, row.ids, row.sampling_logprobs, strict=True
+        ):
+            wanted, share = cut(distribution)
+            assert ids == wanted and token in ids and 0 < len(ids) < T.VOCAB
+            assert own == pytest.approx(distribution[token] - math.log(share), abs=CLOSE)
+
+
+@pytest.mark.parametrize("sampling", [CUT, replace(CUT, greedy=True), Sampling(5, support=True)])
+def test_columns_of_what_could_be_drawn_are_those_of_a_whole_call(it, sampling):
+    if isinstance(it, OfSGLang):
+        pytest.skip("SGLang records no support")
+    found = generate_streamed(it.engine, prompts(), 2, seeds(8), sampling)
+    whole = it.engine.generate(prompts(), 2, seeds(8), sampling)
+    assert found.support is not None and whole.support is not None
+    for name, one, other in zip(("support", "response"), found.support, whole.support, strict=True):
+        assert one.equal(other) and one.type == f"i32[*{name}]"
+    ids, sizes = found.support
+    assert torch.equal(sizes.lengths, found.ids.lengths) and int(sizes.values.sum()) == len(ids.values)
+    if sampling.greedy:
+        assert ids.to_list() == found.ids.to_list()
+    if sampling.is_policy:
+        assert not sizes.values.any(), "all could be drawn"
+
+
+def test_a_call_that_records_too_much_fails_and_others_go_on(it, monkeypatch):
+    if isinstance(it, (OfSGLang, OfVLLM)):
+        pytest.skip("it records nothing, or in a process of its own")
+    monkeypatch.setattr(row_support, "MOST_IDS", 100)
+    call = it.engine.submit(prompts(), 1, seeds(4), Sampling(9, top_k=20, support=True))
+    other = it.engine.submit(prompts(), 1, seeds(4), Sampling(9, top_k=2, support=True))
+    found = finish(it.engine)
+    failed = [each for each in found if isinstance(each, FailedCall)]
+    assert [each.call for each in failed] == [call]
+    assert re.search(r"the first \d tokens of 4 rows have a support of \d+ ids, and at most 100", failed[0].error.what)
+    assert sorted(row.row for row in found if row.call == other) == [0, 1, 2, 3]
 
 
 def test_rows_come_when_they_end_and_say_how(it):

@@ -21,11 +21,13 @@ from transformers.generation.logits_process import (
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.backends.hf.generation import support
+from flowrl.backends.hf.generation.continuous import NetBatch
 from flowrl.backends.hf.generation.support import Support
 from flowrl.backends.hf.logits import Head, token_logprobs
 from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import CheckError, DataError, FieldError, ModelError, ProgramError
+from flowrl.placement.plan.plan import Pipeline, Place, Plan
+from flowrl.workers.tokens import row_support
 
 WORDS = ["<pad>", ";", *"abcdefghijklmnopqrst"]
 SETTINGS = [
@@ -346,7 +348,7 @@ def test_a_support_that_does_not_fit_is_named(actor):
 
 
 def test_a_support_that_is_too_large_is_refused(actor, monkeypatch):
-    monkeypatch.setattr(support, "MOST_IDS", 30)
+    monkeypatch.setattr(row_support, "MOST_IDS", 30)
     with pytest.raises(DataError, match=r"have a support of \d+ ids, and at most 30 are kept") as said:
         rows(actor, support=True, top_k=15)
     assert "top_k=" in str(said.value.fix)
@@ -367,7 +369,7 @@ def short(response: str) -> float:
     return float(len(response) < 4)
 
 
-def a_run(out, runtime, **told):
+def a_run(out, runtime, plan=None, **told):
     flow = fl.Flow("cut")
     policy = flow.worker(fl.Actor, model=model(), max_tokens=6, lr=1e-2, name="policy")
     ref = flow.worker(fl.Reference, of=policy, name="ref")
@@ -382,7 +384,7 @@ def a_run(out, runtime, **told):
             loss = rl.ppo_clip(anchor="sampling", kl=0.1)
             flow.log(step, policy.update(batch, loss=loss, minibatch=4, **told))
 
-    flow.run("cut", out=out, runtime=runtime, quiet=True, save_models=False)
+    flow.run("cut", out=out, runtime=runtime, plan=plan, quiet=True, save_models=False)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{name: line[name] for name in ("step", "loss", "ratio", "kl", "grad_norm")} for line in lines]
 
@@ -393,3 +395,17 @@ def test_a_run_trains_what_was_sampled_from_on_every_runtime(tmp_path):
     assert all(line["grad_norm"] > 0 for line in eager)
     with pytest.raises(CheckError, match="different kinds"):
         a_run(tmp_path / "refused", "local")
+
+
+def test_what_could_be_drawn_is_recorded_of_rows_that_a_publish_interrupts(tmp_path, monkeypatch):
+    """They leave the engine one by one; an update refuses a token that its support lacks."""
+    asked = []
+    submit = NetBatch.submit
+    monkeypatch.setattr(NetBatch, "submit", lambda self, *a: asked.append(a[3]) or submit(self, *a))
+    places = {"policy": {"train": Place("train"), "generate": Place("rollout")}}
+    places |= {"ref": Place("train"), "reward": Place("rest")}
+    pools = {"train": "cpu", "rollout": "cpu", "rest": "cpu"}
+    plan = Plan(pools, places, pipeline=Pipeline(staleness=1, publish="interrupt"))
+    lines = a_run(tmp_path / "run", "local", plan, support=True)
+    assert [line["step"] for line in lines] == [0, 1] and all(line["grad_norm"] > 0 for line in lines)
+    assert asked and all(sampling.support for sampling in asked)

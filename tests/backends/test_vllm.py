@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from flowrl.backends.probe import TOLERANCE
 from flowrl.batch import Batch, Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
 from flowrl.workers.model_options import Build, Lora, Model, Sampling
+from flowrl.workers.streaming import FailedCall
 
 pytestmark = [
     pytest.mark.vllm,
@@ -117,6 +119,57 @@ def test_sampled_rows_are_those_of_the_reference_engine(opened, sampling):
     assert torch.allclose(here.sampling_logprobs.values, there.sampling_logprobs.values, atol=1e-4)
     same = there.sampling_logprobs is there.rollout_logprobs
     assert (here.sampling_logprobs is here.rollout_logprobs) == same and here.temperature == there.temperature
+
+
+CUT = [
+    Sampling(8, temperature=1.4, top_k=7, support=True),
+    Sampling(8, temperature=0.8, top_p=0.7, min_p=0.05, support=True),
+    Sampling(8, greedy=True, support=True),
+    Sampling(8, support=True),
+]
+
+
+@pytest.mark.parametrize("sampling", CUT, ids=lambda s: f"{s.top_k}-{s.top_p}-{s.greedy}")
+def test_the_tokens_that_could_be_drawn_are_those_of_the_reference_engine(opened, sampling):
+    ours, theirs = published(opened, "qwen2")
+    prompts, seeds = Column.of(PROMPTS, "prompt", "i32"), torch.arange(2 * len(PROMPTS)) * 31
+    here, there = (e.generate(prompts, 2, seeds, sampling) for e in (ours, theirs))
+    assert here.ids.to_list() == there.ids.to_list() and here.support is not None
+    assert all(one.equal(other) for one, other in zip(here.support, there.support, strict=True))
+    assert ours.generate(prompts, 2, seeds, replace(sampling, support=False)).support is None
+    none = ours.generate(Column.of([], "prompt", "i32"), 2, torch.zeros(0, dtype=torch.int64), sampling)
+    assert [len(column) for column in none.support] == [0, 0]
+
+
+def test_a_ratio_of_what_vllm_sampled_is_one_among_the_tokens_that_could_be_drawn(opened):
+    ours, theirs = published(opened, "qwen2", seed=5)
+    made = ours.generate(Column.of(MANY, "prompt", "i32"), 1, torch.arange(64), Sampling(8, top_p=0.6, support=True))
+    ids = made.ids.to_list()
+    told = {"support_ids": made.support[0], "support_sizes": made.support[1]}
+    tokens = Column.of([prompt + row for prompt, row in zip(MANY, ids, strict=True)], "token", "i32")
+    rows = Batch.of(tokens=tokens, response_mask=Column.of([[True] * len(r) for r in ids], "response", "bool"))
+    among, whole = (theirs.logprobs(r).values for r in (rows.with_columns(told), rows))
+    assert float((made.sampling_logprobs.values - among).abs().max()) < 1e-4
+    assert float((made.sampling_logprobs.values - whole).abs().max()) > 0.1
+
+
+def test_a_call_that_records_too_much_is_refused_and_others_go_on(opened, fault):
+    ours, _ = published(opened, "qwen2")
+    prompts = Column.of(PROMPTS, "prompt", "i32")
+    fault("little room")
+    with pytest.raises(DataError, match=r"tokens of 16 rows have a support of \d+ ids, and at most 500 are") as info:
+        ours.generate(prompts, 1, torch.arange(16), Sampling(8, top_k=40, support=True))
+    assert "top_k=" in str(info.value.fix)
+    seeds = torch.arange(16)
+    failed = ours.submit(prompts, 1, seeds, Sampling(8, top_k=40, support=True))
+    other = ours.submit(prompts, 1, seeds, Sampling(8, top_k=2, support=True))
+    found = []
+    while ours.running():
+        found += ours.step()
+    wrong = [each for each in found if isinstance(each, FailedCall)]
+    assert [each.call for each in wrong] == [failed] and isinstance(wrong[0].error, DataError)
+    assert sorted(row.row for row in found if row.call == other) == list(range(16))
+    fault("")
 
 
 def test_a_row_ends_where_the_positions_end(opened):

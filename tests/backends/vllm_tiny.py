@@ -184,6 +184,15 @@ if os.environ.get("FAULT"):
         turns.copy_(kept_turns.flip(0) if fault() == "other positions" else kept_turns)
         return lacking
 
+    from flowrl.workers.tokens import row_support
+
+    class CallSupport(row_support.CallSupport):
+        def count(self, tokens, ids):
+            row_support.MOST_IDS = 500 if fault() == "little room" else 1 << 28
+            super().count(tokens, ids)
+
+    row_support.CallSupport = CallSupport
+
     def add_if_it_can(engine, name, *more):
         if fault() == "a row fails" and name.endswith(".2"):
             raise ValueError("no room")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-from ...errors import ModelError, RunError
+from ...errors import DataError, ModelError, RunError
 
 LOOK = 1.0  # seconds between two looks at whether it is alive
 START_SECONDS = 900.0  # a compiled engine takes three minutes on two cores
@@ -69,7 +69,8 @@ class Child:
     def ask(
         self, do: str, answers: int, *, meanwhile: Callable[[], None] = lambda: None, **said: Any
     ) -> Iterator[dict[str, Any]]:
-        """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there.
+        """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there, DataError
+        for rows that cannot be answered.
 
         ``meanwhile`` is done here once it was asked for.
         """
@@ -82,6 +83,8 @@ class Child:
                 got = self._receive()
                 if got["call"] != call:
                     continue  # of a call that somebody did not wait for
+                if "what" in got:
+                    raise DataError(got["what"], fix=got["fix"])
                 if "error" in got:
                     raise RunError(f"vLLM: {got['error']}") from RuntimeError(got["trace"])
                 answers -= 1

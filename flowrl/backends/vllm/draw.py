@@ -7,18 +7,30 @@ are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from ...workers.model_options import Sampling
-from ..draw import draw_from, seen_tokens, uniforms
+from ..draw import draw_from, kept_ids, seen_tokens, uniforms
 
-#: By row: of each token its log-probability under the policy, and under the distribution that was sampled from.
-LOGPROBS: dict[str, dict[int, tuple[float, float]]] = {}
+
+class Drawn(NamedTuple):
+    """A token's log-probabilities, under the policy and under what was sampled from; where asked for, what could be
+    drawn: ``Drawn(-1.5, -0.9, [4, 7])``. No ids are all.
+    """
+
+    plain: float
+    sampled: float
+    support: Sequence[int] = ()
+
+
+#: By row: what is known of each token, by its place.
+DRAWN: dict[str, dict[int, Drawn]] = {}
 #: By call: how its rows are sampled.
 SAMPLING: dict[int, Sampling] = {}
 
@@ -92,8 +104,10 @@ class Draw(LogitsProcessor):
             counters = torch.tensor([row.start + len(row.output) for row in rows])
             uniform = uniforms(torch.tensor([row.seed for row in rows]), counters).to(logits.device)
         seen = seen_tokens(([*row.prompt, *row.output] for row in rows), mine, sampling)
-        tokens, plain, sampled = draw_from(mine, uniform, sampling, seen)
-        for row, one, other in zip(rows, plain.tolist(), sampled.tolist(), strict=True):
-            LOGPROBS[row.name][len(row.output)] = (one, other)
+        kept: list[Tensor] | None = [] if sampling.support else None
+        tokens, plain, sampled = draw_from(mine, uniform, sampling, seen, kept)
+        support = [()] * len(rows) if kept is None else kept_ids(kept)
+        for row, one, other, ids in zip(rows, plain.tolist(), sampled.tolist(), support, strict=True):
+            DRAWN[row.name][len(row.output)] = Drawn(one, other, ids)
         mine.fill_(-torch.inf).scatter_(-1, tokens[:, None], 0.0)
         logits[at] = mine

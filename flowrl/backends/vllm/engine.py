@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Column
-from ...errors import ModelError, NotFinite, RunError
+from ...errors import DataError, ModelError, NotFinite, RunError
 from ...placement.backends import backend
 from ...placement.cluster.mesh import Mesh
 from ...placement.model.model_shape import ModelShape
@@ -33,6 +33,7 @@ from ..team import Ranks, Team, open_team, rank_on
 from .child import Child
 from .expert_stacks import as_transformers_has_them
 from .proof import check_probe, check_weights
+from .row_messages import from_message
 from .split_weights import SplitParameters, WholeOneByOne
 from .versions import installed
 from .weight_memory import WeightMemory, open_weights
@@ -123,7 +124,7 @@ class VLLMEngine(Mirrored):
     ) -> Sampled:
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generation.generate.generate`."""
         said = self._asked(prompts, n, seeds, sampling, starts)
-        rows = [_row(row) for row in self.child.ask("generate", len(seeds), **said)]
+        rows = [from_message(row) for row in self.child.ask("generate", len(seeds), **said)]
         found = gathered(rows, sampling)
         check_finite("log-probabilities of sampled tokens", found.rollout_logprobs.values, self.mirror.parameters)
         return found
@@ -238,8 +239,10 @@ class WholeVLLMEngine(VLLMEngine):
         call, row = said["call"], said["row"]
         if "ids" in said:
             del self._running[call, row]
-            return _row(said)
+            return from_message(said)
         self._running = {key: None for key in self._running if key[0] != call}
+        if "what" in said:
+            return FailedCall(call, DataError(said["what"], fix=said["fix"]))
         what = f"Log-probabilities of row {row} of call {call}, token {said['token']}, are not finite"
         return FailedCall(call, not_finite(what, self.mirror.parameters))
 
@@ -252,7 +255,7 @@ class WholeVLLMEngine(VLLMEngine):
         (said,) = self.child.ask("abort", 1, of=call, rows=None if rows is None else list(rows))
         for row in said["rows"]:
             del self._running[call, row["row"]]
-        return [_row(row) for row in said["rows"]]
+        return [from_message(row) for row in said["rows"]]
 
     def pause(self) -> None:
         """Make no tokens until :meth:`resume`, so that weights may be written."""
@@ -305,16 +308,3 @@ def _share(mirror: Any, memory: WeightMemory) -> None:
     for name, weight in weights.items():
         views[name].copy_(weight.data)
         weight.data = views[name]
-
-
-def _row(said: Mapping[str, Any]) -> SampledRow:
-    """A row as it came from vLLM's process."""
-    return SampledRow(
-        said["call"],
-        said["row"],
-        tuple(said["ids"]),
-        tuple(said["rollout_logprobs"]),
-        tuple(said["sampling_logprobs"]),
-        tuple((version, tokens) for version, tokens in said["versions"]),
-        said["reason"],
-    )

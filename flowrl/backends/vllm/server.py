@@ -17,13 +17,15 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict
 from math import isfinite
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ...errors import DataError
 from ...workers.model_options import Sampling
+from ...workers.tokens.row_support import CallSupport
 from ..continuous import RunningRow
+from .row_messages import as_message
 from .versions import adapter
 from .weight_memory import open_weights
 
@@ -116,7 +118,7 @@ class Server:
         names = [of_call[row] for row in dict.fromkeys(wanted) if row in of_call]
         gone = self._withdraw(names)
         self._close(asked["of"])
-        self.send(call=asked["call"], rows=[asdict(row.ended("aborted")) for row in gone])
+        self.send(call=asked["call"], rows=[as_message(row.ended("aborted")) for row in gone])
 
     def again(self, asked: dict[str, Any]) -> None:
         """Have all rows begin again from the tokens that they have, and nothing be found in the cache."""
@@ -136,33 +138,34 @@ class Server:
         said, call, n = asked["sampling"], asked["call"], asked["n"]
         sampling = SAMPLING[call] = Sampling(**{**said, "stop": tuple(said["stop"])})
         stops, prompts = frozenset(asked["stops"]), [tuple(prompt) for prompt in asked["prompts"]]
+        recorded = CallSupport(len(asked["seeds"])) if sampling.support else None
         for row, (seed, start, limit) in enumerate(zip(asked["seeds"], asked["starts"], asked["limits"], strict=True)):
             try:
-                self._begin(RunningRow(call, row, prompts[row // n], seed, start, limit, sampling, stops))
+                self._begin(RunningRow(call, row, prompts[row // n], seed, start, limit, sampling, stops, recorded))
             except Exception as error:
                 raise ValueError(f"row {row}: {error}") from error
 
     def _begin(self, row: RunningRow) -> None:
         """Have vLLM go on with a row, from the tokens that it has."""
-        from .draw import LOGPROBS
+        from .draw import DRAWN
 
         self.begun += 1
         self.asked += len(row.tokens)
         name, done = f"{row.call}.{self.begun}.{row.row}", len(row.ids)
-        LOGPROBS[name], self.rows[name] = {}, row
+        DRAWN[name], self.rows[name] = {}, row
         self.uncounted.add(name)
         drawn = {"row": name, "call": row.call, "seed": row.seed, "start": row.start + done}
         self.vllm.add_row(self.engine, name, list(row.tokens), row.limit - done, sorted(row.stops), drawn)
 
     def _withdraw(self, names: Iterable[str]) -> list[RunningRow]:
         """Take rows out of vLLM; return them with the tokens that they have."""
-        from .draw import LOGPROBS
+        from .draw import DRAWN
 
         names = list(names)
         with contextlib.suppress(Exception):  # of a row that was never begun
             self.engine.abort_request(names)
         for name in names:
-            del LOGPROBS[name]
+            del DRAWN[name]
         self.uncounted.difference_update(names)
         return [self.rows.pop(name) for name in names]
 
@@ -173,23 +176,30 @@ class Server:
 
     def _take(self, output: Any) -> None:
         """Take the tokens that a row has got, and tell of it where it has ended."""
-        from .draw import LOGPROBS
+        from .draw import DRAWN
 
         name, made = output.request_id, output.outputs[0]
-        row, drawn = self.rows[name], LOGPROBS[name]
+        row, drawn = self.rows[name], DRAWN[name]
         if name in self.uncounted:
             self.uncounted.remove(name)
             self.found += self.vllm.found_tokens(output)
         for token in made.token_ids:
-            plain, sampled = drawn.pop(min(drawn))
+            plain, sampled, support = drawn.pop(min(drawn))
             row.add(token, plain, sampled, self.version)
             if row.call not in self.left and not isfinite(plain):
                 self.ended.append({"call": row.call, "row": row.row, "token": len(row.ids) - 1})
                 self.forget(row.call)
                 return
+            try:
+                row.record(support)
+            except DataError as error:
+                failed = {"call": row.call, "row": row.row, "what": error.what, "fix": error.fix}
+                self.ended.append(failed) if row.call not in self.left else self.send(**failed)
+                self.forget(row.call)
+                return
         if output.finished:
-            del self.rows[name], LOGPROBS[name]
-            self._tell(row, asdict(row.ended("stop" if made.finish_reason == "stop" else "length")))
+            del self.rows[name], DRAWN[name]
+            self._tell(row, as_message(row.ended("stop" if made.finish_reason == "stop" else "length")))
 
     def _tell(self, row: RunningRow, said: dict[str, Any]) -> None:
         if row.call not in self.left:

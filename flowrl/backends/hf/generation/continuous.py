@@ -165,12 +165,16 @@ class NetBatch(ContinuousBatch):
         assert head is not None, "the weights were looked at"
 
         def drawn(
-            places: Tensor, uniform: Tensor | None, sampling: Sampling, seen: Tensor | None
+            places: Tensor,
+            uniform: Tensor | None,
+            sampling: Sampling,
+            seen: Tensor | None,
+            kept: list[Tensor] | None,
         ) -> tuple[Tensor, Tensor, Tensor]:
             at = places.to(hidden.device)
             uniform, seen = (None if given is None else given.to(hidden.device) for given in (uniform, seen))
             with torch.no_grad():
-                return draw(hidden[at], head, uniform, sampling, seen)
+                return draw(hidden[at], head, uniform, sampling, seen, kept)
 
         return going, drawn
 

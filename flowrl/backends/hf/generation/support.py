@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ....batch import Batch, Column
 from ....errors import DataError
+from ....workers.tokens import row_support
+from ....workers.tokens.row_support import too_many
 from ..ragged import ragged_index, starts_of
-
-#: How many token ids one call records at most: 1 GiB of them.
-MOST_IDS = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,8 @@ class Recorder:
         self.sizes[rows, t], self.starts[rows, t] = sizes, self.total + starts_of(sizes)
         self.ids.append(ids)
         self.total += len(ids)
-        if self.total > MOST_IDS:
-            raise DataError(
-                f"support=True: the first {t + 1} tokens of {len(self.sizes)} rows have a support of {self.total} ids, "
-                f"and at most {MOST_IDS} are kept.",
-                fix="Give top_k= as well, such as top_k=100, which bounds how many a token has; or sample fewer rows.",
-            )
+        if self.total > row_support.MOST_IDS:
+            raise too_many(len(self.sizes), t + 1, self.total)
 
     def packed(self, ended: Tensor) -> tuple[Tensor, Tensor]:
         """The ids of the first ``ended`` places of each row, and how many each place has."""
