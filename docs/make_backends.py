@@ -47,6 +47,7 @@ TRAITS: dict[str, Callable[[Backend], Any]] = {
     "takes new weights by": lambda row: _words(row.publishes),
     "log-probabilities of what it samples": lambda row: _words(row.logprobs),
     "rows can be had without those beside them, bit for bit": lambda row: row.batch_invariant,
+    "leaves the memory of its devices between its turns": lambda row: row.sleeps,
     "gradients": lambda row: row.gradients or False,
     "`offload: true`": lambda row: row.offload,
     "options beside it": lambda row: _words(tuple(option.name for option in row.options)),

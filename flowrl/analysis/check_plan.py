@@ -8,7 +8,8 @@ from ..errors import At, CheckError, FlowError, ModelError, PlanError
 from ..graph.check_program import stale
 from ..graph.may_see_older_weights import samples, trained_on
 from ..graph.tracing.trace_records import Lint, each_once
-from ..placement.backends import BACKENDS, backend
+from ..placement.backends import BACKENDS, backend, names_of
+from ..placement.cost.pool_memory import PoolMemory
 from ..placement.cost.worker_memory import RESERVE_BYTES
 from ..placement.model.weight_layout import check_layout
 from ..placement.plan.plan import Place
@@ -51,7 +52,7 @@ def refuse(study: Study, *, planned: bool) -> None:
     """Raise what keeps a program from running: what its runtime cannot do, and errors of a plan that it was given."""
     if refused := study.unsupported():
         raise refused[0] if len(refused) == 1 else CheckError(refused)
-    if planned and (errors := plan_findings(study)[0]):
+    if planned and (errors := each_once([*plan_findings(study)[0], *(error for _, error in _stuck(study))])):
         raise CheckError(errors)
 
 
@@ -131,6 +132,32 @@ def _memory(study: Study) -> Iterator[FlowError | Lint]:
             yield Lint("turns", what, at or file_of(study))
 
 
+def _stuck(study: Study) -> Iterator[tuple[PoolMemory, PlanError]]:
+    """Yield an error for each engine that would have to leave the memory of its pool between turns, and never does."""
+    for pool, memory in study.pool_memory.items() if study.runtime == "ray" else ():
+        turns = study.turns(pool)
+        for resident, size in () if memory.fits(turns) else memory.swaps(turns).items():
+            worker, _, use = resident.partition(".")
+            place = study.plan.place_of(worker, use)
+            if not backend(place.backend).sleeps:
+                listed = " or ".join(name for name in names_of(use) if backend(name).sleeps)
+                word = "engine" if use == "generate" else "backend"
+                error = PlanError(
+                    f"{study.plan.title_of(worker, use)}: {place.backend} does not leave its memory between turns, and "
+                    f"pool '{pool}' has no room for its {size / 1e9:.1f} GB beside the others.",
+                    at=place.at or study.plan.pools[pool].at,
+                    fix=f"Place it in a pool of its own, or write {word}: {listed}.",
+                )
+                yield memory, error
+
+
+def _never_away(study: Study) -> Iterator[FlowError | Lint]:
+    """Yield them as errors; on GPUs as remarks: a run refuses the plan, other commands know it."""
+    for memory, error in _stuck(study):
+        remark = Lint("unrun", f"{error.what} flowrl run refuses it.", error.at or file_of(study))
+        yield error if memory.device == "cpu" else remark
+
+
 def _whose(study: Study, culprit: str) -> At | None:
     """The line of the place of a resident such as ``actor.train optimizer``."""
     worker, _, use = culprit.partition(" ")[0].rpartition(".")
@@ -191,4 +218,4 @@ def _support(study: Study) -> Iterator[FlowError]:
 
 #: Checks that need the sizes of all models.
 _SIZED: tuple[Callable[[Study], Iterable[FlowError | Lint]], ...]
-_SIZED = (_models, Study.unsupported, _backends, too_long, _memory, slow_network)
+_SIZED = (_models, Study.unsupported, _backends, too_long, _memory, _never_away, slow_network)

@@ -97,7 +97,8 @@ class Backend:
     none: it never does. ``orders``: those in which it hands over prompt groups. A row with a module names of both what
     runs do, too. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's), ``processed`` (of what was
     sampled from) and the ``support`` of the latter. ``batch_invariant``: the numbers of a row can be had without those
-    beside it, bit for bit. ``gradients``: the dtype in which those of bf16 training are added up.
+    beside it, bit for bit. ``sleeps``: it leaves the memory of its devices between its turns. ``gradients``: the dtype
+    in which those of bf16 training are added up.
 
     ``layout``: how its weights lie on a mesh.
 
@@ -124,6 +125,7 @@ class Backend:
     orders: tuple[str, ...] = ("fifo",)
     logprobs: tuple[str, ...] = ()
     batch_invariant: bool = False
+    sleeps: bool = True
     gradients: str = ""
     layout: LayoutRules = LayoutRules()
     offload: bool = False
@@ -239,6 +241,7 @@ _ROWS = (
         orders=ORDERS,
         logprobs=("raw", "processed", "support"),
         batch_invariant=True,
+        sleeps=False,
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(
             Option("kv_cache", 1.0, "GiB for keys and values", least=0.0625),
@@ -264,6 +267,7 @@ _ROWS = (
         axes=("pp", "dp", "ep", "tp"),
         publishes=("drain",),
         logprobs=("raw", "processed"),
+        sleeps=False,
         layout=LayoutRules(64, longer="last", fused=_fused("experts")),
         options=(
             Option("python", "", "the Python that has SGLang; that of the rank unless it is said"),

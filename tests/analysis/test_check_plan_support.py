@@ -12,6 +12,7 @@ from flowrl.analysis.row_lengths import Tokens
 from flowrl.analysis.search_problem import find_plan
 from flowrl.cli.arguments.script import load_script
 from flowrl.errors import FlowError, PlanError
+from flowrl.placement.backends import BACKENDS
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
@@ -84,6 +85,52 @@ def test_what_run_refuses_is_what_check_remarks():
     _, hand = study(generate=Place("gpu", Mesh.of("pp=2,dp=4"), "vllm"))
     with pytest.raises(PlanError, match="vllm has pp=2 in no run yet"):
         hand.plan.check_workers(["actor", "ref", "reward"], ["fsdp2", "vllm", "hf"])
+
+
+STAYS = "vllm does not leave its memory between turns, and pool 'gpu' has no room for its 0.6 GB beside the others."
+
+
+def on_24(engine: Place):
+    return study("cpu:1x24", model="qwen3-0.6b", train=Place("gpu", Mesh.of("fsdp=24"), "fsdp2"), generate=engine)[1]
+
+
+def test_an_engine_that_would_have_to_leave_memory_and_does_not_is_an_error_of_check_and_run():
+    tight = on_24(Place("gpu", Mesh.of("dp=6,tp=4"), "vllm"))
+    assert "actor.generate" in tight.memory["gpu"].sizes, "it would take turns"
+    assert said(tight)[0] == [f"actor.generate: {STAYS}"]
+    with pytest.raises(FlowError) as info:
+        refuse(tight, planned=True)
+    assert f"actor.generate: {STAYS}" in str(info.value)
+    assert "Place it in a pool of its own, or write engine: hf." in str(info.value)
+    here = said(replace(tight, runtime="local"))[0]
+    assert not any(STAYS in what for what in here), "in one process nobody leaves"
+
+
+def test_engines_that_leave_memory_or_have_room_are_not_refused():
+    roomy = study("cpu:1x48", model="qwen3-0.6b", train=Place("gpu", Mesh.of("fsdp=48"), "fsdp2"),
+                  generate=Place("gpu", Mesh.of("dp=12,tp=4"), "vllm"))[1]  # fmt: skip
+    assert said(roomy)[0] == [] and not roomy.memory
+    tight = on_24(Place("gpu", Mesh.of("dp=24"), "hf"))
+    assert not any("does not leave its memory" in what for what in said(tight)[0])
+
+
+def test_on_gpus_it_is_a_remark_of_check_and_an_error_of_run():
+    wide = study("h100-80:2x8", model="qwen3-32b", train=Place("gpu", Mesh.of("fsdp=16"), "fsdp2"),
+                 generate=Place("gpu", Mesh.of("dp=8,tp=2"), "vllm"))[1]  # fmt: skip
+    errors, lints = said(wide)
+    assert "actor.generate" in wide.memory["gpu"].sizes and errors == []
+    assert lints["unrun"].startswith("actor.generate: vllm does not leave its memory between turns")
+    assert lints["unrun"].endswith("flowrl run refuses it.")
+    with pytest.raises(FlowError, match="vllm does not leave its memory between turns"):
+        refuse(wide, planned=True)
+
+
+def test_the_table_says_which_engines_sleep():
+    from importlib import import_module
+
+    for row in BACKENDS.values():
+        engines = [e for n, e in vars(import_module(row.module)).items() if n.endswith("Engine")]
+        assert engines and {hasattr(engine, "sleep") for engine in engines} == {row.sleeps}, row.name
 
 
 def test_two_axes_that_a_backend_orders_differently_are_an_error():
