@@ -46,7 +46,6 @@ TRAITS: dict[str, Callable[[Backend], Any]] = {
     "a model over several ranks": lambda row: row.collective,
     "takes new weights by": lambda row: _words(row.publishes),
     "log-probabilities of what it samples": lambda row: _words(row.logprobs),
-    "rows can be had without those beside them, bit for bit": lambda row: row.batch_invariant,
     "leaves the memory of its devices between its turns": lambda row: row.sleeps,
     "gradients": lambda row: row.gradients or False,
     "`offload: true`": lambda row: row.offload,

@@ -96,9 +96,8 @@ class Backend:
     whole model, and only one device trains. ``publishes``: the modes in which it takes new weights while it generates;
     none: it never does. ``orders``: those in which it hands over prompt groups. A row with a module names of both what
     runs do, too. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's), ``processed`` (of what was
-    sampled from) and the ``support`` of the latter. ``batch_invariant``: the numbers of a row can be had without those
-    beside it, bit for bit. ``sleeps``: it leaves the memory of its devices between its turns. ``gradients``: the dtype
-    in which those of bf16 training are added up.
+    sampled from) and the ``support`` of the latter. ``sleeps``: it leaves the memory of its devices between its turns.
+    ``gradients``: the dtype in which those of bf16 training are added up.
 
     ``layout``: how its weights lie on a mesh.
 
@@ -124,7 +123,6 @@ class Backend:
     publishes: tuple[str, ...] = ()
     orders: tuple[str, ...] = ("fifo",)
     logprobs: tuple[str, ...] = ()
-    batch_invariant: bool = False
     sleeps: bool = True
     gradients: str = ""
     layout: LayoutRules = LayoutRules()
@@ -240,7 +238,6 @@ _ROWS = (
         publishes=("drain", "interrupt"),
         orders=ORDERS,
         logprobs=("raw", "processed", "support"),
-        batch_invariant=True,
         sleeps=False,
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(

@@ -21,7 +21,6 @@ ROW = Backend(
     module=__name__,
     generates=True,
     logprobs=("raw", "processed"),
-    batch_invariant=True,
 )
 
 

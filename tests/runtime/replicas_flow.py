@@ -28,7 +28,6 @@ ROW = Backend(
     module=__name__,
     generates=True,
     logprobs=("raw", "processed"),
-    batch_invariant=True,
 )
 ENGINES: list[Replica] = []
 FAULTS: dict[int, Callable[[Sampled], Sampled]] = {}

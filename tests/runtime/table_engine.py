@@ -27,7 +27,6 @@ ROW = Backend(
     publishes=PUBLISH,
     orders=ORDERS,
     logprobs=("raw", "processed"),
-    batch_invariant=True,
 )
 
 
