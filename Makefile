@@ -9,6 +9,7 @@
 #   PROCESSES=8            how many files of tests run at once, each with the processes that it starts; the default is 2
 #   RERUNS=1               how often a test that fails is run again; such a test is named at the end, and is to be mended
 #   PYTHONS='python3.12 python3.13'  with which interpreters `make wheels` tries the wheel
+#   ENGINES=               `make nightly` without the tests of vLLM and SGLang, each of which has an environment of its own
 #   LEARN='--only grpo --seeds 3'  which of the runs of `make learn`, and with how many seeds
 
 PYTHON ?= python3
@@ -18,6 +19,7 @@ RERUNS ?= 0
 BENCH ?= benchmarks/grpo_step.py
 PYTHONS ?= python3.11 python3.12 python3.13
 DEMO_OUT ?= runs/demo
+ENGINES ?= vllm-nightly sglang-test
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -35,7 +37,7 @@ SGLANG_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]sglang' tests)
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly adapters-test wheels check docs bench learn clean
+.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly sglang sglang-test adapters-test wheels check docs bench learn clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile
@@ -48,7 +50,7 @@ demo: $(VENV)/.dev  ## warm up a small model and train it with GRPO on additions
 test: $(VENV)/.dev  ## run the tests
 	$(PY) -m pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --reruns $(RERUNS) -rR
 
-nightly: $(VENV)/.dev  ## what takes too long for every change: all layouts on ranks, and 300 faults
+nightly: $(VENV)/.dev $(ENGINES)  ## what takes too long for every change: all of vLLM and SGLang, all layouts on ranks, and 300 faults
 	$(PY) -m pytest -q -m nightly
 	$(PY) benchmarks/kills.py --faults 300
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def misplaced(folder: str, name: str) -> str | None:
     if name in names or any(name.startswith(f"{first}_") for first in names):
         return None
     return f"{Path('flowrl', folder)} has no module or folder that test_{name} begins with"
+
+
+def test_the_page_for_contributors_has_the_folders_in_the_order_of_their_imports():
+    """The line of CONTRIBUTING.md: some layers that import-linter checks, in its order, with every folder among them."""
+    layers = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0][
+        "layers"
+    ]
+    (line,) = re.findall(r"^(.* > errors)$", (TESTS.parent / "CONTRIBUTING.md").read_text(), re.M)
+    said = line.split(" > ")
+    order = [next((at for at, layer in enumerate(layers) if set(one.split(" | ")) <= set(layer.split(" | "))), -1)
+             for one in said]  # fmt: skip
+    assert -1 not in order and order == sorted(order)
+    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert folders and folders <= {name for one in said for name in one.split(" | ")}
 
 
 def test_a_test_file_lies_and_is_named_as_its_module():
