@@ -448,7 +448,8 @@ def page(text: str) -> str:
     """The page with fresh tables."""
     for name, table in tables().items():
         block = re.compile(rf"(<!-- {name}: written by docs/make_published.py -->\n).*?(<!-- end -->)", re.S)
-        text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
+        text, count = block.subn(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
+        assert count == 1, f"the page has {count} places for the table {name}"
     return text
 
 
