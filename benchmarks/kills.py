@@ -1,7 +1,8 @@
 """Processes of a run killed and stopped, again and again: nothing is lost or done twice, the weights are the same.
 
     python benchmarks/kills.py [--faults 300] [--kinds publish,driver] [--limit 20] [--backend fsdp2] [--seed 0]
-    python benchmarks/kills.py --total 1000 --faults 8 --staleness 0,1,4 --publish drain,interrupt --record kills.jsonl
+    python benchmarks/kills.py --total 1000 --faults 8 --staleness 0,1,4 --publish drain,interrupt --order fifo,window \
+                               --program plain,refill,evaluate --record kills.jsonl
     python benchmarks/kills.py --total 100 --faults 8 --staleness 0,1,4 --publish drain,interrupt --engine vllm \
                                --limit 120 --deadline 120 --record kills_vllm.jsonl
 
@@ -9,16 +10,21 @@ The run of ``kills_driver.py`` is made undisturbed, then under faults, one after
 again. Each recovery is timed, from the signal to the next step that is recorded, and held against a limit. In the end
 every line of metrics, every reward and every weight has to be what it was, every reward asked for exactly once, every
 fault that was asked for has to have happened, and nothing may be left: no process, file of shared memory, growing
-number of descriptors or threads. The ledger of rows has to close at each commit, and to end as that of the undisturbed
-run. Where steps overlap by more than one (``--staleness`` above 1), and where a publish interrupts, the weights that a
-row sees depend on when things happen: there weights, metrics and rewards are not compared, nor with ``--engine vllm``,
-whose sums depend on the rows beside a row. Exit status 1 where something is not so; the run folder is then kept.
+number of descriptors or threads. What ``account.py`` checks holds of every run: the ledger of rows closes at each
+commit, no row is lost, trained on twice, older than its plan allows or rewarded by nobody, and nothing is asked twice
+but rows that had to be sampled again.
 
-With ``--total`` there are many short runs, each of some ``--faults``, one setting of ``--staleness`` and ``--publish``
-after the other. Each is a line of ``--record``, and what such a file has already is counted: it goes on where it was
-left. With ``--restart 0`` no lost replica is waited for: the run goes on with the others of its pool, a further kind,
-``gone``, keeps it away for some steps, and numbers are compared up to rounding. With ``--runtime local`` all is in one
-process, the driver, which is killed and stopped.
+Where steps overlap by more than one (``--staleness`` above 1), where a publish interrupts, and with ``--order window``,
+the weights that a row sees depend on when things happen: there weights, metrics and rewards are not compared, nor with
+``--engine vllm``, whose sums depend on the rows beside a row; such a run is not made undisturbed. ``--program refill``
+drops groups that are alike and draws others, ``evaluate`` samples held-out prompts in each step. Exit status 1 where
+something is not so; the run folder is then kept.
+
+With ``--total`` there are many short runs, each of some ``--faults``, one setting of ``--staleness``, ``--publish``,
+``--order`` and ``--program`` after the other, as far as a plan may have it. Each is a line of ``--record``, and what
+such a file has already is counted: it goes on where it was left. With ``--restart 0`` no lost replica is waited for:
+the run goes on with the others of its pool, a further kind, ``gone``, keeps it away for some steps, and numbers are
+compared up to rounding. With ``--runtime local`` all is in one process, the driver, which is killed and stopped.
 """
 
 from __future__ import annotations
@@ -36,12 +42,14 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import faults
+from account import ON_ITS_WAY, Setting, account, answers, ledger
 from disturbed import (
     FAULTS,
     GONE,
@@ -61,7 +69,8 @@ from faults import Fault
 from kills_driver import EVERY, MESHES
 from leftovers import Held, left_behind, shared_memory
 
-ON_ITS_WAY = 1  # answers of a process that may not be in the journal yet: it gives one in twice the time that takes
+#: Which order a program may have besides fifo: groups of several generates of a step are not exchanged.
+ORDER = {"plain": "window", "refill": "fifo", "evaluate": "fifo"}
 Planned = list[tuple[str, list[Fault]]]
 
 
@@ -97,12 +106,6 @@ def alike(calm: list[dict[str, float]], found: list[dict[str, float]], *, elasti
     )
 
 
-def answers(out: Path) -> list[tuple[int, str]]:
-    """Each reward that was given, by the world's own account: the process, and the row in words."""
-    lines = (faults.beside(out) / "answers.jsonl").read_text().splitlines()
-    return [(pid, f"{prompt}{response}") for pid, prompt, response in map(json.loads, lines)]
-
-
 def on_their_way(given: list[tuple[int, str]]) -> Counter[str]:
     """The last answer of each process: one that it was killed with before the journal had it is asked for again."""
     last: dict[int, list[str]] = {}
@@ -115,42 +118,21 @@ def digest(out: Path) -> str | None:
     return json.loads((out / "run.json").read_text()).get("weights_digest")
 
 
-def ledger(out: Path) -> tuple[str, dict[str, Any]]:
-    """What is wrong with the ledger of rows of a run, and how it ended."""
-    lines = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
-    end = json.loads((out / "run.json").read_text())["ledger"]["kills"]
-    end.pop("lengths", None)  # of the groups since the process began
-    for line in [*lines, end]:
-        for unit in ("rows", "prompts"):
-            n = line[unit]
-            if n["admitted"] != n["trained"] + sum(n["dropped"].values()) + n["live"]:
-                return f"step {line.get('step', 'the last')}: {unit} {n}", end
-    steps = [line["step"] for line in lines]
-    twice = "" if steps == sorted(set(steps)) else f"steps {steps}"
-    return twice or ("" if not end["rows"]["live"] else f"{end['rows']['live']} rows are live at the end"), end
+def compared(calm: Path, out: Path, *, elastic: bool = False) -> dict[str, str]:
+    """What is not as it is without faults, each with what was seen.
 
-
-def compared(calm: Path, out: Path, *, settled: bool = True, elastic: bool = False) -> dict[str, str]:
-    """What is not as it is without faults, each with what was seen; ``settled``: whether rows have to be the same.
-
-    ``elastic``: other replicas may have computed them, which rounds sums otherwise.
+    ``elastic``: other replicas may have computed it, which rounds sums otherwise.
     """
-    wrong, end = ledger(out)
-    counts = ledger(calm)[1]
-    totals = {
-        "the ledger does not close": wrong,
-        "rows lost or twice": "" if end == counts else f"{end} and {counts}",
-    }
-    if not settled:
-        return totals
     wanted, found = answers(calm), answers(out)
+    counts, end = ledger(calm)[1], ledger(out)[1]
     calls = Counter(row for _, row in wanted), Counter(row for _, row in found)
     more, fewer = calls[1] - calls[0], calls[0] - calls[1]
     twice = more - on_their_way(found)
     if again := (more - twice).total():
         print(f"{again} of {len(wanted)} rewards were on their way when their process was killed, and asked for again")
     same = digest(calm) == digest(out) is not None or elastic
-    return totals | {
+    return {
+        "counts of rows differ": "" if end == counts else f"{end} and {counts}",
         "weights differ": "" if same else f"{digest(calm)} and {digest(out)}",
         "metrics differ": "" if alike(metrics(calm), metrics(out), elastic=elastic) else "see metrics.jsonl of both",
         "rewards asked for twice": f"{twice.total()} of {len(wanted)}" if twice else "",
@@ -198,9 +180,12 @@ def disturb(
 
 
 def one_run(
-    asked: argparse.Namespace, staleness: int, publish: str, *, seed: int, ends: float
+    asked: argparse.Namespace, setting: Setting, *, seed: int, ends: float
 ) -> tuple[list[Done], dict[str, str]]:
-    """A disturbed run and an undisturbed one under one setting. Returns the faults, and what was wrong by its name."""
+    """A disturbed run under one setting, and an undisturbed one where the rows are to be the same.
+
+    Returns the faults, and what was wrong by its name.
+    """
     folder, mark = Path(tempfile.mkdtemp(prefix="kills-")), uuid.uuid4().hex
     there, done, findings = shared_memory(), list[Done](), dict[str, str]()
     local = asked.runtime == "local"
@@ -210,17 +195,20 @@ def one_run(
     coming = planned(asked, random.Random(seed))
     steps = (10 if elastic else 2) * len(coming) + len(coming) // 2 + 2 * EVERY  # others come while steps are made
     more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", asked.runtime]
-    more += ["--staleness", str(staleness), "--publish", publish, "--copies", str(asked.copies)]
+    more += ["--staleness", str(setting.staleness), "--publish", setting.publish, "--copies", str(asked.copies)]
     more += ["--engine", asked.engine, "--restart", str(asked.restart)]
-    settled = staleness < 2 and publish == "drain" and asked.engine == "hf"
-    for name in ("killed", "calm"):
+    more += ["--order", setting.order, "--program", setting.program]
+    settled = setting.is_settled and asked.engine == "hf"
+    for name in ("killed", "calm") if settled else ("killed",):
         run = Disturbed(folder / name, steps=steps, deadline=asked.deadline, mark=mark, more=more)
         try:
             if name == "killed":
                 done, findings = disturb(run, coming, asked, ends)
+                if not findings["it stood still"]:
+                    findings |= account(folder / "killed", setting, steps)
             else:
                 run.process.wait(max(1.0, ends - time.monotonic()))
-                findings |= compared(folder / "calm", folder / "killed", settled=settled, elastic=elastic)
+                findings |= compared(folder / "calm", folder / "killed", elastic=elastic)
         except subprocess.TimeoutExpired:
             findings["it took too long"] = f"more than {asked.seconds:.0f} s"
         finally:
@@ -235,19 +223,27 @@ def one_run(
     return done, findings
 
 
+def settings_of(asked: argparse.Namespace) -> list[Setting]:
+    """All settings that were asked for and that a plan may have, those of one program together."""
+    every = [Setting(*each) for each in product(asked.staleness, asked.publish, asked.order, asked.program)]
+    every.sort(key=lambda setting: asked.program.index(setting.program))
+    return [
+        s for s in every if (s.staleness or s == Setting(program=s.program)) and s.order in ("fifo", ORDER[s.program])
+    ]
+
+
 def many_runs(asked: argparse.Namespace, ends: float) -> int:
     """Short runs, one setting after the other, until so many faults are on record. Returns how many were wrong."""
-    settings = [(s, how) for s in asked.staleness for how in asked.publish if s or how == "drain"]
+    settings = settings_of(asked)
     record: Path = asked.record
     lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     while sum(line["faults"] for line in lines) < asked.total and time.monotonic() < ends:
-        staleness, publish = settings[len(lines) % len(settings)]
+        setting = settings[len(lines) % len(settings)]
         seed, began = asked.seed + len(lines), time.monotonic()
-        done, findings = one_run(asked, staleness, publish, seed=seed, ends=min(ends, began + asked.seconds))
+        done, findings = one_run(asked, setting, seed=seed, ends=min(ends, began + asked.seconds))
         lines.append(
             {
-                "staleness": staleness,
-                "publish": publish,
+                **asdict(setting),
                 "engine": asked.engine,
                 "restart": asked.restart,
                 "seed": seed,
@@ -262,12 +258,22 @@ def many_runs(asked: argparse.Namespace, ends: float) -> int:
             file.write(json.dumps(lines[-1]) + "\n")
         if not done:  # what cannot begin would be tried for ever
             break
-    print(f"{'staleness':>9} {'publish':10} {'runs':>5} {'faults':>7} {'wrong':>6}")
-    for setting in settings:
-        mine = [line for line in lines if (line["staleness"], line["publish"]) == setting]
-        wrong = sum(bool(line["wrong"]) for line in mine)
-        print(f"{setting[0]:9} {setting[1]:10} {len(mine):5} {sum(line['faults'] for line in mine):7} {wrong:6}")
+    summary(settings, lines)
     return sum(bool(line["wrong"]) for line in lines)
+
+
+def summary(settings: list[Setting], lines: list[dict[str, Any]]) -> None:
+    """Runs by their setting: faults, late ones, and runs in which something was wrong, as a table of the docs."""
+    print("| setting | runs | faults | late | lost | twice | else wrong |\n|---|---|---|---|---|---|---|")
+    for setting in settings:
+        mine = [line for line in lines if asdict(setting).items() <= line.items()]
+        wrong = [set(line["wrong"]) - {"kept"} for line in mine]
+        late = sum(line["wrong"]["late"].count("; ") + 1 for line in mine if "late" in line["wrong"])
+        words = ("lost", "twice")
+        lost, twice = (sum(any(word in what for what in found) for found in wrong) for word in words)
+        other = sum(any(what != "late" and not any(w in what for w in words) for what in found) for found in wrong)
+        count = sum(line["faults"] for line in mine)
+        print(f"| {setting.name} | {len(mine)} | {count} | {late} | {lost} | {twice} | {other} |")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -282,6 +288,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--staleness", type=lambda text: [int(s) for s in text.split(",")], default=[0])
     parser.add_argument("--publish", type=lambda text: text.split(","), default=["drain"])
+    parser.add_argument("--order", type=lambda text: text.split(","), default=["fifo"], help="fifo, window")
+    parser.add_argument("--program", type=lambda text: text.split(","), default=["plain"], help=", ".join(ORDER))
     parser.add_argument("--engine", choices=("hf", "vllm"), default="hf", help="what samples")
     parser.add_argument("--copies", type=int, choices=(1, 2), default=1, help="of sampled rows, as the plan says")
     parser.add_argument(
@@ -299,10 +307,14 @@ def main(words: list[str] | None = None) -> int:
         parser.error(
             f"--kinds {unknown[0]}: there are {', '.join(known)}{', and gone with --restart 0' * (GONE not in known)}"
         )
+    if unknown := [p for p in asked.program if p not in ORDER]:
+        parser.error(f"--program {unknown[0]}: there are {', '.join(ORDER)}")
+    if not settings_of(asked):
+        parser.error("--publish interrupt and --order window need --staleness 1 or more, and window --program plain")
     if asked.total:
         return int(bool(many_runs(asked, time.monotonic() + 3600 * asked.hours)))
     ends = time.monotonic() + asked.seconds
-    done, findings = one_run(asked, asked.staleness[0], asked.publish[0], seed=asked.seed, ends=ends)
+    done, findings = one_run(asked, settings_of(asked)[0], seed=asked.seed, ends=ends)
     table(done)
     kept = findings.pop("kept", "")
     for what, seen in findings.items():

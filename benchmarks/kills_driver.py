@@ -2,6 +2,7 @@
 
     python benchmarks/kills_driver.py OUT [--steps 40] [--deadline 15] [--backend fsdp2] [--gloo] [--resume]
                                       [--staleness 0] [--copies 1] [--publish drain] [--runtime ray] [--engine hf]
+                                      [--order fifo] [--program plain]
 
 Two ranks train, two generate and are the reference, two give rewards, each row apart. With ``--runtime local`` one
 process does it all, with a pool for each of the three. Every reward that is given is also a line in
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -38,6 +40,7 @@ SMALL = {
     "num_attention_heads": 2,
 }
 EVERY = 3  # steps from one checkpoint to the next
+PROMPTS, GROUP = 4, 3  # of a step, and rows of each
 LATENCY = 2 * MOMENT  # seconds that a reward takes, as of a service
 TRAIN, ROLLOUT, REWARDS = (0, 1), (2, 3), (4, 5)
 GLOO = "--gloo" in sys.argv  # weights go as from host to host
@@ -66,24 +69,51 @@ def odd(prompt: str, response: str) -> float:
     here.come_to("answer", "before")  # it was asked, and has not answered
     time.sleep(LATENCY)
     faults.append(here.out or OUT, "answers.jsonl", [os.getpid(), prompt, response])
+    return odds(response)
+
+
+def odds(response: str) -> float:
+    """What a response is worth."""
     return sum(c in "13579" for c in response) - 0.1 * len(response)
+
+
+def text_of(tokens: str) -> str:
+    """A response as its reward sees it, of a text with all its tokens."""
+    return re.sub("<pad>|;", "", tokens)
 
 
 flow = fl.Flow("kills")
 actor = flow.worker(Armed, fl.Model(config=SMALL, tokenizer=arithmetic.build_tokenizer), lr=3e-3, max_tokens=5)
 ref = flow.worker(fl.Reference, of=actor)
 reward = flow.worker(Judge, odd, concurrency=1)
+HELD_OUT = arithmetic.heldout(2, repeat=True)
 
 
 @flow.program
-def kills(steps: int = 40):
-    for step, batch in flow.steps(arithmetic.prompts(4), steps):
-        batch = actor.generate(batch, n=3)
-        batch = reward.score(batch)
+def kills(steps: int = 40, refill: bool = False, evaluate: bool = False):
+    for step, batch in flow.steps(arithmetic.prompts(PROMPTS), steps):
+        if evaluate:  # before the rows that are trained on: the last ones of a step are written down
+            held = reward.score(actor.generate(flow.take(HELD_OUT), greedy=True))
+            at = held.versions.row_mean()
+            flow.log(step, at=at.min(), most=at.max(), held=held.rewards.mean())
+        batch = reward.score(actor.generate(batch, n=GROUP))
+        if refill:
+            batch = differing(batch)
+            for _ in range(2):
+                if batch.count() >= PROMPTS * GROUP:
+                    break
+                more = reward.score(actor.generate(flow.more(PROMPTS), n=GROUP))
+                batch = batch.concat(differing(more))
+            batch = rl.first_groups(batch, PROMPTS)
         batch = ref.logprobs(batch)
         batch = rl.group_advantages(batch)
         metrics = actor.update(batch, loss=rl.ppo_clip(kl=1e-3))
         flow.log(step, metrics, reward=batch.rewards.mean())
+
+
+def differing(batch: fl.Batch) -> fl.Batch:
+    """The groups that are not alike."""
+    return batch.filter(batch.group_std("rewards") > 0.5)
 
 
 MESHES = {"fsdp2": "fsdp=2", "megatron": "tp=2"}
@@ -95,6 +125,8 @@ def plan(asked: argparse.Namespace) -> Plan:
         deadline=asked.deadline,
         staleness=asked.staleness,
         publish=asked.publish,
+        order=asked.order,
+        window=1.0 if asked.order == "window" else Pipeline.window,
         copies=asked.copies,
         restart=asked.restart,
     )
@@ -132,6 +164,8 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--restart", type=float, default=Pipeline.restart, help="seconds that a replica is waited for")
     parser.add_argument("--publish", choices=("drain", "interrupt", "continue"), default="drain")
+    parser.add_argument("--order", choices=("fifo", "window"), default="fifo")
+    parser.add_argument("--program", choices=("plain", "refill", "evaluate"), default="plain")
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--engine", choices=("hf", "vllm"), default="hf", help="what samples")
     parser.add_argument("--resume", action="store_true")
@@ -140,10 +174,12 @@ def main() -> None:
         faults.hold_back(asked.out)
     flow.run(
         out=asked.out,
-        parameters={"kills": {"steps": asked.steps}},
+        parameters={"kills": {"steps": asked.steps, **dict.fromkeys({asked.program} - {"plain"}, True)}},
         runtime=asked.runtime,
         plan=plan(asked),
         checkpoint_every=EVERY,
+        trajectories=10**6,  # all rows that are trained on
+        trajectories_every=1,
         resume=asked.resume,
     )
 

@@ -63,10 +63,18 @@ def test_short_runs_are_killed_in_all_settings(tmp_path):
     """A setting after the other; a second call goes on where the first one ended."""
     record = tmp_path / "kills.jsonl"
     words = ["--faults", "2", "--kinds", "driver,pause", "--runtime", "local", "--staleness", "0,1,4"]
-    words += ["--publish", "drain,interrupt", "--limit", "60", "--record", str(record)]
-    assert kills.main([*words, "--total", "4"]) == 0
-    assert kills.main([*words, "--total", "10"]) == 0
+    words += ["--publish", "drain,interrupt", "--order", "fifo,window", "--program", "plain,refill,evaluate"]
+    words += ["--limit", "60", "--record", str(record)]
+    assert kills.main([*words, "--total", "8"]) == 0
+    assert kills.main([*words, "--total", "38"]) == 0
     lines = [json.loads(line) for line in record.read_text().splitlines()]
-    settings = [(line["staleness"], line["publish"]) for line in lines]
-    assert settings == [(0, "drain"), (1, "drain"), (1, "interrupt"), (4, "drain"), (4, "interrupt")]
+    settings = [tuple(line[name] for name in ("staleness", "publish", "order", "program")) for line in lines]
+    assert len(set(settings)) == len(settings) == 19, "each setting once"
     assert not any(line["wrong"] for line in lines)
+
+
+@pytest.mark.slow
+def test_a_driver_is_killed_while_groups_are_exchanged():
+    """In one process: no row is lost, trained on twice, too old or asked twice."""
+    words = ["--faults", "1", "--kinds", "driver", "--runtime", "local", "--staleness", "4", "--publish", "interrupt"]
+    assert kills.main([*words, "--order", "window", "--limit", "120", "--seconds", "600"]) == 0
