@@ -68,18 +68,20 @@ def models_on_processes(study: Study) -> Iterator[Lint]:
 
 
 def never_run(study: Study) -> Iterator[Lint]:
-    """Yield a remark for each axis of a mesh on GPUs that runs do not have: they refuse it, other commands know it."""
+    """Yield a remark for what no run has had on GPUs, an engine or an axis of its mesh: other commands know it."""
     for worker, use, place, _ in placed_models(study):
         row = backend(place.backend)
         known = {axis: size for axis, size in place.mesh.said.items() if axis in row.axes}
-        for what, _ in row.unrun(known, place.options) if _on_gpus(study, place) else ():
+        for what, _ in row.unrun(known, place.options, kind) if (kind := _gpus(study, place)) else ():
             title = study.plan.title_of(worker, use)
             yield Lint("unrun", f"{title}: {what} flowrl run refuses it.", place.at or file_of(study))
 
 
-def _on_gpus(study: Study, place: Place) -> bool:
+def _gpus(study: Study, place: Place) -> str:
+    """The kind of the GPUs of a place; empty where it has none."""
     cluster, devices = study.plan.cluster, study.plan.pools[place.pool].devices
-    return cluster is not None and bool(devices) and cluster.kind(devices[0]).name != "cpu"
+    kind = cluster.kind(devices[0]).name if cluster is not None and devices else "cpu"
+    return "" if kind == "cpu" else kind
 
 
 def cut_responses(study: Study) -> Iterator[Lint]:

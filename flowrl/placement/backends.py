@@ -104,6 +104,8 @@ class Backend:
     What a plan may say beside it: ``offload``, ``options``. What it refuses: two axes that it ``excludes`` from one
     mesh; adapters and frozen weights on axes other than ``adapters`` and ``freezes``; without CUDA ``cuda_axes`` and,
     for a mixture of experts, ``cuda_expert_axes``; in a run all axes but ``run_axes``, where these are said.
+    ``cpu_alone``: no run had it on anything but CPUs, and runs refuse it elsewhere, unless its option ``remote`` says
+    where it is.
 
     What it costs: ``sequence_parallel``: activations are split along ``tp`` everywhere. ``optimizer_over_copies``: the
     optimizer's state is split over the copies of a weight too. ``chunked_logits``: those of a micro-batch are never all
@@ -134,6 +136,8 @@ class Backend:
     freezes: tuple[str, ...] = ()
     cuda_axes: tuple[str, ...] = ()
     cuda_expert_axes: tuple[str, ...] = ()
+    cpu_alone: bool = False
+    remote: str = ""
     sequence_parallel: bool = False
     optimizer_over_copies: bool = False
     chunked_logits: bool = False
@@ -145,14 +149,23 @@ class Backend:
         """Whether a run can have it."""
         return bool(self.module)
 
-    def unrun(self, sizes: Mapping[str, int], said: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """Yield, for each axis of a mesh and option that runs do not have, what is wrong and what to do instead."""
+    def unrun(
+        self, sizes: Mapping[str, int], said: Mapping[str, object], device: str = "cpu"
+    ) -> Iterator[tuple[str, str]]:
+        """Yield, for each axis of a mesh and option that runs do not have, what is wrong and what to do instead.
+
+        ``device``: the kind that it is placed on.
+        """
         for axis, size in sizes.items():
             if self.run_axes is not None and axis not in self.run_axes:
                 yield f"{self.name} has {axis}={size} in no run yet.", f"Write dp in place of {axis}."
         for option in self.options:
             if not option.run and said.get(option.name, option.default) != option.default:
                 yield f"{self.name} has {option.name} in no run yet.", f"Leave {option.name} out."
+        if self.cpu_alone and device != "cpu" and not said.get(self.remote):
+            where = f", or {self.remote}: of a server that runs" if self.remote else ""
+            fix = f"Write engine: {REFERENCE}{where}, or give the pool processes or device: cpu."
+            yield f"{self.name} has run on CPUs alone, and this place has {device}.", fix
 
     def does(self, use: str) -> bool:
         """Return whether it does what a place is for: ``train`` or ``generate``."""
@@ -251,6 +264,7 @@ _ROWS = (
             *_FP8,
         ),
         run_axes=("dp", "tp"),
+        cpu_alone=True,
         proposed=True,
     ),
     Backend(
@@ -278,6 +292,8 @@ _ROWS = (
             *_FP8,
         ),
         run_axes=("dp",),
+        cpu_alone=True,
+        remote="url",
     ),
 )
 #: The table, by name.

@@ -50,17 +50,40 @@ def study(
 
 def said(study) -> tuple[list[str], dict[str, str]]:
     errors, lints = plan_findings(study)
-    return [e.what for e in errors], {lint.kind: lint.what for lint in lints if lint.kind != "turns"}
+    by_kind: dict[str, list[str]] = {}
+    for lint in lints:
+        by_kind.setdefault(lint.kind, []).append(lint.what)
+    return [e.what for e in errors], {kind: "\n".join(what) for kind, what in by_kind.items() if kind != "turns"}
 
 
 def test_a_plan_that_runs_has_no_remark():
-    assert said(study()[1]) == ([], {})
+    assert said(study(generate=Place("gpu", Mesh.of("dp=8"), "hf"))[1]) == ([], {})
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_an_engine_that_ran_on_cpus_alone_is_a_remark_on_gpus_and_run_refuses_it_in_the_same_words(name):
+    _, hand = study(generate=Place("gpu", Mesh.of("dp=8"), name))
+    words = f"actor.generate: {name} has run on CPUs alone, and this place has h100-80."
+    assert said(hand) == ([], {"unrun": f"{words} flowrl run refuses it."})
+    with pytest.raises(PlanError) as refused:
+        hand.plan.check_workers(["actor", "ref", "reward"], ["fsdp2", name, "hf"])
+    assert refused.value.what == words and "Write engine: hf, or" in str(refused.value.fix)
+    hand.plan.check_workers(["actor", "ref", "reward"])  # looked at on another machine
+    on_cores = Place("gpu", Mesh.of("dp=2"), name)
+    _, tiny = study("cpu:1x2", train=Place("gpu", Mesh.of("fsdp=2"), "fsdp2"), generate=on_cores, model="qwen3-0.6b")
+    assert "unrun" not in said(tiny)[1]
+    tiny.plan.check_workers(["actor", "ref", "reward"], ["fsdp2", name, "hf"])
+
+
+def test_a_server_that_runs_may_have_gpus():
+    _, hand = study(generate=Place("gpu", Mesh.of("dp=8"), "sglang", options={"url": "http://localhost:30000"}))
+    assert said(hand) == ([], {})
 
 
 def test_axes_that_no_run_has_are_a_remark_on_gpus_and_an_error_on_a_cpu():
     stages = Place("gpu", Mesh.of("pp=2,dp=4"), "vllm")
     errors, lints = said(study(generate=stages)[1])
-    assert errors == [] and lints["unrun"] == ("actor.generate: vllm has pp=2 in no run yet. flowrl run refuses it.")
+    assert errors == [] and "actor.generate: vllm has pp=2 in no run yet. flowrl run refuses it." in lints["unrun"]
     tiny = study(
         "cpu:1x2", train=Place("gpu", Mesh.of("fsdp=2"), "fsdp2"), generate=Place("gpu", Mesh.of("pp=2"), "vllm")
     )

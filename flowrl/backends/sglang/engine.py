@@ -47,12 +47,9 @@ def open_engine(build: Build) -> SGLangEngine:
     """Start a server with the model of ``build``, or take that of ``url:``. Raises ModelError for what is not done."""
     options = {**{o.name: o.default for o in backend("sglang").options}, **build.options}
     check_build(build, "sglang", "SGLang")
+    for what, fix in backend("sglang").unrun({}, options, reference.pick_device(build.device).type):
+        raise ModelError(what, fix=fix)
     if not options["url"]:
-        if reference.pick_device(build.device).type != "cpu":
-            raise ModelError(
-                "A server of SGLang was started on the CPU alone, and this place has a GPU.",
-                fix="Write url: of a server that runs, or engine: hf, or give the pool processes or device: cpu.",
-            )
         check_version(installed(options["python"] or sys.executable))
     return SGLangEngine(build, open_mirror(build, "sglang"), options)
 

@@ -45,11 +45,8 @@ def open_engine(build: Build) -> VLLMEngine:
     """Start a process with vLLM and the model of ``build``. Raises ModelError for what it does not do."""
     version = installed()
     check_build(build, "vllm", "vLLM")
-    if reference.pick_device(build.device).type != "cpu":
-        raise ModelError(
-            "The engine 'vllm' has been run on the CPU alone, and this place has a GPU.",
-            fix="Write engine: hf, or give the pool processes or device: cpu.",
-        )
+    for what, fix in backend("vllm").unrun({}, build.options, reference.pick_device(build.device).type):
+        raise ModelError(what, fix=fix)
     whole = Mesh(build.axes)["tp"] == 1
     mirror = open_mirror(build if whole else replace(build, axes={}), "vllm", (*KINDS, *_MIXTURES))
     if mirror.net.config.model_type in _MIXTURES and mirror.net.compute != torch.float32:

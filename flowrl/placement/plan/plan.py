@@ -272,6 +272,14 @@ class Plan:
         first = pool.devices[0]
         return "cpu" if self.cluster.kind(first).name == "cpu" else f"cuda:{first}"
 
+    def _kind(self, place: Place) -> str:
+        """The kind of devices of a place, as far as the plan says it; ``cpu`` where they may be cores."""
+        devices = self.pools[place.pool].devices
+        if devices and self.cluster is not None:
+            return self.cluster.kind(devices[0]).name
+        named = self.pools[place.pool].device or "auto"
+        return "cpu" if named == "auto" else named
+
     def backend(self, worker: str, use: str = "train") -> str:
         """Return the backend that trains a worker, or its engine."""
         return self.place_of(worker, use).backend
@@ -300,7 +308,7 @@ class Plan:
                     have=engines,
                     fix=did_you_mean(place.backend, engines),
                 )
-            unrun = backend(place.backend).unrun(place.mesh.said, place.options)
+            unrun = backend(place.backend).unrun(place.mesh.said, place.options, self._kind(place))
             for what, fix in unrun if engines is not None else ():
                 raise PlanError(f"{self.title_of(name, use)}: {what}", at=place.at, fix=fix)
             if name not in known:
