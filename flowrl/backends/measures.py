@@ -52,7 +52,19 @@ def token_sums(x: LossInputs, reports: Mapping[str, Tensor], entropy: Tensor | N
         if {"ratio", "clip_fraction"} <= set(reports):
             clipped = reports["clip_fraction"].detach()[x.mask].double()
             found |= {"clip_low": (clipped * (ratio < 1)).sum(), "clip_high": (clipped * (ratio >= 1)).sum()}
+    found |= _before_bounds(x, reports)
     return {_MARK + name: value for name, value in found.items()}
+
+
+def _before_bounds(x: LossInputs, reports: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums of the ratios of corrections before their bounds; their means are reports like any other."""
+    found: dict[str, Tensor] = {}
+    for name in [n.removesuffix("_ratio") for n in reports if n.startswith("correction") and n.endswith("_ratio")]:
+        ratio = reports[f"{name}_ratio"].detach()[x.mask].double()
+        found |= {f"{name}_sum": ratio.sum(), f"{name}_squares": ratio.square().sum()}
+        found[f"{name}_{LARGEST}"] = ratio.max() if len(ratio) else ratio.sum()
+        found[f"{name}_beyond_rows"] = (x.row_sum(reports[f"{name}_beyond"].detach()) > 0).sum().double()
+    return found
 
 
 def measured_names(loss: Loss, batch: Batch) -> tuple[str, ...]:
@@ -63,7 +75,7 @@ def measured_names(loss: Loss, batch: Batch) -> tuple[str, ...]:
     return ("entropy", *rollout, *ratio, *clipped) if trains_policy(loss, batch) else ()
 
 
-def measures_of(sums: Iterable[Mapping[str, float]], tokens: int) -> dict[str, float]:
+def measures_of(sums: Iterable[Mapping[str, float]], tokens: int, rows: int) -> dict[str, float]:
     """Return the metrics of an update from the sums of all ranks; no numbers where no token was computed."""
     total: dict[str, float] = {}
     for part in sums:
@@ -73,6 +85,10 @@ def measures_of(sums: Iterable[Mapping[str, float]], tokens: int) -> dict[str, f
     if "ratio" in total:
         found["ratio_max"] = total[LARGEST]
         found["ess"] = total["ratio"] ** 2 / max(tokens * total["squares"], 1e-300)
+    for name in [n.removesuffix("_beyond_rows") for n in total if n.endswith("_beyond_rows")]:
+        found[f"{name}_ratio_max"] = total[f"{name}_{LARGEST}"]
+        found[f"{name}_ess"] = total[f"{name}_sum"] ** 2 / max(tokens * total[f"{name}_squares"], 1e-300)
+        found[f"{name}_beyond_rows"] = total[f"{name}_beyond_rows"] / max(1, rows)
     return found if tokens else dict.fromkeys(found, math.nan)
 
 

@@ -27,6 +27,9 @@ DIVERGENCES = ("k1", "k2", "k3", "tv")
 #: Of a divergence, which is a sum and not a product, the levels have other names.
 OVER = ("token", "sequence", "mean", "max")
 NORMALIZE = ("tokens", "rows", "none")
+#: What is measured of a ratio before its bounds: its mean, the largest, the effective sample size as a share, and the
+#: shares of tokens and of rows that are beyond the bounds.
+OF_RATIO = ("ratio", "ratio_max", "ess", "beyond", "beyond_rows")
 #: Anchors that are the policy that sampled.
 SAMPLERS = ("rollout", "sampling")
 
@@ -186,6 +189,17 @@ def parts_of(correction: Part | str | Sequence[Part | str]) -> tuple[Part, ...]:
     """The factors that ``correction=`` names; a text is the name of a field of weights."""
     several = [correction] if isinstance(correction, (Correction, Rejection, Weights, str)) else correction
     return tuple(Weights(c) if isinstance(c, str) else c for c in several)
+
+
+def ratio_names(corrections: Sequence[Part]) -> list[str]:
+    """What each ratio among the factors is called in metrics: ``correction``, then ``correction2``."""
+    count = sum(isinstance(part, Correction) for part in corrections)
+    return [f"correction{number if number > 1 else ''}" for number in range(1, count + 1)]
+
+
+def reported_of_ratios(corrections: Sequence[Part]) -> tuple[str, ...]:
+    """What an update reports of the ratios among the factors, before their bounds."""
+    return tuple(f"{name}_{measure}" for name in ratio_names(corrections) for measure in OF_RATIO)
 
 
 def fields_read(corrections: Sequence[Part], anchored: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph.ops.allowed import number
-from .corrections import SAMPLERS, Part, fields_read, parts_of
+from .corrections import SAMPLERS, Part, fields_read, parts_of, reported_of_ratios
 from .kl import check_kl, kl_remarks
 from .loss_spec import Loss
 from .validate import is_zero, one_of, refusal
@@ -102,9 +102,10 @@ def policy_loss(
         norm: the tokens that ``seq-mean-token-sum-norm`` divides by.
         name: what the loss is called on the graph.
 
-    Reports ``ratio``, ``clip_fraction``, ``approx_kl`` (k3 from the anchor to now); ``weight`` of a correction;
-    ``selected_fraction`` of ``only``; ``kl``, ``entropy`` where asked. A log-ratio beyond 20 counts as 20 and has no
-    gradient.
+    Reports ``ratio``, ``clip_fraction``, ``approx_kl`` (k3 from the anchor to now); ``weight`` of a correction, and of
+    a ratio among its factors what it is before its bounds: ``correction_ratio``, ``correction_ratio_max``,
+    ``correction_ess``, ``correction_beyond``, ``correction_beyond_rows``; ``selected_fraction`` of ``only``; ``kl``,
+    ``entropy`` where asked. A log-ratio beyond 20 counts as 20 and has no gradient.
 
     >>> loss = rl.policy_loss(rl.gates.ppo(0.2, high=0.28), ratio="geometric", kl=1e-3)
     >>> loss
@@ -148,7 +149,7 @@ def policy_loss(
             for reported, *reports in (
                 (followed, "ratio", "approx_kl"),
                 (gate.clips, "clip_fraction"),
-                (corrections, "weight"),
+                (corrections, "weight", *reported_of_ratios(corrections)),
                 (only, "selected_fraction"),
                 (with_kl, "kl"),
                 (with_entropy, "entropy"),

@@ -42,6 +42,8 @@ def from_whole(shards, whole):
 
 # -- training ----------------------------------------------------------------------------------------------------------
 
+CORRECTIONS = [rl.correct(high=1.05), rl.correct("geometric", "mask", low=0.95, high=1.05)]
+
 #: What is trained: the head, the rows, and an update for each step.
 TOKENS = (
     "lm",
@@ -49,6 +51,7 @@ TOKENS = (
     [
         (rl.ppo_clip(kl=0.05, entropy=0.02), {"micro_tokens": 40}),
         (rl.ppo_clip(aggregate="seq-mean-token-mean"), {"minibatch": 5, "epochs": 2}),
+        (rl.reinforce(correction=CORRECTIONS), {"micro_tokens": 40}),
         (rl.sft(), {"minibatch_tokens": 30, "pretraining": True, "pretraining_weight": 0.5}),
     ],
 )

@@ -138,6 +138,84 @@ def test_an_update_without_a_signal_has_no_numbers(rows):
     assert all(math.isnan(found[name]) for name in set(OF_POLICY) - {"silent_groups", "repetition"})
 
 
+LEVELS = {"token": lambda row: row, "sequence": lambda row: [sum(row)] * len(row)}
+LEVELS["geometric"] = lambda row: [sum(row) / len(row)] * len(row)
+
+
+def before_bounds(rows, logprobs, level, how, low, high):
+    """What the ratio of a correction is before its bounds, row by row in plain Python."""
+    every, beyond, beyond_rows, count = [], 0, 0, 0
+    for i in range(len(rows)):
+        parts = (rows.response_mask[i], logprobs[i], rows.rollout_logprobs[i])
+        moved = [now - then for inside, now, then in zip(*(p.tolist() for p in parts), strict=True) if inside]
+        if not moved:
+            continue
+        ratios = [math.exp(d) for d in LEVELS[level](moved)]
+        outside = [w < low or w > high for w in ratios]
+        outside = [any(outside)] * len(outside) if how == "veto" else outside
+        every += ratios
+        beyond, beyond_rows, count = beyond + sum(outside), beyond_rows + any(outside), count + 1
+    return {
+        "ratio": sum(every) / len(every),
+        "ratio_max": max(every),
+        "ess": sum(every) ** 2 / (len(every) * sum(w * w for w in every)),
+        "beyond": beyond / len(every),
+        "beyond_rows": beyond_rows / count,
+    }
+
+
+CORRECTIONS = {
+    "truncate": ("token", 0.0, 1.1),
+    "clip": ("geometric", 0.9, 1.1),
+    "mask": ("sequence", 0.5, 2.0),
+    "reject": ("token", 0.8, 1.2),
+    "veto": ("token", 0.6, math.inf),
+    "weigh": ("token", 0.0, math.inf),
+}
+
+
+@pytest.mark.parametrize("micro_tokens", [None, 40])
+@pytest.mark.parametrize("how", CORRECTIONS)
+def test_the_ratio_of_a_correction_is_told_before_its_bounds(rows, how, micro_tokens):
+    level, low, high = CORRECTIONS[how]
+    actor = fresh()
+    given = actor.logprobs(rows)
+    bounds = {"low": low or None, "high": None if high == math.inf else high}
+    loss = rl.ppo_clip(anchor="old", correction=rl.correct(level, how, **bounds), entropy=1e-9)
+    found = actor.update(given, loss=loss, micro_tokens=micro_tokens)
+    wanted = before_bounds(rows, given.old_logprobs, level, how, low, high)
+    assert {name: found[f"correction_{name}"] for name in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert how == "weigh" or 0 < wanted["beyond"] < 1
+
+
+def test_each_ratio_of_several_corrections_has_numbers_of_its_own(rows):
+    actor = fresh()
+    given = actor.logprobs(rows)
+    parts = [rl.reject("k3", limit=0.5), rl.correct(high=1.1), rl.correct("sequence", "mask", low=0.5, high=2.0)]
+    loss = rl.ppo_clip(anchor="old", correction=parts, entropy=1e-9)
+    found = actor.update(given, loss=loss)
+    for name, said in (("correction", ("token", "truncate", 0, 1.1)), ("correction2", ("sequence", "mask", 0.5, 2.0))):
+        wanted = before_bounds(rows, given.old_logprobs, *said)
+        assert {n: found[f"{name}_{n}"] for n in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert {name for name in found if name.startswith("correction")} == {n for n in loss.reports if n[:4] == "corr"}
+
+
+def test_a_correction_without_a_ratio_tells_of_none(rows):
+    actor = fresh()
+    loss = rl.ppo_clip(anchor="old", correction=rl.reject("k3", limit=0.5))
+    found = actor.update(actor.logprobs(rows), loss=loss)
+    assert "weight" in found and not any(name.startswith("correction") for name in found)
+
+
+def test_without_a_signal_a_correction_has_no_numbers(rows):
+    zero = rows.advantages.with_values(torch.zeros_like(rows.advantages.values))
+    actor = fresh()
+    given = actor.logprobs(rows.drop("advantages").with_columns({"advantages": zero}))
+    found = actor.update(given, loss=rl.ppo_clip(anchor="old", correction=rl.correct(high=1.1)))
+    ratios = [name for name in found if name.startswith("correction")]
+    assert len(ratios) == 5 and all(math.isnan(found[name]) for name in ratios)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_repetition_is_counted_as_a_set_of_each_response_counts_it(seed):
     draw = torch.Generator().manual_seed(seed)

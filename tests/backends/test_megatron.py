@@ -95,6 +95,7 @@ def check_layout(kind, axes, places=None):
     wanted = [reference.logprobs(here, entropy=True)[i] for i in range(2)] if len(here) else [lp, spread]
     found["logprobs"], found["entropy"] = gap(lp, wanted[0]), gap(spread, wanted[1])
     losses = [rl.ppo_clip(clip=0.2, entropy=0.01), rl.sft(), rl.ppo_clip(clip=0.2, aggregate="seq-mean-token-mean")]
+    losses.insert(1, rl.reinforce(correction=rl.correct(high=1.01), entropy=0.01))
     for loss in losses:
         how = {"minibatch": 8, "micro_tokens": 40}
         a, b = opened.update(here, loss, **how), reference.update(batch, loss, **how)

@@ -272,7 +272,7 @@ def summary(
         found[name] = total / max(1, rows if name in by_row else tokens)
     if bounds := [bound for *_, bound in said if bound is not None]:
         found |= gap_of([gap for *_, gap, _ in said], bounds[0])
-    found |= measures_of([measured for _, _, measured, *_ in said], tokens)
+    found |= measures_of([measured for _, _, measured, *_ in said], tokens, rows)
     found = {**dict.fromkeys(names, math.nan), **found}
     counts = {"tokens": tokens, "rows": rows, "steps": steps}
     return found | {name: float(count) for name, count in counts.items()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..corrections import SAMPLERS, Correction, Part, Rejection, Weights
+from ..corrections import SAMPLERS, Correction, Part, Rejection, Weights, ratio_names
 from ..loss_spec import LossInputs
 from .kl import estimate, guarded
 from .ratio import anchored, at_level
@@ -16,35 +16,52 @@ from .ratio import anchored, at_level
 
 def correction_weights(x: LossInputs, corrections: Sequence[Part], anchor: str) -> Tensor:
     """The product of the corrections' factors [total], without gradient."""
-    weight = torch.ones_like(x.predicted.detach())
+    return weights_and_ratios(x, corrections, anchor)[0]
+
+
+def weights_and_ratios(x: LossInputs, corrections: Sequence[Part], anchor: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """What :func:`correction_weights` gives; and of each ratio among the factors what it is before its bounds.
+
+    That is ``correction_ratio``, and as ``correction_beyond`` whether it is beyond them, 0 or 1; [total] each.
+    """
+    weight, ratios = torch.ones_like(x.predicted.detach()), dict[str, Tensor]()
+    names = ratio_names(corrections)
     for part in corrections:
         if isinstance(part, Weights):
             factor = x[part.field]
         elif isinstance(part, Rejection):
             factor = kept(x, part, anchor)
         else:
-            factor = bounded_ratio(x, part, anchor)
+            w, inside = ratio_and_place(x, part, anchor)
+            factor, name = bounded(w, inside, part), names[len(ratios) // 2]
+            ratios |= {f"{name}_ratio": w, f"{name}_beyond": (~inside).to(w.dtype)}
         weight = weight * factor
-    return weight
+    return weight, ratios
 
 
-def bounded_ratio(x: LossInputs, part: Correction, anchor: str) -> Tensor:
-    """``w`` of the anchor to the policy that sampled, inside its bounds [total]."""
+def ratio_and_place(x: LossInputs, part: Correction, anchor: str) -> tuple[Tensor, Tensor]:
+    """``w`` of the anchor to the policy that sampled, before any bound, and whether it is inside them [total].
+
+    With a veto all tokens of a row are outside where one is.
+    """
     moved = guarded(_nearer(x, anchor) - _sampled(x, anchor))
+    w = at_level(x, moved, part.level).exp()
     if part.how == "veto":
         least = math.log(part.low) if part.low else -math.inf
         bad = x.row_sum((moved < least).to(moved.dtype)) > 0
-        return (~bad)[x.row]
-    w = at_level(x, moved, part.level).exp()
-    inside = (w >= part.low) & (w <= part.high)
+        return w, (~bad)[x.row]
+    return w, (w >= part.low) & (w <= part.high)
+
+
+def bounded(w: Tensor, inside: Tensor, part: Correction) -> Tensor:
+    """The factor that a part makes of its ratio [total]."""
     factors = {
         "weigh": w,
         "truncate": w.clamp(max=part.high),
         "clip": w.clamp(part.low, part.high),
         "mask": w * inside,
-        "reject": inside,
     }
-    return factors[part.how]
+    return factors.get(part.how, inside)
 
 
 def kept(x: LossInputs, part: Rejection, anchor: str) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..loss_spec import LossInputs
-from .corrections import correction_weights
+from .corrections import weights_and_ratios
 from .gates import GATES
 from .kl import estimate, full, guarded, loss_term
 from .ratio import Moved, anchored, at_level
@@ -45,7 +45,8 @@ def policy_loss(
     if clipped is not None:
         reports["clip_fraction"] = clipped.to(loss.dtype).detach()
     if corrections:
-        reports["weight"] = correction_weights(x, corrections, anchor)
+        reports["weight"], before_bounds = weights_and_ratios(x, corrections, anchor)
+        reports |= before_bounds
         loss = loss * reports["weight"]
     if only is not None:
         reports["selected_fraction"] = x[only].to(loss.dtype)

@@ -194,7 +194,8 @@ def _measured(metrics: Any) -> dict[str, float]:
     """Return what an update of a policy measures without being asked; nothing of another."""
     if not isinstance(metrics, Mapping) or "repetition" not in metrics:
         return {}
-    return {name: metrics[name] for name in (*_OF_UPDATES, *OF_POLICY) if name in metrics}
+    ratios = [name for name in metrics if str(name).startswith("correction")]
+    return {name: metrics[name] for name in (*_OF_UPDATES, *OF_POLICY, *ratios) if name in metrics}
 
 
 def tells_no_reference(call: Call, metrics: Any) -> bool:
