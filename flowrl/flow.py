@@ -14,6 +14,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from .errors import CheckError, ProgramError, UsageError, WorkerError, did_you_mean, shown
+from .evaluation_options import check_evaluation, check_stop, read_evaluations
 from .graph.check_program import Report, check, unused
 from .graph.compile_paths import compile_graph
 from .graph.ops.allowed import check_values, whole
@@ -29,6 +30,7 @@ from .graph.tracing.trace_records import Traced
 from .handle import Handle, first_model, misnamed
 from .html_tables import table
 from .lowering.lower import used_workers
+from .lowering.scheme_of_program import trained_workers
 from .offers import offers
 from .placement.plan.plan import Plan
 from .program import Program
@@ -300,6 +302,9 @@ class Flow:
         checkpoint_every: int = 50,
         keep_last: int = 2,
         keep_best: str = "",
+        evaluate: str | Sequence[str] = (),
+        stop_when: str = "",
+        checkpoint: str | Path | None = None,
         save_models: bool = True,
         trajectories: int = 2,
         trajectories_every: int = 10,
@@ -322,6 +327,10 @@ class Flow:
         refused where it makes another run, unless ``allow_changed``. ``unlock`` says that the process on another host
         which has the folder is gone. The newest ``keep_last`` checkpoints are kept, and with ``keep_best="accuracy"``
         that with the largest such metric (``"loss:min"``: the smallest), whose models are saved in ``best/``.
+        ``evaluate="test:20"`` runs the program ``test`` after every 20 steps and at the end of each one that trains, on
+        the weights as they are there; nothing else changes by it. ``stop_when="accuracy:3"`` ends a loop over steps
+        when three such numbers in a row were not above the best one before (``"loss:min:3"``: below). ``checkpoint`` is
+        the folder of a checkpoint of another run of this flow, with whose weights the workers begin.
         ``track`` names trackers that show the run too: ``"tensorboard"``, ``["wandb", "module:Class"]``. Raises
         UsageError for an unknown keyword or value, CheckError with every finding before anything is loaded,
         ResumeError for a run that cannot go on so.
@@ -331,8 +340,9 @@ class Flow:
         from .analysis.placed_graph import recorded_graph
         from .backends import names as engines
         from .launch import launch
-        from .runtime.driver.run_settings import Settings
+        from .runtime.driver.run_settings import Evaluation, Settings
         from .runtime.driver.runner import Runner
+        from .runtime.storage.checkpoints.other_run import begun_with
         from .runtime.storage.run_inputs import inputs_of
         from .trackers.open_tracker import find_trackers
 
@@ -340,19 +350,31 @@ class Flow:
         trackers = find_trackers(track)
         self._drop_replaced()
         names = [self.find_program(name).name for name in programs or (None,)]
+        asked = read_evaluations(evaluate, self.find_program)
+        check_stop(stop_when)
         keywords = [n for n, p in inspect.signature(Flow.run).parameters.items() if p.kind is p.KEYWORD_ONLY]
-        given = parameters_of_run(self.programs, names, parameters or {}, values, keywords)
+        given = parameters_of_run(self.programs, names, parameters or {}, values, keywords, beside=asked)
         folder = self.new_folder() if out is None else Path(out)
         placed = _plan(plan)
         placed.check_workers(self._names(), engines())
         studies = [self._checked(name, placed, given[name], planned=bool(plan), runtime=runtime) for name in names]
         executions = [study.execution for study in studies]
-        executor = launch(executions, self.handles, out=folder, seed=seed, address=address)
+        between = [
+            self._between(name, studies, placed, given[name], planned=bool(plan), runtime=runtime) for name in asked
+        ]
+        evaluations = [Evaluation(study.execution.without_memory(), asked[study.traced.program]) for study in between]
+        every = [*executions, *(each.execution for each in evaluations)]
+        executor = launch(every, self.handles, out=folder, seed=seed, address=address)
         used = {name for execution in executions for name in execution.workers}
         handles = [h for h in self.handles if h.name in used]
         traces = [study.traced for study in studies]
         graphs = [self.graph(name, **study.parameters) for name, study in zip(names, studies, strict=True)]
         placings = [recorded_graph(*pair, planned=bool(plan)) for pair in zip(studies, graphs, strict=True)]
+        others = [(study, self.graph(study.traced.program, **study.parameters)) for study in between]
+        beside = [recorded_graph(*pair, planned=bool(plan)) for pair in others]
+        trained = tuple(bool(trained_workers(traced)) for traced in traces)
+        if checkpoint is not None and not any(trained):
+            options["save_models"] = False  # they are there already
         settings = Settings(
             **options,
             track=trackers,
@@ -363,7 +385,19 @@ class Flow:
             programs=tuple(program.fn for program in self.programs.values()),
             graphs=tuple(graph.to_json() for graph in placings),
             forecasts=tuple(forecast_of(study) if plan else None for study in studies),
-            inputs=inputs_of(executions, traces, handles, seed=seed, plan=placed.to_json(), runtime=runtime),
+            inputs=inputs_of(
+                executions,
+                traces,
+                handles,
+                seed=seed,
+                plan=placed.to_json(),
+                runtime=runtime,
+                checkpoint=begun_with(checkpoint),
+            ),
+            evaluations=tuple(evaluations),
+            evaluation_graphs=tuple(graph.to_json() for graph in beside),
+            trained=trained,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
         )
         return Runner(executions, executor, settings).run()
 
@@ -375,6 +409,22 @@ class Flow:
             raise CheckError(errors)
         study = self.study_with(parameters, plan, name, runtime=runtime)
         refuse(study, planned=planned)
+        return study
+
+    def _between(
+        self,
+        name: str,
+        studies: Sequence[Study],
+        plan: Plan,
+        parameters: Mapping[str, Any],
+        *,
+        planned: bool,
+        runtime: str,
+    ) -> Study:
+        """Return a program under its plan that is run between the steps of others. Raises what is wrong with that."""
+        study = self._checked(name, plan, parameters, planned=planned, runtime=runtime)
+        used = {worker for each in studies for worker in each.execution.workers}
+        check_evaluation(study.traced, {each.traced.program: each.traced for each in studies}, used)
         return study
 
     def new_folder(self) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .errors import UsageError, did_you_mean
@@ -21,6 +21,7 @@ RUN_OPTIONS = {
     "checkpoint_every": whole(least=1),
     "keep_last": whole(least=1),
     "keep_best": text(),
+    "stop_when": text(),
     "save_models": flag(),
     "trajectories": whole(least=0),
     "trajectories_every": whole(least=1),
@@ -35,15 +36,18 @@ def parameters_of_run(
     by_program: Mapping[str, Mapping[str, Any]],
     keywords: Mapping[str, Any],
     options: Sequence[str],
+    *,
+    beside: Collection[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Return the parameters of each program of a run: those given by its name, and the keywords that it alone has.
 
-    ``every``: the programs of the flow. ``options``: the keywords of a run itself. Raises UsageError for a program
-    that is not run, and for a keyword that no program has, that several have, or that is given twice.
+    ``every``: the programs of the flow. ``options``: the keywords of a run itself. ``beside``: programs that are run
+    between the steps of these, whose parameters are given by their names alone. Raises UsageError for a program that is
+    not run, and for a keyword that no program has, that several have, or that is given twice.
     """
     programs = {name: every[name] for name in names}
-    parameters = {name: dict(by_program.get(name, {})) for name in programs}
-    stray = next((name for name in by_program if name not in programs), None)
+    parameters = {name: dict(by_program.get(name, {})) for name in (*programs, *beside)}
+    stray = next((name for name in by_program if name not in parameters), None)
     if stray is not None:
         together = ", ".join(map(repr, (*programs, stray)))
         raise UsageError(

@@ -76,6 +76,8 @@ def _command(words: list[str], module: str | None) -> int:
         return _function(command)(rest)
     if command == "graph" and rest and (Path(rest[0]) / "run.json").exists():
         return _function(command, "graph_of_run")(rest)
+    if command == "run" and rest and (Path(rest[0]) / "run.json").exists():
+        return _function("run_of_run")(rest)
     if not rest or rest[0].startswith("-"):
         if rest and rest[0] in ("-h", "--help"):
             print(_help(command))

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..placement.backends import REFERENCE
 from ..runtime.driver.model_card import model_card
 from ..runtime.storage.checkpoints import checkpoint_folder as checkpoints
-from ..runtime.storage.checkpoints.damage import damage
+from ..runtime.storage.checkpoints.other_run import chosen_checkpoint
 from ..runtime.storage.checkpoints.state_files import StateFiles, read_record
 from ..runtime.storage.disk import writing
 from ..runtime.storage.run_record import last_records
@@ -47,7 +47,7 @@ def export_model(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty.", fix="Name a folder that is not there yet.")
     record = recorded_run(run)
-    point = _chosen(run, record, checkpoint)
+    point = chosen_checkpoint(run, record, checkpoint)
     manifest = checkpoints.load_manifest(point, reopened=True)
     handle = _actor(reopen(record)[0].handles, worker, manifest["stamps"])
     made = handle.cls(**handle.arguments)
@@ -75,23 +75,6 @@ def export_model(
             raise
     at = f", {last['program']} step {last['step']}" if last else ""
     return Exported(handle.name, f"checkpoint {point.name}{at}", said, tokens, difference)
-
-
-def _chosen(run: Path, record: Mapping[str, Any], which: str) -> Path:
-    """The checkpoint that was asked for, whole. Raises UsageError."""
-    folder = run / "checkpoints"
-    have = [path.name for path in checkpoints.numbered(folder)] if folder.is_dir() else []
-    if which in ("last", "best"):
-        found = {"last": checkpoints.latest, "best": checkpoints.best}[which](folder) if have else None
-    else:
-        found = folder / f"{int(which):06d}" if which.isdecimal() else None
-    if found is None or found.name not in have:
-        fix = "Runs have a best checkpoint with --keep-best METRIC." if which == "best" else "Name one of these."
-        raise UsageError(f"{run} has no checkpoint '{which}'.", have=have, fix=fix)
-    wrong, _ = damage(found, record.get("id"))
-    if wrong:
-        raise UsageError(f"checkpoint {found.name} is damaged: {wrong}.", have=have, fix="Export another one.")
-    return found
 
 
 def _actor(handles: Sequence[Any], name: str | None, saved: Mapping[str, Any]) -> Any:

@@ -60,7 +60,9 @@ GROUPS: dict[str, dict[str, About]] = {
             (
                 "flowrl run grpo.py --steps 200 --out runs/grpo",
                 "flowrl run grpo.py --program warmup,grpo --plan split.yaml",
+                "flowrl run grpo.py --evaluate evaluate:20 --stop-when accuracy:3 --keep-best accuracy",
                 "flowrl run grpo.py --out runs/grpo --resume",
+                "flowrl run runs/grpo --program evaluate --checkpoint best",
             ),
         ),
     },

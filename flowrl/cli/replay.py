@@ -86,7 +86,7 @@ def _last(options: argparse.Namespace, record: Mapping[str, Any], titles: Sequen
     nodes: dict[str, None] = {}
     for made in read_digests(options.run):
         nodes[made.node] = None
-        if not made.outside:
+        if not made.outside and made.program in titles:
             done[made.program] = made.step
     if not done:
         raise UsageError(
@@ -183,6 +183,8 @@ def _run(
             parameters=parameters,
             arguments=record.get("arguments", ()),
             address=address,
+            evaluate=[f"{said['program']}:{said['every']}" for said in record.get("evaluations", ())],
+            stop_when=record.get("stop_when", ""),
             resume=True,
             allow_changed=True,
             save_models=False,

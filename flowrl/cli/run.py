@@ -57,6 +57,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="keep the checkpoint with the largest METRIC too (METRIC:min: the smallest), and save its models in best/",
     )
     parser.add_argument(
+        "--evaluate",
+        action="append",
+        default=[],
+        metavar="PROGRAM:STEPS",
+        help="run PROGRAM between steps, every so many, and at the end; again for another one",
+    )
+    parser.add_argument(
+        "--stop-when",
+        default="",
+        metavar="METRIC:PATIENCE",
+        help="end a loop when METRIC was not above its best PATIENCE times in a row (METRIC:min:PATIENCE: below)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="WHICH",
+        help="begin with a checkpoint of the RUN that is named in place of SCRIPT: last, best or a number",
+    )
+    parser.add_argument(
         "--no-save", dest="save_models", action="store_false", help="do not save the trained models at the end"
     )
     parser.add_argument(
@@ -127,7 +145,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
 def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Outcome:
     options = said.options
     given: dict[str, Any] = {name: getattr(options, name) for name in RUN_OPTIONS} | {"seed": options.seed or 0}
-    given["track"] = options.track
+    given |= {"track": options.track, "evaluate": options.evaluate, "checkpoint": options.checkpoint}
     parameters, address = said.parameters, options.address
     plan = _searched(flow, said) if is_auto(options.plan) else options.plan
     return flow.run(

@@ -55,6 +55,10 @@ class Execution:
             self, scheme=replace(self.scheme, setup=replace(self.scheme.setup, begun=tuple(left), taken=groups))
         )
 
+    def without_memory(self) -> Execution:
+        """The same, whose workers take no turns in the memory of their pools by a schedule of their own."""
+        return replace(self, scheme=replace(self.scheme, setup=replace(self.scheme.setup, memory={})))
+
     @property
     def swapped(self) -> frozenset[str]:
         """What takes turns in the memory of its pool, such as ``actor.train``."""

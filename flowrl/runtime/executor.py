@@ -121,7 +121,11 @@ class Executor(Protocol):
         ...
 
     def start_program(self, names: Iterable[str], *, resumed: bool) -> None:
-        """Get workers ready for a program. Unless it is ``resumed``, optimizers and copies of workers begin anew."""
+        """Get workers ready for a program. Unless it is ``resumed``, they :meth:`begin_anew`."""
+        ...
+
+    def begin_anew(self, names: Iterable[str]) -> None:
+        """Have optimizers begin anew, and copies of other workers take their weights."""
         ...
 
     # -- calls ------------------------------------------------------------------------------------------------------

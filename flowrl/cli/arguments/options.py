@@ -31,11 +31,12 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
     """Read a command's words; ``extra`` adds the options of that command. Raises UsageError with the near miss."""
     parser = new_parser(command, shown(flow.script))
     programs = chosen(flow, words)
-    asked = {name: flow.find_program(name) for name in programs}
+    between = [name for name in _evaluations(words) if name in flow.programs and name not in programs]
+    asked = {name: flow.find_program(name) for name in (*programs, *between)}
     add_common(parser, tuple(dict.fromkeys(preset for program in asked.values() for preset in program.presets)))
     extra(parser)
     known = set(_options(parser))
-    shared = Counter(p for program in asked.values() for p in program.parameters)
+    shared = Counter(p for name in programs for p in asked[name].parameters)
     flags: dict[str, tuple[str, str]] = {}
     for name, program in asked.items():
         group = parser.add_argument_group(f"parameters of {name}")
@@ -44,7 +45,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
                 continue
             both = dict.fromkeys((parameter.name.replace("_", "-"), parameter.name))
             spelled = [f"--{name}.{p}" for p in both] if len(asked) > 1 else []
-            spelled += [f"--{p}" for p in both] if shared[parameter.name] == 1 else []
+            spelled += [f"--{p}" for p in both] if shared[parameter.name] == 1 and name in programs else []
             if any(s in known for s in spelled):
                 raise UsageError(
                     f"program '{name}' has a parameter '{parameter.name}', which is an option of flowrl.", at=program.at
@@ -128,6 +129,13 @@ def chosen(flow: Flow, words: Sequence[str]) -> tuple[str, ...]:
     first.add_argument("--program")
     names = read_known(first, words)[0].program
     return tuple(names.split(",")) if names else (flow.default_program(),)
+
+
+def _evaluations(words: Sequence[str]) -> list[str]:
+    """The names of the programs that a run is to evaluate by: their parameters are given by these names alone."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--evaluate", action="append", default=[])
+    return list(dict.fromkeys(word.rpartition(":")[0] for word in read_known(first, words)[0].evaluate))
 
 
 def read_run_words(

@@ -33,7 +33,9 @@ def recorded_parameters(flow: Flow, record: Mapping[str, Any], said: Words) -> d
     other plain values as the record has them. Raises UsageError for a value that only the code has which began the run.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name, recorded in zip(record["programs"], record["parameters"], strict=True):
+    between = {said["program"]: said["parameters"] for said in record.get("evaluations", ())}
+    pairs = [*zip(record["programs"], record["parameters"], strict=True), *between.items()]
+    for name, recorded in pairs:
         here = flow.find_program(name).arguments(said.parameters.get(name, {}))
         found[name] = {n: here[n] if n in here and spelled(here[n]) == v else v for n, v in recorded.items()}
         for n, v in found[name].items():

@@ -77,13 +77,8 @@ class DistributedExecutor(OpenGroups):
 
     def start_program(self, names: Iterable[str], *, resumed: bool) -> None:
         """Have optimizers and copies of other workers begin anew, unless resumed; offload who leaves memory."""
-        names = [] if resumed else list(names)
-        for name in names:
-            self.workers[name].program_starts()
-        for name in names:
-            group, of = self.workers[name], self.workers[name].blueprint.arguments.get("of")
-            if isinstance(of, Named) and group.is_model and group.blueprint.cls.copies_of:
-                group.install(self.open(of.name).in_use(), group.version)
+        if not resumed:
+            self.begin_anew(names)
         self.start_ranks()  # also where a program has no worker
         if missing := self.began_without:
             self.began_without = {}
@@ -91,6 +86,16 @@ class DistributedExecutor(OpenGroups):
             self.run.on_resize("; ".join(texts), self.replicas())
         self.offload_swapped()
         self.client.lineage.settle(sys.maxsize)  # steps are counted from anew
+
+    def begin_anew(self, names: Iterable[str]) -> None:
+        """Have optimizers begin anew, and copies of other workers take their weights."""
+        names = list(names)
+        for name in names:
+            self.workers[name].program_starts()
+        for name in names:
+            group, of = self.workers[name], self.workers[name].blueprint.arguments.get("of")
+            if isinstance(of, Named) and group.is_model and group.blueprint.cls.copies_of:
+                group.install(self.open(of.name).in_use(), group.version)
 
     # -- calls ------------------------------------------------------------------------------------------------------
 

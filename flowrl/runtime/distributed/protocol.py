@@ -98,7 +98,7 @@ class RankCall:
     into: Mapping[str, str] = field(default_factory=dict[str, str])
     keep: int = 0
     weights: tuple[int, bool] = (0, False)
-    journal: tuple[int, int] | None = None
+    journal: tuple[int, float] | None = None
     journal_since: Mapping[str, int] = field(default_factory=dict[str, int])
     frees: tuple[int, ...] = ()
     policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])

@@ -229,7 +229,7 @@ class WorkerGroup:
         """Set the weights aside, on the ranks where they are."""
         number = next(self._staging)
         self.aside.add(number)
-        self.client.call_all(self.ranks, "set_aside", self.name, number, what=f"{self.name}: setting weights aside")
+        self.client.call_all(self.ranks, "set_aside", self.key, number, what=f"{self.name}: setting weights aside")
         return Staged(self, number)
 
     def in_use(self) -> Staged:
@@ -268,7 +268,7 @@ class WorkerGroup:
             else:
                 gone.append(staged)
         for each in gone:
-            self.client.call_all(each.group.ranks, "let_go", each.group.name, each.number)
+            self.client.call_all(each.group.ranks, "let_go", each.group.key, each.number)
 
     def forget_kept(self, ranks: Collection[int]) -> None:
         """Forget weights that were kept aside on ranks that are lost."""

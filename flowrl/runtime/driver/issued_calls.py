@@ -23,10 +23,11 @@ _KEPT = (Batch, Column, RemoteBatch, RemoteColumn, dict, int, float, bool, list)
 class IssuedCalls:
     """Calls, reads of values and draws from sources of a program, counted from its start.
 
-    ``program`` and ``number`` are its name and its number in the run. ``draws`` are rows drawn so far.
+    ``program`` and ``number`` are its name and its number in the run. ``draws`` are rows drawn so far. Without a
+    ``journal`` nobody goes on from the middle of it.
     """
 
-    def __init__(self, program: str, number: int, journal: Journal, resume: ResumePoint | None) -> None:
+    def __init__(self, program: str, number: int, journal: Journal | None, resume: ResumePoint | None) -> None:
         self.program, self.number, self.resume = program, number, resume
         self.calls, self.reads, self.draws = 0, 0, 0
         self.known_reads: dict[int, Any] = {}  # of those before that point, as far as its checkpoint has them
@@ -76,6 +77,7 @@ class IssuedCalls:
             return number, None
         if number in self.known_reads:
             return number, self.known_reads[number]
+        assert self._journal is not None, "a program that goes on has a journal"
         try:
             return number, self._journal.value(self.number, number)
         except KeyError:
@@ -87,7 +89,7 @@ class IssuedCalls:
 
     def note_read(self, number: int, value: Any) -> None:
         """Write down a number that the program has read, for the run to be resumed with."""
-        if isinstance(value, (int, float, bool)):
+        if self._journal is not None and isinstance(value, (int, float, bool)):
             self._journal.read(self.number, number, value)
 
     def use(self, source: SourceLike) -> Draws:

@@ -19,6 +19,7 @@ from ...schedule.report.figures import duration
 from ..values.step_records import Timing
 
 EVERY = 10.0  # seconds between lines where there is no terminal
+_NOT_SAID = ("step", "seconds", "tokens_per_second")  # of an evaluation
 #: What is shown first, by the last part of its name: ``loss`` is also ``actor/loss``.
 SHOWN = ("reward", "response_length", "tokens_per_second", "loss", "grad_norm", "kl")
 
@@ -83,6 +84,13 @@ class Progress:
             return
         if time.monotonic() - self._said >= EVERY:
             self._say()
+
+    def evaluated(self, line: Mapping[str, Any]) -> None:
+        """A program was run between two steps."""
+        if not self.quiet:
+            numbers = {n: v for n, v in line.items() if isinstance(v, (int, float)) and n not in _NOT_SAID}
+            said = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            self.note(f"{line['program']} after {line['step']} steps, {duration(line['seconds'])}: {said}")
 
     def note(self, text: str) -> None:
         """A remark above the display."""

@@ -138,4 +138,6 @@ class RunPosition:
             held=tuple(program.get("held", ())),
             variables=program.get("variables"),
             ledger=program.get("ledger"),
+            evaluated=program.get("evaluated", {}),
+            stopped=program.get("stopped", {}),
         )

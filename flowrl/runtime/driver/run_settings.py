@@ -9,8 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from ...html_tables import table
+from ...lowering.lower import Execution
 from ...trackers.tracker import TrackedRun, Tracker
 from ..storage.run_inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A program that is run between the steps of others: ``Evaluation(execution, every=20)``."""
+
+    execution: Execution
+    every: int  # steps
+
+    @property
+    def name(self) -> str:
+        return self.execution.program
 
 
 @dataclass(frozen=True)
@@ -28,6 +41,7 @@ class Settings:
     checkpoint_every: int = 50
     keep_last: int = 2  # checkpoints
     keep_best: str = ""  # the metric whose best checkpoint is kept too
+    stop_when: str = ""  # the metric that ends a loop which does not improve it any more, and its patience
     save_models: bool = True
     trajectories: int = 2  # prompt groups of a step that are written down
     trajectories_every: int = 10  # steps
@@ -40,6 +54,10 @@ class Settings:
     programs: tuple[Callable[..., Any], ...] = ()  # all that the script has, in its order
     graphs: tuple[Mapping[str, Any], ...] = ()  # of the programs that are run, for the records
     forecasts: tuple[Mapping[str, Any] | None, ...] = ()  # of the same, what the plan foretells of them
+    evaluations: tuple[Evaluation, ...] = ()
+    evaluation_graphs: tuple[Mapping[str, Any], ...] = ()  # of the same
+    trained: tuple[bool, ...] = ()  # of the programs that are run, whether they train
+    checkpoint: Path | None = None  # of another run, with whose weights the workers begin
 
 
 @dataclass(frozen=True)

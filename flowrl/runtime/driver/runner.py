@@ -20,6 +20,7 @@ from ..executor import Executor, RunServices
 from ..local.python_warnings import Raised, show_again
 from ..local.user_code_watch import Watch, died_before, same_folder
 from ..storage.changes_since_start import Continuation, find_continuation
+from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.checkpoints.left_behind import LeftBehind
 from ..storage.failed_rows import FailedRows
 from ..storage.journal import Journal
@@ -32,6 +33,8 @@ from ..storage.run_record import read_record
 from ..storage.sampled_rows import RecordedRows, SampledRows
 from ..values.call import Call
 from ..values.step_records import Hooks, Interrupted, Point, ResumePoint, Step
+from .early_stop import EarlyStop
+from .evaluations import Evaluations
 from .go_back import Losses
 from .monitoring.health import Health
 from .monitoring.learning_stalled import stalled
@@ -39,7 +42,7 @@ from .monitoring.wait_notes import WaitNotes
 from .progress import Progress
 from .run_position import RunPosition
 from .run_settings import Outcome, Settings
-from .run_texts import describe_continuation, labels, start_record, unused_words
+from .run_texts import describe_continuation, evaluation_label, labels, start_record, unseen_metric, unused_words
 from .run_trackers import close_tracking, open_tracking
 from .running_program import Running
 from .save_models import save_best, save_models
@@ -79,6 +82,16 @@ class Runner:
         self._replayed = False  # all that a replay was to do is done
         self._health = Health()
         self._stop = Stop(self.progress.note)
+        self._early = EarlyStop(settings.stop_when, executions[0].scheme.setup.staleness)
+        self._unseen: set[str] = set()  # options whose metric is told to be in no line
+        self._evaluations = Evaluations(
+            settings.evaluations,
+            executor,
+            self.journal,
+            settings.seed,
+            after=len(executions),
+            groups=settings.trajectories,
+        )
         self._behind = LeftBehind(*(settings.programs or [e.fn for e in executions]))
         self._position = RunPosition(
             executions,
@@ -88,7 +101,11 @@ class Runner:
             journal=self.journal,
             warn=self._warn,
             note=self.progress.note,
-            seen=lambda: {"health": self._health.state(), "tracking": self._tracking.state()},
+            seen=lambda: {
+                "health": self._health.state(),
+                "tracking": self._tracking.state(),
+                "stop": self._early.state(),
+            },
             on_cut_back=self._rewind,
         )
         self._checkpoints = Checkpoints(
@@ -100,7 +117,9 @@ class Runner:
             check=self._lock.check,
             warn=self._warn,
         )
-        self._checkpoints.none = self._replay is not None
+        self._trained = settings.trained or (True,) * len(executions)
+        only_read = settings.checkpoint is not None and not any(self._trained)  # the state is there already
+        self._checkpoints.none = self._replay is not None or only_read
         self._losses = Losses(self._position, self._checkpoints, self.progress, self.journal, settings.out)
         self._services = RunServices(
             self.journal,
@@ -203,11 +222,20 @@ class Runner:
         opening = {n: kinds.get(n, "to be copied") for n in execution.workers}  # of=NAME opens what is not called
         self.progress.opening(execution.program, opening, str(self._out))
         self._position.enter(execution)
+        new = [name for name in execution.workers if name not in self.executor.workers]
         workers = {name: self._open(name, self.executor.open) for name in execution.workers}
+        if resume is None:
+            self._begin_with_checkpoint(new)
         followers = execution.scheme.setup.followers
         server = ", the copy that generates,"
         servers = {name: self._open(name, self.executor.open_server, server) for name in execution.servers}
         self._compare_tokenizers(execution)
+        for other in self._evaluated_in(self._position.number):
+            for name in other.workers:
+                self._open(name, self.executor.open)
+            for name in other.servers:
+                self._open(name, self.executor.open_server, server)
+            self._compare_tokenizers(other)
         self.executor.start_program(execution.workers, resumed=resume is not None)
         for name in () if resume is not None else {**followers, **servers}:
             version = workers[name].read_version()  # what the program before has updated is published
@@ -235,6 +263,10 @@ class Runner:
                 settle=self._services.failed.settle,
                 not_finite=self._keep_not_finite,
                 take_sampled=self._find_take_sampled(),
+                evaluations=self._evaluations.due if self._trained[self._position.number] else lambda *_: (),
+                evaluate=self._evaluate,
+                looks=self._early.begin,
+                enough=self._is_enough,
             ),
             resume=resume,
             same=self.settings.inputs.same(self._position.number),
@@ -263,6 +295,7 @@ class Runner:
         mine = self.recorder.latest[label]
         if (text := stalled(mine, ended=True)) is not None:
             self._warn(f"{label}: {text}")
+        self._tell_unseen_metrics()
         self._position.leave(execution, mine[-1] if mine else {})
         if can_go_on:
             self._checkpoints.end_program()
@@ -298,6 +331,7 @@ class Runner:
         lines = self.recorder.commit(label, step, tokenizer)
         for line in lines:
             self._checkpoints.score.note(line)
+            self._early.note(line, step.number + 1)
         self.recorder.note_memory(label, step.number, self.executor.memory())
         rang = self._health.gap_alarm.rang
         for kind, text in self._health.look(label, lines[-1], step, self.recorder.latest[label]):
@@ -313,12 +347,83 @@ class Runner:
             settle(step.number)
         self.progress.step(lines[-1], step.timings)
 
+    def _evaluated_in(self, stage: int) -> list[Execution]:
+        """Return the programs that are run between the steps of one of the run."""
+        return [each.execution for each in self.settings.evaluations] if self._trained[stage] else []
+
+    def _evaluate(self, name: str, done: int, calls: int) -> None:
+        """Run a program between two steps, of which so many are done, and record what it came to."""
+        outer = self._session
+        assert outer is not None, "an evaluation is between the steps of a program"
+
+        def during(session: Running | None) -> None:
+            self._session = session or outer
+
+        hooks = Hooks(
+            commit=lambda step: None,
+            note=lambda step: None,
+            checkpoint=lambda point: None,
+            marks=dict,
+            due=lambda step: False,
+            stop=lambda: False,
+            sampled=lambda step: 0,
+            settle=self._services.failed.settle,
+            not_finite=self._keep_not_finite,
+        )
+        self.recorder.restart_clock()
+        found = self._evaluations.run(name, outer, calls, hooks, during)
+        self._lock.check()
+        self._position.settle_in()
+        tokenizer = None
+        with suppress(ModelError):
+            tokenizer = self.executor.tokenizer(None)
+        stage, step = self._position.number, found.step
+        label = evaluation_label([e.program for e in self.executions], self._trained, stage, name)
+        step.number, step.logs = done, [(done, numbers) for _, numbers in step.logs]
+        (line,) = self.recorder.commit(label, step, tokenizer, groups=self.settings.trajectories)
+        self.recorder.ledgers[label] = dict(found.ledger)
+        self.recorder.note_memory(label, done, self.executor.memory())
+        self._checkpoints.score.note(line)
+        self._early.note_settled(line, done)
+        self.progress.evaluated(line)
+        self._tell_unseen_metrics()
+        self.recorder.restart_clock()
+
+    def _is_enough(self, opened: int) -> bool:
+        """Whether a loop ends after so many steps, as it does not get better."""
+        enough = self._early.is_enough(opened)
+        if enough:
+            text = f"{self._labels[self._position.number]} after {opened} steps: {self._early.in_words()}"
+            self.recorder.event("stopped early", text)
+            self.progress.note(f"stopped early: {text}")
+        return enough
+
+    def _tell_unseen_metrics(self) -> None:
+        """Warn of a metric that a run is to go by, and that no line has."""
+        lines = [line for some in self.recorder.latest.values() for line in some]
+        for option, metric in (("keep-best", self._checkpoints.score.metric), ("stop-when", self._early.metric)):
+            text = unseen_metric(option, metric, lines)
+            if text is not None and option not in self._unseen:
+                self._unseen.add(option)
+                self._warn(text)
+
+    def _begin_with_checkpoint(self, names: Sequence[str]) -> None:
+        """Give workers that were just opened their state in the checkpoint of another run."""
+        folder = self.settings.checkpoint
+        if folder is not None:
+            saved = checkpoint.load_manifest(folder, reopened=True)["stamps"]
+            for name in names:
+                if name in saved:
+                    checkpoint.load_worker(folder, name, self.executor.open(name))
+
     def _rewind(self, seen: Mapping[str, Any] | None) -> None:
         """Have what looks at the lines of metrics go back to where those end that are left."""
         if seen is not None:
             self._tracking.restore(seen["tracking"])
             self._health.restore(seen["health"])
+            self._early.restore(seen.get("stop", {}))
         else:
+            self._early.begin()
             self._tracking.rewind(self.recorder.metrics())
             self._health.rewind(self.recorder.metrics())
         self._checkpoints.score.rewind()

@@ -37,7 +37,8 @@ class Running:
     """The session of one program: see :class:`flowrl.graph.stand_ins.current_session.Session`.
 
     The state machine of :mod:`flowrl.schedule` says what starts when; this does it. ``number`` is that of the program
-    in its run. Its workers are open in ``executor``.
+    in its run. Its workers are open in ``executor``. ``place``: where the journal has the answers of a call, by its
+    number, of a program that is run between the steps of another; nobody goes on from the middle of it.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Running:
         resume: ResumePoint | None,
         same: str = "",
         lengths: frozenset[str] = frozenset(),
+        place: Callable[[int], tuple[int, float]] | None = None,
     ) -> None:
         self.program, self.number, self.seed, self.executor = execution.program, number, seed, executor
         self.scheme, self.hooks, self.resume = execution.scheme, hooks, resume
-        self.issued = IssuedCalls(execution.program, number, journal, resume)
+        self.issued = IssuedCalls(execution.program, number, journal if place is None else None, resume)
+        self._place = place
         self.heads = LoopHeads(execution.fn, self, self.issued, same=same, lengths=lengths)
         scheme = execution.scheme
         workers = {name: executor.workers[name] for name in execution.workers}
@@ -82,6 +85,10 @@ class Running:
         self._looping = False  # inside the loop over steps
         self._recorded = 0
         self._loop_end: Point | None = None  # while nothing was asked of workers since then
+        self._loops = 0  # so far
+        known = resume if resume is not None else _START
+        self._stopped = dict(known.stopped)  # after how many steps loops were stopped early, by their number
+        self._evaluated = dict(known.evaluated)  # after how many calls each evaluation was run
         if held:
             self.dispatcher.tell(Resumed())
 
@@ -94,6 +101,7 @@ class Running:
         draws = self.issued.use(source)
         draws.of_loop = True
         step, self._looping = 0, True
+        self._loops += 1
         try:
             if (there := self.heads.begin(self._opened, steps)) is not None:
                 step, counts, ended = there
@@ -101,7 +109,9 @@ class Running:
                 self.issued.reached()
                 if ended:
                     return
-            while steps is None or step < steps:
+            elif not self.issued.replaying:
+                self.hooks.looks()
+            while (steps is None or step < steps) and not self._stops(step):
                 self._open()
                 self._current = draws
                 batch = self._draw(draws, None)
@@ -117,6 +127,19 @@ class Running:
             self.heads.end(step, self._opened, steps)
         finally:  # also where the program leaves the loop by itself
             self._looping = False
+
+    def _stops(self, step: int) -> bool:
+        """Whether the loop ends after so many steps although it was asked for more."""
+        loop = str(self._loops)
+        if self.issued.replaying:  # as it did then
+            stopped = self.resume is not None and self.resume.stopped.get(loop) == step
+        else:
+            self._wait_until_may_open(self._opened)
+            stopped = self.hooks.enough(self._opened)
+            self._stopped.pop(loop, None)  # one that is made longer goes on
+        if stopped:
+            self._stopped[loop] = step
+        return stopped
 
     def more(self, count: int) -> Any:
         """``count`` further rows of the source of this step."""
@@ -142,6 +165,7 @@ class Running:
             self._close()
         if self._loop_end is not None:
             self._settle()
+            self._evaluate(ended=True)
             self.hooks.checkpoint(self._loop_end)
         self.dispatcher.tell(Ended())
         self._settle()
@@ -151,6 +175,7 @@ class Running:
                 fix="Give it at least the steps that are done.",
             )
         self._record_outside()
+        self._evaluate(ended=True)
         return self._loop_end is not None
 
     def end_ledger(self) -> dict[str, Any]:
@@ -267,6 +292,8 @@ class Running:
         info = CallInfo(self.seed, self.program, step, title, occurrence, outside)
         call = Call(self.issued.calls, op, name, arguments, into, None, info, self.number)
         call.outside = outside
+        if self._place is not None:
+            call.place = self._place(call.index)
         self.issued.add(call, title)
         if not call.done and op.owner != "data":
             call.at = caller()
@@ -315,11 +342,15 @@ class Running:
         self._opened += 1
         self._loop_end = None
         if not self.issued.replays_step(number):
-            self.dispatcher.wait(lambda: self.machine.may_open(number) or bool(self.dispatcher.failures))
-            self._record()
+            self._wait_until_may_open(number)
             self._record_outside()
             self.dispatcher.tell(Opened(number))
         self._open_step = self.step_log.step(number)
+
+    def _wait_until_may_open(self, number: int) -> None:
+        """Return once few enough of the steps before are uncommitted, and have the others recorded."""
+        self.dispatcher.wait(lambda: self.machine.may_open(number) or bool(self.dispatcher.failures))
+        self._record()
 
     def _record_outside(self) -> None:
         """Have what was logged outside of steps recorded."""
@@ -349,10 +380,20 @@ class Running:
             self._settle()
         if self.dispatcher.order.is_kept and self.hooks.stop():
             raise Interrupted  # what is under way would go on beside other rows than then
+        self._evaluate()
         if self.hooks.stop() or self.hooks.due(step.number):
             self.hooks.checkpoint(self._point(step.number, head=head))
             if self.hooks.stop():  # also where that came meanwhile
                 raise Interrupted
+
+    def _evaluate(self, *, ended: bool = False) -> None:
+        """Have programs run that evaluate what was trained so far, where that is due and something was done since."""
+        for name in self.hooks.evaluations(self._opened, ended):
+            if self._evaluated.get(name) != self.issued.calls:
+                self._settle()
+                self._record(upto=self._opened - 1)
+                self.hooks.evaluate(name, self._opened, self.issued.calls)
+                self._evaluated[name] = self.issued.calls
 
     def _point(self, upto: int, head: int | None = None) -> Point:
         """The point of the program after a step, when all that runs is done and recorded."""
@@ -362,7 +403,8 @@ class Running:
         if head is not None and (variables := self.heads.record(head, self._opened)) is not None:
             record["variables"] = variables
         self._settle_ledger()
-        return Point({**record, "ledger": self.ledger.state()}, live, self.hooks.marks())
+        record |= {"ledger": self.ledger.state(), "evaluated": dict(self._evaluated), "stopped": dict(self._stopped)}
+        return Point(record, live, self.hooks.marks())
 
     def _record(self, upto: int = -1) -> None:
         """Have the steps that are done recorded, in order. Raises what has failed, after all that runs is done."""
@@ -414,4 +456,5 @@ def _plain(value: Any, readable: Callable[[Any], Any]) -> Any:
     return readable(found) if isinstance(found, RemoteColumn) else value
 
 
+_START = ResumePoint(0, 0, 0, "", {}, [], 0)
 _DRAW = Op(name="draw", owner="data", fn=lambda: None, reads=None, adds="", returns="raw")

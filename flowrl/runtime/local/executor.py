@@ -76,7 +76,12 @@ class LocalExecutor:
 
     def start_program(self, names: Iterable[str], *, resumed: bool) -> None:
         """Have the optimizers and copies of a program's workers begin anew, unless it is ``resumed``."""
-        for name in () if resumed else names:
+        if not resumed:
+            self.begin_anew(names)
+
+    def begin_anew(self, names: Iterable[str]) -> None:
+        """Have optimizers begin anew, and copies of other workers take their weights."""
+        for name in names:
             self.workers[name].program_starts()
 
     # -- calls ------------------------------------------------------------------------------------------------------
@@ -260,7 +265,7 @@ class LocalCall:
     def result(self) -> Any:
         """Run it. Returns what the op gives; raises what it raises."""
         call = self.call
-        place = (call.program, call.index) if call.op.external else None
+        place = call.place if call.op.external else None
         with counted_in(self.slots):
             result = run_op(
                 call.op,

@@ -22,7 +22,7 @@ def run_op(
     into: Mapping[str, str],
     info: CallInfo,
     *,
-    place: tuple[int, int] | None,
+    place: tuple[int, float] | None,
     journal: Callable[[], Journal],
     notes: Notes,
     warn: Callable[[str], None],

@@ -31,7 +31,7 @@ class FailedRows:
         if parts:
             settle(parts, rows, self._warn)
             if self._journal is not None:
-                self._journal.take(call.program, call.index, call.info)
+                self._journal.take(*call.place, call.info)
 
     def reset(self) -> None:
         """Forget calls that have not come to their end."""

@@ -23,7 +23,7 @@ _NAME = re.compile(r"(.+?)(?:\.(\d{6}))?\.jsonl")
 class _Furthest:
     """How far a part goes: the last call that it has a line of, and the last read."""
 
-    call: tuple[int, int] = (-1, -1)
+    call: tuple[int, float] = (-1, -1)
     read: tuple[int, int] = (-1, -1)
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -49,6 +49,7 @@ class Journal:
     "inputs": ["9f...", ...], "fields": {...}, "adds": {...}}``: what the external call 17, one of this op in a step
     (``outside``: between steps), added to these rows, of which it had read that
     (:mod:`flowrl.runtime.storage.answers.external_answers`); ``value`` in place of ``adds`` where it gives no rows.
+    The calls of an evaluation between steps have numbers between those of the calls before and after it.
     A call has a line for each time that some of its rows were asked for, or have answered. ``keys`` may be those of
     rows that it has made of its rows, with the ``inputs`` of these.
     ``{..., "failed": true}``: these rows have failed. They count as long as the call was taken with them:
@@ -63,12 +64,12 @@ class Journal:
         self.damage: list[str] = []
         self._lock = threading.RLock()
         self._reads: dict[tuple[int, int], Any] = {}
-        self._external: dict[tuple[int, int], list[dict[str, Any]]] = {}  # by program and call
+        self._external: dict[tuple[int, float], list[dict[str, Any]]] = {}  # by program and call
         self._taken: set[tuple[Any, ...]] = set()  # calls that are done, and may have failed rows
         self._furthest: dict[tuple[str, int], _Furthest] = {}  # of the parts that are known, by journal and number
         self._since: Mapping[str, int] | None = None  # what is known of the files, as long as they are as they were
         self._left_out = False  # parts of this journal
-        self._kept: list[list[tuple[int, int]]] = [[], []]  # calls before the last sync, and since then
+        self._kept: list[list[tuple[int, float]]] = [[], []]  # calls before the last sync, and since then
         self._read: list[list[tuple[int, int]]] = [[], []]  # the same of reads
         self._number = max(self._files().get(self._base, {0: path}))
         self._lines = Lines(self._part(self._number))
@@ -182,7 +183,7 @@ class Journal:
     def keep(
         self,
         program: int,
-        call: int,
+        call: float,
         keys: Sequence[Key],
         inputs: Sequence[str],
         fields: Mapping[str, Sequence[str]],
@@ -213,7 +214,7 @@ class Journal:
             self._external.setdefault((program, call), []).append(_with_keys(line))
             self._kept[1].append((program, call))
 
-    def take(self, program: int, call: int, of: CallInfo) -> None:
+    def take(self, program: int, call: float, of: CallInfo) -> None:
         """Take a call with the rows of it that have failed: these are answers from here on."""
         line = {"program": program, "call": call, "op": of.op, "outside": of.outside, "taken": True}
         with self._lock:
@@ -222,7 +223,7 @@ class Journal:
             self._taken.add(_call_of(line))
         self._write(line)
 
-    def answers(self, program: int, call: int) -> list[dict[str, Any]]:
+    def answers(self, program: int, call: float) -> list[dict[str, Any]]:
         """What an external call gave before: lines as they are written, with keys as tuples; the newest first."""
         with self._lock:
             lines = self._external.get((program, call), [])[::-1]

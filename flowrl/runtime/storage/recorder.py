@@ -67,8 +67,8 @@ class Recorder:
         """Leave what came before out of the next step's seconds."""
         self._last = time.perf_counter()
 
-    def commit(self, program: str, step: Step, tokenizer: Any) -> list[dict[str, Any]]:
-        """Write a step's lines; returns its lines of metrics."""
+    def commit(self, program: str, step: Step, tokenizer: Any, *, groups: int | None = None) -> list[dict[str, Any]]:
+        """Write a step's lines; returns its lines of metrics. ``groups``: of whose rows; None goes by the step."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         lines = self._numbers(program, step)
@@ -97,7 +97,8 @@ class Recorder:
         if step.ledger is not None:
             self.ledgers[program] = step.ledger
             self.write("ledger", {"program": program, "step": step.number, **step.ledger})
-        if step.rows is not None and (count := self.sampled(step.number)):
+        count = self.sampled(step.number) if groups is None else groups
+        if step.rows is not None and count:
             rows = step.recorded if step.recorded is not None else step.readable(first_groups(step.rows, count))
             self._trajectories(program, step.number, rows, tokenizer)
             if step.marked is not None:

@@ -60,8 +60,10 @@ def inputs_of(
     seed: int,
     plan: Mapping[str, Any],
     runtime: str,
+    checkpoint: str = "",
 ) -> Inputs:
     """What a run of these programs is made of; ``handles`` are the workers that they call.
+    ``checkpoint``: that of another run that it begins with.
 
     Asked before anything runs: what the programs change at module level is as the script has made it.
     """
@@ -74,7 +76,7 @@ def inputs_of(
     python = {"python": ".".join(platform.python_version_tuple()[:2])}
     record: dict[str, Any] = {
         "parameters": [spelled(stage.parameters) for stage in stages],
-        "seed": {"seed": str(seed)},
+        "seed": {"seed": str(seed), **({"checkpoint": checkpoint} if checkpoint else {})},
         "workers": {k: v for handle in handles for k, v in _worker(handle)},
         "data": [{k: v for n, s in some.items() for k, v in _flat(n, identity(s))} for some in sources],
         "code": {name: found.says for name, found in code.items()},

@@ -17,7 +17,7 @@ class Call:
 
     ``arguments`` are by parameter, defaults filled in; ``values`` those that are not there yet, at any depth in them,
     and ``handles`` the names of workers among them. ``into`` renames the fields that it adds. ``index`` is its number
-    in its program, and ``program`` the number of that in the run.
+    in its program, and ``program`` the number of that in the run; ``place`` is where the journal has its answers.
 
     ``fields`` are those of its batch, where they are known before it is run. One that only ``adds`` some to the rows
     of another call has that as its ``base``. ``reads`` are the fields that it reads of each batch, by parameter, where
@@ -43,6 +43,7 @@ class Call:
         "origins",
         "outside",
         "parts",
+        "place",
         "program",
         "reads",
         "result",
@@ -68,6 +69,7 @@ class Call:
         self.values: tuple[Value, ...] = tuple(find(arguments))
         self.handles = tuple(a.name for a in arguments.values() if is_handle(a))
         self.at, self.info, self.step, self.program = at, info, info.step, program
+        self.place: tuple[int, float] = (program, index)
         self.title = f"{worker or op.owner}.{op.name}"
         self.issued = 0.0  # when the program made it
         self.done = False

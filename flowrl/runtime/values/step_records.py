@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,6 +169,8 @@ class ResumePoint:
     ledger: Mapping[str, Any] | None = None  # None: an older flowrl kept none
     held: tuple[str, ...] = ()  # workers whose last publish was waiting for the next step
     variables: Mapping[str, Any] | None = None  # of the program, as of runtime/driver/loop_heads.py
+    evaluated: Mapping[str, int] = field(default_factory=dict[str, int])  # after how many calls each was last run
+    stopped: Mapping[str, int] = field(default_factory=dict[str, int])  # steps of loops that were stopped early
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,9 @@ class Hooks:
     ``take_sampled`` is handed what a call has sampled, with the number of its chunk or prompt group and the node of the
     graph, and returns the rows that the program goes on with; None where there is nothing to do with them.
     ``settle`` looks at the rows that failed in a call of so many rows, and raises where they are too many.
+    ``evaluations`` says which programs are to be run now that so many steps are done, or the program has ended;
+    ``evaluate`` runs one of them: its name, the steps that are done, and the calls so far. ``looks`` is told that a
+    loop begins, and ``enough`` says whether a loop is to end although it was asked for more steps.
     """
 
     commit: Callable[[Step], None]
@@ -202,6 +207,10 @@ class Hooks:
     settle: Callable[[Call, int], None]
     not_finite: Callable[[Call, Any], None]
     take_sampled: Callable[[Call, int, str, Any], Any] | None = None
+    evaluations: Callable[[int, bool], Sequence[str]] = lambda done, ended: ()
+    evaluate: Callable[[str, int, int], None] = lambda name, done, calls: None
+    looks: Callable[[], None] = lambda: None
+    enough: Callable[[int], bool] = lambda opened: False
 
 
 class StepLog:

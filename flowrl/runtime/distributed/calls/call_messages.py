@@ -135,7 +135,7 @@ def _rank_call(
         into=dict(call.into),
         keep=client.new_id() if keeps else 0,
         weights=(group.version, group.dirty) if group is not None else (0, False),
-        journal=(call.program, call.index) if call.op.external else None,
+        journal=call.place if call.op.external else None,
         journal_since=client.journal_since if call.op.external else {},
         frees=client.take_dropped(rank),
         policies=policies,

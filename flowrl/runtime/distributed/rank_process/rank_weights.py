@@ -26,7 +26,7 @@ class Weights:
         self.host, self.folder = host, folder
         self.workers: dict[Key, Worker] = {}
         self.specs: dict[Key, WorkerSpec] = {}
-        self.aside: dict[tuple[str, int], list[Shard]] = {}
+        self.aside: dict[tuple[Key, int], list[Shard]] = {}
         self.routes: dict[str, tuple[Moves, int, Any]] = {}
         self._meeting: set[str] = set()  # names of moves for which ranks are being connected
         self._parted: deque[str] = deque(maxlen=100)  # the latest of which nobody wants to hear any more
@@ -53,15 +53,15 @@ class Weights:
         """Bring them back. Returns the bytes that this takes."""
         return wake(self.workers[key]) if key in self.workers else 0
 
-    def set_aside(self, name: str, version: int) -> None:
+    def set_aside(self, key: Key, number: int) -> None:
         """Copy the weights as they are now, as a version that is published while training goes on."""
-        self.aside[name, version] = [
-            Shard(s.name, s.shape, s.offset, s.tensor.detach().clone(), s.main) for s in self.shards((name, False))
+        self.aside[key, number] = [
+            Shard(s.name, s.shape, s.offset, s.tensor.detach().clone(), s.main) for s in self.shards(key)
         ]
 
-    def let_go(self, name: str, version: int) -> None:
+    def let_go(self, key: Key, number: int) -> None:
         """Forget a version that was set aside."""
-        self.aside.pop((name, version), None)
+        self.aside.pop((key, number), None)
 
     def meeting_point(self) -> str:
         """A place in the folder of the run where ranks can meet."""
@@ -124,7 +124,7 @@ class Weights:
         moves, me, wire = self.routes[route]
         given: list[Shard] = []
         if source in self.workers:
-            given = self.shards(source) if number is None else self.aside[source[0], number]
+            given = self.shards(source) if number is None else self.aside[source, number]
         taken = self.shards(target) if target in self.workers else []
         return execute(moves, me=me, source=given, target=taken, wire=wire)
 
@@ -132,7 +132,7 @@ class Weights:
         """The part of the weights' digest that is here, in the dtypes of the copy that takes them."""
         import torch
 
-        shards = self.shards(key) if version is None else self.aside[key[0], version]
+        shards = self.shards(key) if version is None else self.aside[key, version]
         if dtypes is None:
             return sums(shards)
         made: dict[str, Any] = {}

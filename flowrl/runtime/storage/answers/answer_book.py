@@ -25,7 +25,7 @@ class AnswerBook:
     def __init__(
         self,
         journal: Journal,
-        place: tuple[int, int],
+        place: tuple[int, float],
         info: CallInfo,
         rows: Batch,
         prints: Fingerprints,

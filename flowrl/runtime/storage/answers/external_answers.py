@@ -34,7 +34,7 @@ from .known_answers import (
 
 def once(
     journal: Journal,
-    place: tuple[int, int],
+    place: tuple[int, float],
     op: Op,
     worker: Any,
     arguments: Mapping[str, Any],
@@ -101,7 +101,7 @@ def once(
 
 
 def _value_once(
-    journal: Journal, place: tuple[int, int], info: CallInfo, known: KnownAnswers, ask: Callable[[], Any]
+    journal: Journal, place: tuple[int, float], info: CallInfo, known: KnownAnswers, ask: Callable[[], Any]
 ) -> Any:
     """The same for a call that gives metrics, a number or nothing."""
     keys, prints = known.keys, known.prints
