@@ -15,6 +15,7 @@ from ..executor import Executor
 from ..storage.journal import Journal
 from ..storage.recorder import first_groups
 from ..values.call import outcome
+from ..values.episode_counts import EpisodeCounts
 from ..values.step_records import Hooks, Step, Traffic
 from .run_settings import Evaluation
 from .running_program import Running
@@ -128,6 +129,8 @@ def _together(steps: Sequence[Step]) -> Step:
             whole.sampled[node] = before[0] + tokens, before[1] + responses
         for node, count in step.cut_off.items():
             whole.cut_off[node] = whole.cut_off.get(node, 0) + count
+        for node, episodes in step.episodes.items():
+            whole.episodes.setdefault(node, EpisodeCounts()).add(episodes)
         for node, slots in step.slots.items():
             known = whole.slots.setdefault(node, replace(slots, used=0, there=0))
             known.used, known.there = known.used + slots.used, known.there + slots.there
