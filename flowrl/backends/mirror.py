@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import ModelError
+from ..workers.engine import Published
 from ..workers.model_options import Build
 from ..workers.weights.weight_boxes import Shard
 from .hf import engine as reference
 
 #: The kinds of models whose weights are known to arrive in such an engine, by their name in a configuration.
 KINDS = ("llama", "qwen2", "qwen3")
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a publish was: ``Published(bytes=6_400_000, load=0.06, proof=0.02, gap=4e-6, rows=4)``, times in seconds.
-
-    ``proof``: what it took here and there to see that it has arrived. ``gap``: the largest difference of a
-    log-probability of the probe, which had so many ``rows``.
-    """
-
-    bytes: int
-    load: float
-    proof: float
-    gap: float
-    rows: int
 
 
 def check_build(build: Build, name: str, title: str) -> None:

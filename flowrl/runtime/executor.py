@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..errors import RankLost
 from ..workers.decode_slots import DecodeSlots
+from ..workers.engine import Published
 from ..workers.user_code.rows_in_progress import Notes
 from .storage.checkpoints.checkpoint_folder import Begun
 from .storage.failed_rows import FailedRows
@@ -175,6 +176,12 @@ class Executor(Protocol):
         that moved.
 
         Rows that it samples go on under them, with keys and values computed again, unless they ``keep_cache``.
+        """
+        ...
+
+    def published(self, name: str) -> Published | None:
+        """Return what the engine that generates said of the weights that it was last given: what loading and the proof
+        took, and the gap of the probe; None of one that has nothing to say.
         """
         ...
 

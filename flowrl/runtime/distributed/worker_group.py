@@ -15,6 +15,7 @@ from ...batch import Key
 from ...errors import RunError
 from ...graph.ops.op import Op
 from ...lowering.deployment import WorkerSpec
+from ...workers.engine import Published
 from ...workers.weights.weight_boxes import digest
 from ..storage.checkpoints.snapshot import Captured
 from ..transfer.plan_moves import Held, Moves, plan_moves
@@ -87,6 +88,7 @@ class WorkerGroup:
         self.changing = False  # an update is under way, or what it changed is not known yet
         self.swapping = False  # it is on its way out of memory, or back
         self.installing = False
+        self.published: Published | None = None  # what its engines said of the weights that it was last given
         self.received = 0  # bytes of the weights that it was last given, on all of its ranks
         self.owed = False  # ranks were started anew meanwhile, and have not got them
         self.aside: set[int] = set()  # numbers of weights that were set aside, and nobody has taken yet
@@ -303,7 +305,8 @@ class WorkerGroup:
         self.client.note_move(what, moves, answers)
         self.received = moves.total
         written = self.client.call_all(self.ranks, "weights_written", self.key, version, keep_cache, what=what)
-        self.stamps |= _stamps(written)
+        self.stamps |= _stamps({rank: stamped for rank, (stamped, _) in written.items()})
+        self.published = Published.of_ranks(told for _, told in written.values())
         assert wanted is not None, "what is installed has a digest"
         for rank, found in self.digests(None, None).items():
             if found != wanted:

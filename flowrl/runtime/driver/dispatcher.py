@@ -270,7 +270,8 @@ class Dispatcher:
         with self._changed:
             self.order.begin(command)
         if isinstance(command, Publish) and command.worker in self.servers:
-            self.notes.note_publish(command, moved, start, perf_counter(), due=job.due, after=job.after)
+            told = self.executor.published(command.worker)
+            self.notes.note_publish(command, moved, told, start, perf_counter(), due=job.due, after=job.after)
         return False
 
     def _move(self, command: Stage | Publish) -> int:

@@ -13,7 +13,7 @@ from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
 from ...workers.decode_slots import DecodeSlots, counted_in
-from ...workers.engine import Engine
+from ...workers.engine import Engine, Published, published
 from ...workers.model_options import Build
 from ...workers.model_worker import ModelWorker
 from ...workers.streaming import streams
@@ -145,6 +145,10 @@ class LocalExecutor:
 
         shared = self._shared.get(name)
         return write() if shared is None else shared.publish(write, version, keep_cache=keep_cache)
+
+    def published(self, name: str) -> Published | None:
+        """Return what the engine that generates said of the weights that it was last given."""
+        return published(self.servers.get(name))
 
     def offload(self, resident: str, forecast: float | None = None) -> None:
         """Take weights and optimizer of a worker out of its device's memory; its next call needs them back."""

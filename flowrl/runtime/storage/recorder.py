@@ -19,6 +19,7 @@ from ...errors import LONGEST, At, cut
 from ...graph.tracing.log_names import Logged, Names
 from ...marks import unlike
 from ...placement.backends import packages
+from ...workers.engine import Published
 from ..values.call import outcome
 from ..values.process_memory import ProcessMemory
 from ..values.step_records import Step, Timing
@@ -91,6 +92,8 @@ class Recorder:
                 line |= {f"{node}/decode_slots_used": slots.share for node, slots in step.slots.items()}
                 for node, episodes in step.episodes.items():
                     line |= {f"{node}/{name}": value for name, value in episodes.metrics().items()}
+                for title, told in step.published.items():
+                    line |= {f"{title}/{name}": value for name, value in _proved(told).items()}
             self.write("metrics", line)
             self.latest[program].append(line)
         self.note(program, step)
@@ -115,6 +118,8 @@ class Recorder:
             said = {"start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens}
             if timing.longest:
                 said |= {"prompt": timing.prompt, "longest": timing.longest, "context": timing.context}
+            if timing.published is not None:
+                said |= _proved(timing.published)
             timeline.append(where | said | {"call": timing.call, "piece": timing.chunk} | self._waited(timing))
         self.write_all("timeline", timeline)
         traffic = step.traffic
@@ -316,6 +321,12 @@ def curves(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[int], l
 def first_groups(rows: Any, count: int) -> Any:
     """All rows of the first ``count`` prompts of a batch, in its order."""
     return rows.take(sorted(i for group in rows.groups()[:count] for i in group))
+
+
+def _proved(told: Published) -> dict[str, float]:
+    """What an engine has told of a publish, as files have it."""
+    seconds = {"load_seconds": round(told.load, 6), "proof_seconds": round(told.proof, 6)}
+    return seconds | {"probe_gap": told.gap, "probe_rows": told.rows}
 
 
 def _add_gaps(line: dict[str, Any], gaps: Mapping[str, Mapping[str, float]]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...graph.tracing.log_names import Logged
 from ...workers.decode_slots import DecodeSlots
+from ...workers.engine import Published
 from .call import Call
 from .episode_counts import EpisodeCounts
 from .row_digests import RowDigests
@@ -62,7 +63,7 @@ class Timing:
     ``call`` is the number of the call in its program, the same one for its chunks; below 0 where it is none. The
     program made it at ``issued``, and ``after`` let it begin, at ``due``. ``ranks``: what each rank did of it. Of a
     call that samples, ``prompt`` are the tokens of all prompts, ``longest`` those of the longest response, and
-    ``context`` the tokens that each sampled one came after, summed.
+    ``context`` the tokens that each sampled one came after, summed. ``published``: what an engine told of a publish.
     """
 
     node: str
@@ -81,6 +82,7 @@ class Timing:
     prompt: int = 0
     longest: int = 0
     context: int = 0
+    published: Published | None = None
 
 
 @dataclass
@@ -123,9 +125,10 @@ class Step:
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
     name of those whose rows are trained on. ``cut_off``: rows of these that are not finished. ``gaps``: of updates the
     gap to the engine that sampled, by the same id. ``made``: what calls made, by their number in the program.
-    ``updates``: what updates of a policy measure besides. ``slots``: decode slots that rollouts have used, by the same
-    id. ``episodes``: how those of rollouts ended, by the same id. ``ledger``: what became of the rows so far.
-    ``skipped``: rows of the data that could not be read and were left out.
+    ``updates``: what updates of a policy measure besides. ``published``: what engines have told of publishes, by their
+    title. ``slots``: decode slots that rollouts have used, by the same id. ``episodes``: how those of rollouts ended,
+    by the same id. ``ledger``: what became of the rows so far. ``skipped``: rows of the data that could not be read and
+    were left out.
     ``begun``: what the pool that samples has begun with since the step before, and ``taken`` the groups that calls have
     got, as :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
@@ -147,6 +150,7 @@ class Step:
     gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     updates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    published: dict[str, Published] = field(default_factory=dict[str, Published])
     slots: dict[str, DecodeSlots] = field(default_factory=dict[str, DecodeSlots])
     episodes: dict[str, EpisodeCounts] = field(default_factory=dict[str, EpisodeCounts])
     ledger: dict[str, Any] | None = None

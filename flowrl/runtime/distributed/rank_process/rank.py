@@ -16,7 +16,7 @@ from ....graph.stand_ins.argument_trees import find_in, rebuild
 from ....graph.stand_ins.values import is_handle
 from ....lowering.deployment import WorkerSpec
 from ....workers.base import Opening, Worker
-from ....workers.engine import Engine
+from ....workers.engine import Engine, published
 from ....workers.model_options import Build, Sampled
 from ....workers.model_worker import ModelWorker
 from ....workers.tokens.sampling import SamplingArguments
@@ -36,7 +36,7 @@ from ...values.rows_to_fetch import Fetch, Take, assemble
 from ..protocol import Advanced, Failed, Named, RankCall, RankConfig, Reply, unopened
 from .peers import Elsewhere, Peers, Policy
 from .rank_streams import RankStreams
-from .rank_weights import Weights, everybody
+from .rank_weights import Weights, Written, everybody
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -321,11 +321,11 @@ class Rank(Weights):
             self.streams.pause(target)
         return super().move(route, source, number, target)
 
-    def weights_written(self, key: tuple[str, bool], version: int, keep_cache: bool = False) -> tuple[int, bool, int]:
+    def weights_written(self, key: tuple[str, bool], version: int, keep_cache: bool = False) -> Written:
         """Somebody has written into the weights: they are a version now, under which rows go on."""
-        written = super().weights_written(key, version, keep_cache)
+        stamped, _ = super().weights_written(key, version, keep_cache)
         self.streams.resume(key, version, keep_cache=keep_cache)
-        return written
+        return stamped, published(self.workers[key])  # some engines prove them as rows go on
 
     def _worker(self, call: RankCall) -> Any:
         if call.worker is None:

@@ -10,13 +10,15 @@ from typing import Any
 
 from ....lowering.deployment import WorkerSpec
 from ....workers.base import Worker
-from ....workers.engine import has_weights
+from ....workers.engine import Published, has_weights, published
 from ....workers.model_worker import ModelWorker
 from ....workers.weights.offloaded import sleep, wake
 from ....workers.weights.weight_boxes import Shard, Sums, sums
 from ...transfer.plan_moves import Moves
 
 Key = tuple[str, bool]  # a worker, and whether it is the copy that generates
+#: Of weights that were written: version, whether they were changed since, stamp, and what its engine says of them.
+Written = tuple[tuple[int, bool, int], Published | None]
 
 
 class Weights:
@@ -141,14 +143,14 @@ class Weights:
             made |= sums(some, getattr(torch, kind))
         return made
 
-    def weights_written(self, key: Key, version: int, keep_cache: bool = False) -> tuple[int, bool, int]:
+    def weights_written(self, key: Key, version: int, keep_cache: bool = False) -> Written:
         """Somebody has written into the weights: they are a version now."""
         del keep_cache  # of rows that are sampled
         worker = self.workers[key]
         assert isinstance(worker, ModelWorker), "only models have weights"
         worker.engine_with_weights().weights_written()
         worker.mark_published(version)
-        return worker.version, worker.dirty, worker.stamp
+        return (worker.version, worker.dirty, worker.stamp), published(worker)
 
     def save_model(self, key: Key, folder: str) -> bool:
         """Save the model as a Hugging Face folder."""

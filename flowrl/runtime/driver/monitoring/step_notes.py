@@ -15,6 +15,7 @@ from ....graph.tracing.reported_metrics import OF_POLICY
 from ....schedule.events import Publish
 from ....schedule.scheme import Scheme
 from ....workers.decode_slots import DecodeSlots
+from ....workers.engine import Published
 from ...storage.traffic import bytes_made, bytes_read, row_tokens, rows_cut_off
 from ...values.call import Call
 from ...values.episode_counts import EpisodeCounts, count_episodes, failed_episodes
@@ -125,16 +126,27 @@ class StepNotes:
             self._made(call).parts.append(digests)
 
     def note_publish(
-        self, command: Publish, moved: int, start: float, end: float, *, due: float, after: Release | None
+        self,
+        command: Publish,
+        moved: int,
+        told: Published | None,
+        start: float,
+        end: float,
+        *,
+        due: float,
+        after: Release | None,
     ) -> None:
-        """Note how long a publish took, what let it begin, and the bytes that it has moved; its step may be recorded
-        already."""
+        """Note how long a publish took, what let it begin, the bytes that it has moved, and what the engine has told of
+        it; its step may be recorded already.
+        """
         title = f"{command.worker}.publish"
         with self.lock:
             step = self.steps.step(command.step) if command.step >= 0 else self.steps.outside
-            waited = {"call": command.id, "due": due, "after": after}
+            waited = {"call": command.id, "due": due, "after": after, "published": told}
             step.timings.append(Timing(title, command.step, command.pools[0], start, end, **waited))
             _add(step.traffic.weights, {title: moved})
+            if told is not None:
+                step.published[title] = told
 
     def note_swap(self, call: Call, title: str, pool: str, start: float, end: float) -> None:
         """Note how long a worker took to leave the memory of a pool before a call, or to come back."""
