@@ -20,7 +20,7 @@ from flowrl.backends import open_engine
 from flowrl.backends.probe import TOLERANCE
 from flowrl.batch import Batch, Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
-from flowrl.workers.model_options import Build, Lora, Model, Sampling
+from flowrl.workers.model_options import Build, Lora, Model, Optim, Sampling
 from flowrl.workers.streaming import FailedCall
 
 pytestmark = [
@@ -281,6 +281,80 @@ def test_a_publish_that_does_not_arrive_is_an_error_that_says_what(opened, fault
     fault("")
     ours.take_weights(theirs.plain_weights())  # and nothing is left of it
     assert ours.published.gap < 2e-4
+
+
+def test_adapters_that_are_trained_and_not_delivered_are_found(opened, fault):
+    """vLLM has the weights under the adapters, which came before: those that the adapters change are named."""
+    pytest.importorskip("peft", reason="adapters need peft (extra 'lora')")
+    ours, base = published(opened, "qwen2", seed=40)
+    lora = Lora(r=4, targets=("q_proj", "v_proj"))
+    theirs = open_engine(
+        "hf", Build(Model(config=CONFIGS["qwen2"]), dtype="fp32", device="cpu", lora=lora, optim=Optim())
+    )
+    given = base.plain_weights()
+    with torch.no_grad():
+        for name, weight in theirs.net.model.named_parameters():
+            if "lora_" in name:
+                weight.normal_(std=0.2)
+            else:
+                weight.copy_(given[name.replace(".base_layer", "")])
+    merged = theirs.plain_weights()
+    changed = {name for name in given if not torch.equal(merged[name], given[name])}
+    assert changed == {f"model.layers.{i}.self_attn.{n}_proj.weight" for i in range(2) for n in "qv"}
+    fault("adapter not delivered")
+    with pytest.raises(RunError, match=f"in 4 of 27 that were looked at. {BEFORE}: ") as info:
+        ours.take_weights(merged)
+    assert "self_attn.q_proj.weight" in info.value.what and "and 1 more" in info.value.what
+    fault("")
+    ours.take_weights(merged)
+    prompts = Column.of(MANY, "prompt", "i32")
+    made = ours.generate(prompts, 1, torch.arange(64), Sampling(8))
+    assert ours.published.gap < 2e-4 and float(gaps(made, MANY, theirs).max()) < 1e-4
+
+
+WRITTEN = {
+    "in a view": lambda ours, given: ours.shards()[1].tensor.mul_(1.5),
+    "in all views": lambda ours, given: [shard.tensor.copy_(given[shard.name]) for shard in ours.shards()],
+    "published": lambda ours, given: ours.take_weights(given),
+    "views published": lambda ours, given: (ours.shards()[0].tensor.mul_(1.5), ours.weights_written()),
+    "written as rows were to go on": lambda ours, given: (ours.pause(), ours.shards()[0].tensor.mul_(2), ours.resume()),
+}
+
+
+@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("how", WRITTEN)
+def test_weights_that_are_written_while_rows_run_are_found(opened, how, packed):
+    """vLLM's process reads them in place: a row would have some of both."""
+    ours, theirs = published(opened, "qwen2", seed=50, **({} if packed else {"packed": False}))
+    train(theirs, 51)
+    given = theirs.plain_weights()
+    call = ours.submit(Column.of(PROMPTS[:4], "prompt", "i32"), 1, torch.arange(4), Sampling(12))
+    assert ours.step() == []
+    with pytest.raises(RunError, match="The weights were written while 4 rows were being sampled with them") as info:
+        WRITTEN[how](ours, given)
+        ours.step()
+    assert "pause()" in str(info.value.fix)
+    assert [row.reason for row in ours.abort(call)] == ["aborted"] * 4
+    ours.take_weights(given)
+    rows = ours.generate(Column.of(PROMPTS, "prompt", "i32"), 1, torch.arange(16), Sampling(8, greedy=True))
+    assert rows.ids.to_list() == [whole(theirs, prompt, 8) for prompt in PROMPTS]
+
+
+def test_rows_that_would_be_in_a_forward_pass_of_two_weights_are_found(opened, fault):
+    ours, theirs = published(opened, "qwen2", seed=60)
+    train(theirs, 61)
+    call = ours.submit(Column.of(PROMPTS[:4], "prompt", "i32"), 1, torch.arange(4), Sampling(12))
+    assert ours.step() == []
+    ours.pause()
+    fault("rows kept")
+    with pytest.raises(
+        RunError, match="failed. vLLM: .*: 4 rows are still being sampled: a forward pass would be of two"
+    ):
+        ours.take_weights(theirs.plain_weights())
+    fault("")
+    ours.take_weights(theirs.plain_weights())
+    ours.resume(1)
+    assert len(ours.abort(call)) == 4
 
 
 def test_the_whole_probe_may_come_with_every_third_publish(opened, monkeypatch):

@@ -114,6 +114,7 @@ if os.environ.get("FAULT"):
     from flowrl.backends.vllm import v0_32 as it
     from flowrl.backends.vllm import weight_memory
     #: The table of the weights, and what some were at the publish before.
+    BASE = {}
     TOLD, LAST, OLD = {}, {}, "model.layers.1.mlp.experts.routed_experts.w13_weight"
     read = weight_memory.open_weights
 
@@ -146,6 +147,12 @@ if os.environ.get("FAULT"):
         if fault() == "one written":
             weights["model.layers.1.mlp.up_proj.weight"][0, 0] += 1
         given = {n: w.clone() if fault() else w for n, w in parameters.items()}
+        if fault() == "adapter not delivered":
+            for name, weight in named(given).items():
+                if name in BASE:
+                    weight.copy_(BASE[name])
+        else:  # what adapters are trained on, as it came before
+            BASE.update({n: w.clone() for n, w in weights.items() if n.endswith(("q_proj.weight", "v_proj.weight"))})
         if fault() == "down not given":
             del given["model.layers.0.mlp.down_proj.weight"]
         if fault() in GIVEN:
@@ -193,7 +200,19 @@ if os.environ.get("FAULT"):
 
     row_support.CallSupport = CallSupport
 
+    KEPT = []  # rows that were to be taken out and were not
+
+    def keeping(engine):
+        take_out = engine.abort_request
+        def abort(names, *more):
+            KEPT.extend(names if fault() == "rows kept" else ())
+            return None if fault() == "rows kept" else take_out(names, *more)
+        engine.abort_request, engine.take_out = abort, take_out
+
     def add_if_it_can(engine, name, *more):
+        if KEPT:  # the publish is over
+            engine.take_out(list(KEPT))
+            KEPT.clear()
         if fault() == "a row fails" and name.endswith(".2"):
             raise ValueError("no room")
         add(engine, name, *more)
@@ -211,6 +230,7 @@ if os.environ.get("FAULT"):
 
     def open_spoiled(*args, open_engine=it.open_engine, **options):
         engine = open_engine(*args, **options)
+        keeping(engine)
         from functools import partialmethod
 
         from flowrl.backends.vllm.draw import Draw

@@ -205,6 +205,8 @@ class WholeVLLMEngine(VLLMEngine):
         self._running: dict[tuple[int, int], None] = {}  # in the order of calls and rows
         self._paused, self._version = False, 0
         self._begun_again = True  # since the last pause, as a publish has them do
+        self._weights = list(mirror.net.model.parameters())
+        self._written = 0  # how often somebody had written them at the last publish
         super().__init__(build, mirror, version)
 
     # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
@@ -229,6 +231,8 @@ class WholeVLLMEngine(VLLMEngine):
         """Go on by a token of each row; return what has ended."""
         if self._paused or not self._running:
             return []
+        if self._count_writes() != self._written:
+            raise self._written_meanwhile()
         (said,) = self.child.ask("step", 1, version=self._version)
         return [self._left(ended) for ended in said["left"]]
 
@@ -275,12 +279,19 @@ class WholeVLLMEngine(VLLMEngine):
 
     def _publish(self) -> None:
         if self._running and not self._paused:
-            raise RunError(
-                f"The weights were written while {len(self._running)} rows were being sampled with them.",
-                fix="Call pause() before they are written and resume(version) after.",
-            )
+            raise self._written_meanwhile()
         super()._publish()
-        self._begun_again = True
+        self._begun_again, self._written = True, self._count_writes()
+
+    def _count_writes(self) -> int:
+        """How often weights were written, as torch counts: vLLM reads them in place, and a row would have torn ones."""
+        return sum(weight._version for weight in self._weights)
+
+    def _written_meanwhile(self) -> RunError:
+        return RunError(
+            f"The weights were written while {len(self._running)} rows were being sampled with them.",
+            fix="Call pause() before they are written and resume(version) after.",
+        )
 
 
 def _memory_of(mirror: Any, axes: Mapping[str, int], team: Team) -> WeightMemory:

@@ -240,6 +240,8 @@ class Server:
         from ...workers.weights.weight_boxes import sums
         from .columns import differing
 
+        if running := self.vllm.running_rows(self.engine):
+            raise RuntimeError(f"{running} rows are still being sampled: a forward pass would be of two weights")
         number = asked["number"]
         before = self.vllm.computed(self.engine, number)
         began = time.monotonic()

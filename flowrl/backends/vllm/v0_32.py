@@ -186,6 +186,11 @@ def kept_prefixes(engine: Any) -> int:
     return len(engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
 
 
+def running_rows(engine: Any) -> int:
+    """Return how many rows the engine has, those that wait included."""
+    return engine.get_num_unfinished_requests()
+
+
 def forget_prefixes(engine: Any) -> bool:
     """Empty the cache of keys and values, which are those of the weights before. Returns whether it is empty."""
     return bool(engine.reset_prefix_cache())
