@@ -13,6 +13,7 @@ FlowError
 ├── RunError         an op failed while running; names the op and the driver's line
 │   ├── NotFinite    a model gave numbers that are not finite; names the weights or fields that are not
 │   ├── WrongAnswer  an engine or a rank gave rows that cannot be right; names the row
+│   ├── Stalled      nothing went on any more; tells the chain of waits, and who is to blame
 │   ├── ClusterLost  Ray itself died, and all processes of the run with it
 │   └── RankLost     a process died, or has not answered in time; names its rank and its pool
 ├── DiskError        a file of a run could not be written: a full disk, a quota, a broken disk
@@ -45,6 +46,7 @@ __all__ = [
     "RunError",
     "RankLost",
     "ClusterLost",
+    "Stalled",
     "DiskError",
     "ResumeError",
     "UsageError",
@@ -223,6 +225,10 @@ class RankLost(RunError):
 
 class ClusterLost(RunError):
     """What the processes of a run depend on died: the run can only be resumed."""
+
+
+class Stalled(RunError):
+    """Nothing went on in a run any more for as long as its plan allows (``pipeline: {hang: 1800}``)."""
 
 
 class DiskError(FlowError):

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..analysis.wait_story import wait_story
+from ..runtime.driver.monitoring.wait_story import wait_story
 from .arguments.options import put, read_words
 from .help import new_parser
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from ..errors import RankLost
 from ..workers.decode_slots import DecodeSlots
 from ..workers.engine import Published
+from ..workers.headway import Headway
 from ..workers.user_code.rows_in_progress import Notes
 from .storage.checkpoints.checkpoint_folder import Begun
 from .storage.failed_rows import FailedRows
@@ -220,6 +221,11 @@ class Executor(Protocol):
     def unanswered(self) -> list[dict[str, Any]]:
         """Return what ranks were asked and have not answered, as
         :class:`flowrl.runtime.storage.wait_record.WaitingRank`; asked by another thread."""
+        ...
+
+    def headway(self) -> Mapping[str, Headway]:
+        """Return how far each process has come, by its name: ``driver``, ``rank 0``; those that do not answer are left
+        out. Asked by another thread."""
         ...
 
     def memory(self) -> Mapping[str, ProcessMemory]:

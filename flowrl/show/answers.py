@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..analysis.wait_story import wait_story
 from ..errors import FlowError
+from ..runtime.driver.monitoring.wait_story import wait_story
 from . import curves, lanes, search_rows, summaries
 from .follow_runs import FollowedRun, Follower
 from .forecasts import compare_forecast

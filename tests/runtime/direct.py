@@ -116,6 +116,9 @@ class Direct:
             except Exception as error:
                 return Failed.of(error)
 
+    def headway(self):
+        return {}
+
     def wait(self, begun, what, deadline=None, on_death=None):
         if dead := {*self.dead, *(r for r, a in begun.items() if a is LOST)}:
             answers = {r: a for r, a in begun.items() if r not in dead and not isinstance(a, Future)}

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...errors import ModelError, PlanError
 from ...placement.cluster.mesh import Mesh
 from ...placement.model.weight_layout import layers_of_stage
+from ...workers.headway import make_headway
 from ..hf.micro_batches import Micro
 from ..hf.net import Net
 from ..messages import broadcast_json, dtype_name, empty_like
@@ -130,6 +131,7 @@ class StageNet(ShardedNet):
     ) -> Tensor:
         if self.given is None:
             return super().hidden(ids, positions, mask, cache)
+        make_headway()
         rows, width = ids.shape
         how = {"position_ids": positions, "attention_mask": mask, "use_cache": False}
         return self.body(inputs_embeds=self.given[:rows, :width], **how).last_hidden_state

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError
+from ...workers.headway import make_headway
 from .logits import Head
 
 FULL, WINDOWED = "full_attention", "sliding_attention"
@@ -95,6 +96,7 @@ class Net:
 
         ``mask`` is what is added to the attention's scores, [rows, 1, tokens, keys]; None is causal.
         """
+        make_headway()
         given: dict[str, Any] = {"input_ids": ids, "use_cache": cache is not None}
         if positions is not None:
             given["position_ids"] = positions

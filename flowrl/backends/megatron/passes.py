@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...workers.headway import make_headway
 from .parallel import Parallel
 
 
@@ -88,6 +89,7 @@ def run(
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     def step(feeds: Any, model: Any) -> tuple[Tensor, Any]:
+        make_headway()
         fed = next(feeds)
         hidden = model(input_ids=fed.ids, position_ids=fed.positions, attention_mask=_unseen(fed, config))
         return hidden, lambda found, non_loss_data=False: _kept(*last(found, fed), alone=non_loss_data)

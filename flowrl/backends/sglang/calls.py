@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from ...errors import FlowError, RunError
+from ...workers.headway import make_headway
 from ...workers.model_options import Sampling
 from ...workers.streaming import FailedCall, SampledRow
 from .answers import AskedRow, NotFiniteRow, WrongRow
@@ -92,6 +93,7 @@ class Calls:
             event = self._events.get(timeout=seconds)
             while True:
                 self._heard = time.monotonic()
+                make_headway()
                 found += self._handle(*event)
                 event = self._events.get_nowait()
         if self.rows and time.monotonic() - self._heard > self.client.patience:

@@ -17,6 +17,7 @@ from typing import Any
 from weakref import finalize
 
 from ...errors import DataError, ModelError, RunError
+from ...workers.headway import make_headway
 
 LOOK = 1.0  # seconds between two looks at whether it is alive
 START_SECONDS = 900.0  # a compiled engine takes three minutes on two cores
@@ -114,6 +115,7 @@ class Child:
             got = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise self._lost() from None
+        make_headway()
         if "ended" in got:
             raise RunError(f"it ended with {got['ended'].rstrip('.')}.{self._written()}")
         return got

@@ -30,6 +30,7 @@ from .versions import adapter
 from .weight_memory import open_weights
 
 LOOK = 1.0  # seconds between two looks at whether the other process is there
+TELL = 10.0  # seconds between two words that steps are made
 
 
 class Server:
@@ -52,6 +53,7 @@ class Server:
         self.rows: dict[str, RunningRow] = {}  # those that run, by their name in vLLM
         self.left: dict[int, int] = {}  # by call that is answered whole: its rows that have not ended
         self.ended: list[dict[str, Any]] = []  # of streamed calls, not told yet
+        self.told = 0.0  # when the other side was told last that steps are made
         self.version = 0  # of the weights
         self.begun = 0  # how often rows were begun: a name is not used twice
         self.uncounted: set[str] = set()  # rows that have no token yet
@@ -69,6 +71,7 @@ class Server:
                     return
                 self._handle(asked)
             self._step()
+            self._say_that_it_goes_on()
 
     def _read(self) -> None:
         """Take in what comes; end this process where nothing can come any more."""
@@ -200,6 +203,12 @@ class Server:
         if output.finished:
             del self.rows[name], DRAWN[name]
             self._tell(row, as_message(row.ended("stop" if made.finish_reason == "stop" else "length")))
+
+    def _say_that_it_goes_on(self) -> None:
+        """Let the other side know now and then that steps are made, although no row has ended."""
+        if (now := time.monotonic()) - self.told >= TELL:
+            self.told = now
+            self.send(call=0)  # of which nobody takes the answer
 
     def _tell(self, row: RunningRow, said: dict[str, Any]) -> None:
         if row.call not in self.left:

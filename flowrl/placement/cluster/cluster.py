@@ -26,6 +26,7 @@ class Nodes:
     ``network``: Gb/s of a node, where it is known better. ``oversubscription``: how many times less than that passes
     between switches, of which each has ``nodes_per_switch`` of the nodes in a row, 0 a switch for each node. ``rails``:
     equal devices of nodes have a switch of their own, so that rings stay on it; what goes to other devices does not.
+    ``cores``: those of the processors of a node, of which each rank takes one; 0 where nobody has said.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Nodes:
     oversubscription: float = 1.0
     nodes_per_switch: int = 0
     rails: bool = False
+    cores: int = 0
 
     def __post_init__(self) -> None:
         kind_named(self.kind)
@@ -96,6 +98,11 @@ class Cluster:
         return self._ends[-1] if self._ends else 0
 
     @property
+    def cores(self) -> int:
+        """How many cores of processors all nodes have; 0 where that of some is not known."""
+        return sum(g.cores * g.count for g in self.groups) if all(g.cores for g in self.groups) else 0
+
+    @property
     def nodes(self) -> int:
         """How many nodes there are."""
         return len(self._ends)
@@ -153,5 +160,6 @@ class Cluster:
             | ({} if g.oversubscription == 1 else {"oversubscription": g.oversubscription})
             | ({"nodes_per_switch": g.nodes_per_switch} if g.nodes_per_switch else {})
             | ({"rails": True} if g.rails else {})
+            | ({"cores_per_node": g.cores} if g.cores else {})
             for g in self.groups
         ]

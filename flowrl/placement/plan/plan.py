@@ -108,7 +108,8 @@ class Pipeline:
     prompts. ``publish``: what becomes of running requests, ``drain``, ``interrupt`` or ``continue``. ``chunks``: into
     how many parts row-wise ops are cut. ``deadline``: the seconds that a rank may take to answer; 0 is any time.
     ``copies``: on how many ranks sampled rows are kept, 1 or 2. ``restart``: the seconds in which a lost replica has to
-    be started again; then the run goes on with the others. Raises PlanError for other values.
+    be started again; then the run goes on with the others. ``hang``: the seconds without any progress after which the
+    run ends, and says what it waited for; 0 waits for ever. Raises PlanError for other values.
 
     >>> fl.Pipeline(staleness=1, chunks=4).to_json()
     {'staleness': 1, 'order': 'fifo', 'publish': 'drain', 'chunks': 4}
@@ -122,10 +123,13 @@ class Pipeline:
     deadline: float = 0.0
     copies: int = 1
     restart: float = 120.0
+    hang: float = 1800.0
     at: Mapping[str, At] = field(default_factory=dict[str, At], compare=False, repr=False)  # by key
 
     def __post_init__(self) -> None:
-        check_pipeline(self.to_json() | {"restart": self.restart}, self.at, window_default=type(self).window)
+        check_pipeline(
+            self.to_json() | {"restart": self.restart, "hang": self.hang}, self.at, window_default=type(self).window
+        )
 
     def to_json(self) -> dict[str, Any]:
         """``{"staleness": 0, "order": "fifo", "publish": "drain", "chunks": 1}``; with ``window`` where it counts."""
@@ -135,6 +139,7 @@ class Pipeline:
             del said["window"]
         said |= {"deadline": self.deadline} if self.deadline else {}
         said |= {"restart": self.restart} if self.restart != type(self).restart else {}
+        said |= {"hang": self.hang} if self.hang != type(self).hang else {}
         return {**said, "copies": self.copies} if self.copies != 1 else said
 
 

@@ -16,11 +16,20 @@ from .plan import Pipeline, Place, Plan, Pool
 from .rules import USES, check_backend, check_inside, check_offload, check_option, check_pool_name, no_cluster
 
 _TOP = ("cluster", "pools", "place", "pipeline")
-_NODES = ("device", "nodes", "devices_per_node", "network", "oversubscription", "nodes_per_switch", "rails")
+_NODES = (
+    "device",
+    "nodes",
+    "devices_per_node",
+    "network",
+    "oversubscription",
+    "nodes_per_switch",
+    "rails",
+    "cores_per_node",
+)
 _POOL = ("devices", "processes", "device", "least")
 _PLACE = ("pool", "mesh", "backend", "offload")
 _ENGINE = ("pool", "mesh", "engine")
-_PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline", "copies", "restart")
+_PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline", "copies", "restart", "hang")
 _RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
 _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 
@@ -106,8 +115,9 @@ class _Reader:
             raise self._error(entries["oversubscription"], what, "Write oversubscription: 2, or leave it out.")
         switch = self._whole(entries["nodes_per_switch"], "nodes_per_switch", 1) if "nodes_per_switch" in entries else 0
         rails = self._flag(entries["rails"], "rails") if "rails" in entries else False
+        cores = self._whole(entries["cores_per_node"], "cores_per_node", 1) if "cores_per_node" in entries else 0
         at = entries.get("oversubscription", entries["device"])
-        return self._said(at, lambda: Nodes(device, count, devices, network, less, switch, rails))
+        return self._said(at, lambda: Nodes(device, count, devices, network, less, switch, rails, cores))
 
     def _flag(self, node: Any, what: str) -> bool:
         value = str(node.value)

@@ -220,6 +220,13 @@ def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default
             at=at.get("restart"),
             fix="Write restart: 120, or 0 to go on without a lost replica at once.",
         )
+    hang = said["hang"]
+    if isinstance(hang, bool) or not isinstance(hang, int | float) or not 0 <= hang < inf:
+        raise PlanError(
+            f"pipeline: hang is a number of seconds, not {hang}.",
+            at=at.get("hang"),
+            fix="Write hang: 1800, or 0 to wait for ever.",
+        )
     window = said.get("window", window_default)
     if isinstance(window, bool) or not isinstance(window, int | float) or not 0 < window <= 1:
         raise PlanError(

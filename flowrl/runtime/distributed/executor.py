@@ -12,6 +12,7 @@ from ...errors import RankLost
 from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment
 from ...workers.engine import Engine, Published
+from ...workers.headway import Headway, headway
 from ...workers.model_options import Build, Model
 from ..executor import PendingCall, RunServices, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
@@ -217,6 +218,10 @@ class DistributedExecutor(OpenGroups):
                 more = {"what": asked.what, "since": asked.since, "deadline": self.client.deadline}
                 found.append({**said, "began": began(pid) if pid else "", **more})
         return found
+
+    def headway(self) -> Mapping[str, Headway]:
+        """Return how far the driver has come, and the ranks that answer."""
+        return {"driver": headway(), **{f"rank {rank}": found for rank, found in self.client.link.headway().items()}}
 
     def memory(self) -> Mapping[str, ProcessMemory]:
         """Return the memory of the driver, and what each rank had when it answered last."""

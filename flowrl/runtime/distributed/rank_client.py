@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ...errors import At, DiskError, FlowError, RankLost, RunError, WrongAnswer
+from ...workers.headway import Headway
 from ...workers.user_code.failed_rewards import Failures
 from ..storage.checkpoints.snapshot import Captured
 from ..storage.disk import Checksum
@@ -30,7 +31,7 @@ class Link(Protocol):
 
     ``wait`` raises RankLost for a rank that died or has not answered ``deadline`` seconds after its call began. It
     calls ``on_death`` as soon as one has died and others still work: they may wait for it. ``where``: by rank its pool,
-    its process and its machine, as ``node``.
+    its process and its machine, as ``node``. ``headway``: how far each has come that answers at once.
     """
 
     @property
@@ -44,6 +45,7 @@ class Link(Protocol):
         deadline: float | None = None,
         on_death: Callable[[], None] | None = None,
     ) -> dict[int, Any]: ...
+    def headway(self) -> Mapping[int, Headway]: ...
 
 
 @dataclass

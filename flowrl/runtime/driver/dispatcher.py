@@ -132,6 +132,7 @@ class Dispatcher:
         self._staged: dict[tuple[str, int], Any] = {}
         self._since: dict[int, float] = {}  # when what runs was begun
         self._quiet_since = perf_counter()  # the last event
+        self.events = 0  # so far
         self._free: dict[str, tuple[float, int]] = {}  # by thread: when its last call was through, and which it was
         self._releases = Releases(self._issued, servers)
 
@@ -167,6 +168,16 @@ class Dispatcher:
             with self._changed:
                 self.order.free()
         self._pools.close(wait)
+
+    def break_off(self, error: BaseException) -> None:
+        """Have the driver's thread raise an error as soon as it waits."""
+        self._pools.break_off(error)
+
+    def runs_own_ops_alone(self) -> bool:
+        """Whether something runs, and all of it are moves of weights and ops of flowrl's own."""
+        with self._changed:
+            calls = [self._issued.get(number) for number in self._since]
+            return bool(self._since) and all(call is None or _is_own(call) for call in calls)
 
     def waits(self) -> tuple[list[dict[str, Any]], float]:
         """Return what is not done, as :class:`flowrl.runtime.storage.wait_record.WaitingCall`, and for how long nothing
@@ -218,6 +229,7 @@ class Dispatcher:
         here: list[_Job] = []
         with self._changed:
             self._quiet_since = now = perf_counter()
+            self.events += 1
             if isinstance(event, Finished):
                 self._since.pop(event.id, None)
             for command in self.machine.handle(event):
@@ -534,6 +546,11 @@ class Dispatcher:
         if scheduled.rowwise and not call.groups:
             call.parts = [None] * self.scheme.setup.chunks
         return scheduled
+
+
+def _is_own(call: Call) -> bool:
+    """Whether the op of a call is one of flowrl's, and calls no code of others that nobody counts."""
+    return not call.op.external and str(getattr(call.op.fn, "__module__", "")).startswith("flowrl.")
 
 
 def _done(command: Command) -> Event:

@@ -47,6 +47,13 @@ class Pools:
         self._queues: dict[str, queue.SimpleQueue[Job | None]] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._broken: BaseException | None = None
+
+    def break_off(self, error: BaseException) -> None:
+        """Have whoever waits raise an error, from now on."""
+        with self._changed:
+            self._broken = error
+            self._changed.notify_all()
 
     def is_home(self, pool: str) -> bool:
         """Whether the driver's thread serves a pool."""
@@ -67,12 +74,14 @@ class Pools:
         """Return once a condition holds, which is looked at under the lock; run the home jobs meanwhile."""
         while True:
             with self._changed:
-                while not self._at_home:
+                while True:
+                    if self._broken is not None:
+                        raise self._broken
                     if done():
                         return
+                    if self._at_home:
+                        break
                     self._changed.wait(_SLICE)
-                if done():
-                    return
                 job = self._at_home.popleft()
             if job.start():
                 _finish(job)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...batch import Batch
-from ...errors import DiskError, FlowError, ModelError, RankLost
+from ...errors import DiskError, FlowError, ModelError, RankLost, Stalled
 from ...graph.stand_ins import current_session as sessions
 from ...lowering.lower import Execution
 from ...marks import other_ids, vocabulary
@@ -36,9 +36,11 @@ from ..values.step_records import Hooks, Interrupted, Point, ResumePoint, Step
 from .early_stop import EarlyStop
 from .evaluations import Evaluations
 from .go_back import Losses
+from .monitoring.hang_watch import HangWatch, Signs
 from .monitoring.health import Health
 from .monitoring.learning_stalled import stalled
 from .monitoring.wait_notes import WaitNotes
+from .monitoring.wait_story import WaitStory, wait_story
 from .progress import Progress
 from .run_position import RunPosition
 from .run_settings import Outcome, Settings
@@ -163,8 +165,9 @@ class Runner:
         status, digest = "done", None
         try:
             watch = Watch(self.settings.out, self._warn).watching()
-            waits = WaitNotes(self.settings.out, self.settings.script, self._waits).watching()
-            with self._stop.listening(), self.progress, watch, waits:
+            waits = WaitNotes(self.settings.out, self.settings.script, self._waits)
+            hang = self._hang_watch(waits).watching()
+            with self._stop.listening(), self.progress, watch, waits.watching(), hang:
                 if (text := unused_words(self.settings)) is not None:
                     self._warn(text)
                 if self._died:
@@ -191,15 +194,16 @@ class Runner:
             self._last_words("stopped", "at once; what came after the last checkpoint is done again", "interrupted")
             raise
         except BaseException as error:
-            self._last_words("failed", f"{type(error).__name__}: {error}", "failed")
+            text = f"{type(error).__name__}: {error}"
+            self._last_words("failed", text, "failed", still=isinstance(error, Stalled))
             raise
         return self._end(status, digest)
 
-    def _last_words(self, kind: str, text: str, status: str) -> None:
-        """Note why a run ends, as far as the disk takes it, and end the ranks."""
+    def _last_words(self, kind: str, text: str, status: str, *, still: bool = False) -> None:
+        """Note why a run ends, as far as the disk takes it, and end the ranks. ``still``: nothing goes on there."""
         with suppress(DiskError):
             if not self._lock.lost:  # else the folder is another run's
-                if status == "failed":
+                if status == "failed" and not still:
                     self._end_writing()
                 close_tracking(self._tracking, status, self.recorder, self.progress.note, patience=5.0)
                 self.recorder.event(kind, text)
@@ -284,7 +288,7 @@ class Runner:
         except Interrupted:
             self._checkpoints.wait()
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Stalled):
             wait = False
             raise
         finally:
@@ -466,6 +470,38 @@ class Runner:
             return session.waits()
         waits = {"opening": self._opening, "ranks": self.executor.unanswered()}
         return waits, time.monotonic() - self._since
+
+    def _hang_watch(self, waits: WaitNotes) -> HangWatch:
+        """What ends the run once nothing goes on any more; where a debugger works, nothing does."""
+        first, out = self.executions[0], self.settings.out
+
+        def story() -> WaitStory:
+            waits.write()
+            return wait_story(out)
+
+        def end(error: Stalled) -> None:
+            if (session := self._session) is not None:
+                session.break_off(error)
+            self._stop.end_with(error)
+
+        return HangWatch(
+            0.0 if first.runtime == "eager" else first.plan.pipeline.hang,
+            events=self._events,
+            signs=self._signs,
+            story=story,
+            end=end,
+        )
+
+    def _events(self) -> tuple[float, ...]:
+        """What changes with each event that the driver knows of; asked by a thread of its own."""
+        session = self._session
+        return (self._since, self._position.number, -1 if session is None else session.events)
+
+    def _signs(self) -> Signs:
+        """What shows that the run goes on; asked by a thread of its own."""
+        session = self._session
+        own = session is not None and session.dispatcher.runs_own_ops_alone()
+        return Signs(self._events(), self.executor.headway(), own)
 
     def _note_renewal(self, what: str) -> None:
         self.recorder.event("renewed", what)

@@ -189,6 +189,15 @@ class Running:
         step = self._open_step.number if self._open_step is not None else None
         return {"program": self.program, "step": step, "calls": calls, "ranks": self.executor.unanswered()}, quiet
 
+    @property
+    def events(self) -> int:
+        """How much has happened so far; asked by another thread."""
+        return self.dispatcher.events
+
+    def break_off(self, error: BaseException) -> None:
+        """Have the program raise an error as soon as it waits; called by another thread."""
+        self.dispatcher.break_off(error)
+
     def close(self, wait: bool = True) -> None:
         """End the threads; what runs comes to its end, unless nobody waits for it."""
         self.dispatcher.close(wait)

@@ -1,4 +1,4 @@
-"""How a run is asked to stop: by a signal it ends after its step, with a checkpoint; by a second one at once."""
+"""How a run is stopped: by a signal it ends after its step, with a checkpoint; by a second one or an error, at once."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class Stop:
         self._tell = tell
         self.signal: int | None = None  # the first that came
         self._ended = False
+        self._error: BaseException | None = None  # with which the run is ended from within
+        self._listens = False
 
     @property
     def asked(self) -> bool:
@@ -41,6 +43,23 @@ class Stop:
     def status(self) -> int:
         """The exit status of a run that a signal has stopped, as shells write it: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + (self.signal or signal.SIGINT)
+
+    def end_with(self, error: BaseException) -> None:
+        """Have the driver's thread raise an error whatever it is at, where that is the main thread and this listens.
+
+        Where it does not leave the run, the process is ended.
+        """
+        self._error = error
+        if self._listens:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            threading.Thread(target=self._end_later, args=(error,), daemon=True, name="flowrl-end").start()
+
+    def _end_later(self, error: BaseException) -> None:
+        time.sleep(PATIENCE)
+        if not self._ended:
+            with suppress(OSError):
+                os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="backslashreplace"))
+            os._exit(1)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -56,10 +75,11 @@ class Stop:
         theirs.setblocking(False)
         woken = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._insist, args=(ours, set(before)), daemon=True, name="flowrl-signals").start()
+        self._listens = True
         try:
             yield
         finally:
-            self._ended = True
+            self._ended, self._listens = True, False
             signal.set_wakeup_fd(woken)
             theirs.close()
             for number, handler in before.items():
@@ -67,6 +87,9 @@ class Stop:
 
     def _came(self, number: int, frame: Any) -> None:
         del frame
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         name = signal.Signals(number).name
         if self.signal is not None:
             raise StopNow(number)

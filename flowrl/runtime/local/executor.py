@@ -14,6 +14,7 @@ from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
 from ...workers.decode_slots import DecodeSlots, counted_in
 from ...workers.engine import Engine, Published, published
+from ...workers.headway import Headway, headway
 from ...workers.model_options import Build
 from ...workers.model_worker import ModelWorker
 from ...workers.streaming import streams
@@ -196,6 +197,10 @@ class LocalExecutor:
     def unanswered(self) -> list[dict[str, Any]]:
         """Return nothing: there are no ranks."""
         return []
+
+    def headway(self) -> Mapping[str, Headway]:
+        """Return how far this process has come."""
+        return {"driver": headway()}
 
     def memory(self) -> Mapping[str, ProcessMemory]:
         """Return the memory of this process."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import DiskError
+from ...workers.headway import make_headway
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +97,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Checksum:
         yield len(text).to_bytes(8, "little")
         yield text
         for name in header:
+            make_headway()
             tensor = tensors[name].detach().cpu().contiguous()
             if tensor.nbytes:
                 yield _view(tensor)

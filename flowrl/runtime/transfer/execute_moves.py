@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import RunError
+from ...workers.headway import make_headway
 from ...workers.weights.weight_boxes import Shard
 from .carrier import Carrier, Load, by_name
 from .message_order import Message, fingerprint, messages_of
@@ -121,6 +122,7 @@ def _exchange(messages: Sequence[Message], carrier: Carrier, wire: Wire) -> None
     def land() -> None:
         message, load, sending = flying.popleft()
         _through(message, sending, wire)
+        make_headway()
         if load is None:
             _read(message, sending.tensor, carrier, wire)
             return

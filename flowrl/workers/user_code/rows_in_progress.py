@@ -18,6 +18,7 @@ from typing import Any
 
 from ...batch import Key
 from ...errors import shown
+from ..headway import make_headway
 
 NAME = "user_code"  # user_code.jsonl of the driver, user_code.POOL.RANK.jsonl of a rank
 DIED, FORKED = f"{NAME}_died.jsonl", f"{NAME}_forked.jsonl"
@@ -93,6 +94,7 @@ class Notes:
 
     def begin(self, row: Row) -> int:
         """User code begins with a row. Returns what ends the note."""
+        make_headway()
         if self._file < 0:
             return 0
         with self._lock:
@@ -106,6 +108,7 @@ class Notes:
 
     def end(self, number: int) -> None:
         """User code is done with a row, or nobody waits for it any more."""
+        make_headway()
         with self._lock:
             place = self._places.pop(number, None)
             if place is None:

@@ -409,17 +409,23 @@ MISTAKES = [
         "fix  Write restart: 120, or 0 to go on without a lost replica at once.",
     ),
     (
+        "pipeline:\n  hang: never\n",
+        2,
+        "pipeline: hang is a number of seconds, not never.",
+        "fix  Write hang: 1800, or 0 to wait for ever.",
+    ),
+    (
         "pipeline:\n  stalenes: 0\n",
         2,
         "pipeline has no 'stalenes'.",
-        "have chunks, copies, deadline, order, publish, restart, staleness, window",
+        "have chunks, copies, deadline, hang, order, publish, restart, staleness, window",
         "fix  Did you mean 'staleness'?",
     ),
     (
         "cluster:\n  device: h100-80\n  devices_pro_node: 8\n",
         3,
         "cluster has no 'devices_pro_node'.",
-        "have device, devices_per_node, network, nodes, nodes_per_switch, oversubscription, rails",
+        "have cores_per_node, device, devices_per_node, network, nodes, nodes_per_switch, oversubscription, rails",
         "fix  Did you mean 'devices_per_node'?",
     ),
     (

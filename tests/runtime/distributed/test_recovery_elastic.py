@@ -10,11 +10,11 @@ import pytest
 from direct import Direct, run_direct
 from flows import module_of
 
-from flowrl.analysis.wait_story import wait_story
 from flowrl.errors import RankLost
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.distributed.calls.pending_calls import CallOnRanks
 from flowrl.runtime.distributed.protocol import Failed
+from flowrl.runtime.driver.monitoring.wait_story import wait_story
 
 THREE = Plan({"a": "cpu", "b": Pool("b", processes=3)}, {"learner": {"train": Place("a"), "generate": Place("b")}})
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from ....workers.headway import headway
 from ..protocol import Failed, RankCall, RankConfig
 from ..rank_process.rank import Rank
 from .group_signals import hear, overhear
@@ -20,6 +21,7 @@ LANES = {
     "positions": "pull",
     "respond": "serve",
     "alive": "pull",
+    "headway": "pull",
     "bring": "light",
     "capture_rows": "light",
     "write_captured": "save",
@@ -87,6 +89,8 @@ class RankActor:
     def _called(self, method: str, args: Sequence[Any]) -> Any:
         if method == "alive":
             return True
+        if method == "headway":
+            return headway()
         hear()
         assert self._rank is not None, "a rank is told of the run first"
         try:

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....errors import ClusterLost, RankLost, RunError, UsageError
 from ....graph.script.site import is_shipped, is_users
+from ....workers.headway import Headway
 from ..process_exits import Watched
 from ..protocol import Failed, RankConfig
 from .group_signals import deaf
@@ -107,7 +108,7 @@ class RayRanks:
         for module in own_modules():
             cloudpickle.register_pickle_by_value(module)
         self._config = ray.put(config)
-        for pool in self.pools:
+        for pool in sorted(self.pools, key=lambda pool: not pool.gpus):  # processes leave the cores beside GPUs alone
             self._groups[pool.name] = self._placed(pool)
         more = [rank for rank, (pool, place) in self._places.items() if pool.least and place >= pool.least]
         for rank in more:
@@ -430,6 +431,16 @@ class RayRanks:
         """Ask all ranks whether they are there, but for those that are being started."""
         there = {rank: handle for rank, handle in self.handles.items() if rank not in self._starting}
         return Asked(time.monotonic(), {h.pull.remote("alive"): (rank, h) for rank, h in there.items()})
+
+    def headway(self) -> dict[int, Headway]:
+        """How far each rank has come, of those that answer within a few seconds."""
+        asked = {h.pull.remote("headway"): rank for rank, h in list(self.handles.items()) if rank not in self._starting}
+        ready = ray.wait(list(asked), num_returns=len(asked), timeout=SILENT)[0] if asked else []
+        found: dict[int, Headway] = {}
+        for ref in ready:
+            with suppress(RayError):
+                found[asked[ref]] = ray.get(ref)
+        return found
 
     def _dead(self, asked: Asked | None = None) -> tuple[list[int], list[int]]:
         """Ranks whose process is gone, and those that say nothing; where all had answered to ``asked``, as of now."""

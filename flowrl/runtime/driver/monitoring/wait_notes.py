@@ -29,6 +29,7 @@ class WaitNotes:
         self._driver = threading.get_ident()
         self._written = False
         self._end = threading.Event()
+        self._lock = threading.Lock()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -47,14 +48,19 @@ class WaitNotes:
 
     def look(self) -> None:
         """Write down what the run waits for, where that takes long; take it away where it goes on."""
-        waits, quiet = self._waits()
-        if quiet >= LONG:
-            line = {"time": time.time(), "quiet": quiet, "driver": self._place(), **waits}
-            replace_file(self._file, json.dumps(line))
-            self._written = True
+        if self._waits()[1] >= LONG:
+            self.write()
         elif self._written:
             self._file.unlink(missing_ok=True)
             self._written = False
+
+    def write(self) -> None:
+        """Write down what the run waits for now."""
+        waits, quiet = self._waits()
+        line = {"time": time.time(), "quiet": quiet, "driver": self._place(), **waits}
+        with self._lock:
+            replace_file(self._file, json.dumps(line))
+        self._written = True
 
     def _look_on(self) -> None:
         while not self._end.wait(LOOK):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.analysis.wait_story import wait_story
 from flowrl.cli import main
+from flowrl.runtime.driver.monitoring.wait_story import wait_story
 from flowrl.runtime.storage.run_lock import is_stopped
 from flowrl.runtime.storage.wait_record import read_waits
 
-FLOW = Path(__file__).parents[1] / "runtime" / "hang_flow.py"
+FLOW = Path(__file__).parents[2] / "hang_flow.py"
 PATIENCE = 300.0  # seconds: a busy machine is no fault
 
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, shown
-from ..runtime.storage.run_lock import began, holder_of, is_stopped
-from ..runtime.storage.run_record import read_record, records_within
-from ..runtime.storage.wait_record import WaitingCall, WaitingRank, WaitRecord, read_waits
-from ..workers.user_code.rows_in_progress import DIED, Row, at_work, lines_of
+from ....errors import UsageError, shown
+from ....workers.user_code.rows_in_progress import DIED, Row, at_work, lines_of
+from ...storage.run_lock import began, holder_of, is_stopped
+from ...storage.run_record import read_record, records_within
+from ...storage.wait_record import WaitingCall, WaitingRank, WaitRecord, read_waits
 
 
 @dataclass(frozen=True)
