@@ -7,9 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..analysis.certificate import certificate
 from ..analysis.check_plan import plan_findings
 from ..analysis.study import Study
-from ..errors import PlanError, UsageError, WorkerError
+from ..errors import UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check_program import Report
 from ..graph.tracing.trace_records import Lint
@@ -57,11 +58,8 @@ def _with_plan(report: Report, study: Study) -> Report:
     lints = (*report.lints, *(n for n in lints if n.report() not in known))
     if errors:
         return Report(report.program, tuple(errors), lints)
-    waits = study.waits()
-    if waits.cycle:
-        at = study.plan.pipeline.at.get("staleness")
-        errors = [PlanError(f"the program can come to wait for itself:\n  {waits.text()}", at=at)]
-    return Report(report.program, tuple(errors), lints, () if waits.cycle else (waits.text(),))
+    proved, refuted = certificate(study)
+    return Report(report.program, refuted, lints, proved)
 
 
 def _each_once(reports: Sequence[Report]) -> list[Report]:

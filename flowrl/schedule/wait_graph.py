@@ -51,6 +51,11 @@ class WaitRecorder:
 
     So each call, publish and step has all the waits that it can have in any run: whatever ends takes some away, and
     adds none. Pools add none either: a call takes all its pools at once, and waits for nothing once it has them.
+
+    With ``order: window`` a call that samples is two things: that its groups have ended, and that groups were taken for
+    it. It is given groups after the calls before it, and any that have ended within the window will do: the oldest that
+    nobody has is always within it, and is of this call or of one before. So it waits for no more than that the groups
+    of all these have ended.
     """
 
     setup: Setup
@@ -98,6 +103,7 @@ class WaitRecorder:
         for node in nodes:
             for other in dict.fromkeys((*node.after, *node.after_chunk)):
                 self._wait(self._title(other.id), [self._title(node.id)])
+        self._take_groups()
         for step in range(self._steps):
             mine = [self._title(n.id) for n in nodes if n.step == step and n.kind != "stage"]
             before = [f"the commit of step {step - 1}"] if step else []
@@ -110,6 +116,21 @@ class WaitRecorder:
         return Waits(self._steps, len(self._calls), moves, count, cycle_in(self.waits))
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _take_groups(self) -> None:
+        """Have calls whose groups may be exchanged wait for those before them, and for the groups of all of these."""
+        sampled: list[str] = []
+        before: list[str] = []
+        for id in sorted(node.id for node in self.machine.nodes.values() if node.windowed):
+            title = self._title(id)
+            sampled.append(self.groups_of(id))
+            self._wait(sampled[-1], self.waits[title])
+            self._wait(title, [*before, *sampled])
+            before = [title]
+
+    def groups_of(self, id: int) -> str:
+        """What is waited for until all prompt groups of a call have ended, whoever takes them."""
+        return f"the end of all groups of {self._title(id)}"
 
     def _commits_before(self, step: int) -> int:
         """How many steps have to be committed for this one to open."""

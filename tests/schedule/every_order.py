@@ -43,7 +43,12 @@ def deadlocks(setup, actions, most=20_000):
             continue
         seen.add(state)
         assert len(seen) < most, "too large a program for this"
-        events = [Finished(*one) for one in sorted(running)]
+        last = {id for id, chunk in running if chunk < 0}  # whose groups have not all ended
+        events = [
+            Finished(id, chunk) if chunk >= 0 else Grouped(id, -1 - chunk)
+            for id, chunk in sorted(running)
+            if chunk < 0 or id not in last
+        ]
         if place < len(actions) and _may_go_on(machine, actions[place]):
             events.append(actions[place])
         if not events and (place < len(actions) or not machine.idle):
@@ -52,12 +57,16 @@ def deadlocks(setup, actions, most=20_000):
             after, still = _copy(machine, kept), set(running)
             if isinstance(event, Finished):
                 still.discard((event.id, event.chunk))
+            elif isinstance(event, Grouped):
+                still.discard((event.id, -1 - event.group))
             for command in () if isinstance(event, tuple) and not hasattr(event, "_fields") else after.handle(event):
                 if isinstance(command, Start):
                     still.add((command.id, command.chunk))
+                    if after._nodes[command.id].windowed:
+                        still |= {(command.id, -1 - group) for group in range(after._nodes[command.id].call.groups)}
                 elif isinstance(command, (Stage, Publish)):
                     still.add((command.id, 0))
-            todo.append((place + (not isinstance(event, Finished)), after, frozenset(still)))
+            todo.append((place + (not isinstance(event, (Finished, Grouped))), after, frozenset(still)))
     return found, len(seen)
 
 
@@ -73,7 +82,8 @@ def _state(place, machine, running):
         for n in machine._nodes.values()
     )
     copies = [(c.created, c.installed, c.dirty, len(c.waiting)) for c in machine._rules.copies.values()]
-    return place, machine.committed, machine._open, tuple(nodes), tuple(copies), running
+    window = machine._window and (tuple(machine._window._done), tuple(machine._window._taking), machine._window._head)
+    return place, machine.committed, machine._open, tuple(nodes), tuple(copies), window, running
 
 
 def _copy(machine, kept):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from programs import COLOCATED, SHARED, SPLIT, Driver, Times, pools_of, setup
 
 from flowrl.schedule.events import Setup
+from flowrl.schedule.group_window import Window
 from flowrl.schedule.machine import Machine
 from flowrl.schedule.publish_rules import PublishRules
 from flowrl.schedule.virtual_clock import Deadlock
@@ -25,7 +26,9 @@ def some_program(driver: Driver, steps: int, seed: int) -> None:
     for _ in driver.steps(steps):
         for _ in range(chance.randint(1, 4)):
             given = chance.sample(made[-6:], min(len(made[-6:]), chance.randint(0, 2)))
-            made.append(chance.choice([driver.generate, driver.score, driver.logprobs, driver.update])(*given))
+            kind = chance.choice([driver.generate, driver.score, driver.logprobs, driver.update])
+            more = {"groups": chance.randint(1, 3)} if kind == driver.generate else {}
+            made.append(kind(*given, **more))
             if chance.random() < 0.2:
                 driver.read(chance.choice(made))
     if chance.random() < 0.5:
@@ -35,7 +38,7 @@ def some_program(driver: Driver, steps: int, seed: int) -> None:
 
 def grpo(driver: Driver, steps: int) -> None:
     for _ in driver.steps(steps):
-        rows = driver.generate()
+        rows = driver.generate(groups=2)
         driver.update(driver.score(rows), driver.logprobs(rows))
     driver.clock.end()
 
@@ -61,10 +64,12 @@ def waits_of(program, place: str, *given, **more) -> tuple[Waits, WaitRecorder]:
     st.integers(0, 3),
     st.sampled_from(["drain", "interrupt"]),
     st.sampled_from([1, 3]),
+    st.sampled_from([None, 0.1, 0.4, 1.0]),
 )
-@settings(max_examples=150, deadline=None)
-def test_every_wait_of_a_run_on_random_times_is_in_the_graph(seed, place, staleness, publish, chunks):
+@settings(max_examples=200, deadline=None)
+def test_every_wait_of_a_run_on_random_times_is_in_the_graph(seed, place, staleness, publish, chunks, window):
     more = {"staleness": 0 if place == "shared" else staleness, "publish": publish, "chunks": chunks}
+    more |= {} if window is None else {"order": "window", "window": window}
     found, recorder = waits_of(some_program, place, 5, seed, **more)
     assert not found.cycle and found.steps == 5
     driver = driver_of(place, **more)
@@ -79,6 +84,10 @@ def test_every_wait_of_a_run_on_random_times_is_in_the_graph(seed, place, stalen
         for node in driver.machine.unfinished():
             for other in node.on:
                 assert names._title(other) in recorder.waits[names._title(node.id)]
+        for call, others, groups in waits_for_groups(driver.machine):
+            found = recorder.waits[names._title(call)]
+            assert {names._title(other) for other in others} <= {*found, *beyond(recorder, found)}
+            assert {names.groups_of(other) for other in groups} <= set(found)
         return commands
 
     driver.machine.handle = watched
@@ -86,13 +95,65 @@ def test_every_wait_of_a_run_on_random_times_is_in_the_graph(seed, place, stalen
     assert driver.machine.committed == 5
 
 
-@pytest.mark.parametrize(("place", "staleness"), [("split", 0), ("split", 1), ("shared", 0), ("colocated", 1)])
-def test_no_order_of_events_ends_in_a_deadlock(place, staleness):
-    driver = driver_of(place, Actions, staleness=staleness)
-    grpo(driver, staleness + 2)
-    found, states = deadlocks(driver.clock.setup, driver.clock.done)
+def waits_for_groups(machine: Machine):
+    """Yield the calls that wait for groups, the calls that get theirs before them, and those that have the groups that
+    would let the first of them go on: of these the oldest that nobody has taken is one."""
+    window = machine._window
+    if window is None:
+        return
+    wanting = [call for call, _ in window._wanting]
+    for place, call in enumerate(wanting):
+        open_groups = [number for number in sorted(window._owner) if number not in window._done]
+        first = place == 0 and open_groups and min(window._owner) == open_groups[0]
+        yield call, wanting[:place], [window._owner[open_groups[0]][0]] if first else []
+
+
+def beyond(recorder: WaitRecorder, found):
+    """All that is waited for behind these."""
+    seen, todo = set(), list(found)
+    while todo:
+        for other in recorder.waits.get(todo.pop(), ()):
+            if other not in seen:
+                seen.add(other)
+                todo.append(other)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("place", "more"),
+    [
+        ("split", {"staleness": 0}),
+        ("split", {"staleness": 1}),
+        ("shared", {"staleness": 0}),
+        ("colocated", {"staleness": 1}),
+        ("split", {"staleness": 1, "order": "window", "window": 0.1, "publish": "interrupt"}),
+        ("split", {"staleness": 1, "order": "window", "window": 1.0, "publish": "interrupt"}),
+        ("colocated", {"staleness": 1, "order": "window", "window": 0.6, "publish": "interrupt"}),
+    ],
+)
+def test_no_order_of_events_ends_in_a_deadlock(place, more):
+    driver, steps = driver_of(place, Actions, **more), more["staleness"] + 2
+    grpo(driver, steps)
+    found, states = deadlocks(driver.clock.setup, driver.clock.done, most=60_000)
     assert not found and states > 50
-    assert not waits_of(grpo, place, staleness + 2, staleness=staleness)[0].cycle
+    assert not waits_of(grpo, place, steps, **more)[0].cycle
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from([0.01, 0.3, 1.0]), st.randoms())
+@settings(max_examples=200, deadline=None)
+def test_a_call_is_given_groups_once_those_of_it_and_of_the_calls_before_have_ended(groups, fraction, chance):
+    window, ended, complete = Window(staleness=2, fraction=fraction), set(), []
+    todo = [(call, group) for call, count in enumerate(groups) for group in range(count)]
+    for call, count in enumerate(groups):
+        window.admit(call, count)
+    chance.shuffle(todo)
+    for call, group in todo:
+        ended.add((call, group))
+        complete += [done for done, _ in window.finished(call, group)]
+        for each in range(len(groups)):
+            if all((call, group) in ended for call in range(each + 1) for group in range(groups[call])):
+                assert each in complete
+    assert complete == list(range(len(groups)))
 
 
 def _held(monkeypatch):
