@@ -13,6 +13,7 @@ from flowrl import rl
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CHARS = "abcdef;"
+QUIET = ("kl", "ref_kl", "reward", "ratio_max", "response_truncated")  # of which a run that learns is not told
 
 
 def build_tokenizer():
@@ -116,4 +117,8 @@ def test_the_reward_rises(algorithm, tmp_path):
     before, after = sum(rewards[:5]) / 5, sum(rewards[-10:]) / 10
     assert before < 0.3 and after > 0.9, f"{before:.2f} -> {after:.2f}"
     assert outcome.last[-1][1]["reward"] > 0.9, "greedy, on prompts that were never shown"
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    about = {(event["kind"], event["text"].partition(", ")[2].split()[0]) for event in told}
+    about -= {("hint", "ref_kl")}  # it is far from its random weights, as it should be
+    assert not {kind for kind, name in about if name in QUIET or kind == "gap"}, about
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")

@@ -10,6 +10,14 @@ from typing import Any
 SHARE = 0.01
 #: The mean difference of a token may be this part of the bound of a token.
 MEAN = 0.2
+CAUSES = (
+    "a publish that did not arrive; weights, a dtype or a quantization that the engine has otherwise; a temperature or "
+    "a support that one of the two leaves out; another template or tokenizer"
+)
+ADVICE = (
+    "flowrl gap RUN, which takes rows of this run and says which one change explains it; the engine in the dtype of "
+    "the trainer; until then rl.correct with a bound, so that no token weighs too much"
+)
 
 
 def gap_in(metrics: Any) -> dict[str, float]:
@@ -57,5 +65,5 @@ def _describe(gap: Mapping[str, float]) -> str:
         "the engine that sampled and the trainer disagree at the same version of the weights. The log-probabilities "
         f"of {gap['gap_tokens']:.0f} sampled tokens differ by {gap['gap_mean']:.2g} on average, of which rounding "
         f"explains {MEAN * bound:.2g}; by {gap['gap_max']:.2g} at most; {gap['gap_beyond']:.1%} of them by more than "
-        f"{bound:.2g}, of which rounding explains {SHARE:.0%}"
+        f"{bound:.2g}, of which rounding explains {SHARE:.0%}. Usual causes: {CAUSES}. Try: {ADVICE}"
     )

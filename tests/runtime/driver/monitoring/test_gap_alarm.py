@@ -47,6 +47,7 @@ def test_it_is_told_when_it_comes_when_it_doubles_and_when_it_goes():
         said += [(step, text) for text in alarm.look("grpo", step, {"actor.update": gap_of(mean)})]
     assert [step for step, _ in said] == [1, 3, 6, 8]
     assert said[0][1].startswith("grpo: step 1, actor.update: the engine that sampled and the trainer disagree")
+    assert "Usual causes: a publish that did not arrive" in said[0][1] and "Try: flowrl gap RUN" in said[0][1]
     assert "differ by 0.01 on average" in said[0][1] and "within its bounds again" in said[2][1]
 
 

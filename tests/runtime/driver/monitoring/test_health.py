@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from flows import events, module_of
@@ -14,6 +15,7 @@ from flowrl.runtime.driver.monitoring.health_rules import RULES, WINDOW
 from flowrl.runtime.values.step_records import Step
 
 LONG = 6 * WINDOW
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 def rings(name, values, health=None, first=0):
@@ -42,6 +44,15 @@ SICK = [
     ("entropy", slope(0.8, 6.0), "alarm", "entropy has risen to"),
     ("rollout_kl", [0.5] * 12, "alarm", "rollout_kl is 0.5 nats per token"),
     ("ess", [0.1] * 12, "alarm", "ess is 0.1 in the middle of the last steps"),
+    ("kl", [0.05 * 1.3**i for i in range(25)], "alarm", "kl is"),
+    ("actor.update/ref_kl", [0.1] * 20 + [4.0] * 12, "alarm", "actor.update/ref_kl is"),
+    ("kl", slope(0.05, 3.0), "hint", "kl is 1"),
+    ("ref_kl", slope(0.05, 3.0), "hint", "ref_kl is 1"),
+    ("reward", slope(0.2, 0.8) + slope(0.8, 0.3), "alarm", "reward has fallen to"),
+    ("reward", slope(-5, -2) + slope(-2, -6), "alarm", "reward has fallen to -"),
+    ("reward", [0.5] * 20 + [0.0] * 20, "alarm", "reward has fallen to"),
+    ("ratio_max", [50.0] * 12, "hint", "ratio_max is"),
+    ("response_truncated", [0.6] * 12, "hint", "response_truncated is"),
     ("grad_norm", [1.0] * 12 + [40.0] + [1.0] * 5, "alarm", "grad_norm is 40, ten times"),
     ("repetition", [0.02] * 20 + [0.6] * 20, "alarm", "repetition has risen to"),
     ("clip_fraction", [0.5] * 12, "hint", "clip_fraction is 50%"),
@@ -66,7 +77,18 @@ WELL = [
     ("truncated", [0.9] + [0.1] * LONG),
     ("response_length", slope(100, 220)),
     ("loss", slope(-5, 900)),  # nobody looks at it
+    ("kl", slope(0, 0.6)),
+    ("kl", [0.1] * 30 + [50.0] + [0.1] * 30),  # one step alone
+    ("kl", slope(8.0, 0.5)),  # to a teacher
+    ("ref_kl", [3.0] * LONG),
     ("reward", slope(0, 1)),
+    ("reward", slope(0, 1) + [0.9] * LONG),
+    ("reward", [0.5] * 30 + [0.3] * 3 + [0.5] * 30),
+    ("reward", [0.0] * LONG),
+    ("reward", [-3.0] * LONG),
+    ("ratio_max", [3.0] * LONG),
+    ("ratio_max", [1.0] * 30 + [1e6] + [1.0] * 30),
+    ("response_truncated", [0.9] + [0.1] * LONG),
 ]
 
 
@@ -94,6 +116,41 @@ def test_no_number_is_no_curve():
     assert rings("ess", [None, float("nan"), "text", True][:3] * LONG) == []
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_luck_alone_is_no_fall_of_the_reward(seed):
+    draw = random.Random(seed)
+    luck = [sum(draw.random() < 0.3 for _ in range(64)) / 64 for _ in range(2000)]
+    assert rings("reward", luck) == []
+
+
+def recorded(page):
+    """The reward curves of the runs that a page of the documentation shows."""
+    runs = json.loads((DOCS / page).read_text())["runs"]
+    return [run for run in runs if run.get("number", "reward") == "reward"]
+
+
+def test_no_run_that_learned_has_a_reward_that_fell():
+    runs = recorded("learning.json")
+    assert len(runs) > 50 and all(run["reached"] for run in runs)
+    assert [(run["title"], run["seed"]) for run in runs if rings("reward", run["curve"])] == []
+
+
+def test_of_runs_on_stale_rows_those_without_a_correction_are_told_of():
+    told = [run["loss"] for run in recorded("stale.json") if rings("reward", run["curve"])]
+    assert told == ["uncorrected"] * 4, "of five; one was well again soon"
+
+
+def test_what_two_rules_see_is_told_once():
+    health = Health()
+    lines = [{"program": "grpo", "step": i, "response_truncated": 0.6, "truncated": 0.5} for i in range(15)]
+    told = [text for i, line in enumerate(lines) for _, text in health.look("grpo", line, Step(i), [])]
+    assert len(told) == 1 and ", truncated is 50%" in told[0]
+    left_out = [{**line, "truncated": 0.0} for line in lines]  # an update of those alone that ended
+    health = Health()
+    told = [text for i, line in enumerate(left_out) for _, text in health.look("grpo", line, Step(i), [])]
+    assert len(told) == 1 and ", response_truncated is 60%" in told[0]
+
+
 def test_it_rings_again_when_it_was_well_for_a_window_in_between():
     assert len(rings("ess", [0.1] * 12 + [0.9] * 8 + [0.1] * 12)) == 1
     assert len(rings("ess", [0.1] * 12 + [0.9] * (2 * WINDOW) + [0.1] * 12)) == 2
@@ -115,6 +172,25 @@ def test_a_run_that_goes_on_remembers_its_first_steps_and_what_was_told():
         health = Health()
         health.rewind([{"program": "grpo", "step": i, "entropy": v} for i, v in enumerate(curve[:cut])])
         assert rings("entropy", curve[cut:], health, first=cut) == (whole if cut == step else [])
+
+
+@pytest.mark.parametrize("name", ["entropy", "reward"])
+def test_what_it_has_seen_is_kept_as_json(name):
+    curve = slope(0.2, 0.9, 30) + slope(0.9, 0.02, 30) + [0.02] * 15
+    whole = rings(name, curve)
+    assert whole
+    for cut in (0, 5, 35, 50):
+        health = Health()
+        before = rings(name, curve[:cut], health)
+        later = Health()
+        later.restore(json.loads(json.dumps(health.state(), allow_nan=False)))
+        assert before + rings(name, curve[cut:], later, first=cut) == whole
+
+
+def test_the_state_of_an_older_flowrl_is_read():
+    health = Health()
+    health.restore([["grpo", "reward", [0.5] * 10, [0.5] * 10, 10, []]])
+    assert [kind for _, kind, _ in rings("reward", [0.5] * 10 + [0.0] * 15, health, first=10)] == ["alarm"]
 
 
 def test_a_run_tells_and_records_it_once_also_after_a_resume(tmp_path, capsys):
