@@ -24,7 +24,8 @@ class CallInfo:
     """Which call of which op: ``CallInfo(seed=7, program="grpo", step=3, op="actor.generate")``.
 
     Seeds of rows come from it. ``occurrence`` counts the calls of the op in the step. ``outside``: it is made between
-    steps, and ``step`` is the one to come; seeds do not depend on that.
+    steps, and ``step`` is the one to come; seeds do not depend on that. ``recorded``: the prompts, by the first numbers
+    of their keys, whose rows are written down, so an update keeps what it finds of their tokens.
     """
 
     seed: int = 0
@@ -33,6 +34,7 @@ class CallInfo:
     op: str = ""
     occurrence: int = 0
     outside: bool = False
+    recorded: tuple[int, ...] = ()
 
 
 class _MissingField(FieldError, AttributeError):

@@ -71,7 +71,7 @@ class Table:
             place,
             number[int(sizes[: team.place].sum()) :][: len(batch)],
             loss,
-            next((CallInfo(*c) for c in calls if c is not None), None),
+            next((CallInfo(*c[:-1], recorded=tuple(c[-1])) for c in calls if c is not None), None),
             _share([part[5] for part in said], len(keys)),
             *_of_policy(keys, [part[6] for part in said]),
         )

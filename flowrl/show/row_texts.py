@@ -105,10 +105,13 @@ def by_token(row: Row) -> dict[str, Numbers]:
         if name not in ("tokens", "response_ids", "prompt_ids") and _is_by_token(name, value, row):
             numbers = [float(v) if isinstance(v, (int, float)) else None for v in value]
             found[name] = [None] * (count - len(numbers)) + numbers if len(numbers) == responses else numbers
-    sampled, advantage = found.get("rollout_logprobs"), row.get("advantages")
+    # Among the tokens that could be drawn an update computes what the row was sampled from.
+    sampled = found.get("sampling_logprobs" if "support_ids" in row else "rollout_logprobs")
+    advantage = row.get("advantages")
     if isinstance(advantage, (int, float)) and count:
         found["advantages"] = [None] * (count - responses) + [float(advantage)] * responses
-    for name, other in (("old_logprobs", "gap"), ("ref_logprobs", "gap to the reference")):
+    trainer = next((name for name in ("old_logprobs", "trained_logprobs") if name in found), "")
+    for name, other in ((trainer, "gap"), ("ref_logprobs", "gap to the reference")):
         if sampled is not None and name in found:
             found[other] = _both(found[name], sampled, lambda a, b: a - b)
     if "gap" in found and "ratio" not in found:

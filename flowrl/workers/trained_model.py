@@ -79,4 +79,9 @@ class TrainedModel(ModelWorker):
         self.mark_updated()
         how = {name: call[name] for name in UPDATE}
         rows = at_temperature(masked(batch, loss), temperature)
-        return Metrics(self.training_engine().update(rows, loss, **how, **more))
+        if temperature is not None and rows.call is not None:  # its log-probabilities are of another kind
+            rows = rows.with_call(replace(rows.call, recorded=()))
+        found = self.training_engine().update(rows, loss, **how, **more)
+        metrics = Metrics(found)
+        metrics.rows_seen = getattr(found, "rows_seen", ())
+        return metrics

@@ -83,5 +83,17 @@ def part(batch, engine, sizes):
     return batch.take(mine[::2] + mine[1::2] if len(mine) % 2 else mine)
 
 
+def apart_by_token(wanted, found):
+    """How far numbers by token of rows that are written down are from each other; they are of the same tokens."""
+    assert [(said["key"], list(said)) for said in found] == [(said["key"], list(said)) for said in wanted]
+    worst = 0.0
+    for one, other in zip(wanted, found, strict=True):
+        for name in one.keys() - {"key"}:
+            for a, b in zip(one[name], other[name], strict=True):
+                assert (a is None) == (b is None)
+                worst = max(worst, 0.0 if a is None else abs(a - b))
+    return worst
+
+
 def apart(a, b):
     return max((abs(a[k] - b[k]) if not (math.isnan(a[k]) and math.isnan(b[k])) else 0.0 for k in a), default=0.0)

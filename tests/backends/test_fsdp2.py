@@ -1,16 +1,18 @@
 """The engine on ranks is one process: losses, gradients, weights, moments and what it reads, on every kind of mesh."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import tiny as T
 import torch
 from ranks import run
 from safetensors.torch import load_file
-from sharded import EXACT, apart, build, opened, pairs, part, rollouts
+from sharded import EXACT, apart, apart_by_token, build, opened, pairs, part, rollouts
 
 from flowrl import rl
 from flowrl.backends import open_engine
+from flowrl.batch import CallInfo
 from flowrl.errors import ModelError, NotFinite, PlanError, ProgramError, RunError
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.work import Role, Workload
@@ -67,6 +69,7 @@ def train(axes, kind, what, sizes, extra, more):
     one, engine = opened(axes, kind, extra, head=head, **more)
     assert engine.digest() == one.digest()
     batch = made()
+    batch = batch.with_call(replace(batch.call or CallInfo(), recorded=(0, 1, 2, 3)))
     mine = part(batch, engine, sizes)
     before = {s.name: s.tensor.clone() for s in engine.shards()}
     metrics = 0.0
@@ -78,7 +81,8 @@ def train(axes, kind, what, sizes, extra, more):
             there["pretraining"] = mine.select("tokens", "response_mask")
         wanted, found = one.update(batch, loss, **here), engine.update(mine, loss, **there)
         assert list(wanted) == list(found)
-        metrics = max(metrics, apart(wanted, found))
+        metrics = max(metrics, apart(wanted, found), apart_by_token(wanted.rows_seen, found.rows_seen))
+        assert bool(wanted.rows_seen) == (loss.on == "logprobs")
     state, meta = one.state()
     shards, again = engine.state_shards()
     assert again == meta and names(shards) == set(state)

@@ -7,10 +7,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 from ranks import PRELOAD, run
+from sharded import apart_by_token
 from tiny import CONFIGS, engine, rollouts
 
 from flowrl import rl
 from flowrl.backends import open_engine
+from flowrl.batch import CallInfo
 from flowrl.errors import ModelError, PlanError, ProgramError, RunError
 from flowrl.workers.model_options import Build, Lora, Model, Optim
 
@@ -88,6 +90,7 @@ def check_layout(kind, axes, places=None):
     """Everything at one layout; the largest differences, by what."""
     opened, reference = both(kind, axes, optim=OPTIM)
     batch = rollouts(reference)
+    batch = batch.with_call(replace(batch.call or CallInfo(), recorded=(0, 2)))
     here = mine(opened, batch, places)
     found = {}
     check_boxes(opened, reference)
@@ -100,6 +103,8 @@ def check_layout(kind, axes, places=None):
         how = {"minibatch": 8, "micro_tokens": 40}
         a, b = opened.update(here, loss, **how), reference.update(batch, loss, **how)
         assert a.keys() == b.keys() and a["tokens"] == b["tokens"] and a["steps"] == b["steps"] == 2
+        found["seen"] = max(found.get("seen", 0.0), apart_by_token(b.rows_seen, a.rows_seen))
+        assert a.rows_seen, "of the first of two steps"
         found["loss"] = max(found.get("loss", 0.0), abs(a["loss"] - b["loss"]))
         found["norm"] = max(found.get("norm", 0.0), abs(a["grad_norm"] - b["grad_norm"]) / b["grad_norm"])
         found["metrics"] = max(abs(a[n] - b[n]) for n in a if n not in ("loss", "grad_norm"))
@@ -110,6 +115,7 @@ def check_layout(kind, axes, places=None):
     )
     assert found["logprobs"] < 1e-5 and found["entropy"] < 2e-5, found
     assert found["loss"] < 1e-5 and found["norm"] < 1e-4 and found["metrics"] < 1e-4, found
+    assert found["seen"] < 1e-3, found
     assert found["weights"] < 1e-4 and found["moments"] < 1e-3 and found["after"] < 1e-3, found
     return found
 

@@ -32,6 +32,21 @@ def test_gap_and_ratio_come_of_two_log_probabilities() -> None:
     assert columns["gap to the reference"][4:] == pytest.approx([0.0, -1.0, 0.0])
 
 
+def test_without_a_read_gap_and_ratio_come_of_what_the_update_found() -> None:
+    columns = by_token(row(0, 0, 0, trained_logprobs=[-0.4, None, -2.5], entropies=[0.5, None, 1.5]))
+    assert columns["gap"][:5] == [None] * 4 + [pytest.approx(0.1)] and columns["gap"][5] is None
+    assert columns["ratio"][6] == pytest.approx(math.exp(-0.5)) and columns["ratio"][5] is None
+    assert columns["entropies"][4:] == [0.5, None, 1.5]
+    both = by_token(row(0, 0, 0, trained_logprobs=[-0.4, None, -2.5], old_logprobs=[-0.5, -1.0, -2.0]))
+    assert both["gap"][4:] == [0.0, 0.0, 0.0], "what the program has read comes first"
+
+
+def test_among_the_tokens_that_could_be_drawn_the_gap_is_to_what_was_sampled_from() -> None:
+    drawn = {"sampling_logprobs": [-0.1, -0.2, -0.3], "support_ids": [1, 2, 3]}
+    columns = by_token(row(0, 0, 0, trained_logprobs=[-0.1, -0.2, -0.8], **drawn))
+    assert columns["gap"][4:] == pytest.approx([0.0, 0.0, -0.5])
+
+
 def test_an_advantage_of_the_row_counts_for_each_token() -> None:
     assert by_token(row(0, 0, 0, advantages=-2.0))["advantages"] == [None] * 4 + [-2.0] * 3
 

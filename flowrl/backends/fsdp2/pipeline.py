@@ -49,6 +49,9 @@ class StageTrainer(Trainer):
         told = self.net.pipe.told(_summed(kept, owner, len(parts)))
         return [self._report(part, *said) for part, said in zip(parts, told, strict=True)]
 
+    def told(self, item: Any) -> Any:
+        return self.net.pipe.told(item)
+
     def _report(
         self, part: tuple[Data, Tensor, float], loss: float, sums: dict[str, float], by_row: list[str]
     ) -> Report:

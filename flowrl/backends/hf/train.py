@@ -13,12 +13,14 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import NotFinite
+from ...graph.ops.update_metrics import Metrics
 from ...rl.loss_spec import Loss
 from ...rl.supervised import sft
 from ...workers.model_options import Optim
 from ...workers.weights.weight_boxes import Shard
 from ..gap import EXPECTED, add_sums, bound_of, gap_of, is_measure
 from ..measures import is_measured, measured_names, measures_of
+from ..seen_rows import of_all_ranks, recorded_of
 from ..team import Team
 from .finite import not_finite
 from .micro_batches import Micro
@@ -85,7 +87,7 @@ class Trainer:
         version: int = 0,
         pretraining: Batch | None = None,
         pretraining_weight: float = 1.0,
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Train on all rows ``epochs`` times. See :meth:`flowrl.backends.hf.engine.HFEngine.update`."""
         self._batch = batch
         data = Data(self.net, batch, loss, version, self.team)
@@ -98,10 +100,17 @@ class Trainer:
             for number, chosen in enumerate(steps):
                 extra = [] if more is None else [(more, more.table.share(number, len(steps)), pretraining_weight)]
                 reports.append(self.step([(data, chosen, 1.0), *extra], micro_tokens, lr))
-                data.expected = None  # what follows is computed with other weights
+                data.close_first_step()
         bound = bound_of(self.net.compute) if EXPECTED in batch else None
         found = summary(reports, (*loss.reports, *measured_names(loss, batch)), self.team, bound)
-        return found | data.table.measures()
+        metrics = Metrics(found | data.table.measures())
+        if recorded_of(data.table.call):
+            metrics.rows_seen = of_all_ranks(self.told(data.seen.to_json()), self.team)
+        return metrics
+
+    def told(self, item: Any) -> Any:
+        """What is found where the loss is computed, on all ranks that share the passes."""
+        return item
 
     def restart(self) -> None:
         """Forget the moments, and start the schedule again."""
@@ -225,6 +234,7 @@ def _forward(data: Data, item: Micro | Tensor | None, weights: Tensor) -> Passed
     by_row = {n for n, column in reports.items() if data.loss.per == "row" and len(column) == rows}
     told = {n: c.detach() if n in by_row else c.detach() * inputs.mask for n, c in reports.items()}
     sums = {n: c.sum(dtype=torch.float64) for n, c in told.items()}
+    data.note_seen(inputs, item)
     sums |= data.gap(inputs.predicted, item) | data.measured(inputs, reports)
     return value, sums, frozenset(by_row)
 

@@ -11,6 +11,7 @@ from ...batch import Batch
 from ...rl.loss_spec import Loss, LossInputs
 from ..gap import EXPECTED, bound_of, gap_sums
 from ..measures import token_sums, trains_policy
+from ..seen_rows import SeenRows, recorded_of
 from ..team import Team
 from ..update_rows import Table
 from .logits import distributions, token_logprobs
@@ -46,6 +47,7 @@ class Data:
         self.temperature = self.rows.temperature_at(net.device) if self.rows is not None else None
         self.support = self.rows.support_at(net.device) if self.rows is not None else None
         self.mask_there = self.mask.to(net.device)
+        self.seen = SeenRows(batch, recorded_of(self.table.call) if loss.on == "logprobs" else ())
         self._entropy: Tensor | None = None  # of the tokens of the last pass, where the loss does not ask for it
 
     def weights(self, chosen: Tensor) -> Tensor:
@@ -91,6 +93,16 @@ class Data:
             return {}
         entropy = self._entropy if inputs.entropy is None else inputs.entropy.detach()
         return token_sums(inputs, reports, entropy)
+
+    def note_seen(self, inputs: LossInputs, item: Micro | Tensor) -> None:
+        """Keep what the last pass has found of the tokens of rows that are written down."""
+        if isinstance(item, Micro):
+            self.seen.add(item.at, inputs.predicted, self._entropy if inputs.entropy is None else inputs.entropy)
+
+    def close_first_step(self) -> None:
+        """What follows is computed with other weights than those that the update began with."""
+        self.expected = None
+        self.seen.close()
 
     def padded(self, part: Tensor) -> Tensor:
         """The ids of the rows ``part``, [rows, tokens], padded at their ends."""

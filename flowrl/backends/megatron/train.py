@@ -77,6 +77,9 @@ class StageTrainer(Trainer):
         told = self.net.told(_said(kept, owner, len(parts)))
         return [self._report(part, *said) for part, said in zip(parts, told, strict=True)]
 
+    def told(self, item: Any) -> Any:
+        return self.net.told(item)
+
     def _report(self, part: Part, loss: float, sums: Mapping[str, float], by_row: list[str]) -> Report:
         data, chosen, _ = part
         table, trained = data.table, data.table.trained(chosen)

@@ -164,7 +164,9 @@ def _narrow(title: str, param: str, value: Batch, signature: Signature, call: Ca
 def _plain_numbers(op: Op, title: str, result: Any) -> Any:
     """Metrics and numbers as records and checkpoints hold them: those of NumPy and torch become Python's own."""
     if isinstance(result, Metrics):
-        return Metrics({name: _plain_number(title, name, value) for name, value in result.items()})
+        plain = Metrics({name: _plain_number(title, name, value) for name, value in result.items()})
+        plain.rows_seen = result.rows_seen
+        return plain
     return _plain_number(title, "", result) if op.returns == "scalar" else result
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ...batch import Batch
 from ...errors import FlowError, NotFinite, RankLost, ResumeError, RunError, cut
 from ...graph.ops.op import Op
+from ...graph.ops.update_metrics import Metrics
 from ...graph.stand_ins.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
 from ...schedule.events import (
@@ -319,6 +321,8 @@ class Dispatcher:
             if call.groups:
                 self._start_groups(job, call, worker, arguments)
                 return True
+            if call.op.updates == "weights":
+                call.info = replace(call.info, recorded=self._recorded(call))
             job.pending = Ready(NOTHING) if empty else self.executor.start(call, command.chunk, worker, arguments)
             with self._changed:
                 self.order.begin(command)
@@ -327,6 +331,13 @@ class Dispatcher:
             self._break(call, error)
             return False
         return True
+
+    def _recorded(self, call: Call) -> tuple[int, ...]:
+        """Return the prompts of a call's step whose rows are written down, as far as they are there."""
+        step = self.step_log.of(call)
+        count = self.hooks.sampled(step.number)
+        rows = step.rows
+        return tuple(rows.keys[group[0]][0] for group in rows.groups()[:count]) if count and rows is not None else ()
 
     def _start_groups(self, job: _Job, call: Call, worker: Any, arguments: Mapping[str, Any]) -> None:
         """Start each prompt group of a call on its own."""
@@ -497,6 +508,9 @@ class Dispatcher:
             step.recorded = self.executor.get(first_groups(step.rows, count))
             if step.marked is not None:
                 step.marked = self.executor.get(first_groups(step.marked, count))
+        if isinstance(result, Metrics) and result.rows_seen:
+            step.seen[call.index] = result.rows_seen
+            result.rows_seen = ()
         call.finish(result)
         self._issued.pop(call.index, None)
 

@@ -210,7 +210,7 @@ def _ref(ref: Any) -> dict[str, Any]:
         "worker": call.worker,
         "owner": call.op.owner,
         "op": call.op.name,
-        "info": asdict(call.info),
+        "info": {name: value for name, value in asdict(call.info).items() if name != "recorded"},  # it is not run again
         "fields": None if call.fields is None else sorted(call.fields),
         "origins": sorted(call.origins),
     }

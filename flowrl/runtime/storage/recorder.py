@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module, metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ...batch import Batch, Column
@@ -34,6 +35,7 @@ STREAMS = ("metrics", "timeline", "traffic", "memory", "digests", "ledger", "tra
 SOURCES = 50  # whose rewards are told apart
 LATEST = 64  # lines of metrics of a program that are at hand; the others are in the file alone
 BESIDE_REFERENCE = ("response_mask", "rollout_logprobs", "ref_logprobs")
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
@@ -103,7 +105,7 @@ class Recorder:
         count = self.sampled(step.number) if groups is None else groups
         if step.rows is not None and count:
             rows = step.recorded if step.recorded is not None else step.readable(first_groups(step.rows, count))
-            self._trajectories(program, step.number, rows, tokenizer)
+            self._trajectories(program, step.number, rows, tokenizer, _seen_by_key(step.seen))
             if step.marked is not None:
                 marked = step.readable(first_groups(step.marked, count))
                 self._trajectories(program, step.number, _failed(marked, rows), tokenizer)
@@ -257,7 +259,9 @@ class Recorder:
             write_record(self.folder, self.record)
         return self.record
 
-    def _trajectories(self, program: str, step: int, some: Batch, tokenizer: Any) -> None:
+    def _trajectories(
+        self, program: str, step: int, some: Batch, tokenizer: Any, seen: Mapping[Any, Mapping[str, Any]] = _NOTHING
+    ) -> None:
         if tokenizer is not self._kept_tokenizer:
             keep_tokenizer(self.folder, tokenizer)
             self._kept_tokenizer = tokenizer
@@ -269,6 +273,8 @@ class Recorder:
                 for name in ("prompt", "response"):
                     if f"{name}_ids" in columns and name not in line:
                         line[name] = tokenizer.decode(columns[f"{name}_ids"][i], skip_special_tokens=False)
+            for name, values in seen.get(key, {}).items():
+                line.setdefault(name, values)
             self.write("trajectories", line)
 
     def close(self) -> None:
@@ -376,6 +382,15 @@ def _add_reference(line: dict[str, Any], rows: Any) -> None:
         from ...rl.math.kl import estimate
 
         line["ref_kl"] = float(estimate(sampled[mask].double(), reference[mask].double(), "k3").mean())
+
+
+def _seen_by_key(seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[Any, dict[str, Any]]:
+    """What updates have found of the tokens of rows, by key; of several updates of a row the first."""
+    found: dict[Any, dict[str, Any]] = {}
+    for index in sorted(seen):
+        for said in seen[index]:
+            found.setdefault(tuple(said["key"]), {n: v for n, v in said.items() if n != "key"})
+    return found
 
 
 def _failed(marked: Batch, rows: Batch) -> Batch:

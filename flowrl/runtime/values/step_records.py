@@ -126,9 +126,10 @@ class Step:
     name of those whose rows are trained on. ``cut_off``: rows of these that are not finished. ``gaps``: of updates the
     gap to the engine that sampled, by the same id. ``made``: what calls made, by their number in the program.
     ``updates``: what updates of a policy measure besides. ``published``: what engines have told of publishes, by their
-    title. ``slots``: decode slots that rollouts have used, by the same id. ``episodes``: how those of rollouts ended,
-    by the same id. ``ledger``: what became of the rows so far. ``skipped``: rows of the data that could not be read and
-    were left out.
+    title. ``seen``: what calls have found of the tokens of rows that are written down, by their number in the program.
+    ``slots``: decode slots that rollouts have used, by the same id as ``gaps``. ``episodes``: how those of rollouts
+    ended, by that id too. ``ledger``: what became of the rows so far. ``skipped``: rows of the data that could not be
+    read and were left out.
     ``begun``: what the pool that samples has begun with since the step before, and ``taken`` the groups that calls have
     got, as :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
@@ -151,6 +152,7 @@ class Step:
     made: dict[int, Made] = field(default_factory=dict[int, Made])
     updates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     published: dict[str, Published] = field(default_factory=dict[str, Published])
+    seen: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict[int, Sequence[Mapping[str, Any]]])
     slots: dict[str, DecodeSlots] = field(default_factory=dict[str, DecodeSlots])
     episodes: dict[str, EpisodeCounts] = field(default_factory=dict[str, EpisodeCounts])
     ledger: dict[str, Any] | None = None

@@ -6,15 +6,15 @@ import { page, remember } from "./page.js";
 
 const NAMES = {
   advantages: "Advantage", ratio: "Ratio", gap: "Gap of log-probabilities", entropies: "Entropy", versions: "Version of the weights",
-  rollout_logprobs: "Log-probability when sampled", "gap to the reference": "Gap to the reference", values: "Value", token_rewards: "Reward by token",
+  rollout_logprobs: "Log-probability when sampled", trained_logprobs: "Log-probability when trained", "gap to the reference": "Gap to the reference", values: "Value", token_rewards: "Reward by token",
   response_mask: "Trained or not",
 };
-const FIRST = ["advantages", "ratio", "gap", "entropies", "versions", "gap to the reference", "rollout_logprobs"];
+const FIRST = ["advantages", "ratio", "gap", "entropies", "versions", "gap to the reference", "rollout_logprobs", "trained_logprobs"];
 const CENTRED = { advantages: 0, gap: 0, "gap to the reference": 0, ratio: 1, token_rewards: 0, returns: 0 };
 // What a row lacks, by the column that would show it: what it takes to have it.
 const LACKING = {
-  gap: "Ratio and gap of log-probabilities are shown of rows with old_logprobs, which actor.logprobs adds.",
-  entropies: "Entropy is shown of rows with entropies, which actor.entropies adds.",
+  gap: "This row has no ratio and no gap of log-probabilities: the first step of the update did not compute it (it may teach nothing). actor.logprobs adds them to every row.",
+  entropies: "This row has no entropy: the first step of the update did not compute it. actor.entropies adds it to every row.",
 };
 const HUES = [211, 30, 150, 270, 2, 187, 52, 318];
 

@@ -141,3 +141,59 @@ def test_rows_that_are_not_finite_are_kept_as_the_run_stops(tmp_path, runtime):
     assert row["tokens"] and all(row["response_mask"]) and row["rewards"] > 0
     [event] = events(tmp_path / "run", "not finite")
     assert event["text"] == f"actor.update of step 1 met numbers that are not finite: its rows are in {file}"
+
+
+def seen_program(*, reads=False):
+    """Two responses of each prompt, of which those with unequal lengths teach something."""
+    flow = fl.Flow("seen")
+    actor = flow.worker(fl.Actor, SMALL, name="actor", lr=1e-2, max_tokens=6)
+    reward = flow.worker(fl.FunctionReward, length, name="reward")
+
+    @flow.program
+    def seen(steps: int = 2) -> None:
+        for step, rows in flow.steps(prompts(), steps):
+            batch = reward.score(actor.generate(rows, n=3))
+            if reads:
+                batch = actor.entropies(actor.logprobs(batch))
+            batch = rl.group_advantages(batch)
+            flow.log(step, actor.update(batch, loss=rl.ppo_clip()), mean=batch.rewards.mean())
+
+    return flow
+
+
+SPLIT = Plan({"train": "cpu", "rollout": "cpu"}, {"actor": {"train": Place("train"), "generate": Place("rollout")}})
+HOW = {"quiet": True, "save_models": False, "trajectories": 2, "trajectories_every": 1}
+
+
+@pytest.mark.parametrize("how", [{"runtime": "eager"}, {"plan": SPLIT}], ids=["eager", "split"])
+def test_recorded_rows_have_what_the_update_found_of_their_tokens(tmp_path, how):
+    seen_program(reads=True).run(out=tmp_path / "read", **HOW, **how)
+    seen_program().run(out=tmp_path / "plain", **HOW, **how)
+    read, plain = lines(tmp_path / "read", "trajectories"), lines(tmp_path / "plain", "trajectories")
+    assert [row["key"] for row in plain] == [row["key"] for row in read] and len(plain) == 2 * 2 * 3
+    taught = 0
+    for row, known in zip(plain, read, strict=True):
+        assert "old_logprobs" not in row and ("trained_logprobs" in row) == any(row["advantages"])
+        if "trained_logprobs" in row:
+            assert row["trained_logprobs"] == pytest.approx(known["old_logprobs"], abs=1e-5)
+            assert row["entropies"] == pytest.approx(known["entropies"], abs=1e-5)
+            taught += 1
+    assert taught
+
+
+def test_a_row_that_says_its_entropies_keeps_them(tmp_path):
+    seen_program(reads=True).run(out=tmp_path / "read", **HOW)
+    rows = [row for row in lines(tmp_path / "read", "trajectories") if "trained_logprobs" in row]
+    assert any(round(v, 6) != v for row in rows for v in row["entropies"]), "those that the program read, unrounded"
+
+
+def test_what_is_trained_does_not_depend_on_what_is_recorded(tmp_path):
+    digests = []
+    for name, count in (("none", 0), ("all", 4)):
+        seen_program().run(out=tmp_path / name, **{**HOW, "trajectories": count})
+        digests.append(json.loads((tmp_path / name / "run.json").read_text())["weights_digest"])
+    assert digests[0] == digests[1]
+    every = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("none", "all")]
+    for one, other in zip(*(map(json.loads, text) for text in every), strict=True):
+        clocks = ("seconds", "tokens_per_second")
+        assert {n: v for n, v in one.items() if n not in clocks} == {n: v for n, v in other.items() if n not in clocks}
