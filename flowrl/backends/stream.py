@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..batch import Column
+
+
+#: What a call is asked for with: the arguments of :meth:`flowrl.workers.streaming.Streams.submit`.
+Asked = tuple["Column", int, "Tensor", Sampling, "Tensor | None"]
 
 
 class Stream:
@@ -50,10 +54,22 @@ class Stream:
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
     ) -> StreamedCall:
         """Begin a call, with the arguments of ``generate``. Its rows come as they end."""
+        return self.submit_all([(prompts, n, seeds, sampling, starts)])[0]
+
+    def submit_all(self, asked: Sequence[Asked]) -> list[StreamedCall]:
+        """Begin several calls, between the same two tokens. Where one cannot begin, none has."""
+        begun: list[StreamedCall] = []
         with self._turn():
-            number = self.engine.submit(prompts, n, seeds, sampling, starts)
-            call = self._calls[number] = StreamedCall(self, number, len(prompts) * n, sampling)
-        return call
+            try:
+                for prompts, n, seeds, sampling, starts in asked:
+                    number = self.engine.submit(prompts, n, seeds, sampling, starts)
+                    begun.append(StreamedCall(self, number, len(prompts) * n, sampling))
+            except BaseException:
+                for call in begun:
+                    self.engine.abort(call.number)
+                raise
+            self._calls |= {call.number: call for call in begun}
+        return begun
 
     def publish(self, install: Callable[[], Any], version: int, how: str = "drain") -> None:
         """Have ``install`` write the weights of ``version``; calls that come meanwhile wait.
@@ -129,21 +145,49 @@ class Stream:
         if lost:
             raise RunError(f"{type(self.engine).__name__} has lost rows (call.row): {', '.join(lost[:20])}.")
 
+    def step(self) -> None:
+        """Make a step of all rows, whoever waits for them. What the engine raises leaves it of no more use."""
+        with self._turn():
+            self._step()
+
     def rows_of(self, calls: Collection[StreamedCall]) -> list[SampledRow]:
         """Return rows of some calls that have ended; where there are none a step is made, which may end none.
 
         Raises the error of a call that cannot go on, once its rows are handed out.
         """
-        with self._turn(lambda: any(call._has_news() for call in calls)) as mine:
-            if mine and not any(call._has_news() for call in calls):
+        with self._turn(lambda: self.has_news(calls)) as mine:
+            if mine and not self.has_news(calls):
                 self._step()
-        ready = [call for call in calls if call._has_news()]
-        found = [row for call in ready for row in call._take_all()]
-        for call in ready:
-            if not found and call._error is not None:
-                self._forget(call.number)
-                raise call._error
+        return self.take(calls)
+
+    def has_news(self, calls: Iterable[StreamedCall]) -> bool:
+        """Return whether rows of some calls have ended that were not handed out, or one of them cannot go on."""
+        return any(call._has_news() for call in calls)
+
+    def take(self, calls: Iterable[StreamedCall]) -> list[SampledRow]:
+        """Hand out the rows of some calls that have ended, without a step. Raises as :meth:`rows_of`."""
+        with self._changed:  # somebody else may be handing out the rows of a step
+            ready = [call for call in calls if call._has_news()]
+            found = [row for call in ready for row in call._take_all()]
+            for call in ready:
+                if not found and call._error is not None:
+                    self._forget(call.number)
+                    raise call._error
         return found
+
+    def abort_rows(self, wanted: Mapping[StreamedCall, Iterable[int] | None]) -> list[SampledRow]:
+        """End some rows of each of these calls, or all of them, between the same two tokens.
+
+        Returns them with the tokens that they have, those too that had ended and were not handed out.
+        """
+        if not wanted:
+            return []
+        with self._turn(), self._changed:
+            return [row for call, rows in wanted.items() for row in call._end(None if rows is None else set(rows))]
+
+    def leave(self, calls: Collection[StreamedCall]) -> list[SampledRow]:
+        """End all rows of some calls; see :meth:`abort_rows`."""
+        return self.abort_rows(dict.fromkeys(calls))
 
     def _advance(self, call: StreamedCall) -> None:
         """Take a turn for a call, unless it has a row meanwhile."""
@@ -200,14 +244,25 @@ class StreamedCall:
 
     def abort(self, rows: Iterable[int] | None = None) -> list[SampledRow]:
         """End some rows, or all; return them with the tokens that they have. The iteration does not give them."""
-        with self._stream._turn():
-            ended = self._stream.engine.abort(self.number, rows)
-            with self._stream._changed:
-                for row in ended:
-                    self._left.discard(row.row)
-                    self.rows.append(row)
-                if not self._left:
-                    self._stream._forget(self.number)
+        with self._stream._turn(), self._stream._changed:
+            return self._abort(rows)
+
+    def _abort(self, rows: Iterable[int] | None) -> list[SampledRow]:
+        ended = self._stream.engine.abort(self.number, rows)
+        for row in ended:
+            self._left.discard(row.row)
+            self.rows.append(row)
+        if not self._left:
+            self._stream._forget(self.number)
+        return ended
+
+    def _end(self, rows: set[int] | None) -> list[SampledRow]:
+        """End some rows, or all, those too that are ready to be handed out."""
+        there = list(self._ready)
+        self._ready = deque(row for row in there if rows is not None and row.row not in rows)
+        ended = [*(row for row in there if rows is None or row.row in rows), *self._abort(rows)]
+        if rows is None:  # also where it cannot go on, which nobody is told any more
+            self._stream._forget(self.number)
         return ended
 
     def sampled(self) -> Sampled:
@@ -220,6 +275,11 @@ class StreamedCall:
     def is_over(self) -> bool:
         """Whether all of its rows have been handed out."""
         return not (self._ready or self._left or self._error)
+
+    @property
+    def open(self) -> int:
+        """How many of its rows have not been handed out."""
+        return len(self._left) + len(self._ready)
 
     def _has_news(self) -> bool:
         return bool(self._ready or self._error)

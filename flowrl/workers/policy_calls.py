@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .decode_slots import count_slots, counts_slots
+from .decode_slots import EngineSlots, count_slots, counts_slots
 from .streaming import SampledRow
 from .tokens.packed_tokens import pack
 from .tokens.sampling import SamplingArguments
@@ -53,15 +53,15 @@ class PolicyCalls(Protocol):
 
     def ask(self, asks: Sequence[Ask]) -> None: ...
     def answers(self) -> list[tuple[int, Answer]]: ...
-    def forget(self, session: int) -> int:
-        """Ask no more for a session; return how many tokens were sampled in vain."""
+    def forget(self, sessions: Collection[int]) -> Mapping[int, int]:
+        """Ask no more for some sessions; return how many tokens were sampled in vain, of those that had any."""
         ...
 
     def close(self) -> None: ...
 
 
 def policy_calls(policy: Any, said: SamplingArguments) -> PolicyCalls:
-    """Return how a policy is asked: row by row where its engine is in this process and streams, else in whole calls."""
+    """Return how a policy is asked: row by row where rows leave its engine one by one, else in whole calls."""
     stream = getattr(policy, "stream", None)
     return WholeCalls(policy, said) if stream is None else StreamedCalls(policy, stream, said)
 
@@ -116,11 +116,11 @@ class WholeCalls:
                 found.append((ask.session, answer))
         return found
 
-    def forget(self, session: int) -> int:
-        """Ask for a session no more."""
-        self._asks = [ask for ask in self._asks if ask.session != session]
+    def forget(self, sessions: Collection[int]) -> Mapping[int, int]:
+        """Ask for some sessions no more."""
+        self._asks = [ask for ask in self._asks if ask.session not in sessions]
         self.waiting = bool(self._asks)
-        return 0
+        return {}
 
     def close(self) -> None:
         """Nothing is under way between two calls."""
@@ -144,7 +144,8 @@ class StreamedCalls:
         self._policy, self._stream, self._said = policy, stream, said
         self._calls: dict[int, _Streamed] = {}  # by number
         self._sessions: set[int] = set()
-        self._steps = stream.steps
+        self._counts = not hasattr(stream, "take_slots")  # else the stream does, of several engines
+        self._steps = stream.steps if self._counts else 0
         self._used = 0  # decode slots
 
     @property
@@ -179,23 +180,34 @@ class StreamedCalls:
         answer = Answer(list(row.ids), plain, own, versions, of.temperature, row.reason == "stop")
         return of.asks[row.row].session, answer
 
-    def forget(self, session: int) -> int:
-        """Take a session's row out of the batch."""
-        for each in list(self._calls.values()):
-            at = [row for row, ask in enumerate(each.asks) if ask.session == session]
-            if at and (ended := each.call.abort(at)):
-                if each.call.is_over:
-                    del self._calls[each.call.number]
-                tokens = sum(len(row.ids) for row in ended)
-                self._used += tokens
-                return tokens
-        return 0
+    def forget(self, sessions: Collection[int]) -> Mapping[int, int]:
+        """Take the rows of some sessions out of the batch."""
+        wanted = {
+            each.call: rows
+            for each in self._calls.values()
+            if (rows := [row for row, ask in enumerate(each.asks) if ask.session in sessions])
+        }
+        tokens: dict[int, int] = {}
+        for row in self._stream.abort_rows(wanted):
+            session = self._calls[row.call].asks[row.row].session
+            tokens[session] = tokens.get(session, 0) + len(row.ids)
+        self._used += sum(tokens.values())
+        self._calls = {number: each for number, each in self._calls.items() if not each.call.is_over}
+        return tokens
 
     def close(self) -> None:
         """Take all rows out of the batch."""
-        for each in self._calls.values():
-            self._used += sum(len(row.ids) for row in each.call.abort())
+        calls = [each.call for each in self._calls.values()]
         self._calls.clear()
-        if counts_slots(engine := self._stream.engine):
-            width = min(len(self._sessions), engine.most_rows or len(self._sessions))
-            count_slots(self._used, (self._stream.steps - self._steps) * width)
+        self._used += sum(len(row.ids) for row in self._stream.leave(calls))
+        count_slots(self._slots())
+
+    def _slots(self) -> list[EngineSlots]:
+        """Return the decode slots that its sessions had."""
+        if not self._counts:
+            return self._stream.take_slots()
+        if not counts_slots(engine := self._stream.engine):
+            return []
+        name = self._policy.identity() if hasattr(self._policy, "identity") else ""
+        sessions, steps = len(self._sessions), (self._steps, self._stream.steps)
+        return [EngineSlots(name, None, self._used, sessions, *steps, engine.most_rows)]

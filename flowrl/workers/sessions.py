@@ -150,15 +150,16 @@ class Sessions:
         if self._now() < self._deadline:
             return
         self._deadline = math.inf
-        for session in list(self._live):
+        late = list(self._live)
+        asked = {session for session in late if isinstance(self._wants[session], Ask)}
+        self._asks = [ask for ask in self._asks if ask.session not in asked]
+        for session, tokens in self._policy.forget(asked).items():
+            self._wasted(session, tokens)
+        for session in late:
             wanted = self._wants[session]
             if isinstance(wanted, CodeCall):
                 self._code.forget(wanted)
                 self._calls = [call for call in self._calls if call is not wanted]
-            elif isinstance(wanted, Ask):
-                self._asks = [ask for ask in self._asks if ask is not wanted]
-                if tokens := self._policy.forget(session):
-                    self._wasted(session, tokens)
             self._resume(session, error=OutOfTime())
 
     def _resume(self, session: int, value: Any = None, error: Exception | None = None) -> None:

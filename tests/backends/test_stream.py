@@ -10,7 +10,7 @@ import torch
 from flowrl.backends.draw import uniforms
 from flowrl.backends.stream import Stream, stream_of
 from flowrl.batch import Column
-from flowrl.errors import RunError
+from flowrl.errors import DataError, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.model_options import Sampling
 
@@ -63,6 +63,52 @@ def test_some_rows_are_aborted_while_others_are_waited_for():
     assert not any(made.finished.tolist())
     gone = submitted(engine, tokens=9)
     assert len(gone.abort()) == 2 and list(gone) == [] and engine.stream._calls == {}
+
+
+def test_rows_of_several_calls_are_ended_at_once_those_too_that_are_ready():
+    engine = FakeEngine(stop=(), token_seconds=1.0)
+    stream, long, short = engine.stream, submitted(engine, tokens=9), submitted(engine, tokens=2)
+    for _ in range(2):
+        stream.step()
+    assert stream.has_news([short]) and not stream.has_news([long]) and (long.open, short.open) == (2, 2)
+    ended = stream.abort_rows({long: [1], short: None})
+    assert sorted((row.call, row.row, row.reason) for row in ended) == [
+        (1, 1, "aborted"), (2, 0, "length"), (2, 1, "length"),
+    ]  # fmt: skip
+    assert short.is_over and stream.take([long, short]) == [] and long.open == 1
+    assert [row.row for row in stream.leave([long])] == [0] and engine.running() == [] and stream._calls == {}
+    assert stream.abort_rows({}) == []
+
+
+def test_calls_begin_together_or_not_at_all():
+    engine = FakeEngine(vocab=8, stop=())
+    stream, sampling = engine.stream, Sampling(max_tokens=3)
+    good, wrong = prompts([[3]]), prompts([[9]])
+    calls = stream.submit_all([(good, 1, torch.tensor([seed]), sampling, None) for seed in range(3)])
+    assert [len(call.sampled().ids) for call in calls] == [1, 1, 1] and engine.steps == 3
+    with pytest.raises(DataError, match="has the token 9"):
+        stream.submit_all([(each, 1, torch.tensor([0]), sampling, None) for each in (good, wrong)])
+    assert engine.running() == []
+
+
+def test_rows_are_handed_out_once_whoever_makes_the_steps():
+    """Threads that wait for the rows of some calls, while others end rows of these: none is lost, none is there twice."""
+    engine = FakeEngine(stop=())
+    calls = [submitted(engine, seed=2 * i, tokens=1 + i % 7) for i in range(60)]
+    found = {number: [] for number in range(4)}
+
+    def take(number):
+        mine = calls[number::4]
+        while any(not call.is_over for call in mine):
+            found[number] += engine.stream.rows_of(mine)
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    rows = [(row.call, row.row) for each in found.values() for row in each]
+    assert sorted(rows) == [(call.number, row) for call in calls for row in (0, 1)]
 
 
 def test_what_the_engine_raises_reaches_all_that_wait():

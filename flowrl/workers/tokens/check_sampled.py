@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from ...errors import WrongAnswer
@@ -10,6 +11,7 @@ from ..model_options import Sampled
 
 if TYPE_CHECKING:
     from ...batch import Column, Key
+    from ..streaming import SampledRow
 
 
 def check_sampled(sampled: Sampled, keys: Sequence[Key], version: int) -> None:
@@ -31,6 +33,25 @@ def check_sampled(sampled: Sampled, keys: Sequence[Key], version: int) -> None:
     if sampled.versions is not None:
         _check_lengths(sampled.versions, "versions", keys, ids)
         _check_versions(sampled.versions, keys, version)
+
+
+def check_row(row: SampledRow, version: int) -> None:
+    """Raise WrongAnswer for a row that left its engine on its own, as :func:`check_sampled` does for whole calls.
+
+    Engines count versions where they are published to while rows run; a row of a single version is not looked at.
+    """
+    for name in ("rollout_logprobs", "sampling_logprobs"):
+        numbers: tuple[float, ...] = getattr(row, name)
+        if len(numbers) != len(row.ids):
+            raise WrongAnswer(f"'{name}' of row {row.row} has {len(numbers)} numbers for {len(row.ids)} tokens.")
+        if not all(map(isfinite, numbers)):
+            token = next(i for i, number in enumerate(numbers) if not isfinite(number))
+            raise WrongAnswer(f"'{name}' of row {row.row}, token {token}, is {numbers[token]}.")
+    versions = [version for version, _ in row.versions]
+    if sum(tokens for _, tokens in row.versions) != len(row.ids):
+        raise WrongAnswer(f"'versions' of row {row.row} are {row.versions} for {len(row.ids)} tokens.")
+    if len(versions) > 1 and (max(versions) > version or versions != sorted(versions)):
+        raise WrongAnswer(f"the tokens of row {row.row} are of versions {versions}, and the weights are {version}.")
 
 
 def _check_lengths(column: Column, name: str, keys: Sequence[Key], ids: Column) -> None:
