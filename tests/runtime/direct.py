@@ -96,6 +96,9 @@ class Direct:
         answer = self.send(self.stand_ins.get(rank, rank), method, *args)
         return lambda: answer
 
+    def ready(self, begun, seconds):
+        return list(range(len(begun)))
+
     def send(self, rank, method, *args):
         if method in ("connect", "move"):  # ranks meet each other in these
             return self.threads.submit(getattr(self.ranks[rank], method), *args)

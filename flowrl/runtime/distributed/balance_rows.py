@@ -58,19 +58,24 @@ def by_prefix(
     alike: Sequence[object] = (),
     *,
     most: float = 1.25,
+    loads: Sequence[int] = (),
 ) -> list[list[int]]:
     """Row numbers of each part: each row in the part that has its prefix, as ``homes`` says, where there is room.
 
-    A part takes ``most`` times the mean of the tokens. Rows that find no room there, and those without a home, go to
-    the part that has least, the largest first; those that are ``alike``, unless that is None, go together.
+    A part takes ``most`` times the mean of the tokens; with ``loads``, what parts are at counts too. Rows that find
+    no room there, and those without a home, go to the part that has least, the largest first; those that are ``alike``,
+    unless that is None, go together.
 
     >>> by_prefix([8, 8, 6, 2], 2, [1, 1, None, 0])
     [[1, 3], [0, 2]]
     >>> by_prefix([3, 3, 3, 3], 2, [None] * 4, ["a", "b", "a", "b"])
     [[0, 2], [1, 3]]
+    >>> by_prefix([4, 4], 2, [None] * 2, loads=[9, 0])
+    [[], [0, 1]]
     """
-    room = max(most * sum(sizes) / parts, max(sizes, default=0))
-    loads, found, left = [0] * parts, [list[int]() for _ in range(parts)], list[int]()
+    loads = list(loads) or [0] * parts
+    room = max(most * (sum(sizes) + sum(loads)) / parts, max(sizes, default=0))
+    found, left = [list[int]() for _ in range(parts)], list[int]()
 
     def put(row: int, part: int) -> None:
         loads[part] += sizes[row]

@@ -5,19 +5,24 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...batch import CallInfo, Key
-from ...errors import LONGEST, FlowError, NotFinite, cut
+from ...batch import CallInfo, Column, Key
+from ...errors import LONGEST, FlowError, NotFinite, RunError, cut
 from ...graph.ops.op import Op
 from ...workers.base import Worker
+from ...workers.decode_slots import EngineSlots
 from ...workers.engine import Engine
-from ...workers.model_options import Build, Model
+from ...workers.model_options import Build, Model, Sampling
 from ...workers.model_worker import ModelWorker
+from ...workers.streaming import SampledRow
 from ...workers.tokens.tokenizer import Tokenizers
 from ...workers.user_code.failed_rewards import Failures
 from ..values.process_memory import ProcessMemory
 from ..values.remote_batch import Kind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,47 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class Offers:
+    """What the engine of a policy offers: ``Offers(2048, True, True, most_rows=256)``.
+
+    ``positions`` are tokens of a row at most. ``streams``: its rows leave one by one. ``counts_slots``: each step of it
+    is a token of each row, of ``most_rows`` at most.
+    """
+
+    positions: int | None
+    streams: bool
+    counts_slots: bool = False
+    most_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call for the engine of a policy: the arguments of ``generate``, and the number by which who asks knows it."""
+
+    number: int
+    prompts: Column
+    n: int
+    seeds: Tensor
+    sampling: Sampling
+    starts: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Polled:
+    """What has come of calls for the engine of a policy: ``Polled((row,), open=7, latest=2, first=0, steps=12)``.
+
+    ``rows`` have ended, ``open`` are so many others, of the calls up to number ``latest``. ``first`` is how many steps
+    the engine had made when the first of these calls came, ``steps`` how many now.
+    """
+
+    rows: tuple[SampledRow, ...]
+    open: int
+    latest: int
+    first: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class RankCall:
     """One call, or the part of it that falls to this rank. ``op`` is the name of a worker's op, or one of a library.
 
@@ -131,6 +177,7 @@ class Reply:
     memory: ProcessMemory | None = None  # of its process then
     check: str = ""  # of the rows that are kept: the same for the same rows in the same order
     digests: Digests = ({}, b"")  # of these rows, by field and by row
+    slots: tuple[EngineSlots, ...] = ()  # of the engines that its sessions asked
 
 
 @dataclass(frozen=True)
@@ -164,6 +211,10 @@ class Failed:
     def knows_less(self) -> tuple[bool, bool]:
         """Larger for one that only tells of what is wrong on another rank: of several, the smallest is told."""
         return self.elsewhere, isinstance(self.error, NotFinite) and not self.error.names
+
+    def raised(self) -> FlowError:
+        """Return what to raise on another rank that needed the answer."""
+        return self.error or RunError(self.text)
 
     @staticmethod
     def of(error: BaseException) -> Failed:

@@ -11,6 +11,7 @@ from typing import Any
 from ....batch import Batch, Column
 from ....errors import RankLost, WrongAnswer, cut
 from ....graph.stand_ins.argument_trees import find_in, rebuild
+from ....workers.decode_slots import DecodeSlots
 from ...executor import PendingCall, Ready
 from ...values.call import Call
 from ...values.ops_without_columns import UNKNOWN, on_driver
@@ -60,6 +61,7 @@ class CallOnRanks:
         self.client, self.call, self.group, self.arguments = client, call, group, arguments
         self.main: RemoteBatch | None = next(find_in(dict(arguments), RemoteBatch), None)
         self.rank_times: tuple[RankTime, ...] = ()
+        self.slots = DecodeSlots()  # of the engines that it asks
         self._epoch: int | None = client.epoch
         self._first: Sent | RankLost | None
         try:
@@ -148,8 +150,9 @@ class CallOnRanks:
         return replies, result
 
     def _note_ranks(self, replies: Mapping[int, Reply], moved: Mapping[int, int]) -> None:
-        """Note when each rank was at its part, on the clock of the driver, and its memory."""
+        """Note when each rank was at its part, on the clock of the driver, its memory, and what it had of engines."""
         ahead = time() - perf_counter()
+        self.slots.add(each for reply in replies.values() for each in reply.slots)
         self.rank_times = tuple(
             RankTime(moved.get(rank, rank), *(at - ahead for at in reply.times))
             for rank, reply in replies.items()

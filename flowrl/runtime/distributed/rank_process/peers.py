@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ....batch import Column
 from ....column import concat
 from ....errors import WrongAnswer
 from ....workers.base import Worker
-from ....workers.model_options import Build, Sampled
+from ....workers.model_options import Build, Sampled, Sampling
 from ....workers.tokens.check_sampled import check_sampled
 from ....workers.tokens.sampling import SamplingArguments
 from ..balance_rows import by_prefix
-from ..protocol import Named, Serving
+from ..protocol import Named, Offers, Serving
+from .remote_stream import RemoteStream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,10 +23,17 @@ if TYPE_CHECKING:
     from .rank import Rank
 
 
-class Peers(Protocol):
-    """Other ranks, as this one calls them."""
+class Begun(Protocol):
+    """A call of another rank that was begun: what it returns is waited for."""
 
-    def call(self, rank: int, method: str, *args: Any) -> Any: ...
+    def __call__(self) -> Any: ...
+
+
+class Peers(Protocol):
+    """Other ranks, as this one calls them. ``ready``: the places of calls that are over, or end in so many seconds."""
+
+    def call(self, rank: int, method: str, *args: Any) -> Begun: ...
+    def ready(self, begun: Sequence[Begun], seconds: float) -> list[int]: ...
 
 
 class Elsewhere:
@@ -43,16 +52,17 @@ class Elsewhere:
 
 
 class Policy:
-    """A policy on other ranks, as an environment calls it: rows go to its ranks, row by row, and come back in order.
+    """A policy on other ranks, as an environment calls it: row by row, or in whole calls where these are all it has.
 
     They are the processes that there were when it was made: one that is started again may not have its weights yet. The
-    rows of one prompt begin on one rank, and a row that goes on is asked for where its tokens so far are known, as long
-    as no rank has much more to do than others.
+    rows of one prompt begin on one rank, and a row that goes on is asked for where its tokens so far are known; in
+    whole calls as long as no rank has much more to do than others.
     """
 
     def __init__(self, rank: Rank, at: Serving) -> None:
         self._rank, self._at, self._peers = rank, at, rank.peers
         self._homes: dict[int, int] = {}  # which of the ranks has had a row, by its seed
+        self._how: dict[str, Sampling] = {}  # how it samples, by what was said
 
     @property
     def tokenizer(self) -> Any:
@@ -64,7 +74,25 @@ class Policy:
 
     @property
     def positions(self) -> int | None:
-        return self._rank.ask_all([(self._at.ranks[0], "positions", self._at.name)], self._peers)[0]
+        return self._offers.positions
+
+    @cached_property
+    def _offers(self) -> Offers:
+        return self._ask("offers")
+
+    @cached_property
+    def stream(self) -> RemoteStream | None:
+        """The stream of its engines, where rows leave one by one; None for one that answers in whole calls."""
+        return RemoteStream(self._at, self._peers, self._offers) if self._offers.streams else None
+
+    def how(self, said: SamplingArguments) -> Sampling:
+        """See :meth:`flowrl.workers.actor.Actor.how`."""
+        if (known := repr(said)) not in self._how:
+            self._how[known] = self._ask("how", said)
+        return self._how[known]
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        return self._rank.ask_all([(self._at.ranks[0], method, self._at.name, *args)], self._peers)[0]
 
     def read_version(self) -> int:
         return self._at.version

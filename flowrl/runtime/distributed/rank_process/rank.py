@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....batch import Batch, Column
 from ....errors import RunError, WrongAnswer
@@ -15,11 +16,11 @@ from ....graph.ops.op import Op
 from ....graph.stand_ins.argument_trees import find_in, rebuild
 from ....graph.stand_ins.values import is_handle
 from ....lowering.deployment import WorkerSpec
-from ....workers.base import Opening, Worker
+from ....workers.base import Opening
+from ....workers.decode_slots import counted
 from ....workers.engine import Engine, published
-from ....workers.model_options import Build, Sampled
+from ....workers.model_options import Build
 from ....workers.model_worker import ModelWorker
-from ....workers.tokens.sampling import SamplingArguments
 from ....workers.user_code.failed_rewards import Failures
 from ....workers.user_code.rows_in_progress import NAME, Notes
 from ....workers.weights.offloaded import offloaded_of
@@ -37,9 +38,7 @@ from ..protocol import Advanced, Failed, Named, RankCall, RankConfig, Reply, uno
 from .peers import Elsewhere, Peers, Policy
 from .rank_streams import RankStreams
 from .rank_weights import Weights, Written, everybody
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .serve_policies import Policies
 
 
 class _Now(threading.local):
@@ -52,14 +51,14 @@ class _Now(threading.local):
         self.asked = self.ready = 0.0  # when it was asked, and when its rows were there
 
 
-class Rank(Weights):
+class Rank(Weights, Policies):
     """The workers and objects of one process. ``number`` counts over all ranks of the run."""
 
     def __init__(self, number: int, pool: str, config: RankConfig, peers: Peers, *, host: str = "127.0.0.1") -> None:
-        super().__init__(host, Path(config.folder))
+        Weights.__init__(self, host, Path(config.folder))
+        Policies.__init__(self)
         self.number, self.pool, self.config, self.peers = number, pool, config, peers
         self.objects: dict[int, Batch] = {}
-        self._serves = threading.Lock()  # one call at a time is in the engine of a policy
         self._journal: Journal | None = None
         self._tokenizers = config.tokenizers()
         self._copies: dict[tuple[str, bool], Copies] = {}  # of the state of workers, for checkpoints
@@ -77,8 +76,6 @@ class Rank(Weights):
         self._now.warnings = []
 
         def open_engine(build: Build) -> Engine:
-            from dataclasses import replace
-
             return self.config.open_engine(
                 spec.backend, replace(build, axes=spec.axes, offload=spec.offload, options=spec.options)
             )
@@ -108,11 +105,13 @@ class Rank(Weights):
             worker.close()
         self.workers.clear()
         self.specs.clear()
+        self._policy_rows.clear()
 
     def forget(self) -> None:
         """Let go of all objects, of rows that are sampled and of staged weights, and read the journals again."""
         self.objects.clear()
         self.streams.forget()
+        self.end_rows(None)
         self._captured.clear()
         self.forget_weights()
         if self._journal is not None:
@@ -124,23 +123,6 @@ class Rank(Weights):
         worker = self.workers[key]
         worker.program_starts()
         return worker.version, worker.dirty, worker.stamp
-
-    def positions(self, name: str) -> int | None:
-        """How many tokens a row of that policy may have."""
-        return self._serving(name).positions  # type: ignore[attr-defined]
-
-    def respond(
-        self, name: str, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments
-    ) -> Sampled | Failed:
-        """One response per prompt, for an environment on another rank, or on this one among several."""
-        try:
-            with self._serves:
-                return self._serving(name).respond(prompts, seeds, starts, said)  # type: ignore[attr-defined]
-        except Exception as error:
-            return Failed.of(error)
-
-    def _serving(self, name: str) -> Worker:
-        return self.workers.get((name, True)) or self.workers[name, False]
 
     def _peer(self, handle: Any) -> Any:
         """The worker behind a handle: here, or what is known of it."""
@@ -175,6 +157,7 @@ class Rank(Weights):
                 self.streams.fail(number, call.worker, given)
                 return
             op, worker, pulled = self._op(call), self._worker(call), self._now.pulled
+            self.end_rows(call.worker)
             asked, ready = self._now.asked, self._now.ready
 
             def reply(result: Any) -> Reply:
@@ -248,7 +231,7 @@ class Rank(Weights):
         ]
         for answer in answers:
             if isinstance(answer, Failed):
-                raise answer.error or RunError(answer.text)
+                raise answer.raised()
         return answers
 
     def _arguments(self, call: RankCall) -> dict[str, Any] | Failed:
@@ -281,21 +264,26 @@ class Rank(Weights):
 
     def _run(self, call: RankCall, arguments: Mapping[str, Any]) -> Reply:
         worker, op = self._worker(call), self._op(call)
-        result = run_op(
-            op,
-            worker,
-            arguments,
-            call.into,
-            call.info,
-            place=call.journal,
-            journal=lambda: self.journal(call.journal_since),
-            notes=self._notes,
-            warn=self._now.warnings.append,
-        )
+        if call.worker is not None and (op.updates or op.cost == "generate"):
+            self.end_rows(call.worker)
+        with counted() as slots:
+            result = run_op(
+                op,
+                worker,
+                arguments,
+                call.into,
+                call.info,
+                place=call.journal,
+                journal=lambda: self.journal(call.journal_since),
+                notes=self._notes,
+                warn=self._now.warnings.append,
+            )
         if call.worker is not None and op.updates == "weights" and call.worker not in self._copies:
             copies = self._copies[call.worker] = Copies()  # its checkpoints will need this memory
             reserve_memory(worker, copies, offloaded=offloaded_of(worker))
-        return self._reply(call, op, result, arguments)
+        reply = self._reply(call, op, result, arguments)
+        reply.slots = tuple(each if each.rank is not None else replace(each, rank=self.number) for each in slots)
+        return reply
 
     def _op(self, call: RankCall) -> Op:
         if not isinstance(call.op, str):
@@ -319,6 +307,7 @@ class Rank(Weights):
         """Do this rank's part of moves of weights; rows that the target samples stand still from here on."""
         if target is not None:
             self.streams.pause(target)
+            self.end_rows(target)
         return super().move(route, source, number, target)
 
     def weights_written(self, key: tuple[str, bool], version: int, keep_cache: bool = False) -> Written:
@@ -348,7 +337,7 @@ class Rank(Weights):
                 fix=f"Place both in one pool, with the same mesh and backend as '{named.name}'.",
             )
         if at.ranks == (self.number,):
-            return self._serving(named.name)
+            return self.serving(named.name)
         return Policy(self, at)
 
     def _kept(self, call: RankCall, op: Op, result: Any, arguments: Mapping[str, Any], first: Fetch | None) -> Reply:

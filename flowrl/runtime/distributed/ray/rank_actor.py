@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -18,8 +18,12 @@ LANES = {
     "pull": "pull",
     "give": "pull",
     "keep_copy": "light",
-    "positions": "pull",
+    "offers": "pull",
+    "how": "pull",
     "respond": "serve",
+    "poll": "serve",
+    "abort_rows": "serve",
+    "leave_policy": "serve",
     "alive": "pull",
     "headway": "pull",
     "bring": "light",
@@ -37,9 +41,14 @@ THREADS = {
     "pull": 2,  # rows are brought to another rank while this one works
     "light": 1,  # short calls do not wait for what the workers do
     "move": 1,  # weights are on their way
-    "serve": 1,  # a policy generates for an environment on another rank, which this one may be waiting for in turn
+    "serve": 1,  # a policy samples for environments on other ranks, which this one may be waiting for in turn
     "save": 1,  # files of a checkpoint are written while this rank works
 }
+
+
+def threads_of(ranks: int) -> dict[str, int]:
+    """Return the threads of each lane, in a run of so many ranks: each may play episodes, and wait twice for rows."""
+    return {**THREADS, "serve": min(2 * ranks + 1, 256)}
 
 
 def lane_of(method: str, args: Sequence[Any]) -> str:
@@ -110,7 +119,25 @@ class _Peers:
     def __init__(self, handles: Mapping[int, Any]) -> None:
         self._handles = handles
 
-    def call(self, rank: int, method: str, *args: Any) -> Callable[[], Any]:
-        """Begin a call; the function that is returned waits for it."""
-        begun = start(self._handles[rank], method, args)
-        return lambda: ray.get(begun)
+    def call(self, rank: int, method: str, *args: Any) -> _Begun:
+        """Begin a call; what is returned waits for it."""
+        return _Begun(start(self._handles[rank], method, args))
+
+    def ready(self, begun: Sequence[Any], seconds: float) -> list[int]:
+        """Return the places of calls that are over; of those that were lost too."""
+        places = {each.ref: place for place, each in enumerate(begun)}
+        refs = list(places)
+        if ray.wait(refs, num_returns=1, timeout=seconds)[0]:
+            refs = ray.wait(refs, num_returns=len(refs), timeout=0)[0]
+            return [places[ref] for ref in refs]
+        return []
+
+
+class _Begun:
+    """A call of a rank on its way."""
+
+    def __init__(self, ref: Any) -> None:
+        self.ref = ref
+
+    def __call__(self) -> Any:
+        return ray.get(self.ref)

@@ -28,7 +28,7 @@ from ..process_exits import Watched
 from ..protocol import Failed, RankConfig
 from .group_signals import deaf
 from .private_ray import PrivateRay
-from .rank_actor import THREADS, RankActor, start
+from .rank_actor import RankActor, start, threads_of
 from .ray_head import check_head, end_head
 
 RESOURCE = "flowrl_rank"  # of a cluster that is started here: one for each rank on a CPU
@@ -273,7 +273,7 @@ class RayRanks:
         at = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 if pool.gpus else 0, "scheduling_strategy": at}
         options["runtime_env"] = {"env_vars": {"TORCHDYNAMO_DISABLE": "1"}} if not pool.gpus else {}
-        actor: Any = ray.remote(**{"concurrency_groups": THREADS})(RankActor)  # type: ignore[call-overload]
+        actor: Any = ray.remote(**{"concurrency_groups": threads_of(len(self._places))})(RankActor)  # type: ignore[call-overload]
         return actor.options(**options).remote(rank, pool.name)
 
     def _room_of(self, rank: int) -> tuple[Any, int]:

@@ -55,7 +55,7 @@ def begun(run, *before):
 def test_episodes_that_were_over_in_a_call_that_is_killed_are_not_played_again(tmp_path, plans, runtime, who):
     if runtime == "ray":
         pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    words = ["--runtime", runtime, *(["--plan", plans[2]] if runtime == "ray" else [])]
+    words = ["--runtime", runtime, *(["--plan", plans[1]] if runtime == "ray" else [])]
     (tmp_path / "calm").mkdir()
     (tmp_path / "calm" / "go").touch()
     calm = start(tmp_path / "calm", *words)
@@ -72,13 +72,13 @@ def test_episodes_that_were_over_in_a_call_that_is_killed_are_not_played_again(t
         ranks = {pid for _, pid in run.calls("begin")}  # they end a moment later, and would play on until then
         wait_for(lambda: not any(began(pid) for pid in ranks))
         (tmp_path / "go").touch()
-        run = start(tmp_path, "--resume", *(["--plan", plans[1]] if who == "both" else []))  # other processes
+        run = start(tmp_path, "--resume", *(["--plan", plans[2]] if who == "both" else []))  # other processes
     else:
         (tmp_path / "go").touch()
     assert run.process.wait(300) == 0, (tmp_path / "said").read_text()
     again = begun(run, first)
     assert {x for x in again if x < 8} <= {2, 5, 7} and again[7] == 2
     assert {x: n for x, n in again.items() if x >= 8} == dict.fromkeys(range(8, 16), 2)
-    if who != "both":  # on other processes rows are sampled among others: bits may differ, episodes do not
+    if who != "both":  # of two processes rows are sampled among those of the other: bits may differ, episodes do not
         assert values(tmp_path / "run") == values(tmp_path / "calm" / "run")
         assert digest(tmp_path / "run") == digest(tmp_path / "calm" / "run")

@@ -1,0 +1,162 @@
+"""The rows that environments on other ranks have in the engine of a policy here: in one batch, which they join and
+leave one by one.
+
+A thread makes the steps, as long as somebody waits for rows and has none yet. So one environment alone finds its rows
+beside the same others each time, whatever the way to this rank takes; of several, those that wait keep the batch going.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ....errors import RunError
+from ....workers.streaming import SampledRow
+from ..protocol import Asked, Polled
+
+if TYPE_CHECKING:
+    from ....backends.stream import Stream, StreamedCall
+
+#: Seconds that who waits for rows is kept waiting, before it is told that there are none yet and asks again.
+PATIENCE = 0.5
+#: Seconds for which the thread that makes the steps stays when nobody waits.
+LINGER = 1.0
+
+
+@dataclass
+class _Caller:
+    """Somebody who asks: its calls that are not over, by its own numbers."""
+
+    first: int  # steps of the engine before it came
+    calls: dict[int, StreamedCall] = field(default_factory=dict[int, Any])
+    latest: int = 0  # the largest number that it has asked with
+    waits: int = 0  # how often at a time
+
+    @property
+    def open(self) -> int:
+        """How many of its rows were not handed out."""
+        return sum(call.open for call in self.calls.values())
+
+
+class PolicyRows:
+    """The rows of those that ask one policy. Any thread may call it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._callers: dict[str, _Caller] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._broken: BaseException | None = None
+
+    def poll(self, name: str, asked: Sequence[Asked], seconds: float = PATIENCE) -> Polled:
+        """Have calls of somebody join the batch; return its rows that have ended, which may take ``seconds``.
+
+        Raises the error of a call that cannot go on, and what the engine raised, which is of no more use.
+        """
+        with self._changed:
+            caller = self._callers.setdefault(name, _Caller(self.stream.steps))
+        if asked:
+            self._join(caller, asked)
+        with self._changed:
+            if seconds and not self._is_served(caller):
+                self._wait(caller, seconds)
+            if self._broken is not None:
+                raise self._broken
+            return self._hand_out(caller)
+
+    def abort(self, name: str, rows: Mapping[int, Iterable[int]], latest: int) -> list[SampledRow]:
+        """End rows of somebody, by call; return them as they are. ``latest``: the last call that it has sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_come(name, latest), PATIENCE)
+            open = self._callers[name].calls if name in self._callers else {}
+            calls = {number: open[number] for number in rows if number in open}
+        ended = self.stream.abort_rows({call: rows[number] for number, call in calls.items()})
+        with self._changed:
+            self._forget_over(open)
+            self._changed.notify_all()
+        return self._as_asked(calls, ended)
+
+    def leave(self, name: str, latest: int) -> list[SampledRow]:
+        """End all rows of somebody, who asks for no more; see :meth:`abort`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_come(name, latest), PATIENCE)
+            caller = self._callers.pop(name, None)
+            calls = {} if caller is None else dict(caller.calls)
+            if caller is not None:
+                caller.calls.clear()
+            self._changed.notify_all()
+        return self._as_asked(calls, self.stream.leave(list(calls.values())))
+
+    def end(self) -> None:
+        """End the rows of all: nobody waits for them any more, as who has asked for them may have died."""
+        for name in list(self._callers):
+            with suppress(RunError):  # an engine that has failed has no rows
+                self.leave(name, 0)
+
+    def _join(self, caller: _Caller, asked: Sequence[Asked]) -> None:
+        begun: list[StreamedCall] = []
+        try:
+            begun = self.stream.submit_all([(a.prompts, a.n, a.seeds, a.sampling, a.starts) for a in asked])
+        finally:
+            with self._changed:
+                caller.calls |= {a.number: call for a, call in zip(asked, begun, strict=False)}
+                caller.latest = max(caller.latest, *(a.number for a in asked))
+                self._changed.notify_all()
+
+    def _has_come(self, name: str, latest: int) -> bool:
+        """Whether somebody's calls are here, up to a number: those that are on their way would never be ended."""
+        return not latest or (name in self._callers and self._callers[name].latest >= latest)
+
+    def _hand_out(self, caller: _Caller) -> Polled:
+        rows = self._as_asked(caller.calls, self.stream.take(caller.calls.values()))
+        self._forget_over(caller.calls)
+        return Polled(tuple(rows), caller.open, caller.latest, caller.first, self.stream.steps)
+
+    @staticmethod
+    def _as_asked(calls: Mapping[int, StreamedCall], rows: Iterable[SampledRow]) -> list[SampledRow]:
+        """Return rows under the numbers by which who asked knows their calls."""
+        numbers = {call.number: number for number, call in calls.items()}
+        return [replace(row, call=numbers[row.call]) for row in rows]
+
+    @staticmethod
+    def _forget_over(calls: dict[int, StreamedCall]) -> None:
+        for number in [number for number, call in calls.items() if call.is_over]:
+            del calls[number]
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _is_served(self, caller: _Caller) -> bool:
+        """Whether there is nothing to wait for: it has something to be told, or no rows."""
+        return self._broken is not None or not caller.calls or self.stream.has_news(caller.calls.values())
+
+    def _wait(self, caller: _Caller, seconds: float) -> None:
+        caller.waits += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._make_steps, name="flowrl-policy-rows", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+        try:
+            self._changed.wait_for(lambda: self._is_served(caller), seconds)
+        finally:
+            caller.waits -= 1
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits who is not served by what there is."""
+        return any(caller.waits and not self._is_served(caller) for caller in self._callers.values())
+
+    def _make_steps(self) -> None:
+        """Make steps while they are wanted, and a moment longer wait for that."""
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(self._is_wanted, LINGER):
+                    self._thread = None
+                    return
+            try:
+                self.stream.step()
+            except BaseException as error:  # told to all that wait
+                self._broken = error
+            with self._changed:
+                self._changed.notify_all()

@@ -1,0 +1,270 @@
+"""The stream of a policy on other ranks, as an environment here asks it: rows join the batches of their engines and
+leave them one by one, each rank when it has some."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ....errors import WrongAnswer
+from ....workers.decode_slots import EngineSlots
+from ....workers.model_options import Sampling
+from ....workers.streaming import SampledRow
+from ....workers.tokens.check_sampled import check_row
+from ..balance_rows import by_prefix
+from ..protocol import Asked, Failed, Offers, Polled, Serving
+from .policy_rows import PATIENCE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ....batch import Column
+    from .peers import Begun, Peers
+
+#: Seconds after which who waits for rows looks at what else there is to do.
+TICK = 0.01
+
+
+class RemoteCall:
+    """A call whose rows come as they end. ``at``: of each row the place of its rank, and its number there."""
+
+    def __init__(self, number: int, at: Sequence[tuple[int, int]], sizes: Sequence[int]) -> None:
+        self.number, self.at, self.sizes = number, at, sizes
+        self.rows = {where: row for row, where in enumerate(at)}
+        self.left = set(range(len(at)))
+        self.aborted = set[int]()  # those that were on their way then are not looked at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of its rows have been handed out."""
+        return not self.left
+
+
+@dataclass(eq=False)
+class _Engine:
+    """The engine of one rank: what it is asked, and what is known of it. ``place``: of the rank among the policy's."""
+
+    rank: int
+    place: int
+    queued: list[Asked] = field(default_factory=list[Asked])  # calls that it is told of next
+    latest: int = 0  # the largest number that it was told of
+    open: int = 0  # rows that it is at
+    load: int = 0  # tokens that these came with
+    seeds: set[int] = field(default_factory=set[int])  # of the rows that it has had
+    first: int | None = None  # its steps when the first of these came
+    steps: int = 0  # its steps now
+    used: int = 0  # tokens that it has sampled
+
+
+@dataclass(frozen=True, eq=False)
+class _Poll:
+    """What an engine was asked and has not answered; ``waits``: until there are rows."""
+
+    engine: _Engine
+    begun: Begun
+    waits: bool
+
+
+class RemoteStream:
+    """Calls for the engines of a policy; see :class:`flowrl.backends.stream.Stream`. One thread uses it.
+
+    A rank is asked for more as soon as it has answered, whatever the others are at. A row that goes on stays where it
+    was, as its tokens are known there. New ones go where the rows of their prompt are, as long as that rank is not at
+    much more than others.
+    """
+
+    def __init__(self, at: Serving, peers: Peers, offers: Offers) -> None:
+        self._at, self._peers, self._offers = at, peers, offers
+        self._name = secrets.token_hex(8)
+        self._engines = [_Engine(rank, place) for place, rank in enumerate(at.ranks)]
+        self._homes: dict[int, int] = {}  # places of ranks, by the seed of a row
+        self._prompts: dict[bytes, int] = {}  # and by the prompt that it began with
+        self._calls: dict[int, RemoteCall] = {}
+        self._polls: list[_Poll] = []
+        self._found: list[SampledRow] = []
+        self._numbers = 0
+
+    def submit(
+        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
+    ) -> RemoteCall:
+        """Begin a call of one row for each prompt. The ranks are told of it by the next :meth:`rows_of`."""
+        assert n == 1, "who asks a policy row by row has a prompt for each"
+        self._numbers += 1
+        at: list[tuple[int, int]] = [(0, 0)] * len(prompts)
+        sizes = [int(length) + 1 for length in prompts.lengths]
+        for place, rows in enumerate(self._spread(prompts, seeds.tolist(), sizes)):
+            if not rows:
+                continue
+            engine = self._engines[place]
+            some = None if starts is None else starts[rows]
+            engine.queued.append(Asked(self._numbers, prompts.take(rows), 1, seeds[rows], sampling, some))
+            engine.seeds.update(seeds[rows].tolist())
+            engine.load += sum(sizes[row] for row in rows)
+            engine.open += len(rows)
+            for number, row in enumerate(rows):
+                at[row] = place, number
+        call = self._calls[self._numbers] = RemoteCall(self._numbers, at, sizes)
+        return call
+
+    def rows_of(self, calls: Collection[RemoteCall]) -> list[SampledRow]:
+        """Return rows of some calls that have ended; none where none has in a short time.
+
+        Raises what failed on a rank, and WrongAnswer for what cannot be right.
+        """
+        self._ask()
+        if not self._found:
+            self._hear(TICK)
+        wanted = {call.number for call in calls}
+        found = [row for row in self._found if row.call in wanted]
+        self._found = [row for row in self._found if row.call not in wanted]
+        for call in [each for each in calls if each.is_over and not each.aborted]:
+            del self._calls[call.number]
+        return found
+
+    def abort_rows(self, wanted: Mapping[RemoteCall, Iterable[int] | None]) -> list[SampledRow]:
+        """End some rows of each of these calls, or all of them; return them with the tokens that they have.
+
+        A rank that is gone has no rows: who asks it next is told.
+        """
+        parts: list[dict[int, list[int]]] = [{} for _ in self._engines]
+        for call, rows in wanted.items():
+            for row in sorted(call.left if rows is None else call.left.intersection(rows)):
+                place, number = call.at[row]
+                parts[place].setdefault(call.number, []).append(number)
+        asked: list[tuple[_Engine, Begun]] = []
+        for engine, part in zip(self._engines, parts, strict=True):
+            if part:
+                if engine.queued:
+                    self._tell(engine, waits=False)
+                words = (self._at.name, self._name, part, engine.latest)
+                asked.append((engine, self._peers.call(engine.rank, "abort_rows", *words)))
+        found = [row for engine, begun in asked for row in self._ended(engine, begun)]
+        for place, part in enumerate(parts):
+            for number, rows in part.items():
+                call = self._calls[number]
+                call.aborted.update(call.rows[place, row] for row in rows)
+                self._drop(place, call, rows)
+        return found
+
+    def leave(self, calls: Collection[RemoteCall]) -> list[SampledRow]:
+        """End all rows of some calls, which are all that there are: nothing more is asked. See :meth:`abort_rows`."""
+        found = self.abort_rows(dict.fromkeys(calls))
+        for engine in self._engines:
+            if engine.latest:
+                self._peers.call(engine.rank, "leave_policy", self._at.name, self._name, engine.latest)
+        self._polls.clear()
+        self._name = secrets.token_hex(8)
+        return found
+
+    def take_slots(self) -> list[EngineSlots]:
+        """Return the decode slots that its rows had since they were asked for, of engines that know it."""
+        counts = [
+            EngineSlots(self._at.name, e.rank, e.used, len(e.seeds), e.first, e.steps, self._offers.most_rows)
+            for e in self._engines
+            if e.first is not None and self._offers.counts_slots
+        ]
+        for engine in self._engines:
+            engine.first, engine.used = None, 0
+            engine.seeds.clear()
+        return counts
+
+    # -- which rank ---------------------------------------------------------------------------------------------------
+
+    def _spread(self, prompts: Column, seeds: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+        """Return the rows of each rank, and remember where they are."""
+        shares: list[list[int]] = [[] for _ in self._engines]
+        loads = [engine.load for engine in self._engines]
+        new: list[int] = []
+        for row, seed in enumerate(seeds):
+            home = self._homes.get(seed)
+            if home is None:
+                new.append(row)
+            else:
+                shares[home].append(row)
+                loads[home] += sizes[row]
+        begun = [prompts[row].numpy().tobytes() for row in new]
+        homes = [self._prompts.get(prompt) for prompt in begun]
+        parts = by_prefix([sizes[row] for row in new], len(shares), homes, begun, loads=loads)
+        for place, part in enumerate(parts):
+            shares[place] = sorted([*shares[place], *(new[i] for i in part)])
+            self._homes |= {seeds[new[i]]: place for i in part}
+            self._prompts |= {begun[i]: place for i in part}
+        return shares
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """Tell ranks of new calls, and ask those for rows that are at some and were not asked."""
+        for engine in self._engines:
+            asked = [poll for poll in self._polls if poll.engine is engine]
+            if engine.open and not any(poll.waits for poll in asked):
+                self._tell(engine, waits=True)
+            elif engine.queued and len(asked) < 2:
+                self._tell(engine, waits=False)
+
+    def _tell(self, engine: _Engine, *, waits: bool) -> None:
+        queued, engine.queued = engine.queued, []
+        engine.latest = max([engine.latest, *(asked.number for asked in queued)])
+        words = (self._at.name, self._at.version, self._name, queued, PATIENCE if waits else 0.0)
+        self._polls.append(_Poll(engine, self._peers.call(engine.rank, "poll", *words), waits))
+
+    def _hear(self, seconds: float) -> None:
+        """Take the answers that are there, or come in time."""
+        if not self._polls:
+            return
+        ready = set(self._peers.ready([poll.begun for poll in self._polls], seconds))
+        answered = [poll for place, poll in enumerate(self._polls) if place in ready]
+        self._polls = [poll for place, poll in enumerate(self._polls) if place not in ready]
+        found = [(poll.engine, self._answer(poll)) for poll in answered]
+        for engine, polled in found:
+            is_told = polled.latest == engine.latest and not any(poll.engine is engine for poll in self._polls)
+            if is_told and not engine.queued and engine.open and not polled.open:
+                raise WrongAnswer(f"{self._at.name} on rank {engine.rank} has lost {engine.open} rows.")
+
+    def _answer(self, poll: _Poll) -> Polled:
+        """Take the answer to a question. Raises what it says to have failed."""
+        engine, answer = poll.engine, poll.begun()
+        try:
+            if isinstance(answer, Failed):
+                raise answer.raised()
+            polled: Polled = answer
+            engine.first = polled.first if engine.first is None else engine.first
+            engine.steps = max(engine.steps, polled.steps)
+            for row in polled.rows:
+                self._take_row(engine, row)
+        except WrongAnswer as error:
+            error.what = f"{self._at.name} on rank {engine.rank}: {error.what}"
+            raise
+        return polled
+
+    def _take_row(self, engine: _Engine, row: SampledRow) -> None:
+        call = self._calls.get(row.call)
+        number = None if call is None else call.rows.get((engine.place, row.row))
+        if call is None or number is None or number not in call.left | call.aborted:
+            raise WrongAnswer(f"row {row.row} of call {row.call} was not asked for, or was answered before.")
+        check_row(row, self._at.version)
+        engine.used += len(row.ids)
+        if number in call.left:
+            self._drop(engine.place, call, [row.row])
+            self._found.append(replace(row, row=number))
+
+    def _ended(self, engine: _Engine, begun: Begun) -> list[SampledRow]:
+        """Return the rows that a rank has ended; none where it is gone."""
+        try:
+            answer = begun()
+        except Exception:
+            return []
+        rows: list[SampledRow] = [] if isinstance(answer, Failed) else answer
+        engine.used += sum(len(row.ids) for row in rows)
+        return [replace(row, row=self._calls[row.call].rows[engine.place, row.row]) for row in rows]
+
+    def _drop(self, place: int, call: RemoteCall, rows: Iterable[int]) -> None:
+        """Note that a rank is at some rows no more."""
+        for number in rows:
+            row = call.rows[place, number]
+            if row in call.left:
+                call.left.discard(row)
+                self._engines[place].open -= 1
+                self._engines[place].load -= call.sizes[row]

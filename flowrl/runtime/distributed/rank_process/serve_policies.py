@@ -1,0 +1,99 @@
+"""What a rank answers the environments of other ranks, and its own among several, that ask a policy which is here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....batch import Column
+from ....errors import WrongAnswer
+from ....lowering.deployment import WorkerSpec
+from ....workers.base import Worker
+from ....workers.decode_slots import counts_slots
+from ....workers.model_options import Sampled, Sampling
+from ....workers.streaming import SampledRow
+from ....workers.tokens.sampling import SamplingArguments
+from ..protocol import Asked, Failed, Offers, Polled
+from .policy_rows import PATIENCE, PolicyRows
+from .rank_weights import Key
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Policies:
+    """Base of a rank. Every thread of it may call this."""
+
+    workers: dict[Key, Worker]
+    specs: dict[Key, WorkerSpec]
+
+    def __init__(self) -> None:
+        self._serves = threading.Lock()  # one whole call at a time is in the engine of a policy
+        self._policy_rows: dict[Key, PolicyRows] = {}
+        self._opening = threading.Lock()
+
+    def offers(self, name: str) -> Offers:
+        """Return what the engine of a policy offers."""
+        policy: Any = self.serving(name)
+        stream = getattr(policy, "stream", None)
+        engine = None if stream is None else stream.engine
+        if not counts_slots(engine):
+            return Offers(policy.positions, stream is not None)
+        return Offers(policy.positions, True, True, engine.most_rows)
+
+    def how(self, name: str, said: SamplingArguments) -> Sampling:
+        """How a policy samples where a call says this."""
+        return self.serving(name).how(said)  # type: ignore[attr-defined]
+
+    def respond(
+        self, name: str, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments
+    ) -> Sampled | Failed:
+        """One response per prompt, when all are there."""
+        try:
+            with self._serves:
+                return self.serving(name).respond(prompts, seeds, starts, said)  # type: ignore[attr-defined]
+        except Exception as error:
+            return Failed.of(error)
+
+    def poll(
+        self, name: str, version: int, caller: str, asked: Sequence[Asked], seconds: float = PATIENCE
+    ) -> Polled | Failed:
+        """Have calls join the batch of a policy; return the rows that have ended. ``version``: of the weights."""
+        try:
+            here = self.serving(name).version
+            if self.specs[self._serving_key(name)].serving and here != version:
+                raise WrongAnswer(f"the weights here are version {here}, and the call is for version {version}.")
+            return self._rows_of(name).poll(caller, asked, seconds)
+        except Exception as error:
+            return Failed.of(error)
+
+    def abort_rows(self, name: str, caller: str, rows: Mapping[int, Iterable[int]], latest: int) -> list[SampledRow]:
+        """End rows in the batch of a policy."""
+        return self._rows_of(name).abort(caller, rows, latest)
+
+    def leave_policy(self, name: str, caller: str, latest: int) -> list[SampledRow]:
+        """End all rows of somebody in the batch of a policy."""
+        return self._rows_of(name).leave(caller, latest)
+
+    def end_rows(self, key: Key | None) -> None:
+        """End what is left in the batch of a worker that has its turn again, or of all for None.
+
+        Calls that ask a policy are over by then: these rows were asked for by a process that died.
+        """
+        for each in [rows for of, rows in list(self._policy_rows.items()) if key in (of, None)]:
+            each.end()
+
+    def serving(self, name: str) -> Worker:
+        """Return the copy of a worker that serves."""
+        return self.workers[self._serving_key(name)]
+
+    def _serving_key(self, name: str) -> Key:
+        return (name, (name, True) in self.workers)
+
+    def _rows_of(self, name: str) -> PolicyRows:
+        key, policy = self._serving_key(name), self.serving(name)
+        with self._opening:
+            if key not in self._policy_rows:
+                self._policy_rows[key] = PolicyRows(policy.stream)  # type: ignore[attr-defined]
+            return self._policy_rows[key]

@@ -1,0 +1,79 @@
+"""Episodes that are played on ranks, of which one dies: those of a run that was left alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from direct import run_direct
+from flows import metrics, module_of
+
+import flowrl as fl
+from flowrl import rl
+from flowrl.placement.plan.plan import Place, Plan, Pool
+
+SPLIT = {"actor": {"train": Place("train"), "generate": Place("model")}, "game": Place("games")}
+
+
+class Count(fl.Env):
+    turns = 3
+
+    def reset(self, row, seed):
+        return 0, "1"
+
+    def step(self, state, action):
+        return state + 1, "1", float(len(action)), state == 2
+
+
+def flow():
+    module = module_of("stale_flow")
+    made = fl.Flow("play")
+    actor = made.worker(fl.Actor, module.MODEL, lr=1e-2, max_tokens=4, name="actor")
+    game = made.worker(Count, name="game")
+
+    @made.program
+    def play(steps: int = 3):
+        for step, batch in made.steps(module.arithmetic.prompts(4), steps):
+            batch = rl.group_advantages(game.rollout(batch, policy=actor, n=2))
+            made.log(step, actor.update(batch, loss=rl.ppo_clip()), reward=batch.rewards.mean())
+
+    return made
+
+
+def plan(model=1, games=1):
+    return Plan(
+        {"train": "cpu", "model": Pool("model", processes=model), "games": Pool("games", processes=games)}, SPLIT
+    )
+
+
+def values(out):
+    return [{name: line[name] for name in ("loss", "grad_norm", "reward", "response_length")} for line in metrics(out)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone") / "run"
+    flow().run(out=out, quiet=True)
+    return values(out)
+
+
+@pytest.mark.parametrize(("model", "games"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_ranks_play_what_one_process_plays(tmp_path, alone, model, games):
+    ranks: Any = run_direct(flow(), plan(model, games), tmp_path / "run")[1].ranks
+    for here, there in zip(values(tmp_path / "run"), alone, strict=True):
+        assert (here["reward"], here["response_length"]) == (there["reward"], there["response_length"])
+        assert here["loss"] == pytest.approx(there["loss"], abs=1e-4)
+    methods = {method for _, method in ranks.calls}
+    assert {"poll", "leave_policy"} <= methods and "respond" not in methods
+    assert all(0.3 < line["game.rollout/decode_slots_used"] <= 1 for line in metrics(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kill", [("poll", 0), ("poll", 7), ("leave_policy", 1), ("offers", 1), ("how", 2)])
+def test_a_policy_that_dies_is_asked_again_to_the_same_bits(tmp_path, kill):
+    run_direct(flow(), plan(), tmp_path / "calm")
+    ranks: Any = run_direct(flow(), plan(), tmp_path / "run", kill=kill)[1].ranks
+    assert ranks.restarted == [1], "the rank of the policy"
+    assert values(tmp_path / "run") == values(tmp_path / "calm")
+    ends = [json.loads((tmp_path / name / "run.json").read_text())["weights_digest"] for name in ("run", "calm")]
+    assert ends[0] == ends[1]
