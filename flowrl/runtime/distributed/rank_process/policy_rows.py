@@ -8,17 +8,14 @@ beside the same others each time, whatever the way to this rank takes; of severa
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ....errors import RunError
 from ....workers.streaming import SampledRow
 from ..protocol import Asked, Polled
-
-if TYPE_CHECKING:
-    from ....backends.stream import Stream, StreamedCall
 
 #: Seconds that who waits for rows is kept waiting, before it is told that there are none yet and asks again.
 PATIENCE = 0.5
@@ -26,12 +23,36 @@ PATIENCE = 0.5
 LINGER = 1.0
 
 
+class OpenCall(Protocol):
+    """A call of a stream, under the number that its engine gave it."""
+
+    number: int
+
+    @property
+    def open(self) -> int: ...
+    @property
+    def is_over(self) -> bool: ...
+
+
+class RowStream(Protocol):
+    """The stream of an engine, which any thread may use: :class:`flowrl.backends.stream.Stream`."""
+
+    steps: int
+
+    def submit_all(self, asked: Sequence[Any]) -> Sequence[Any]: ...
+    def step(self) -> None: ...
+    def has_news(self, calls: Iterable[Any]) -> bool: ...
+    def take(self, calls: Iterable[Any]) -> list[SampledRow]: ...
+    def abort_rows(self, wanted: Mapping[Any, Iterable[int] | None]) -> list[SampledRow]: ...
+    def leave(self, calls: Collection[Any]) -> list[SampledRow]: ...
+
+
 @dataclass
 class _Caller:
     """Somebody who asks: its calls that are not over, by its own numbers."""
 
     first: int  # steps of the engine before it came
-    calls: dict[int, StreamedCall] = field(default_factory=dict[int, Any])
+    calls: dict[int, OpenCall] = field(default_factory=dict[int, Any])
     latest: int = 0  # the largest number that it has asked with
     waits: int = 0  # how often at a time
 
@@ -44,7 +65,7 @@ class _Caller:
 class PolicyRows:
     """The rows of those that ask one policy. Any thread may call it."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: RowStream) -> None:
         self.stream = stream
         self._callers: dict[str, _Caller] = {}
         self._changed = threading.Condition()
@@ -97,7 +118,7 @@ class PolicyRows:
                 self.leave(name, 0)
 
     def _join(self, caller: _Caller, asked: Sequence[Asked]) -> None:
-        begun: list[StreamedCall] = []
+        begun: Sequence[OpenCall] = ()
         try:
             begun = self.stream.submit_all([(a.prompts, a.n, a.seeds, a.sampling, a.starts) for a in asked])
         finally:
@@ -116,13 +137,13 @@ class PolicyRows:
         return Polled(tuple(rows), caller.open, caller.latest, caller.first, self.stream.steps)
 
     @staticmethod
-    def _as_asked(calls: Mapping[int, StreamedCall], rows: Iterable[SampledRow]) -> list[SampledRow]:
+    def _as_asked(calls: Mapping[int, OpenCall], rows: Iterable[SampledRow]) -> list[SampledRow]:
         """Return rows under the numbers by which who asked knows their calls."""
         numbers = {call.number: number for number, call in calls.items()}
         return [replace(row, call=numbers[row.call]) for row in rows]
 
     @staticmethod
-    def _forget_over(calls: dict[int, StreamedCall]) -> None:
+    def _forget_over(calls: dict[int, OpenCall]) -> None:
         for number in [number for number, call in calls.items() if call.is_over]:
             del calls[number]
 
