@@ -7,7 +7,7 @@ import tiny as T
 import torch
 
 from flowrl import rl
-from flowrl.backends.hf.generation.continuous import NetBatch
+from flowrl.backends.hf.generation.continuous import NetBatch, Ragged, _of_like_length
 from flowrl.backends.stream import stream_of
 from flowrl.batch import Column
 from flowrl.errors import ProgramError, RunError
@@ -209,8 +209,14 @@ def test_memory_that_nobody_has_written_is_never_read(opened, monkeypatch):
     assert rows == wanted
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_calls_aborts_and_publishes_gives_each_token_the_log_probability_of_its_weights(seed):
+def test_any_order_of_calls_aborts_and_publishes_gives_each_token_the_log_probability_of_its_weights(
+    seed, apart, monkeypatch
+):
+    """``apart``: the longest rows have a pass of their own, however little it saves."""
+    if apart:
+        monkeypatch.setattr(Ragged, "_worth", 0)
     chance, base = random.Random(seed), T.engine("llama")
     memory = chance.choice([None, base.net.cache_bytes_per_token() * 120])
     small = NetBatch(base.net, base.parameters, (T.EOS,), cache_bytes=memory)
@@ -278,3 +284,78 @@ def test_memory_of_keys_and_values_is_freed_with_that_of_weights():
     finish(opened)
     opened.update(T.rollouts(opened), rl.ppo_clip())
     assert opened.sleep() == 3 * weights == opened.wake(), "with both moments"
+
+
+def shapes_of(batch, opened):
+    """What the passes of a batch are given until its rows have ended: how many rows, and tokens of each."""
+    found = []
+    hook = opened.net.body.register_forward_pre_hook(
+        lambda _, __, given: found.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    rows = finish(batch)
+    hook.remove()
+    return rows, found
+
+
+def test_a_long_row_that_was_left_over_does_not_slow_short_ones(opened, monkeypatch):
+    """It has a pass of its own, as soon as that saves more than reading the weights; and all rows stay the same."""
+    late, early = Column.of([[2, 3, 4]], dim="prompt", dtype="i32"), Column.of([[5, 6]], dim="prompt", dtype="i32")
+    found = {}
+    for worth in (10**9, 40):
+        monkeypatch.setattr(Ragged, "_worth", worth)
+        batch = NetBatch(opened.net, opened.parameters, ())
+        batch.submit(early, 1, torch.arange(1), Sampling(max_tokens=50))
+        for _ in range(30):
+            batch.step()
+        batch.submit(late, 6, torch.arange(6) + 9, Sampling(max_tokens=9))
+        rows, shapes = shapes_of(batch, opened)
+        found[worth] = {at: row.ids for at, row in rows.items()}, shapes
+        together = {rows for rows, tokens in shapes if tokens == 1}
+        assert together == ({7, 1} if worth > 40 else {1, 6}), "7 rows at once, or the long one and six short ones"
+    assert found[40][0] == found[10**9][0]
+
+
+def test_short_rows_are_never_set_apart_where_it_saves_nothing(opened, monkeypatch):
+    """Rows of one length, or one row alone, are one pass even where a further one costs nothing."""
+    monkeypatch.setattr(Ragged, "_worth", 0)
+    batch = NetBatch(opened.net, opened.parameters, ())
+    batch.submit(Column.of([[2, 3, 4]], dim="prompt", dtype="i32"), 4, torch.arange(4), Sampling(max_tokens=6))
+    _, shapes = shapes_of(batch, opened)
+    assert {rows for rows, _ in shapes[1:]} == {4}
+    batch.submit(Column.of([[2]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=4))
+    _, shapes = shapes_of(batch, opened)
+    assert {rows for rows, _ in shapes} == {1}
+
+
+def test_what_goes_on_after_a_publish_does_not_pad_what_begins(opened):
+    """A row of 40 tokens is computed again without padding six rows of three tokens to its length."""
+    batch = NetBatch(opened.net, opened.parameters, ())
+    batch.submit(Column.of([[5, 6]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=50))
+    for _ in range(38):
+        batch.step()
+    batch.submit(
+        Column.of([[2, 3, n] for n in range(4, 10)], dim="prompt", dtype="i32"),
+        1,
+        torch.arange(6),
+        Sampling(max_tokens=2),
+    )
+    batch.pause()
+    batch.resume(1)
+    _, shapes = shapes_of(batch, opened)
+    assert shapes[:2] == [(1, 40), (6, 3)]
+
+
+@pytest.mark.parametrize("most", [1, 30, 64, 8192])
+def test_texts_that_are_computed_together_are_of_like_length(most):
+    chance = random.Random(most)
+    for _ in range(50):
+        texts = sorted(((7,) * chance.randrange(1, 60) for _ in range(chance.randrange(20))), key=len, reverse=True)
+        parts = list(_of_like_length(texts, most))
+        assert [text for part in parts for text in part] == texts and all(parts)
+        left = len(texts)
+        for part in parts:
+            padding = len(part[0]) - len(part[-1])
+            assert len(part) == 1 or len(part) * len(part[0]) <= most
+            assert 2 * padding <= len(part[0]) or (left - len(part) + 1) * padding <= 128
+            left -= len(part)
+    assert list(_of_like_length([(7,) * 9, (7,) * 3], most)) == [[(7,) * 9, (7,) * 3]] or most < 18

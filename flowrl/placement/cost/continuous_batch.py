@@ -25,6 +25,7 @@ class Engine:
     step: Callable[[int], float]
     prefill: float = 0.0
     prompt: float = 0.0
+    again: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,10 @@ class ContinuousBatch:
 
     def interrupt(self) -> None:
         """Have keys and values of running rows computed again: of their prompts, and of the tokens that they have."""
+        each = self.engine.prefill if self.engine.again is None else self.engine.again
         for ends, _, weight, _, tokens in self._running:
             made = tokens - (ends - self._token)
-            self._stalled += weight * self.engine.prefill * (self.engine.prompt + made)
+            self._stalled += weight * each * (self.engine.prompt + made)
         self._ahead = None
 
     def until(self, wanted: Callable[[Moved], bool]) -> float:

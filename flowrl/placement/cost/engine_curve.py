@@ -60,10 +60,18 @@ class EngineCurve:
     calls: int = 0
 
     def engine(self, lengths: Lengths, replicas: int) -> Engine:
-        """Return an engine of so many replicas whose rows have these lengths."""
+        """Return an engine of so many replicas whose rows have these lengths.
+
+        Where prompts were too short to tell what a token of them takes, one that is computed again after a publish
+        takes what a row takes in a step: the same arithmetic, without reading the weights for it alone.
+        """
         each = self.row + self.context * (lengths.prompt + lengths.running)
         return Engine(
-            _UNLIMITED, lambda rows: self.step + each * ceil(rows / replicas), self.prompt / replicas, lengths.prompt
+            _UNLIMITED,
+            lambda rows: self.step + each * ceil(rows / replicas),
+            self.prompt / replicas,
+            lengths.prompt,
+            again=(self.prompt or self.row) / replicas,
         )
 
     def seconds(self, rows: int, lengths: Lengths, replicas: int) -> float:

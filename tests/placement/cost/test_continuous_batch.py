@@ -88,6 +88,15 @@ def test_a_pause_and_weights_that_change_cost_time():
     assert ends_of(batch) == {"row": 1 + 6 + 5 + 2.0}
 
 
+def test_what_is_computed_again_may_take_other_seconds_than_a_prompt():
+    """Prompts that are free in a fit are no reason for rows that go on after a publish to be so."""
+    batch = ContinuousBatch(Engine(4, lambda rows: 1.0, prefill=0.0, prompt=2, again=0.25))
+    batch.submit("row", [6])
+    batch.advance(2.0)
+    batch.interrupt()  # two tokens of prompt and two more
+    assert ends_of(batch) == {"row": 6 + 4 * 0.25}
+
+
 def test_a_row_of_a_weight_takes_as_many_slots():
     engine = Engine(4, lambda rows: float(rows))
     assert seconds_of(engine, [5], [4]) == seconds_of(engine, [5] * 4) == 20

@@ -106,3 +106,11 @@ def test_replicas_share_rows():
     assert curve.seconds(16, lengths, 2) == pytest.approx(64 * (1e-2 + 8e-3))
     assert curve.seconds(16, lengths, 4) == pytest.approx(64 * (1e-2 + 4e-3))
     assert EngineCurve(step=1.0).seconds(3, lengths, 1) == 64.0
+
+
+@pytest.mark.parametrize(("prompt", "again"), [(0.0, 2e-5), (1e-5, 5e-6)])
+def test_a_token_that_is_computed_again_is_never_free(prompt, again):
+    """Where prompts did not tell what a token of them takes, it is what a row takes in a step; here of two replicas."""
+    curve = EngineCurve(prompt=prompt, step=1e-3, row=4e-5)
+    engine = curve.engine(Lengths(6, 40), 2)
+    assert engine.again == pytest.approx(again) and engine.prefill == prompt / 2

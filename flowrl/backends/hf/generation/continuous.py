@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ..logits import Head
     from ..net import Net
     from ..parameters import Parameters
+
+
+_ANOTHER_PASS = 128  # tokens that take as long to compute as another pass, about
 
 
 class Streaming(ABC):
@@ -259,18 +262,54 @@ class Ragged:
         """The rows, and the hidden states [rows, hidden] after their last tokens."""
         if self.cache is None or not self.rows:
             return [], torch.zeros(0)
-        device = self.net.device
-        used = int(self.lengths.max()) + 1
-        at = self.lengths.to(device)
-        self.cache.advance(at, used)
+        long = self._set_long_apart()
+        parts = [(0, long), (long, len(self.rows))] if long else [(0, len(self.rows))]
+        hidden = torch.cat([self._pass(first, end) for first, end in parts])
+        self.lengths = self.lengths + 1
+        return list(self.rows), hidden
+
+    def _pass(self, first: int, end: int) -> Tensor:
+        """The hidden states after the last tokens of the rows in these places."""
+        device, lengths = self.net.device, self.lengths[first:end]
+        used = int(lengths.max()) + 1
+        at = lengths.to(device)
+        self._cache.advance(at, used, first)
         mask = None
-        if int(self.lengths.min()) + 1 < used:  # slots behind the last token of a row are those of rows before it
+        if int(lengths.min()) + 1 < used:  # slots behind the last token of a row are those of rows before it
             behind = torch.arange(used, device=device) > at[:, None]
             mask = torch.zeros(behind.shape, dtype=self.net.compute, device=device)
             mask = mask.masked_fill_(behind, torch.finfo(self.net.compute).min)[:, None, None]
-        token = torch.tensor([[row.ids[-1]] for row in self.rows], device=device)
-        self.lengths = self.lengths + 1
-        return list(self.rows), self.net.hidden(token, at[:, None], mask, self.cache)[:, -1]
+        token = torch.tensor([[row.ids[-1]] for row in self.rows[first:end]], device=device)
+        return self.net.hidden(token, at[:, None], mask, self.cache)[:, -1]
+
+    def _set_long_apart(self) -> int:
+        """Have the longest rows take the first places where they are worth a pass of their own; return how many.
+
+        In one pass every row looks at as many slots as the longest has: a few rows that were left over make a batch of
+        short ones several times as slow. A further pass reads the weights once more.
+        """
+        ordered, places = (self.lengths + 1).sort(descending=True, stable=True)
+        whole = len(ordered) * int(ordered[0])
+        if whole <= self._worth:
+            return 0
+        counts = torch.arange(1, len(ordered))
+        slots = counts * ordered[0] + (len(ordered) - counts) * ordered[1:]
+        if not len(slots) or whole - int(slots.min()) <= self._worth:
+            return 0
+        count = 1 + int(slots.argmin())
+        longest = set(places[:count].tolist())
+        free = [place for place in range(count) if place not in longest]
+        for place, to in zip(sorted(place for place in longest if place >= count), free, strict=True):
+            self._cache.swap(place, to, int(ordered[0]))
+            self.rows[place], self.rows[to] = self.rows[to], self.rows[place]
+            self.lengths[[place, to]] = self.lengths[[to, place]]
+        return count
+
+    @cached_property
+    def _worth(self) -> int:
+        """Slots of keys and values that take as long to read as another pass: twice the bytes of the weights."""
+        weights = sum(weight.nbytes for weight in self.net.model.parameters())
+        return 2 * weights // max(1, self.net.cache_bytes_per_token())
 
     def join(self, rows: list[RunningRow]) -> States:
         """Take rows in; the hidden states after their tokens. Equal tokens are computed once."""
@@ -285,9 +324,7 @@ class Ragged:
         place, found = len(self.rows), []
         self.rows += joined
         self._make_room()
-        step = max(1, prefill_tokens(net.device) // len(ordered[0]))
-        for a in range(0, len(ordered), step):
-            part = ordered[a : a + step]
+        for part in _of_like_length(ordered, prefill_tokens(net.device)):
             counts = torch.tensor([len(texts[text]) for text in part])
             source = torch.arange(len(part)).repeat_interleave(counts).to(net.device)
             lengths = torch.tensor([len(text) for text in part])
@@ -328,6 +365,23 @@ class Ragged:
             more = max(rows, self.cache.rows * 3 // 2) if rows > self.cache.rows else self.cache.rows
             used = int(self.lengths.max()) if len(self.lengths) else 0
             self.cache.grow(more, max(width, self.cache.width), used)
+
+
+def _of_like_length(ordered: list[tuple[int, ...]], most: int) -> Iterator[list[tuple[int, ...]]]:
+    """Yield texts, the longest first, that are computed together: at most ``most`` tokens with what pads them.
+
+    One that goes on after a publish may be much longer than those that begin. These are not padded to its length where
+    that saves half of them, and more than ``_ANOTHER_PASS`` tokens.
+    """
+    while ordered:
+        longest, count = len(ordered[0]), 1
+        while count < len(ordered) and (count + 1) * longest <= most:
+            padding = longest - len(ordered[count])
+            if 2 * padding > longest and (len(ordered) - count) * padding > _ANOTHER_PASS:
+                break
+            count += 1
+        yield ordered[:count]
+        ordered = ordered[count:]
 
 
 class Cohort:

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class RaggedCache(Cache):
     """A cache of up to ``rows`` rows and ``width`` tokens: ``RaggedCache(layers, rows, width, dtype)``.
 
-    Some rows are given whole sequences (``begin``); or all rows from 0 on get one token each, behind those that they
+    Some rows are given whole sequences (``begin``); or rows side by side get one token each, behind those that they
     have (``advance``).
     """
 
@@ -21,6 +21,7 @@ class RaggedCache(Cache):
         self.given: tuple[Tensor, Tensor] | None = None  # while sequences come: the rows, and which sequence each takes
         self.at = torch.zeros(0, dtype=torch.int64)  # while tokens come: the slot of each row's
         self.used = 0  # slots that a token looks at
+        self.first = 0  # the first of the rows that get one
         self.own = [_Layer(self) for _ in range(layers)]
         super().__init__(layers=list(self.own))
 
@@ -28,15 +29,22 @@ class RaggedCache(Cache):
         """The next pass holds whole sequences; row ``into[i]`` takes number ``source[i]``."""
         self.given = into, source
 
-    def advance(self, at: Tensor, used: int) -> None:
-        """The next pass holds a token of each of the first ``len(at)`` rows, at slot ``at[i]``, all below ``used``."""
-        self.given, self.at, self.used = None, at, used
+    def advance(self, at: Tensor, used: int, first: int = 0) -> None:
+        """The next pass holds a token of each of ``len(at)`` rows from ``first`` on, at slot ``at[i]``, all below
+        ``used``."""
+        self.given, self.at, self.used, self.first = None, at, used, first
 
     def move(self, row: int, to: int, used: int) -> None:
         """Put the first ``used`` tokens of a row where another row was."""
         for layer in self.own:
             for whole in (layer.keys, layer.values):
                 whole[to, :, :used] = whole[row, :, :used]
+
+    def swap(self, row: int, other: int, used: int) -> None:
+        """Have two rows change places, each with its first ``used`` tokens."""
+        for layer in self.own:
+            for whole in (layer.keys, layer.values):
+                whole[[row, other], :, :used] = whole[[other, row], :, :used]
 
     def grow(self, rows: int, width: int, used: int) -> None:
         """Have room for so many rows and tokens; the first ``used`` tokens of all rows stay."""
@@ -81,10 +89,11 @@ class _Layer(CacheLayerMixin):
             self.keys[into, :, :length] = key_states.index_select(0, source).to(cache.dtype)
             self.values[into, :, :length] = value_states.index_select(0, source).to(cache.dtype)
             return key_states, value_states
-        rows = torch.arange(len(cache.at), device=cache.at.device)
+        first, end = cache.first, cache.first + len(cache.at)
+        rows = torch.arange(first, end, device=cache.at.device)
         self.keys[rows, :, cache.at] = key_states[:, :, 0].to(cache.dtype)
         self.values[rows, :, cache.at] = value_states[:, :, 0].to(cache.dtype)
-        return self.keys[: len(rows), :, : cache.used], self.values[: len(rows), :, : cache.used]
+        return self.keys[first:end, :, : cache.used], self.values[first:end, :, : cache.used]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
