@@ -8,9 +8,10 @@ as soon as a run ends: what is there already, with as many steps and prompts, is
 so, and ``--minutes`` begins no other run after that time. So the same command goes on where it was ended.
 
 The picture is ``docs/images/engines.png``: by backend a line for the mean over the seeds of each engine, and a band
-from the lowest to the highest. It shows what was run with so many steps, and nothing else. Then a table of it is
+from the lowest to the highest. It shows what was run with so many steps, and nothing else. Then two tables of it are
 printed and written into ``docs/engines.md``: the mean reward of the last tenth by seed, and how far the trainer's
-log-probabilities of sampled tokens were from the engine's. ``--draw`` does this with the results that are there.
+log-probabilities of sampled tokens were from the engine's; and what an engine has more than ``hf`` with the same seed,
+beside what seeds differ by. ``--draw`` does this with the results that are there.
 """
 
 from __future__ import annotations
@@ -141,6 +142,21 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def differences(results: list[dict[str, Any]]) -> str:
+    """What each engine has more than ``hf`` at the end, by seed, and how far seeds of ``hf`` lie apart, as Markdown."""
+    found = {title(r): at_the_end(r) for r in results}
+    lines = ["| trains | samples | more than `hf`, by seed | mean | seeds of `hf` lie apart by |", "|" + "---|" * 5]
+    for backend, engine in CASES:
+        seeds = [s for b, e, s in found if (b, e) == (backend, engine) and (b, "hf", s) in found]
+        if engine == "hf" or not seeds:
+            continue
+        more = [found[backend, engine, s] - found[backend, "hf", s] for s in seeds]
+        of_hf = [value for (b, e, _), value in found.items() if (b, e) == (backend, "hf")]
+        words = f"{', '.join(f'{m:+.3f}' for m in more)} | {statistics.fmean(more):+.3f}"
+        lines.append(f"| `{backend}` | `{engine}` | {words} | {max(of_hf) - min(of_hf):.3f} |")
+    return "\n".join(lines)
+
+
 def at_the_end(result: dict[str, Any]) -> float:
     """The mean reward of the last tenth of the steps."""
     return statistics.fmean(result["reward"][-max(1, len(result["reward"]) // 10) :])
@@ -185,10 +201,11 @@ def main() -> int:
         RESULTS.write_text(json.dumps({"runs": results}) + "\n")
     if shown := [r for r in results if alike(r, options)]:
         draw(shown)
-        print(table(shown))
+        tables = f"{table(shown)}\n\n{differences(shown)}"
+        print(tables)
         text = PAGE.read_text()
         before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table(shown)}\n\n{END}{after}")
+        PAGE.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}")
     return 1 if failed else 0
 
 

@@ -466,7 +466,8 @@ def test_new_weights_in_the_middle_of_rows(it):
     assert {version for row in again.values() for version, _ in row.versions} == {7}
 
 
-def test_publishes_by_the_stream(it):
+def test_publishes_by_the_stream(it, record_property):
+    record_property("modes", ", ".join(f"`{mode}`" for mode in it.engine.publish_modes))
     stream, sampling = stream_of(it.engine), Sampling(max_tokens=16)
     call = stream.submit(prompts(), 2, seeds(8), sampling)
     rows = iter(call)
