@@ -40,8 +40,7 @@ def tictactoe(
         ends = table.outcomes(batch)
         batch = ref.distribution(rl.gigpo(batch, weight=credit, gamma=1.0, scale="none"))
         left = 1 - step / steps
-        loss = rl.ppo_clip(kl=kl * left, kl_kind="full")
-        metrics = actor.update(batch, loss=loss, minibatch=minibatch, lr=lr * left)
+        metrics = actor.update(batch, loss=rl.ppo_clip(kl=kl * left, kl_kind="full"), minibatch=minibatch, lr=lr * left)
         flow.log(step, metrics, ends, reward=batch.rewards.mean())
 
 

@@ -73,6 +73,12 @@ def test_it_trains_for_three_steps(load_driver, tmp_path, name, preset):
     flow.run(out=tmp_path, quiet=True, save_models=False, parameters={name_of: parameters(flow, preset)})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert not [line["text"] for line in events if line["kind"] == "not kept"], (
+        "a resume takes no longer with its steps"
+    )
+    (manifest,) = (json.loads(path.read_text()) for path in tmp_path.glob("checkpoints/*/manifest.json"))
+    assert manifest["ended"] and "variables" in manifest["program"]
     numbers = [v for line in lines for v in line.values() if isinstance(v, float)]
     assert all(math.isfinite(v) for v in numbers)
     worker = TRAINED.get(name, "actor")

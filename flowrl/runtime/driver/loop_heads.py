@@ -3,7 +3,7 @@
 ``for step, batch in flow.steps(...)`` in the program's own body has nothing on the way between two steps but variables.
 So a checkpoint has these, and what they and the values at module level hold; a resumed run goes through the program up
 to the loop, gives it the variables, and has it ask for the step that comes. Where that would leave something out, as of
-an open file, nothing is kept, and a resumed run goes through all steps that are done. ``why`` says what it was.
+an open file, nothing is kept, and a resumed run goes through all steps that are done. The run says what it was.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from ...batch import CallInfo
+from ...errors import At, shown
 from ...graph.ops.op import Op
 from ...graph.script.length_parameters import definition
-from ...graph.script.site import user_frame
+from ...graph.script.site import place, user_frame
 from ...graph.script.surroundings import codes
 from ...graph.stand_ins.scalars import ScalarValue
 from ...graph.stand_ins.values import BatchValue, FieldValue, MetricsValue, Value
@@ -57,6 +58,7 @@ class LoopHeads:
     ) -> None:
         self._fn, self._session, self._issued, self._lengths = fn, session, issued, lengths
         self.why = ""  # nothing is kept
+        self._line: At | None = None  # of the loop that has come last
         self._same = same
         self._begun: list[dict[str, Any]] = []  # of each loop how far the program was before it, and after it
         self._reads: list[tuple[int, Any]] = []  # of values, outside of loops
@@ -73,7 +75,8 @@ class LoopHeads:
         Gives the steps that it has done, how far the program was then, and whether the loop had ended; None where it
         begins at its first step.
         """
-        number = len(self._begun)
+        number, frame = len(self._begun), user_frame()
+        self._line = place(frame) if frame is not None else None
         before = self._before[number] if number < len(self._before) else None
         entry = [self._issued.calls, self._issued.reads, self._issued.course, opened]
         if before is not None and before["entry"] != entry:
@@ -114,6 +117,16 @@ class LoopHeads:
             return None
         *past, this = self._begun
         return {"same": self._same, "loops": [*past, {"entry": this["entry"], "head": head}], "reads": self._reads}
+
+    def in_words(self) -> str | None:
+        """Return why nothing is kept, with the line of the loop; None where something is."""
+        if not self.why or self._line is None:
+            return None
+        where, name = f"{shown(self._line.file)}:{self._line.line}", self._fn.__name__
+        return (
+            f"{where}: no checkpoint can hold the variables of '{name}' here: {self.why}. "
+            "A resume is exact all the same, and goes through all steps that are done"
+        )
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,7 @@ class Runner:
         self._health = Health()
         self._stop = Stop(self.progress.note)
         self._early = EarlyStop(settings.stop_when, executions[0].scheme.setup.staleness)
+        self._not_kept: set[str] = set()  # why checkpoints have no variables
         self._unseen: set[str] = set()  # options whose metric is told to be in no line
         self._evaluations = Evaluations(
             settings.evaluations,
@@ -267,6 +268,7 @@ class Runner:
                 settle=self._services.failed.settle,
                 not_finite=self._keep_not_finite,
                 take_sampled=self._find_take_sampled(),
+                not_kept=self._tell_not_kept,
                 evaluations=self._evaluations.due if self._trained[self._position.number] else lambda *_: (),
                 evaluate=self._evaluate,
                 looks=self._early.begin,
@@ -410,6 +412,13 @@ class Runner:
             if text is not None and option not in self._unseen:
                 self._unseen.add(option)
                 self._warn(text)
+
+    def _tell_not_kept(self, text: str) -> None:
+        """Say once why checkpoints have no variables of a program, which makes a resume slower."""
+        if text not in self._not_kept:
+            self._not_kept.add(text)
+            self.recorder.event("not kept", text)
+            self.progress.note(text)
 
     def _begin_with_checkpoint(self, names: Sequence[str]) -> None:
         """Give workers that were just opened their state in the checkpoint of another run."""

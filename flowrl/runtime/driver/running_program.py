@@ -411,6 +411,8 @@ class Running:
         record, live = self.issued.snapshot(self._recorded, self.machine.held())
         if head is not None and (variables := self.heads.record(head, self._opened)) is not None:
             record["variables"] = variables
+        elif head is not None and (text := self.heads.in_words()) is not None:
+            self.hooks.not_kept(text)
         self._settle_ledger()
         record |= {"ledger": self.ledger.state(), "evaluated": dict(self._evaluated), "stopped": dict(self._stopped)}
         return Point(record, live, self.hooks.marks())

@@ -198,6 +198,7 @@ class Hooks:
     ``take_sampled`` is handed what a call has sampled, with the number of its chunk or prompt group and the node of the
     graph, and returns the rows that the program goes on with; None where there is nothing to do with them.
     ``settle`` looks at the rows that failed in a call of so many rows, and raises where they are too many.
+    ``not_kept`` is told why a checkpoint has no variables of the program.
     ``evaluations`` says which programs are to be run now that so many steps are done, or the program has ended;
     ``evaluate`` runs one of them: its name, the steps that are done, and the calls so far. ``looks`` is told that a
     loop begins, and ``enough`` says whether a loop is to end although it was asked for more steps.
@@ -213,6 +214,7 @@ class Hooks:
     settle: Callable[[Call, int], None]
     not_finite: Callable[[Call, Any], None]
     take_sampled: Callable[[Call, int, str, Any], Any] | None = None
+    not_kept: Callable[[str], None] = lambda text: None
     evaluations: Callable[[int, bool], Sequence[str]] = lambda done, ended: ()
     evaluate: Callable[[str, int, int], None] = lambda name, done, calls: None
     looks: Callable[[], None] = lambda: None

@@ -263,3 +263,14 @@ def test_the_folder_of_an_older_flowrl_goes_on(go, jumps, monkeypatch):
     cut(run)
     go(body, "run", resume=True)
     assert of(run) == of(left_alone)
+
+
+def test_a_run_says_once_why_no_variables_are_kept_and_where(go):
+    out = go(WHOLE["an iterator"][0], "run")
+    said = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    texts = [line["text"] for line in said if line["kind"] == "not kept"]
+    assert len(texts) == 1, "there are several checkpoints"
+    line = 2 + next(n for n, text in enumerate(DRIVER.splitlines()) if "{body}" in text)
+    assert f"driver.py:{line}: no checkpoint can hold the variables of 'train' here: a cannot be put" in texts[0]
+    kept = go(GOES_ON["numbers"], "kept")
+    assert "not kept" not in (kept / "events.jsonl").read_text()
