@@ -33,11 +33,14 @@ VLLM_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]vllm' tests)
 # One more, for tests of SGLang's protocol against its server: it is made for GPUs, and supports no CPU.
 SGLANG := .venv-sglang
 SGLANG_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]sglang' tests)
+# Trackers on their real packages, which are found behind those of .venv.
+TRACKERS := .packages/trackers
+TRACKER_TESTS := tests/trackers/test_trackers_real.py
 # The pins without torch's: what TORCH has installed is kept.
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly sglang sglang-test adapters-test wheels check docs bench learn clean
+.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly sglang sglang-test adapters-test trackers-test wheels check docs bench learn clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile
@@ -72,6 +75,10 @@ sglang-test: $(VENV)/.dev $(SGLANG)/.sglang  ## run the tests that need it: rows
 
 adapters-test: $(VENV)/.dev  ## run environments of other packages on these packages, each in a folder of .packages (2 GB)
 	FLOWRL_PACKAGES=.packages $(PY) -m pytest -q -m '' tests/environments/adapters
+
+trackers-test: $(VENV)/.dev  ## run trackers on their real packages, in a folder of .packages (350 MB)
+	test -e $(TRACKERS)/.installed || ($(PY) -m pip install -q --target $(TRACKERS) wandb mlflow-skinny trackio && touch $(TRACKERS)/.installed)
+	$(PY) -c "import sys; sys.path.append('$(TRACKERS)'); import pytest; sys.exit(pytest.main(['-q', '-rs', '$(TRACKER_TESTS)']))"
 
 wheels: $(PINS)  ## build the wheel, and try it with each of PYTHONS: a new project, a run, a resume, and tests of resumes
 	rm -rf .wheels/dist
