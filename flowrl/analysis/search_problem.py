@@ -8,12 +8,16 @@ from dataclasses import replace
 from ..errors import PlanError
 from ..graph.record import Graph
 from ..placement.cluster.cluster import Cluster
+from ..placement.cost.cost_model import Costs
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Work
 from ..placement.plan.plan import Plan
 from ..placement.search.find_placement import Found, Refined, search
 from ..placement.search.problem import Member, Problem
+from ..placement.search.step_time import Placed
 from ..schedule.fly_program import Made
+from ..schedule.report.figures import title_of, totals
+from ..schedule.simulation import Simulation
 from .check_plan import too_long
 from .plan_settings import refined
 from .study import Study
@@ -68,36 +72,69 @@ def find_plan(
     if wrong := next(too_long(study), None):
         raise wrong
 
-    busy: list[tuple[Plan, dict[str, float]]] = []
-
-    def simulated(plan: Plan) -> float:
-        flown = study.under(plan).simulate(steps)
-        busy.append((plan, {pool.name: pool.busy for pool in flown.pools}))
-        return flown.step_seconds
-
-    def soon(plan: Plan) -> float:
-        return study.under(plan).simulate(min(steps or _TRIED_STEPS, _TRIED_STEPS)).step_seconds
+    costs = study.costs or Roofline(cluster)
+    flights, problem = _Flights(study, costs, steps), problem_of(study, graph, cluster, staleness)
+    varies = any(w.load.lengths is not None and w.load.lengths.varies for m in problem.members for w in m.works)
 
     def settled(plan: Plan, seconds: float) -> Refined:
         """Settings are told apart by a few steps, and kept where all of them confirm it."""
-        better = refined(study, plan, soon(plan), staleness, soon)
-        whole = simulated(better.plan) if better.settings else seconds
+        better = refined(study, plan, flights.soon(plan), staleness, flights.soon)
+        if varies:  # all steps are flown of the best alone
+            return better
+        whole = flights.whole(better.plan) if better.settings else seconds
         if whole < seconds:
             return replace(better, step_seconds=whole)
         return Refined(plan, seconds, better.tried, ())
 
-    problem, costs = problem_of(study, graph, cluster, staleness), study.costs or Roofline(cluster)
+    def found_in(problem: Problem) -> Found:
+        if varies:
+            return search(problem, costs, simulated=flights.soon, refine=settled, confirmed=flights.whole)
+        return search(problem, costs, simulated=flights.whole, refine=settled)
+
     try:
-        found = search(problem, costs, simulated=simulated, refine=settled)
+        found = found_in(problem)
     except PlanError as error:
         if not any(m.use == "train" for m in problem.placed):
             raise
         try:  # what fits with weights, gradients and optimizer in host memory alone
-            found = search(replace(problem, offload=True), costs, simulated=simulated, refine=settled)
+            found = found_in(replace(problem, offload=True))
         except PlanError:
             raise error from None
-    parts = next(parts for plan, parts in busy if plan is found.plan)
-    return replace(found, best=replace(found.best, simulated_busy=parts))
+    runner_up = found.runner_up and flights.told(found.runner_up)
+    return replace(found, best=flights.told(found.best), runner_up=runner_up)
+
+
+class _Flights:
+    """Plans of a study on the virtual clock, each flown once: all steps, or as many as tell plans apart."""
+
+    def __init__(self, study: Study, costs: Costs, steps: int | None) -> None:
+        self._study, self._costs, self._steps = study, costs, steps
+        self._known: list[tuple[Plan, int | None, Simulation]] = []
+
+    def whole(self, plan: Plan) -> float:
+        """Return the step of a plan, of all steps."""
+        return self._flown(plan, self._steps).step_seconds
+
+    def soon(self, plan: Plan) -> float:
+        """Return the same of a few."""
+        return self._flown(plan, min(self._steps or _TRIED_STEPS, _TRIED_STEPS)).step_seconds
+
+    def told(self, placed: Placed) -> Placed:
+        """Return a placement with what its simulation says of pools and calls."""
+        flown = self._flown(placed.plan, self._steps)
+        busy = {pool.name: pool.busy for pool in flown.pools}
+        parts = dict[tuple[str, str], float]()
+        for total in totals(flown):
+            key = (title_of(total.node), total.pool)
+            parts[key] = parts.get(key, 0.0) + total.share
+        return replace(placed, simulated_busy=busy, simulated_ops=parts)
+
+    def _flown(self, plan: Plan, steps: int | None) -> Simulation:
+        found = next((f for other, n, f in self._known if n == steps and other == plan), None)
+        if found is None:
+            found = replace(self._study.under(plan), costs=self._costs).simulate(steps)
+            self._known.append((plan, steps, found))
+        return found
 
 
 def _followers(study: Study, members: Sequence[Member]) -> Iterator[tuple[str, str]]:

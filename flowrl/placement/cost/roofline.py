@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import ceil
 
 from ..cluster.cluster import Cluster
@@ -18,6 +19,7 @@ from . import communication as traffic
 from .communication import model_of
 from .continuous_batch import Engine, between_points, seconds_of
 from .efficiency import Efficiency
+from .length_distribution import Lengths
 from .per_device_counts import (
     decode_operations,
     engine_bytes,
@@ -44,7 +46,8 @@ class Roofline:
     A pool without devices runs on the device kind ``cpu``, each of its processes as one such device.
     ``row_seconds``: seconds of one row by title, for ops that run user code (``{"reward.score": 0.2}``); rows spread
     over the processes. A worker without a model costs the same way, whatever its op. Of devices of several kinds the
-    slowest decides. ``received`` gives the bytes of a publish: the reshard planner, which raises PlanError for a mesh
+    slowest decides. ``steady``: a generate of rows that vary takes what it takes an engine that other steps keep full.
+    ``received`` gives the bytes of a publish: the reshard planner, which raises PlanError for a mesh
     that does not divide the model, or ``traffic.publish_bytes``, a closed form. Left out: sharing of a network by pools
     that work at once, prompts shared by a group, experts that are chosen unevenly, stragglers other than ``longest``.
     """
@@ -53,6 +56,8 @@ class Roofline:
     efficiency: Efficiency = field(default_factory=Efficiency)
     row_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     received: traffic.Received = traffic.planned_bytes
+    steady: bool = False
+    _decoded: dict[object, float] = field(init=False, default_factory=dict[object, float], repr=False, compare=False)
 
     @property
     def source(self) -> str:
@@ -107,8 +112,7 @@ class Roofline:
         if not load.response:
             return {"prefill": prefill, "decode": 0.0, "exchange": 0.0, "steps": 0.0}
         if load.lengths is not None and load.lengths.varies:
-            seconds = seconds_of(replace(self._replica(work, rows), prefill=0.0), *_stand_ins(load, ceil(rows)))
-            return {"prefill": prefill, "decode": seconds}
+            return {"prefill": prefill, "decode": self._of_rows_that_vary(work, rows)}
         waves = ceil(rows / self.rows_at_once(work))
         steps = (waves - 1) * load.response + max(load.response, load.longest)
         running = rows * load.response / steps
@@ -141,11 +145,30 @@ class Roofline:
 
     def _replica(self, work: Work, rows: float) -> Engine:
         """The engine of one replica with so many rows."""
-        at_once = ceil(rows / ceil(rows / self.rows_at_once(work)))
         tokens = rows * work.load.prompt
         prefill = self._prefill(work, rows) / tokens if tokens else 0.0
         step = between_points(lambda n: sum(self._token(work, n, n).values()))
-        return Engine(at_once, step, prefill, work.load.prompt)
+        return Engine(self._at_once(work, rows), step, prefill, work.load.prompt)
+
+    def _of_rows_that_vary(self, work: Work, rows: float) -> float:
+        """Seconds of decoding: of the rows alone, or where other steps keep the engine full, of as many tokens in it.
+
+        What others hold on a device matters through the rows that run at once alone, so few engines are looked at.
+        """
+        load, at_once = work.load, self._at_once(work, rows)
+        key = (work.role, load, work.mesh, work.devices, work.processes, work.fp8_weights, work.fp8_cache, at_once)
+        if key not in self._decoded:
+            engine = self._replica(work, rows)
+            if self.steady:
+                sizes = {at_once, *(1 << k for k in range(at_once.bit_length()))}
+                self._decoded[key] = rows * load.response * min(engine.step(n) / n for n in sizes)
+            else:
+                self._decoded[key] = seconds_of(replace(engine, prefill=0.0), *_stand_ins(load, ceil(rows)))
+        return self._decoded[key]
+
+    def _at_once(self, work: Work, rows: float) -> int:
+        """Rows of a replica that run at once: waves of them are even."""
+        return ceil(rows / ceil(rows / self.rows_at_once(work)))
 
     def token_seconds(self, work: Work, rows: float) -> float:
         """Return the seconds of a token for so many rows of a replica, all of them at once."""
@@ -249,8 +272,14 @@ def _stand_ins(load: Workload, rows: int) -> tuple[list[float], list[int]]:
     come in an order that depends on nothing.
     """
     assert load.lengths is not None
-    lengths = load.lengths.spread(rows)
-    lengths[-1] = max(lengths[-1], load.lengths.longest(load.rows))
+    return _spread(load.lengths, load.rows, rows)
+
+
+@lru_cache(maxsize=256)
+def _spread(distributed: Lengths, all_rows: int, rows: int) -> tuple[list[float], list[int]]:
+    """The same of a distribution: sizes of replicas are few."""
+    lengths = distributed.spread(rows)
+    lengths[-1] = max(lengths[-1], distributed.longest(all_rows))
     weights = [1] * rows
     if rows > _STAND_INS:
         tail = _STAND_INS // 4

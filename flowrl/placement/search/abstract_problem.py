@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ...errors import PlanError
 from ..cluster.cluster import Nodes
 from ..cluster.mesh import Mesh
 from ..cost.cost_model import Costs
+from ..cost.roofline import Roofline
 from ..plan.plan import Pipeline, Place, Plan, Pool
 from .branch_and_bound import Choice, Question, Set, Stock, cheapest
-from .colocate import Colocated, Floor, publish_title
+from .colocate import Colocated, Floor, Settled, publish_title
 from .parallelism import Parallelism, Way
-from .partitions import all_counts, node_counts
+from .partitions import all_counts, node_counts, partitions
 from .problem import Problem
 from .step_time import Op, Placed, PoolUse, Sent
 
@@ -38,7 +39,8 @@ class Asked:
             names = ["+".join(u) for u in problem.units]
             what = f"{len(names)} uses to place apart or together are too many: {_MOST_UNITS} at most."
             raise PlanError(what, have=names, fix="Name some that stay together.")
-        self.problem, self.costs, self.anywhere = problem, costs, anywhere
+        self.problem, self.costs, self.relaxed, self.anywhere = problem, costs, relaxed, anywhere
+        self._steady: Asked | None = None
         self.units = {"+".join(u): u for u in problem.units}
         self.parallelism = Parallelism(problem, costs, relaxed, like.parallelism if like else None)
         self.table = Colocated(self.parallelism, self.units)
@@ -58,18 +60,52 @@ class Asked:
             fixed=tuple(fixed),
         )
 
+    @property
+    def varies(self) -> bool:
+        """Whether rows have lengths of their own: the generates of steps that overlap then share an engine."""
+        lengths = [work.load.lengths for member in self.problem.members for work in member.works]
+        return any(each is not None and each.varies for each in lengths)
+
     def bound(self) -> float | None:
         """Return seconds that no step of the simulator takes less than, of any placement that is looked at.
 
-        A segment takes as long as its busiest pool, each call on the mesh where it is fastest. None where rows have
-        lengths of their own: steps then share an engine, and a call has no seconds of its own.
+        A segment takes as long as its busiest pool, each call on the mesh where it is fastest. Where rows have lengths
+        of their own, that is so on average over many steps, and where steps overlap, of engines that are always full.
+        None where costs are not by such engines.
         """
-        problem = self.problem
-        works = [w for m in problem.members for w in m.works]
-        if any(w.load.lengths is not None and w.load.lengths.varies for w in works):
+        if not self.varies:
+            return self._floor(self.question())
+        if not isinstance(self.costs, Roofline):
             return None
+        in_turn = self._floor(replace(self.question(), staleness=(0,)))
+        full = self.steady()
+        overlapped = full._floor(full.overlapped()) if full is not None else None
+        return min((s for s in (in_turn, overlapped) if s is not None), default=None)
+
+    def steady(self) -> Asked | None:
+        """Return the same with engines that the steps in flight keep full; None where no steps overlap in one."""
+        if not self.varies or not isinstance(self.costs, Roofline) or not any(self._splits()):
+            return None
+        if self._steady is None and max(self.problem.staleness) > 0:
+            self._steady = Asked(self.problem, replace(self.costs, steady=True), self.relaxed, self.anywhere)
+        return self._steady
+
+    def overlapped(self) -> Question:
+        """Return the question of the placements alone in which steps overlap."""
+        asked = self.question()
+        return replace(asked, staleness=tuple(s for s in asked.staleness if s), only=tuple(self._splits()))
+
+    def _splits(self) -> Iterator[tuple[Set, ...]]:
+        """Yield the ways to share pools in which no pool trains and generates with one model."""
+        pairs = self.question().pairs
+        for sets in partitions(tuple(self.units)) if pairs else ():
+            if not any(a in s and b in s for s in sets for a, b in pairs):
+                yield sets
+
+    def _floor(self, asked: Question) -> float | None:
+        problem = self.problem
         segments = problem.segments or tuple(range(len(problem.stages)))
-        asked, fixed = self.question(), [0.0] * (max(segments) + 1)
+        fixed = [0.0] * (max(segments) + 1)
         for stage, seconds in enumerate(asked.fixed):
             fixed[segments[stage]] += seconds
         merged = replace(asked, stages=len(fixed), fixed=tuple(fixed))
@@ -100,15 +136,19 @@ class Asked:
         placed = [replace(w, mesh=Mesh(), devices=(), processes=processes, pool="cpu") for w in works]
         return [Op(w.title, self.problem.stage_of[w.node], self.costs.seconds(w)) for w in placed]
 
-    def placed(self, choice: Choice) -> Placed:
-        """An answer with devices: pools one after another, the largest first, so that none crosses a node in part."""
+    def placed(self, choice: Choice, other: Mapping[Set, Settled] | None = None) -> Placed:
+        """An answer with devices: pools one after another, the largest first, so that none crosses a node in part.
+
+        ``other``: sets on other meshes than those that the search takes.
+        """
         start = {i: self.parallelism.devices(i, 1)[0] for i in range(len(self.problem.cluster.groups))}
         order = sorted(range(len(choice.sets)), key=lambda i: (choice.spots[i][0], -choice.spots[i][1]))
         names = _names([tuple(n for u in s for n in self.units[u]) for s in choice.sets])
         pools: list[PoolUse] = []
         place: dict[str, dict[str, Place]] = {}
         for i in order:
-            (group, count), settled = choice.spots[i], self.table.settle(choice.sets[i], choice.spots[i])
+            (group, count), units = choice.spots[i], choice.sets[i]
+            settled = (other or {}).get(units) or self.table.settle(units, choice.spots[i])
             assert settled is not None, "a set was chosen that does not fit"
             devices = tuple(range(start[group], start[group] + count))
             start[group] += count
@@ -132,16 +172,16 @@ class Asked:
             place[worker] = {"train": place[leader]["train"]}
         pipeline = Pipeline(staleness=choice.staleness)
         plan = Plan({p.name: p for p in listed}, place, cluster=self.problem.cluster, pipeline=pipeline)
-        sent = tuple(self._sent(choice, names))
+        sent = tuple(self._sent(choice, names, other))
         return Placed(plan, tuple(pools), sent, len(self.problem.stages), choice.staleness, choice.seconds)
 
-    def _sent(self, choice: Choice, names: list[str]) -> Iterable[Sent]:
+    def _sent(self, choice: Choice, names: list[str], other: Mapping[Set, Settled] | None) -> Iterable[Sent]:
         at = {n: i for i, s in enumerate(choice.sets) for u in s for n in self.units[u]}
         for train, generate in self.problem.pairs:
             i, j = at[train], at[generate]
             if i != j:
                 source, target = (choice.sets[i], choice.spots[i]), (choice.sets[j], choice.spots[j])
-                seconds = self.table.publish_one(train, generate, source, target)
+                seconds = self.table.publish_one(train, generate, source, target, other)
                 yield Sent(publish_title(self.problem, train), names[j], seconds)
 
 

@@ -8,7 +8,7 @@ is what :mod:`flowrl.placement.cost.pool_memory` says for the plan, as in a simu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..cost.pool_memory import PoolMemory, Turn, turns_of
@@ -84,6 +84,18 @@ class Colocated:
     def on(self, units: Set, ways: Ways, spot: Spot) -> Settled | None:
         """Return what the units take with these ways; None where they do not fit."""
         return self._ops([self.problem.by_name[name] for unit in units for name in self.units[unit]], ways, spot)
+
+    def other_engines(self, units: Set, spot: Spot, count: int) -> Iterator[Settled]:
+        """Yield the same units with an engine on another mesh, up to ``count`` of them, the fastest ones first."""
+        taken = self.settle(units, spot)
+        members = [self.problem.by_name[name] for unit in units for name in self.units[unit]]
+        for member in (m for m in members if m.use == "generate" and taken is not None):
+            assert taken is not None, "of units that fit"
+            ways = sorted(self.parallelism.every(member, *spot, staging=False), key=lambda way: way.total)
+            others = [w for w in ways if w.mesh != taken.ways[member.name].mesh and not w.offload][:count]
+            for way in others:
+                if (settled := self._ops(members, {**taken.ways, member.name: way}, spot)) is not None:
+                    yield settled
 
     def any_ways(self, member: Member, members: Iterable[Member], spot: Spot) -> list[Way]:
         """Return the ways of a member of a pool of ``members``, those too that do not fit or are slow."""
@@ -210,9 +222,16 @@ class Colocated:
                 total += self.publish_one(train, generate, source, target)
         return total
 
-    def publish_one(self, train: str, generate: str, source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
-        """Return the same of one pair of members."""
-        sender, receiver = self.settle(*source), self.settle(*target)
+    def publish_one(
+        self,
+        train: str,
+        generate: str,
+        source: tuple[Set, Spot],
+        target: tuple[Set, Spot],
+        other: Mapping[Set, Settled] | None = None,
+    ) -> float:
+        """Return the same of one pair of members; ``other``: sets on other meshes."""
+        sender, receiver = ((other or {}).get(at[0]) or self.settle(*at) for at in (source, target))
         assert sender is not None and receiver is not None, "a publish was asked of sets that do not fit"
         sent = (sender.ways[train], source[1])
         return self._publish(train, sent, (receiver.ways[generate], target[1]), same=False)

@@ -16,7 +16,7 @@ Chunks, publish modes, KV caches and offload are tried there, on these placement
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..cost.cost_model import Costs
@@ -24,7 +24,8 @@ from ..plan.plan import Plan
 from .abstract_problem import Asked
 from .binding_constraints import binding as binding_of
 from .binding_constraints import nothing_fits
-from .branch_and_bound import Choice, cheapest
+from .branch_and_bound import cheapest
+from .neighbours import Candidate, climbed
 from .problem import Problem
 from .step_time import Change, Placed, changes
 
@@ -116,26 +117,30 @@ def search(
     why: bool = True,
     simulated: Callable[[Plan], float] | None = None,
     refine: Callable[[Plan, float], Refined] | None = None,
+    confirmed: Callable[[Plan], float] | None = None,
 ) -> Found:
     """Return the best placement of a problem. Without ``why`` it does not look for the constraint that binds.
 
     ``simulated``: the step of a plan in a simulation, by which the best candidates are put in order; ``refine`` tries
-    other settings of theirs. Raises PlanError when a use fits nowhere, with its name and the fewest devices that would
-    do.
+    other settings of theirs; ``confirmed`` simulates the best for all steps, where the others look at a few. Where rows
+    have lengths of their own, placements near the best are simulated too. Raises PlanError when a use fits nowhere,
+    with its name and the fewest devices that would do.
     """
     asked = Asked(problem, costs)
     answer = cheapest(asked.question(), asked.table, keep=CANDIDATES if simulated else 0)
     if answer.best is None:
         raise nothing_fits(problem, costs)
     choices = [answer.best, *(c for c in (answer.runner_up, *answer.ranked) if c is not None and c != answer.best)]
-    both, tried = [(choice, asked.placed(choice)) for choice in dict.fromkeys(choices)], 0
+    both, tried = [Candidate.of(asked, choice) for choice in dict.fromkeys(choices)], 0
     if simulated is not None:
-        both = [(choice, replace(p, step_seconds=simulated(p.plan))) for choice, p in both]
-        both.sort(key=lambda pair: pair[1].step_seconds)  # of equal ones the first stays first
+        both = _simulated([*both, *_overlapping(asked)], simulated)
+        if asked.varies:
+            both = sorted([min(climbed(both[0], simulated), key=_step), *both[1:]], key=_step)
         both, tried = _with_settings(both, refine) if refine is not None else (both, 0)
-    chosen, best = both[0]
-    runner_up = next((p for c, p in both if c.sets != chosen.sets), None)
-    binding, gain = binding_of(asked, chosen) if why else ("none", 0.0)
+        both = _confirmed(both, confirmed) if confirmed is not None else both
+    best, chosen = both[0].placed, both[0].choice
+    runner_up = next((c.placed for c in both if c.choice.sets != chosen.sets), None)
+    binding, gain = binding_of(both[0].asked, chosen) if why else ("none", 0.0)
     level = changes(best, runner_up) if runner_up is not None else ()
     bound = asked.bound() if simulated is not None else None
     return Found(
@@ -154,24 +159,56 @@ def search(
     )
 
 
-def _with_settings(
-    both: list[tuple[Choice, Placed]], refine: Callable[[Plan, float], Refined]
-) -> tuple[list[tuple[Choice, Placed]], int]:
+def _step(candidate: Candidate) -> float:
+    return candidate.placed.step_seconds
+
+
+def _overlapping(asked: Asked) -> list[Candidate]:
+    """The best placements in which the steps in flight keep the engines full, where rows have lengths of their own.
+
+    What is reckoned of one generate alone has its longest row in it, which others hide where steps overlap.
+    """
+    full = asked.steady()
+    if full is None:
+        return []
+    ranked = cheapest(full.overlapped(), full.table, keep=CANDIDATES).ranked
+    return [Candidate.of(full, choice) for choice in ranked if choice.staleness]
+
+
+def _simulated(candidates: Sequence[Candidate], simulated: Callable[[Plan], float]) -> list[Candidate]:
+    """Candidates with the steps of simulations, the fastest first; of equal ones the first stays first."""
+    found: list[Candidate] = []
+    for candidate in candidates:
+        if all(candidate.placed.plan != other.placed.plan for other in found):
+            found.append(candidate.taking(simulated(candidate.placed.plan)))
+    return sorted(found, key=_step)
+
+
+def _confirmed(both: list[Candidate], confirmed: Callable[[Plan], float]) -> list[Candidate]:
+    """The best and the best that shares pools in another way, simulated for all steps, the faster one first."""
+    first = both[0]
+    second = next((c for c in both if c.choice.sets != first.choice.sets), None)
+    pair = [c.taking(confirmed(c.placed.plan)) for c in (first, second) if c is not None]
+    return sorted(pair, key=_step)
+
+
+def _with_settings(both: list[Candidate], refine: Callable[[Plan, float], Refined]) -> tuple[list[Candidate], int]:
     """Return the placements with their best settings, the fastest first, and how many settings were tried.
 
     No setting makes a step shorter than its busiest pool is busy: what cannot come first or second by that is left.
     """
-    found, tried = list[tuple[Choice, Placed]](), 0
-    for choice, placed in both:
-        ahead = sorted(p.step_seconds for _, p in [*found, *both[len(found) :]])
+    found, tried = list[Candidate](), 0
+    for candidate in both:
+        placed = candidate.placed
+        ahead = sorted(_step(c) for c in [*found, *both[len(found) :]])
         if tried < REFINED and placed.least < ahead[min(1, len(ahead) - 1)]:
             better = refine(placed.plan, placed.step_seconds)
             tried += better.tried
             bound = better.plan.pipeline.staleness
             placed = replace(placed, plan=better.plan, staleness=bound, settings=better.settings)
             placed = replace(placed, step_seconds=better.step_seconds)
-        found.append((choice, placed))
-    return sorted(found, key=lambda pair: pair[1].step_seconds), tried
+        found.append(replace(candidate, placed=placed))
+    return sorted(found, key=_step), tried
 
 
 def search_shapes(

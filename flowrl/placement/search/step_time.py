@@ -71,7 +71,7 @@ class Placed:
     ``step_seconds`` is what the search reckons, :meth:`seconds` without factors, or what a simulation of the plan has
     put in its place. ``sets``: the members of each pool, by which placements are told apart. ``settings``: what the
     plan says besides as it makes a step shorter: ``("chunks: 4",)``. ``simulated_busy``: by pool the part of a
-    simulation in which something ran, where there was one.
+    simulation in which something ran, where there was one, ``simulated_ops`` the same by title and pool.
     """
 
     plan: Plan
@@ -82,6 +82,7 @@ class Placed:
     step_seconds: float = field(default=0.0)
     settings: tuple[str, ...] = ()
     simulated_busy: Mapping[str, float] = field(default_factory=dict[str, float])
+    simulated_ops: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
     @property
     def sets(self) -> tuple[tuple[str, ...], ...]:
@@ -130,7 +131,12 @@ class Placed:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """The largest op of the pool that sets the pace: of each stage, or of the step where steps overlap."""
+        """The largest op of the pool that sets the pace: of each stage, or of the step where steps overlap.
+
+        Where steps overlap it is what the simulation had the busiest pool do for longest, where there was one.
+        """
+        if self.staleness and self.simulated_ops:
+            return self._simulated_bottleneck()
         busy = self.busy
         slowest = max(busy, key=lambda name: busy[name], default="")
         if self.staleness and self.seconds() <= busy[slowest] * (1 + 1e-9):
@@ -146,6 +152,12 @@ class Placed:
             return Bottleneck("", "", 0.0, 0.0)
         title, pool = max(waited, key=lambda key: waited[key])
         return Bottleneck(title, pool, waited[title, pool], waited[title, pool] / sum(waited.values()))
+
+    def _simulated_bottleneck(self) -> Bottleneck:
+        pool = max(self.simulated_busy, key=lambda name: self.simulated_busy[name])
+        parts = {title: part for (title, at), part in self.simulated_ops.items() if at == pool}
+        title = max(parts, key=lambda name: parts[name])
+        return Bottleneck(title, pool, parts[title] * self.step_seconds, parts[title] / self.simulated_busy[pool])
 
     def _waited_for(self) -> dict[tuple[str, str], float]:
         found: dict[tuple[str, str], float] = {}

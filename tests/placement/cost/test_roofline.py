@@ -13,6 +13,7 @@ from flowrl.placement.cluster.hardware import Channel, Hardware
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost import communication as traffic
 from flowrl.placement.cost.efficiency import Efficiency
+from flowrl.placement.cost.length_distribution import Lengths
 from flowrl.placement.cost.per_device_counts import (
     optimizer_parameters,
     parameters_on_device,
@@ -465,3 +466,16 @@ def test_an_fp8_engine_computes_at_the_peak_of_fp8_where_the_device_has_one():
     there = Roofline(Cluster((Nodes("quick", 1, 8),)), Efficiency.ideal())
     assert there.seconds(plain) == pytest.approx(2 * there.seconds(replace(plain, fp8_weights=True)))
     assert IDEAL.seconds(plain) == IDEAL.seconds(replace(plain, fp8_weights=True))
+
+
+def test_an_engine_that_is_kept_full_takes_what_its_largest_batch_takes_for_each_token():
+    lengths = Lengths(16, 4096, "lognormal", (256.0, 1.0))
+    for rows in (64, 1000, 4096):
+        load = Workload(rows, 16, lengths.mean, lengths.longest(rows), lengths)
+        work = Work("a", "a", "generate", Role("a", SMALL), load, Mesh.of("dp=4"), tuple(range(4)))
+        alone, full = IDEAL.seconds(work), replace(IDEAL, steady=True).seconds(work)
+        assert 0 < full < alone, "the longest rows run beside others"
+        least = min(IDEAL.token_seconds(work, n) / n for n in range(1, rows // 4 + 1))
+        assert full == pytest.approx(IDEAL.terms(work)["prefill"] + rows / 4 * lengths.mean * least, rel=0.01)
+    fixed = replace(load, lengths=None, longest=0.0)
+    assert replace(IDEAL, steady=True).seconds(replace(work, load=fixed)) == IDEAL.seconds(replace(work, load=fixed))
