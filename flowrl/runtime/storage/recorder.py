@@ -29,7 +29,7 @@ from .disk import hexadecimal, writing
 from .jsonl import Lines, part_checksum
 from .keep_tokenizer import keep_tokenizer
 from .run_record import last_records, records_within, write_record
-from .traffic import spread
+from .traffic import length_quantiles, spread
 
 STREAMS = ("metrics", "timeline", "traffic", "memory", "digests", "ledger", "trajectories", "events")
 SOURCES = 50  # whose rewards are told apart
@@ -82,6 +82,8 @@ class Recorder:
                     continue
                 before = f"{name}/" if name else ""
                 line[f"{before}response_length"] = tokens / responses
+                for part, length in length_quantiles(step.lengths.get(name, ())).items():
+                    line[f"{before}response_length_{part}"] = length
                 if name in step.cut_off:
                     line[f"{before}response_truncated"] = step.cut_off[name] / responses
                 line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)

@@ -70,6 +70,17 @@ def spread(lengths: Sequence[int]) -> list[int]:
     return [ordered[round(part * (len(ordered) - 1) / PARTS)] for part in range(PARTS + 1)] if ordered else []
 
 
+def length_quantiles(lengths: Sequence[int]) -> dict[str, int]:
+    """The middle of some lengths, what one in twenty is beyond, and the longest; empty without rows.
+
+    >>> length_quantiles(range(101))
+    {'p50': 50, 'p95': 95, 'max': 100}
+    """
+    ordered = sorted(lengths)
+    parts = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+    return {name: ordered[round(part * (len(ordered) - 1))] for name, part in parts.items()} if ordered else {}
+
+
 def _declared(call: Call, worker: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Column | RemoteColumn]]:
     """The fields that an op declares to read, of each batch that it is given."""
     op = call.op

@@ -123,7 +123,8 @@ class Step:
     """What a step gathers until it commits.
 
     ``sampled``: response tokens and rows of the calls that sample, by the id of the call in the graph; under the empty
-    name of those whose rows are trained on. ``cut_off``: rows of these that are not finished. ``gaps``: of updates the
+    name of those whose rows are trained on. ``lengths``: tokens of each of these rows. ``cut_off``: rows of
+    these that are not finished. ``gaps``: of updates the
     gap to the engine that sampled, by the same id. ``made``: what calls made, by their number in the program.
     ``updates``: what updates of a policy measure besides. ``published``: what engines have told of publishes, by their
     title. ``seen``: what calls have found of the tokens of rows that are written down, by their number in the program.
@@ -147,6 +148,7 @@ class Step:
     beside_reference: Any = None  # some rows that were trained on, with log-probabilities of the reference
     marked: Any = None  # the first of its batches that says which rows failed: those are left out of later ones
     sampled: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    lengths: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     cut_off: dict[str, int] = field(default_factory=dict[str, int])
     gaps: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     made: dict[int, Made] = field(default_factory=dict[int, Made])

@@ -60,11 +60,14 @@ def test_every_call_that_samples_has_numbers_of_its_own(tmp_path, runtime):
     found = lines(out)
     assert len(found) == 3
     for line in found:
-        own = {key for key in line if "response_length" in key}
+        own = {key for key in line if key.rpartition("/")[2] == "response_length"}
         tested = {"actor.generate/response_length"} if line["step"] % 2 == 0 else set()
         assert own == {"response_length", "judge.generate/response_length"} | tested
         assert {key.replace("response_length", "tokens_per_second") for key in own} <= set(line)
         assert line["response_length"] == pytest.approx(line["mine"])
+        for key in own:
+            middle, most, longest = (line[f"{key}_{part}"] for part in ("p50", "p95", "max"))
+            assert 0 <= middle <= most <= longest and line[key] <= longest
         assert line["response_truncated"] == pytest.approx(1 - line["ended"])
         assert {key.replace("response_length", "response_truncated") for key in own} <= set(line)
         assert line["judge.generate/response_length"] == pytest.approx(line["asked"])
@@ -74,7 +77,7 @@ def test_every_call_that_samples_has_numbers_of_its_own(tmp_path, runtime):
         rows = {"tokens_per_second": 6, "judge.generate/tokens_per_second": 6, "actor.generate/tokens_per_second": 2}
         for key, value in speed.items():
             tokens = rows[key] * line[key.replace("tokens_per_second", "response_length")]
-            assert value == pytest.approx(tokens / line["seconds"], rel=1e-2)
+            assert value == pytest.approx(tokens / line["seconds"], rel=1e-2, abs=0.06), "it is rounded to a tenth"
 
 
 def test_one_call_keeps_its_plain_name(tmp_path):
@@ -87,8 +90,11 @@ def test_one_call_keeps_its_plain_name(tmp_path):
             made = actor.generate(batch)
             flow.log(step, mine=made.response_ids.lengths_column().mean())
 
-    [line] = lines(flow.run(out=tmp_path / "run", quiet=True).out)
+    [line] = lines(flow.run(out=tmp_path / "run", quiet=True, trajectories=3).out)
     assert line["response_length"] == pytest.approx(line["mine"])
+    rows = [json.loads(text) for text in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
+    lengths = sorted(len(row["response_ids"]) for row in rows)
+    assert [line["response_length_p50"], line["response_length_max"]] == [lengths[1], lengths[2]]
     assert not any("/" in key for key in line)
 
 

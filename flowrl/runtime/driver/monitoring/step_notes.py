@@ -106,8 +106,10 @@ class StepNotes:
                     _add(step.cut_off, {name: cut_off})
                 if (episodes := count_episodes(result)) is not None:
                     step.episodes.setdefault(node, EpisodeCounts()).add(episodes)
+                lengths = row_tokens(result, "response_ids")
+                step.lengths.setdefault(name, []).extend(lengths)
                 step.traffic.prompts += row_tokens(result, "prompt_ids")
-                step.traffic.responses += row_tokens(result, "response_ids")
+                step.traffic.responses += lengths
 
     def note_slots(self, call: Call, slots: DecodeSlots) -> None:
         """Note which decode slots of an engine a call has used."""
