@@ -7,11 +7,12 @@ Each round runs the shipped GRPO driver in two processes, one with all of it and
 runs four steps and stops, as a whole, until it is its turn again, so that a machine whose speed changes from minute to
 minute changes both. *All* is what a run does unless it is told otherwise, and more: metrics of the policy, timeline,
 waits, memory, traffic, digests of all rows, ledger, health rules, rows of each step, the trackers that are installed,
-and ``flowrl show`` on the folder, asked by a client every two seconds as its page asks. *Nothing* takes these out of
-the runtime: no stream is written, nothing is measured or noted. Both keep the journal, and take no checkpoint.
+and ``flowrl show`` on the folder, asked by a client every two seconds for all views of its page. *Nothing* takes these
+out of the runtime: no stream is written, nothing is measured or noted. Both keep the journal, and take no checkpoint.
 
 The ratio is that of four steps with all of it and the four steps beside them with nothing; the first turn of each is
-left out. CPU seconds are those of the run's own process, its trackers among them.
+left out. CPU seconds are those of the run's own process, its trackers among them; with *page* those of ``flowrl show``
+during its turns count too.
 """
 
 from __future__ import annotations
@@ -68,8 +69,11 @@ def main() -> None:
     for number in range(said.rounds):
         with tempfile.TemporaryDirectory() as folder:
             found = in_turn(said, Path(folder), ("all", "nothing") if number % 2 == 0 else ("nothing", "all"))
-        for what, kept in ratios.items():
-            kept += [a / b for a, b in zip(found["all"][what], found["nothing"][what], strict=True)]
+        for what in ("seconds", "cpu"):
+            ratios[what] += [a / b for a, b in zip(found["all"][what], found["nothing"][what], strict=True)]
+        if served := found["all"].get("page"):
+            both = [a + b for a, b in zip(found["all"]["cpu"], served, strict=True)]
+            ratios.setdefault("cpu+page", []).extend(a / b for a, b in zip(both, found["nothing"]["cpu"], strict=True))
         mean = {kind: statistics.mean(turns["seconds"]) / BLOCK for kind, turns in found.items()}
         print(f"round {number + 1}: a step takes {mean['all']:.4f} s with all, {mean['nothing']:.4f} s with nothing")
     for what, kept in ratios.items():
@@ -89,21 +93,25 @@ def in_turn(said: argparse.Namespace, folder: Path, order: tuple[str, ...]) -> d
             stdout=subprocess.PIPE, stderr=(folder / f"{kind}.errors").open("w"), text=True,
         )  # fmt: skip
         wait_for_turn(runs[kind])
+    served: list[float] = []
     with follow(folder / "all", cache) if not said.without_show else contextlib.nullcontext() as page:
         for _ in range(said.blocks):
             for kind in order:
+                before = page.cpu() if page is not None else 0.0
                 if page is not None:
                     page.turn.set() if kind == "all" else page.turn.clear()
                 runs[kind].send_signal(signal.SIGCONT)
                 wait_for_turn(runs[kind])
-    found = {}
+                if page is not None and kind == "all":
+                    served.append(page.cpu() - before)
+    found: dict[str, dict[str, list[float]]] = {}
     for kind, process in runs.items():
         process.send_signal(signal.SIGCONT)
         printed, _ = process.communicate()
         if process.returncode != 0:
             sys.exit((folder / f"{kind}.errors").read_text())
         found[kind] = json.loads(printed.splitlines()[-1])
-    return found
+    return found | ({"all": {**found["all"], "page": served}} if served else {})
 
 
 def wait_for_turn(process: subprocess.Popen[str]) -> None:
@@ -120,6 +128,11 @@ class follow(contextlib.AbstractContextManager[None]):
         self.out, self.cache, self.done = out, cache, threading.Event()
         self.turn = threading.Event()  # it asks while the run with all of it is the one that runs
         self.thread = threading.Thread(target=self.ask)
+        self.asked: Any = None  # the server, once it is there
+
+    def cpu(self) -> float:
+        """Seconds of CPU that the server has used so far."""
+        return 0.0 if self.asked is None else self.asked.cpu()
 
     def __enter__(self) -> follow:
         self.thread.start()
@@ -141,7 +154,8 @@ class follow(contextlib.AbstractContextManager[None]):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
-            asked = Asked(next(line.split()[-1] for line in process.stdout if "http://" in line), process.pid)
+            address = next(line.split()[-1] for line in process.stdout if "http://" in line)
+            asked = self.asked = Asked(address, process.pid)
             while not self.done.wait(2.0):
                 self.turn.wait()
                 run = asked("runs")["runs"][0]["id"]
@@ -149,6 +163,10 @@ class follow(contextlib.AbstractContextManager[None]):
                     asked("curves", run=run, program=program["program"], name=program["names"][:40])
                 asked("lanes", run=run)
                 asked("rows", run=run, program="grpo")
+                for view in ("graph", "ledger", "prompts"):
+                    asked(view, run=run, program="grpo")
+                for view in ("about", "events", "forecast"):
+                    asked(view, run=run)
         except urllib.error.URLError as error:
             sys.exit(f"flowrl show has not answered: {error}")
         finally:
@@ -193,6 +211,7 @@ def timed_parts() -> dict[str, float]:
     """Have the parts of recording add up the CPU seconds that they take, in their thread."""
     from flowrl.backends import update_rows
     from flowrl.backends.hf import update_passes
+    from flowrl.backends.seen_rows import SeenRows
     from flowrl.runtime.driver.monitoring.health import Health
     from flowrl.runtime.driver.monitoring.releases import Releases
     from flowrl.runtime.driver.monitoring.step_notes import StepNotes
@@ -220,6 +239,7 @@ def timed_parts() -> dict[str, float]:
         (Health, ("look",)),
         (update_rows, ("repeated_grams", "without_signal")),
         (update_passes, ("token_sums",)),
+        (SeenRows, ("add", "to_json")),
     ):
         for name in names:
             time_part(owner, name)
