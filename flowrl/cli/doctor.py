@@ -32,7 +32,7 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser = new_parser("doctor", "[RUN]")
     parser.add_argument("run", nargs="?", type=Path, help="the folder of a run; without one, the machine is looked at")
     parser.add_argument(
-        "--test", action="store_true", help="without RUN: train a tiny model in each runtime, in a minute"
+        "--test", action="store_true", help="without RUN: train a tiny model in each runtime, in a minute or two"
     )
     parser.add_argument("--format", default="text", choices=("text", "json"), help="text, json")
     parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
@@ -69,8 +69,8 @@ def _verdict(complete: bool, tested: Sequence[Trial], left_out: Sequence[str]) -
         return "what every run needs is not complete."
     failed = [test.runtime for test in tested if not test.passed]
     if failed:
-        return f"no training with the runtime {' or '.join(failed)}."
+        return f"no training with {' or '.join(failed)}."
     if not tested:
         return "what every run needs is there; flowrl doctor --test tries it."
-    trains = f"this machine trains with the runtime {' and '.join(test.runtime for test in tested)}"
+    trains = f"this machine trains with {' and '.join(test.runtime for test in tested)}"
     return trains + (f"; {', '.join(left_out)} was not tried, as it is not installed." if left_out else ".")

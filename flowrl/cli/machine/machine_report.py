@@ -21,7 +21,22 @@ from ...shipped import FOLDER
 from ...trackers.open_tracker import TRACKERS
 
 NAME = "flowrl-lm"  # of the distribution
-EXTRAS = {"lora": "low-rank adapters", "data": "prompts from data sets and parquet"}
+#: What the extras are for that are no runtime, no backend and no tracker; ``dev`` and ``docs`` are for contributors.
+EXTRAS = {
+    "lora": "low-rank adapters",
+    "data": "prompts from data sets and parquet",
+    "math": "mathematical answers compared by value",
+    "agents": "agents that talk to a policy as to an API",
+    "gymnasium": "environments of Gymnasium",
+    "textarena": "games of textarena",
+    "reasoning-gym": "tasks of reasoning-gym",
+    "aviary": "environments of Aviary",
+    "openenv": "environments of a server of OpenEnv",
+    "verifiers": "environments of verifiers up to 0.3",
+    "verifiers-tasksets": "tasksets of verifiers 0.4",
+}
+FOR_CONTRIBUTORS = ("dev", "docs")
+FOR_TRACKERS = "trackers"  # all of them in one
 
 
 @dataclass(frozen=True)
@@ -65,8 +80,8 @@ class Machine:
             for part in parts:
                 has = ", ".join(f"{name} {version}".rstrip() for name, version in part.has.items())
                 state = "; ".join(part.lacks) or (f"ready: {has}" if has else "ready")
-                lines.append(f"  {part.name:<13}{part.what:<42}{state}")
-                lines += [f"{'':<15}{part.fix}"] if part.lacks and part.fix else []
+                lines.append(f"  {part.name:<19}{part.what:<43}{state}")
+                lines += [f"{'':<21}{part.fix}"] if part.lacks and part.fix else []
         return "\n".join(lines)
 
 
@@ -83,7 +98,8 @@ def this_machine(folder: Path) -> Machine:
             "needed": (needed,),
             "runtimes": (Part("eager, local", "one process", {}), ray),
             "backends": tuple(_backend(row, wanted, ray) for row in BACKENDS.values() if row.built),
-            "more": (*extras, *trackers),
+            "more": tuple(extras),
+            "trackers": tuple(trackers),
         },
     )
 

@@ -1,4 +1,4 @@
-"""The self test of a machine: a tiny warm-up and a few steps of GRPO in each runtime, each in a process of its own."""
+"""The self test of a machine: a tiny warm-up and a few steps of GRPO in each runtime, and by each backend for CPUs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from ...shipped import find_plan
 
 SECONDS = 300  # of one runtime, at most: it takes 10 to 20 where nothing else runs
 WORDS = "--program warmup,grpo --warmup.steps 12 --warmup.rows 32 --grpo.steps 2 --prompts-per-step 4 --group-size 4"
-#: By runtime: the shipped plan that it runs.
-PLANS = {"local": "one_process", "ray": "ranks_2_cpu"}
+#: What is tried, with the runtime and the shipped plan for it: ``ray`` trains with the backend fsdp2.
+PLANS = {
+    "local": ("local", "one_process"),
+    "ray": ("ray", "ranks_2_cpu"),
+    "megatron": ("ray", "ranks_megatron_cpu"),
+}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a runtime: ``Trial("ray", True, 19.2, "the loss falls from 2.77 to 2.35")``."""
+    """What became of a runtime or backend: ``Trial("ray", True, 19.2, "the loss falls from 2.77 to 2.35")``."""
 
     runtime: str
     passed: bool
@@ -32,11 +36,11 @@ class Trial:
 
     def line(self) -> str:
         """The verdict in a line."""
-        return f"{self.runtime:<7}{'passed' if self.passed else 'FAILED'} in {self.seconds:.0f} s: {self.said}"
+        return f"{self.runtime:<10}{'passed' if self.passed else 'FAILED'} in {self.seconds:.0f} s: {self.said}"
 
 
 def try_runtime(runtime: str) -> Trial:
-    """Train a tiny model on a runtime. What goes wrong is in what is returned."""
+    """Train a tiny model on a runtime, or with a backend. What goes wrong is in what is returned."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flowrl-doctor-") as folder:
         passed, said = _run(runtime, Path(folder))
@@ -52,11 +56,11 @@ def _run(runtime: str, folder: Path) -> tuple[bool, str]:
         "grpo",
         *WORDS.split(),
         "--runtime",
-        runtime,
+        PLANS[runtime][0],
         "--no-save",
         "--quiet",
     ]
-    words += ["--plan", str(find_plan(PLANS[runtime])), "--out", str(folder / "run")]
+    words += ["--plan", str(find_plan(PLANS[runtime][1])), "--out", str(folder / "run")]
     home = str(Path(__file__).parents[3])
     path = os.pathsep.join(p for p in (home, os.environ.get("PYTHONPATH")) if p)
     try:

@@ -10,6 +10,7 @@ from flowrl.cli import main
 from flowrl.cli.machine import machine_report as machine
 from flowrl.cli.machine.machine_report import this_machine
 from flowrl.placement.backends import BACKENDS, backend
+from flowrl.trackers.open_tracker import TRACKERS
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_it_says_what_is_here(capsys):
     for fact in ("flowrl    ", "python    3.", "device    ", "cores     ", "memory    ", "disk      ", "\nneeded\n"):
         assert fact in said
     for name in (row.name for row in BACKENDS.values() if row.built):
-        assert f"\n  {name:<13}" in said
+        assert f"\n  {name:<19}" in said
     assert said.endswith("\n\nfine: what every run needs is there; flowrl doctor --test tries it.\n")
     assert main(["doctor", "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -56,7 +57,7 @@ def test_a_version_that_is_not_supported_is_told(installed, capsys):
     installed["torch"] = "1.13"
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
-    assert "torch 1.13 is installed, and >=2.6 is supported\n               pip install 'torch>=2.6' " in said
+    assert "torch 1.13 is installed, and >=2.6 is supported\n                     pip install 'torch>=2.6' " in said
     assert said.endswith("\nnot fine: what every run needs is not complete.\n")
 
 
@@ -74,3 +75,17 @@ def test_without_a_source_tree_and_a_package_it_says_so(tmp_path, monkeypatch, c
     monkeypatch.setattr(machine, "_version", lambda package: None)
     assert main(["doctor"]) == 2
     assert capsys.readouterr().err.startswith("UsageError: flowrl-lm is not installed, so what it needs is not known.")
+
+
+def test_every_extra_is_listed_with_what_it_is_for_and_what_installs_it(installed):
+    extras = machine._requirements().keys() - {"", *machine.FOR_CONTRIBUTORS, machine.FOR_TRACKERS}
+    found = parts(this_machine(Path.cwd()))
+    assert extras - {row.extra for row in BACKENDS.values()} == {"ray", *machine.EXTRAS}
+    assert extras <= set(found)
+    for name in machine.EXTRAS:
+        assert found[name].lacks and found[name].what and found[name].fix.startswith("pip install '"), name
+
+
+def test_the_extra_of_trackers_has_all_of_them():
+    wanted = {requirement.name for requirement in machine._requirements()[machine.FOR_TRACKERS]}
+    assert wanted == {package for _, package in TRACKERS.values()}

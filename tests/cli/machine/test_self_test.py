@@ -20,7 +20,7 @@ FALLING = [2.8 - 0.1 * i for i in range(12)]
 def test_a_run_that_learns_passes():
     said = "the loss of 12 supervised steps goes from 2.80 to 1.70, 2 steps of GRPO run."
     assert _judge(steps(FALLING)) == (True, said)
-    assert Trial("local", True, 9.6, said).line() == f"local  passed in 10 s: {said}"
+    assert Trial("local", True, 9.6, said).line() == f"local     passed in 10 s: {said}"
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,17 @@ def test_a_run_that_does_not_fails(wrong, said):
 
 
 def test_what_a_process_says_as_it_fails_is_passed_on(monkeypatch, capsys):
-    monkeypatch.setitem(self_test.PLANS, "local", "split_16")
+    monkeypatch.setitem(self_test.PLANS, "local", ("local", "split_16"))
     tested = try_runtime("local")
-    assert not tested.passed and "PlanError" in tested.said and tested.line().startswith("local  FAILED in ")
+    assert not tested.passed and "PlanError" in tested.said and tested.line().startswith("local     FAILED in ")
 
 
 @pytest.mark.nightly
 def test_each_runtime_passes(capsys):
     assert main(["doctor", "--test", "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert [(test["runtime"], test["passed"]) for test in record["tested"]] == [("local", True), ("ray", True)]
+    assert [(test["runtime"], test["passed"]) for test in record["tested"]] == [
+        ("local", True),
+        ("ray", True),
+        ("megatron", True),
+    ]
