@@ -1,4 +1,4 @@
-"""What tests of vLLM share: engines of tiny models, each opened once for all of them."""
+"""What tests of vLLM share: engines of tiny models, which stay open from test to test."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 from dataclasses import replace
 
 import pytest
+
+#: How many kinds of engines are open at a time; each has a process of 1.6 GB.
+OPEN = 4
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +27,10 @@ def fault(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def opened(fault):
-    """Both engines of a kind of model: ``opened("qwen2")``, ``opened("qwen2", "bf16", packed=False)``."""
+    """Both engines of a kind of model: ``opened("qwen2")``, ``opened("qwen2", "bf16", packed=False)``.
+
+    Of more kinds than ``OPEN`` those are closed that were asked for longest ago.
+    """
     from vllm_tiny import CONFIGS
 
     from flowrl.backends import open_engine
@@ -35,7 +41,11 @@ def opened(fault):
     def both(kind, dtype="fp32", **options):
         fault("")
         key = kind, dtype, *options.items()
-        if key not in found:
+        if key in found:
+            found[key] = found.pop(key)  # now the last one
+        else:
+            while len(found) >= OPEN:
+                found.pop(next(iter(found)))[0].close()
             build = Build(Model(config=CONFIGS[kind]), dtype=dtype, device="cpu")
             found[key] = open_engine("vllm", replace(build, options=options)), open_engine("hf", build)
         return found[key]
