@@ -129,6 +129,8 @@ def _together(steps: Sequence[Step]) -> Step:
             whole.sampled[node] = before[0] + tokens, before[1] + responses
         for node, count in step.cut_off.items():
             whole.cut_off[node] = whole.cut_off.get(node, 0) + count
+        for node, lengths in step.lengths.items():
+            whole.lengths.setdefault(node, []).extend(lengths)
         for node, episodes in step.episodes.items():
             whole.episodes.setdefault(node, EpisodeCounts()).add(episodes)
         for node, slots in step.slots.items():
