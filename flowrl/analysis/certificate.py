@@ -84,8 +84,8 @@ def _places(study: Study) -> Iterator[str]:
 
 
 def _memory(study: Study) -> Iterator[str]:
-    """Say of each pool whose devices are known what each of its phases takes at most."""
-    for name, memory in study.pool_memory.items():
+    """Say of each pool whose devices are known what each of its phases takes at most; nothing without all sizes."""
+    for name, memory in study.pool_memory.items() if study.has_sizes else ():
         if not (turns := study.turns(name)):
             continue
         phases: dict[str, float] = {}

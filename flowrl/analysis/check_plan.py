@@ -134,7 +134,7 @@ def _memory(study: Study) -> Iterator[FlowError | Lint]:
 
 def _stuck(study: Study) -> Iterator[tuple[PoolMemory, PlanError]]:
     """Yield an error for each engine that would have to leave the memory of its pool between turns, and never does."""
-    for pool, memory in study.pool_memory.items() if study.runtime == "ray" else ():
+    for pool, memory in study.pool_memory.items() if study.runtime == "ray" and study.has_sizes else ():
         turns = study.turns(pool)
         for resident, size in () if memory.fits(turns) else memory.swaps(turns).items():
             worker, _, use = resident.partition(".")

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
-from ..errors import PlanError, shown
+from ..errors import ModelError, PlanError, shown
 from ..graph.compile_paths import node_ids
 from ..graph.tracing.trace_records import HandleLike, Traced
 from ..html_tables import table
@@ -100,6 +100,14 @@ class Study:
     def roles(self) -> Mapping[str, Role]:
         """Workers by name, with the sizes of their models."""
         return roles_of(self.handles, self.traced, self.plan)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether the sizes of all models are known here: those of a model that was not fetched are not."""
+        try:
+            return self.roles is not None
+        except ModelError:
+            return False
 
     @cached_property
     def cost_model(self) -> Costs:
