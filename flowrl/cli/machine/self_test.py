@@ -13,16 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...placement.backends import names_of
 from ...shipped import find_plan
 
 SECONDS = 300  # of one runtime, at most: it takes 10 to 20 where nothing else runs
 WORDS = "--program warmup,grpo --warmup.steps 12 --warmup.rows 32 --grpo.steps 2 --prompts-per-step 4 --group-size 4"
-#: What is tried, with the runtime and the shipped plan for it: ``ray`` trains with the backend fsdp2.
-PLANS = {
-    "local": ("local", "one_process"),
-    "ray": ("ray", "ranks_2_cpu"),
-    "megatron": ("ray", "ranks_megatron_cpu"),
-}
+#: What is tried, with the runtime and the shipped plan for it: runtimes, and backends that have a plan of their own.
+PLANS = {"local": ("local", "one_process"), "ray": ("ray", "ranks_2_cpu")}
+PLANS |= {name: ("ray", f"ranks_{name}_cpu") for name in names_of("train") if find_plan(f"ranks_{name}_cpu")}
 
 
 @dataclass(frozen=True)
