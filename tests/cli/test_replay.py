@@ -11,6 +11,7 @@ import pytest
 from flows import module_of
 
 from flowrl import Batch, rl
+from flowrl.backends.continuous import ContinuousBatch
 from flowrl.cli import main
 from flowrl.cli.arguments.script import load_script
 
@@ -226,6 +227,23 @@ def test_with_the_rows_of_the_run_all_else_is_equal(tmp_path, capsys, monkeypatc
     assert found["equal"] and sum(each["parted"] for each in found["sampled_again"]) > 0
     assert contents(run) == before
     assert main(["replay", str(run)]) == 1, "without them the rows are others"
+
+
+@pytest.mark.parametrize("how", [(2, "window", "interrupt", 2), (1, "fifo", "interrupt", 1)], ids=str)
+def test_rows_that_are_longer_than_those_of_the_run_hold_up_nothing(tmp_path, capsys, monkeypatch, how):
+    """What the engine is to begin with next, after as many steps as in the run, may wait for rows that are not done."""
+    submit = ContinuousBatch.submit
+
+    def ending_soon(batch, *given, **named):
+        batch._ends = frozenset(range(0, 99, 2))
+        return submit(batch, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ContinuousBatch, "submit", ending_soon)
+        run = overlapped(tmp_path / "run", *how, steps=4, keep_sampled=True)
+    assert main(["replay", str(run), "--forced"]) == 0, capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "sampled other tokens" in said and "Bitwise equal: all" in said
 
 
 def test_forced_rows_make_up_for_ranks_that_were_started_again(tmp_path, capsys):

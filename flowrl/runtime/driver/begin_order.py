@@ -40,6 +40,7 @@ class BeginOrder:
         self._following = {a.key: b for a, b in zip(setup.begun, setup.begun[1:], strict=False)}
         self._groups = bool(setup.taken)
         self._base: dict[int, int] = {}  # by rank: steps of its engine as the last start began
+        self._ends: Mapping[int, int] | None = None  # by rank: steps that its engine may make until the next start
 
     def hand_out(self, command: Command) -> None:
         """Note a command of the machine, in its order."""
@@ -78,7 +79,22 @@ class BeginOrder:
         if self._known:
             following = self._following.get(_key(command))
             ends = None if following is None else {r: n + following.after.get(r, 0) for r, n in steps.items()}
-            self._executor.hold_engines(self._worker, ends)
+            self._hold(ends)
+
+    def stands_still(self) -> bool:
+        """Whether every engine that has rows waits for a start: it has made as many steps as in the earlier run."""
+        if self._ends is None:
+            return False
+        run = {rank: made for rank, (made, runs) in self._executor.engine_steps(self._worker).items() if runs}
+        return bool(run) and all(made >= self._ends.get(rank, 0) for rank, made in run.items())
+
+    def go_on(self) -> None:
+        """Have engines go on until the next start, though it comes later than in the earlier run."""
+        self._hold(None)
+
+    def _hold(self, ends: Mapping[int, int] | None) -> None:
+        self._ends = ends
+        self._executor.hold_engines(self._worker, ends)
 
     @property
     def is_kept(self) -> bool:
@@ -88,7 +104,7 @@ class BeginOrder:
     def free(self) -> None:
         """Keep the order of the earlier run no longer: nothing waits for what may never be issued."""
         self._known, self._following, self._groups = {}, {}, False
-        self._executor.hold_engines(self._worker, None)
+        self._hold(None)
 
     def take_notes(self) -> tuple[list[Any], dict[int, Any]]:
         """Return what has begun since the last time, as JSON has it, and the groups that calls have got; once."""

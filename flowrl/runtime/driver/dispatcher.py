@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from ...batch import Batch
 from ...errors import FlowError, NotFinite, RankLost, ResumeError, RunError, cut
@@ -48,6 +48,7 @@ from .pool_threads import Everywhere, Pools
 
 MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
 REFERENCE_GROUPS = 16  # prompt groups of a step whose KL to the reference is looked at, where no loss has it
+QUIET = 1.0  # seconds without an event after which engines that stand still in a replay are looked at
 NO_POOL = ""  # the name of the thread of calls that take no pool, unless the driver does them
 
 
@@ -150,7 +151,16 @@ class Dispatcher:
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Return once a condition holds; the driver's thread runs what is at home meanwhile."""
-        self._pools.wait(done)
+        self._pools.wait(done if not self.order.is_kept else lambda: done() or self._let_engines_go_on())
+
+    def _let_engines_go_on(self) -> Literal[False]:
+        """In a replay whose rows are longer than those of the run: have engines go on that wait for a start, where that
+        start waits for their rows and nothing else runs."""
+        calls = [self._issued.get(number) for number in self._since]
+        sample = all(call is not None and call.streams for call in calls)
+        if sample and perf_counter() - self._quiet_since > QUIET and self.order.stands_still():
+            self.order.go_on()
+        return False
 
     def settle(self) -> None:
         """Wait until nothing runs; publishes that are held for the next step stay where they are."""

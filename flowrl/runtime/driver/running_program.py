@@ -130,6 +130,8 @@ class Running:
 
     def _stops(self, step: int) -> bool:
         """Whether the loop ends after so many steps although it was asked for more."""
+        if self._open_step is not None:  # the program left the loop before it in the middle of a step
+            self._close()
         loop = str(self._loops)
         if self.issued.replaying:  # as it did then
             stopped = self.resume is not None and self.resume.stopped.get(loop) == step
