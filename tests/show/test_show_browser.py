@@ -199,7 +199,7 @@ def test_one_can_click_through_the_page(tmp_path: Path, monkeypatch: pytest.Monk
         "Log-probability when sampled",
         "Trained or not",
     ]
-    assert found["lacking"].startswith("Ratio and gap") and "actor.logprobs" in found["lacking"]
+    assert found["lacking"].startswith("This row has no ratio and no gap") and "actor.logprobs" in found["lacking"]
     assert "actor.entropies" not in found["lacking"], "the rows have them"
     assert found["shades"] == [False] * 4 + [True] * 3
     assert "number 2, place 5" in found["card"] and "-1" in found["card"]
