@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 import torch
 from letters import build_tokenizer, model_of
+from policy_ranks import Walk
 
 import flowrl as fl
 from flowrl import rl
@@ -35,23 +36,6 @@ def rows(count=6):
     ids = fl.Column.of([[2 + i % 6, 3] for i in range(count)], dim="prompt", dtype="i32")
     number = fl.Column.of(list(range(count)), dtype="any")
     return fl.Batch.of(count, prompt_ids=ids, number=number).with_call(CallInfo(seed=3, op="game.rollout"))
-
-
-class Walk(fl.Env):
-    """Three turns; says "b" to each. State: its number and the turns so far."""
-
-    turns = 5
-
-    def reset(self, row, seed):
-        return (row["number"], 0), "a"
-
-    def step(self, state, action):
-        number, turn = state
-        self.at(number, turn)
-        return (number, turn + 1), "b", 1.0, turn + 1 == 3
-
-    def at(self, number, turn):
-        pass
 
 
 def walk(at, **attributes):
