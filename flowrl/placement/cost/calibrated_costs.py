@@ -331,6 +331,7 @@ def _in_words(named: tuple[str, EngineCurve]) -> str:
     name, curve = named
     told = "" if curve.error is None else f"; {100 * curve.error:.1f} % off on calls that were held out"
     parts = {
+        "a call": curve.call,
         "a token of a prompt": curve.prompt,
         "a token of all rows": curve.step,
         "each row in it": curve.row,

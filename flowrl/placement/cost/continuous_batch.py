@@ -18,7 +18,8 @@ class Engine:
     """How fast an engine is: ``Engine(slots=256, step=lambda rows: 0.01 + 1e-5 * rows, prefill=1e-5, prompt=512)``.
 
     ``slots`` rows run at once, at most. ``step``: seconds of one token of each of so many running rows. ``prefill``:
-    seconds for one token of a prompt, in which nobody else goes on; ``prompt``: tokens of a prompt.
+    seconds for one token of a prompt, in which nobody else goes on; ``prompt``: tokens of a prompt. ``again``: of a
+    token that is computed again, where that differs. ``call``: seconds that a call takes whatever it asks for.
     """
 
     slots: int
@@ -26,6 +27,7 @@ class Engine:
     prefill: float = 0.0
     prompt: float = 0.0
     again: float | None = None
+    call: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class ContinuousBatch:
     def submit(self, key: Hashable, tokens: Iterable[float], weights: Iterable[int] | None = None) -> None:
         """Put rows of so many tokens behind those that wait. A row of a weight stands for so many equal ones."""
         rows = list(tokens)
+        self._stalled += self.engine.call
         self._waiting += [(t, w, key) for t, w in zip(rows, weights or [1] * len(rows), strict=True)]
         self._ahead = None
 

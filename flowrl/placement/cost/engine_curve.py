@@ -13,7 +13,8 @@ from .continuous_batch import Engine, seconds_of
 from .length_distribution import Lengths
 
 #: What the seconds of a call are made of, in this order.
-PARTS = ("prompt", "step", "row", "context")
+PARTS = ("call", "prompt", "step", "row", "context")
+_PROMPT = PARTS.index("prompt")
 _FEWEST = 6  # calls, below which nothing is fitted
 _VARIES = 0.05  # relative spread of rows per step, from which on a step and a row can be told apart
 _UNLIMITED = 1 << 40  # rows at once
@@ -36,19 +37,20 @@ class SampledCall:
 
     def amounts(self) -> tuple[float, ...]:
         """How much of each part it has."""
-        return (self.prompt, self.longest, self.tokens, self.context)
+        return (1.0, self.prompt, self.longest, self.tokens, self.context)
 
 
 @dataclass(frozen=True)
 class EngineCurve:
-    """Seconds of an engine: ``EngineCurve(prompt=2e-5, step=1e-3, row=4e-5, context=1e-8)``.
+    """Seconds of an engine: ``EngineCurve(call=0.01, prompt=2e-5, step=1e-3, row=4e-5, context=1e-8)``.
 
-    ``prompt``: of each token of a prompt. ``step``: of a token of all rows that run, however few. ``row``: of each row
-    in it. ``context``: of each token that such a row has by then. They are of one replica among ``replicas``, which
-    share the rows evenly. ``error``, ``predicted`` and ``measured`` are as those of a
-    :class:`~.calibrated_costs.Fit`, of ``calls`` calls.
+    ``call``: of a call, whatever it asks for. ``prompt``: of each token of a prompt. ``step``: of a token of all rows
+    that run, however few. ``row``: of each row in it. ``context``: of each token that such a row has by then. They are
+    of one replica among ``replicas``, which share the rows evenly. ``error``, ``predicted`` and ``measured`` are as
+    those of a :class:`~.calibrated_costs.Fit`, of ``calls`` calls.
     """
 
+    call: float = 0.0
     prompt: float = 0.0
     step: float = 0.0
     row: float = 0.0
@@ -71,7 +73,8 @@ class EngineCurve:
             lambda rows: self.step + each * ceil(rows / replicas),
             self.prompt / replicas,
             lengths.prompt,
-            again=(self.prompt or self.row) / replicas,
+            again=(self.prompt or each) / replicas,
+            call=self.call,
         )
 
     def seconds(self, rows: int, lengths: Lengths, replicas: int) -> float:
@@ -80,9 +83,8 @@ class EngineCurve:
 
     def of_call(self, call: SampledCall) -> float:
         """Return what it predicts for a call that was measured."""
-        parts = (self.prompt, self.step, self.row, self.context)
-        shares = (self.replicas, 1, self.replicas, self.replicas)
-        return sum(p * amount / n for p, amount, n in zip(parts, call.amounts(), shares, strict=True))
+        parts = (self.call, self.prompt, self.step, self.row, self.context)
+        return sum(p * amount / n for p, amount, n in zip(parts, call.amounts(), _shares(self.replicas), strict=True))
 
 
 def fit_curve(calls: Sequence[SampledCall], replicas: int = 1) -> EngineCurve | None:
@@ -115,14 +117,27 @@ def _tells_apart(calls: Iterable[SampledCall]) -> bool:
     return bool(widths) and max(widths) - min(widths) > _VARIES * max(widths)
 
 
+def _shares(replicas: int) -> tuple[int, ...]:
+    """Among how many replicas each part of a call is divided."""
+    return (1, replicas, 1, replicas, replicas)
+
+
 def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
-    """Fit figures of at least 0 to relative errors; of sets of parts the smallest that is about as good as any."""
-    shares = (replicas, 1, replicas, replicas)
+    """Fit figures of at least 0 to relative errors; of sets of parts the smallest that is about as good as any.
+
+    A token of a prompt takes at most what a row takes in a step of the average call: it is the same arithmetic, and
+    the weights are not read for it alone. Without this, prompts whose number hardly varies would take all that a call
+    takes whatever it asks for.
+    """
+    shares = _shares(replicas)
     rows = [
         [amount / n / call.seconds for amount, n in zip(call.amounts(), shares, strict=True)]
         for call in calls
         if call.seconds > 0
     ]
+    _, _, longest, tokens, context = (sum(each) for each in zip(*(call.amounts() for call in calls), strict=True))
+    in_a_step = {"step": longest / tokens * replicas, "row": 1.0, "context": context / tokens}
+    most = [in_a_step.get(part, 0.0) for part in PARTS]  # of one token of one row
     best, least = (0.0,) * len(PARTS), math.inf
     for size in range(1, len(PARTS) + 1):
         found, left = best, least
@@ -130,9 +145,12 @@ def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
             figures = _solve(rows, chosen)
             if figures is None or min(figures) < 0:
                 continue
+            whole = [dict(zip(chosen, figures, strict=True)).get(i, 0.0) for i in range(len(PARTS))]
+            if whole[_PROMPT] > (1 + 1e-6) * sum(f * m for f, m in zip(whole, most, strict=True)):
+                continue
             rest = sum((1 - sum(f * row[c] for f, c in zip(figures, chosen, strict=True))) ** 2 for row in rows)
             if rest < left:
-                left, found = rest, tuple(dict(zip(chosen, figures, strict=True)).get(i, 0.0) for i in range(4))
+                left, found = rest, tuple(whole)
         if left < least * len(rows) ** (-1 / len(rows)):  # a further part is worth it (Schwarz 1978)
             best, least = found, left
         if least < 1e-18 * len(rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,8 +30,8 @@ def sampled(step: int, seconds: float, prompt: int, lengths: list[int]) -> Sampl
 
 @settings(max_examples=25, deadline=None)
 @given(
-    prompt=st.sampled_from([0.0, 1e-5, 1e-3]),
-    step=st.sampled_from([1e-4, 1e-2]),
+    prompt=st.sampled_from([0.0, 1e-5, 2e-4]),
+    step=st.sampled_from([5e-3, 1e-2]),
     row=st.sampled_from([0.0, 1e-5, 1e-3]),
     seed=st.integers(0, 10**6),
 )
@@ -72,7 +73,7 @@ def test_tokens_of_long_rows_are_found_to_take_longer():
     for number in range(16):
         lengths = drawn(chance, 16)
         each = sampled(number, 1.0, 10, lengths)
-        calls.append(SampledCall(number, 1e-3 * each.longest + 2e-6 * each.context, *each.amounts()))
+        calls.append(replace(each, seconds=1e-3 * each.longest + 2e-6 * each.context))
     curve = fit_curve(calls)
     assert curve is not None
     assert (curve.step, curve.context) == (pytest.approx(1e-3), pytest.approx(2e-6))
@@ -106,6 +107,25 @@ def test_replicas_share_rows():
     assert curve.seconds(16, lengths, 2) == pytest.approx(64 * (1e-2 + 8e-3))
     assert curve.seconds(16, lengths, 4) == pytest.approx(64 * (1e-2 + 4e-3))
     assert EngineCurve(step=1.0).seconds(3, lengths, 1) == 64.0
+
+
+def test_what_a_call_takes_whatever_it_asks_for_is_not_taken_for_prompts():
+    """Prompts of 63 to 65 tokens: 0.5 s of each call would be 8 ms for each token of them, which a step does not take."""
+    chance, calls = random.Random(5), list[SampledCall]()
+    for number in range(16):
+        each = sampled(number, 1.0, 1, drawn(chance, 16))
+        seconds = 0.5 + 2e-3 * each.longest + 1e-4 * each.tokens
+        calls.append(replace(each, prompt=63 + number % 3, seconds=seconds * math.exp(chance.gauss(0, 1e-3))))
+    curve = fit_curve(calls)
+    assert curve is not None and curve.call == pytest.approx(0.5, rel=0.05) and not curve.prompt
+    lengths = Lengths(4, 32)
+    alone = replace(curve, call=0.0)
+    assert curve.seconds(16, lengths, 1) == pytest.approx(curve.call + alone.seconds(16, lengths, 1))
+
+
+def test_a_call_of_the_curve_takes_its_time_in_a_batch_with_others_too():
+    curve = EngineCurve(call=2.0, step=1.0)
+    assert seconds_of(curve.engine(Lengths(1, 5), 2), [5.0, 3.0]) == pytest.approx(7.0)
 
 
 @pytest.mark.parametrize(("prompt", "again"), [(0.0, 2e-5), (1e-5, 5e-6)])
