@@ -251,7 +251,6 @@ _ROWS = (
         publishes=("drain", "interrupt"),
         orders=ORDERS,
         logprobs=("raw", "processed", "support"),
-        sleeps=False,
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(
             Option("kv_cache", 1.0, "GiB for keys and values", least=0.0625),

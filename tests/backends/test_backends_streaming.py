@@ -6,6 +6,7 @@ here over its protocol, and tests/backends/test_sglang_server.py has its real se
 
 import asyncio
 import math
+import os
 import re
 import threading
 import time
@@ -127,6 +128,11 @@ class OfVLLM(OfNet):
         vars(self.engine).pop("_stream", None)
         self.engine.take_weights(self.alone.plain_weights())
         self.engine.resume(0)
+
+    def held(self):
+        """Bytes of the memory in which its weights are, and which its process reads."""
+        _, file, _, size = self.engine._memory.told["memory"]
+        return size if os.fstat(file).st_blocks else 0
 
     def spoil(self, token):
         self.fault(f"spoiled {token}")

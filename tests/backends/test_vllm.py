@@ -418,6 +418,73 @@ def resident(pid):
     return 1024 * next(int(line.split()[1]) for line in said if line.startswith("VmRSS:"))
 
 
+def own(pid):
+    """Bytes of memory that are a process's alone, or its part of those that others have too."""
+    said = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in said if line.startswith("Pss:"))
+
+
+@pytest.mark.parametrize("how", [{}, {"packed": False}], ids=["packed", "where-they-lie"])
+@pytest.mark.parametrize("kind", ["qwen2", pytest.param("qwen3_moe", marks=pytest.mark.nightly)])
+def test_after_sleep_it_computes_with_the_weights_that_it_had_and_with_new_ones(opened, kind, how):
+    ours, theirs = published(opened, kind, **how)
+    asked = Column.of(PROMPTS, "prompt", "i32"), 2, torch.arange(2 * len(PROMPTS)), Sampling(8)
+    whole, digest, publishes = ours.generate(*asked), ours.digest(), ours.publishes
+    assert ours.sleep() > ours.wake() > 0 and ours.digest() == digest
+    assert ours.publishes == publishes, "what it has not been asked for it does not need"
+    assert ours.generate(*asked).ids.equal(whole.ids) and ours.publishes == publishes + 1
+    ours.sleep()
+    with pytest.raises(RunError, match="is asleep"):
+        ours.weights_written()
+    found = ours.offloaded.finder()
+    assert all(torch.equal(found(there.tensor), here.tensor) for there, here in zip(
+        ours.offloaded.state[0], theirs.shards(), strict=True))  # fmt: skip
+    train(theirs, 5)
+    ours.wake()
+    ours.take_weights(theirs.plain_weights())
+    assert ours.generate(*asked).ids.equal(theirs.generate(*asked).ids)
+
+
+def test_rows_may_be_ended_while_it_sleeps(opened):
+    ours, _ = published(opened, "qwen2")
+    asked = Column.of(PROMPTS, "prompt", "i32"), 1, torch.arange(len(PROMPTS)), Sampling(6, stop=())
+    whole = ours.generate(*asked).ids.to_list()
+    calls = [ours.submit(*asked) for _ in range(3)]
+    ours.step()
+    ours.sleep()
+    gone = [*ours.abort(calls[0]), *ours.abort(calls[1], [0])]
+    assert [(row.call, row.row, len(row.ids)) for row in gone] == [
+        *((calls[0], row, 1) for row in range(len(PROMPTS))), (calls[1], 0, 1)]  # fmt: skip
+    ours.wake()
+    left = []
+    while ours.running():
+        left += ours.step()
+    assert {(row.call, row.row): list(row.ids) for row in left} == {
+        (call, row): ids for call in calls[1:] for row, ids in enumerate(whole) if (call, row) != (calls[1], 0)
+    }
+
+
+@pytest.mark.parametrize("how", [{}, {"packed": False}], ids=["packed", "where-they-lie"])
+def test_asleep_the_system_has_the_memory(how):
+    """A model of 38 MB, packed by vLLM or not, and 256 MiB of keys and values."""
+    sizes = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8}
+    build = Build(Model(config={**CONFIGS["qwen2-untied"], **sizes}), dtype="fp32", device="cpu")
+    ours = open_engine("vllm", replace(build, options={"kv_cache": 0.25, **how}))
+    weights = sum(shard.tensor.nbytes for shard in ours.shards())
+    copies = 2 if ours.options["packed"] else 1
+    asked = Column.of(MANY, "prompt", "i32"), 1, torch.arange(64), Sampling(8)
+    whole = ours.generate(*asked)
+    awake = own(os.getpid()) + own(ours.child.pid)
+    freed = ours.sleep()
+    asleep = own(os.getpid()) + own(ours.child.pid)
+    assert freed >= copies * weights + (1 << 28)
+    assert awake - asleep > 0.9 * copies * weights, "of keys and values only what was written is there"
+    ours.wake()
+    assert ours.generate(*asked).ids.equal(whole.ids)
+    assert own(os.getpid()) + own(ours.child.pid) < awake + weights / 2
+    ours.close()
+
+
 @pytest.mark.nightly
 def test_after_five_publishes_no_memory_has_grown():
     """A model of 38 MB: what kept a copy of it at each publish would have 190 MB more."""

@@ -22,8 +22,9 @@ from ...placement.model.weight_layout import Layout
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, Streams, gathered
+from ...workers.weights.offloaded import Offloaded
 from ...workers.weights.weight_boxes import Sums, sums
-from ..continuous import check_lengths
+from ..continuous import asleep, check_lengths
 from ..hf import engine as reference
 from ..hf.copy_weights import copy
 from ..hf.finite import check_finite, not_finite
@@ -72,6 +73,8 @@ class VLLMEngine(Mirrored):
         super().__init__(build, mirror, {**{o.name: o.default for o in backend("vllm").options}, **build.options})
         self._team = open_team(build.axes, ("tp",))
         self._memory = _memory_of(mirror, build.axes, self._team)
+        self.offloaded: Offloaded | None = None  # what is out of memory while it sleeps
+        self._emptied = False  # vLLM has no weights since it slept: the next publish gives them to it
         self._reference: WholeOneByOne | None = None
         if self._team.data > 1:
             self._split()
@@ -131,7 +134,9 @@ class VLLMEngine(Mirrored):
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None
     ) -> dict[str, Any]:
         """Return what vLLM's process is told of a call."""
-        if not self.publishes:
+        if self.offloaded is not None:
+            raise asleep()
+        if not self.publishes or self._emptied:
             self._publish()
         most = check_lengths(self.positions, prompts.lengths)
         limits = torch.full_like(prompts.lengths, sampling.max_tokens)
@@ -151,6 +156,8 @@ class VLLMEngine(Mirrored):
 
     def _publish(self) -> None:
         """Have vLLM take the weights as they are here. Raises RunError where it does not compute with them after."""
+        if self.offloaded is not None:
+            raise asleep()
         self.publishes += 1
         what = f"publish {self.publishes} of {self.build.model.title}"
         began = time.monotonic()
@@ -168,6 +175,7 @@ class VLLMEngine(Mirrored):
             raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
         self._check_together(what, said, here)
         gap = check_probe(what, said["probe"], wanted, TOLERANCE[self._dtype])
+        self._emptied = False
         took = time.monotonic() - began
         self.published = Published(
             self._memory.size, load=said["load"], proof=took - said["load"], gap=gap, rows=len(probe)
@@ -190,6 +198,33 @@ class VLLMEngine(Mirrored):
         if self._reference is None:
             return expected(self.mirror, rows)
         return self._team.gather(None if self._team.place else self._reference.logprobs(rows))[0]
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> int:
+        """Leave memory to others: the weights here, and what vLLM holds of them, of keys and of values.
+
+        Rows that run keep their tokens. Returns the bytes that this frees; 0 where it sleeps already.
+        """
+        if self.offloaded is not None:
+            return 0
+        (said,) = self.child.ask("sleep", 1, weights=self._memory.told)
+        self._emptied = True
+        offloaded = Offloaded(self.state_shards())
+        offloaded.take((shard.tensor for shard in self._memory.shards), self._memory.empty)
+        self.offloaded = offloaded
+        return said["freed"] + offloaded.bytes
+
+    def wake(self) -> int:
+        """Take the memory of the weights back; vLLM's comes back with the next publish, or before its next token.
+
+        Returns the bytes; 0 where it is awake.
+        """
+        if self.offloaded is None:
+            return 0
+        size = self.offloaded.bring_back()
+        self.offloaded = None
+        return size
 
 
 class WholeVLLMEngine(VLLMEngine):
@@ -229,10 +264,12 @@ class WholeVLLMEngine(VLLMEngine):
 
     def step(self) -> list[SampledRow | FailedCall]:
         """Go on by a token of each row; return what has ended."""
-        if self._paused or not self._running:
+        if self._paused or self.offloaded is not None or not self._running:
             return []
         if self._count_writes() != self._written:
             raise self._written_meanwhile()
+        if self._emptied:
+            self._publish()
         (said,) = self.child.ask("step", 1, version=self._version)
         return [self._left(ended) for ended in said["left"]]
 
@@ -267,7 +304,7 @@ class WholeVLLMEngine(VLLMEngine):
         """Go on, under the weights of ``version``. RunError for ``keep_cache``: a publish empties the cache."""
         if keep_cache:
             raise RunError("vLLM computes keys and values again after a publish.", fix="Publish with 'interrupt'.")
-        if version is not None and self._running and not self._begun_again:
+        if version is not None and self._running and not (self._begun_again or self._emptied):
             list(self.child.ask("again", 1))
         self._paused = False
         self._version = self._version if version is None else version
@@ -278,7 +315,7 @@ class WholeVLLMEngine(VLLMEngine):
         return PrefixTokens(said["asked"], said["found"])
 
     def _publish(self) -> None:
-        if self._running and not self._paused:
+        if self._running and not self._paused and not (self._emptied and self._count_writes() == self._written):
             raise self._written_meanwhile()
         super()._publish()
         self._begun_again, self._written = True, self._count_writes()

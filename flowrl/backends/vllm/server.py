@@ -2,8 +2,8 @@
 
 Messages are JSON. ``{"do": "generate", "call": 3, ...}`` is answered by one message for each row as soon as it is
 finished, in any order. All others are answered by one: ``submit`` begins a call whose rows go on by a token with each
-``step``, which tells of those that have ended; several calls are in one batch. ``abort`` ends rows, ``publish`` takes
-the weights that lie in the memory of the other process.
+``step``, which tells of those that have ended; several calls are in one batch. ``abort`` ends rows, ``sleep`` frees
+memory until the next ``publish``, which takes the weights that lie in the memory of the other process.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Server:
             ranks=opened["ranks"],
         )
         self.rows: dict[str, RunningRow] = {}  # those that run, by their name in vLLM
+        self.resting: list[RunningRow] | None = None  # while it sleeps: those that go on at the next publish
         self.left: dict[int, int] = {}  # by call that is answered whole: its rows that have not ended
         self.ended: list[dict[str, Any]] = []  # of streamed calls, not told yet
         self.told = 0.0  # when the other side was told last that steps are made
@@ -117,9 +118,12 @@ class Server:
     def abort(self, asked: dict[str, Any]) -> None:
         """End rows of a streamed call, or all of them; say what they have."""
         of_call = {row.row: name for name, row in self.rows.items() if row.call == asked["of"]}
-        wanted = of_call if asked["rows"] is None else asked["rows"]
-        names = [of_call[row] for row in dict.fromkeys(wanted) if row in of_call]
-        gone = self._withdraw(names)
+        resting = {row.row: row for row in self.resting or () if row.call == asked["of"]}
+        wanted = dict.fromkeys([*of_call, *resting] if asked["rows"] is None else asked["rows"])
+        rested = [resting[row] for row in wanted if row in resting]
+        gone = [*self._withdraw([of_call[row] for row in wanted if row in of_call]), *rested]
+        if self.resting is not None:
+            self.resting = [row for row in self.resting if row not in rested]
         self._close(asked["of"])
         self.send(call=asked["call"], rows=[as_message(row.ended("aborted")) for row in gone])
 
@@ -220,7 +224,7 @@ class Server:
 
     def _close(self, call: int) -> None:
         """Forget a call that has no rows any more."""
-        if not any(row.call == call for row in self.rows.values()):
+        if not any(row.call == call for row in (*self.rows.values(), *(self.resting or ()))):
             self.forget(call)
 
     def forget(self, call: int) -> None:
@@ -238,12 +242,18 @@ class Server:
 
         Rows that run begin again after it, from the tokens that they have: no row is in a forward pass of two weights.
         """
-        running = self._withdraw(self.rows)
+        running = [*(self.resting or ()), *self._withdraw(self.rows)]
         try:
             self._publish(asked)
         finally:
             for row in running:
                 self._begin(row)
+
+    def sleep(self, asked: dict[str, Any]) -> None:
+        """Free what holds keys, values and weights, until the next publish; rows go on after it."""
+        self.resting = self._withdraw(self.rows)
+        parameters, _ = self._weights(asked["weights"])
+        self.send(call=asked["call"], freed=self.vllm.sleep(self.engine, parameters))
 
     def _publish(self, asked: dict[str, Any]) -> None:
         from ...workers.weights.weight_boxes import sums
@@ -252,7 +262,11 @@ class Server:
         if running := self.vllm.running_rows(self.engine):
             raise RuntimeError(f"{running} rows are still being sampled: a forward pass would be of two weights")
         number = asked["number"]
-        before = self.vllm.computed(self.engine, number)
+        if self.resting is None:
+            before = self.vllm.computed(self.engine, number)
+        else:
+            self.vllm.wake(self.engine)
+            before, self.resting = {}, None
         began = time.monotonic()
         parameters, boxes = self._weights(asked["weights"])
         lacking = self.vllm.load_weights(self.engine, parameters)

@@ -155,6 +155,45 @@ def _pack_heads(model: Any) -> None:
             _pack(module)
 
 
+def sleep(engine: Any, parameters: Mapping[str, Tensor]) -> int:
+    """Free the cache of keys and values, and weights that are copies of ``parameters``. Returns the bytes.
+
+    No row may run. The next :func:`load_weights` has to come after :func:`wake`.
+    """
+    forget_prefixes(engine)
+    (freed,) = engine.collective_rpc(_sleep, args=(parameters,))
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)
+    return freed
+
+
+def _sleep(worker: Any, parameters: Mapping[str, Tensor]) -> int:
+    runner = worker.model_runner
+    model = runner.get_model()
+    held = [*runner.kv_caches, *model.parameters()]
+    storages = {s._cdata: s for s in (tensor.untyped_storage() for tensor in held) if s.resizable()}
+    worker.emptied = [(storage, storage.nbytes()) for storage in storages.values()]
+    packed = {n: parameters[n] for n, mine in model.named_parameters() if n in parameters and not mine.numel()}
+    for storage, _ in worker.emptied:
+        storage.resize_(0)
+    for layer in model.modules():
+        if getattr(layer, "cpu_linear", None) is not None:
+            layer.cpu_linear = None  # and what was packed for it: load_weights packs again
+        if hasattr(layer, "w13_weight"):
+            layer.quant_method.moe_kernel = None
+    return sum(size for _, size in worker.emptied) + sum(given.nbytes for given in packed.values())
+
+
+def wake(engine: Any) -> None:
+    """Have memory again where :func:`sleep` has freed it, with nothing that means anything in it."""
+    engine.collective_rpc(_wake)
+
+
+def _wake(worker: Any) -> None:
+    for storage, size in worker.emptied:
+        storage.resize_(size)
+    worker.emptied = []
+
+
 def computed(engine: Any, publish: int) -> dict[str, Tensor]:
     """Return columns of the weights that vLLM computes with; see :func:`flowrl.backends.vllm.columns.computed`."""
     (found,) = engine.collective_rpc(_computed, args=(publish,))

@@ -37,13 +37,17 @@ class WeightMemory:
             table.append([one.name, one.shape, size, parts])
             count = torch.Size(one.shape).numel() * dtype.itemsize
             size += -(-count // _ALIGNED) * _ALIGNED
-        memory = HostMemory()
+        self._memory = memory = HostMemory()
         self._bytes = memory.make(max(size, 1))
         kind = str(dtype).removeprefix("torch.")
         self.told: dict[str, Any] = {"memory": memory.tell(self._bytes), "dtype": kind, "table": table}
         views = boxes_of(_parameters(self._bytes, self.told), self.told)
         self.shards = [replace(shard, main=(shard.name, shard.box) not in others) for shard in views]
         self.size = sum(shard.tensor.nbytes for shard in self.shards)
+
+    def empty(self) -> None:
+        """Give the memory back to the system: the parameters are zeros until they are written again."""
+        self._memory.empty(self._bytes)
 
 
 def open_weights(told: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[Shard]]:

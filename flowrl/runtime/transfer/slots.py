@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import secrets
 from collections.abc import Sequence
+from mmap import PAGESIZE
 from typing import Any
 from weakref import finalize
 
@@ -18,6 +20,8 @@ from .staging import Staging
 Told = list[Any]
 #: Bytes in which a slot is told: every message that does it has as many.
 NOTE = 1024
+#: Of linux/falloc.h.
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class Slots:
@@ -125,6 +129,17 @@ class HostMemory:
             return _mapped(file, size)
         finally:
             os.close(file)
+
+    def empty(self, buffer: Tensor) -> None:
+        """Give the pages of a buffer back to the system: it reads as zeros until somebody writes it again.
+
+        Raises OSError where the system cannot.
+        """
+        _, file, _, size = self._told[buffer.data_ptr()]
+        libc = ctypes.CDLL(None, use_errno=True)
+        pages = -(-size // PAGESIZE) * PAGESIZE  # of a part of a page nothing would be given back
+        if libc.fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(pages)):
+            raise OSError(ctypes.get_errno(), "memory of other processes too cannot be given back")
 
     def settle(self) -> None:
         """Nothing is under way when a call is back."""

@@ -37,10 +37,11 @@ class Offloaded:
         found.take(shard.tensor for shard in (*state[0], *weights))
         return found
 
-    def take(self, tensors: Iterable[Tensor]) -> int:
+    def take(self, tensors: Iterable[Tensor], shared: Callable[[], None] | None = None) -> int:
         """Empty the storages behind these tensors. Returns the bytes that this frees.
 
-        Raises RunError, with all as it was, for memory that another process reads, as vLLM's does.
+        ``shared`` empties the memory among them that other processes have open. Raises RunError, with all as it was,
+        for such memory without it.
         """
         import torch
 
@@ -50,7 +51,7 @@ class Offloaded:
             size = storage.nbytes()
             if not size or storage.data_ptr() in seen:
                 continue
-            if not storage.resizable():
+            if not storage.resizable() and shared is None:
                 self.kept.clear()
                 raise stays()
             seen.add(storage.data_ptr())
@@ -58,7 +59,10 @@ class Offloaded:
             self.kept.append((storage, _copy_elsewhere(here)))
             self.bytes += size
         for storage, _ in self.kept:
-            storage.resize_(0)
+            if storage.resizable():
+                storage.resize_(0)
+        if shared is not None:
+            shared()
         return self.bytes
 
     def finder(self) -> Callable[[Tensor], Tensor | None]:
@@ -81,7 +85,8 @@ class Offloaded:
         import torch
 
         for storage, bytes_ in self.kept:
-            storage.resize_(bytes_.numel())
+            if storage.resizable():
+                storage.resize_(bytes_.numel())
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(bytes_)  # type: ignore[call-overload]
         self.kept.clear()
         size, self.bytes = self.bytes, 0
