@@ -50,10 +50,15 @@ def ran(flow, folder, text, runtime, **said):
     plan = Plan.load(folder.with_suffix(".yaml"))
     how = {"quiet": True, "save_models": False, "parameters": {"grpo": SAID | said}}
     flow.run("grpo", plan=plan, out=folder, runtime=runtime, **how)
-    read = [
+    return read(folder)
+
+
+def read(folder):
+    """The rows of a run, and its metrics."""
+    rows, lines = (
         [json.loads(x) for x in (folder / f).read_text().splitlines()] for f in ("trajectories.jsonl", "metrics.jsonl")
-    ]
-    return [(row["step"], row["key"], row["response"]) for row in read[0]], read[1]
+    )
+    return [(row["step"], row["key"], row["response"]) for row in rows], lines
 
 
 def hold_equal(mine, reference):

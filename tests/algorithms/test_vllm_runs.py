@@ -12,10 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from engine_runs import BOTH, COPIES, FSDP2, MEGATRON, SPLIT, WHOLE, hold_equal, local, ran, ranks
+from direct import run_direct
+from engine_runs import BOTH, COPIES, FSDP2, MEGATRON, SAID, SPLIT, WHOLE, hold_equal, local, ran, ranks, read
 
 from flowrl.cli import load_script
 from flowrl.errors import PlanError
+from flowrl.placement.plan.plan import Plan
+from flowrl.schedule.events import Memory
 from flowrl.workers.model_options import Model
 
 pytestmark = [
@@ -138,3 +141,25 @@ def test_what_no_run_has_yet_is_refused(load, tmp_path):
     with pytest.raises(PlanError, match="actor.generate: vllm has pp=2 in no run yet") as info:
         ran(load(), tmp_path / "vllm", text, "ray")
     assert info.value.at is not None and info.value.at.line == 7
+
+
+TURNS = """
+cluster: {device: cpu, devices_per_node: 1}
+pools: {both: {devices: "0"}}
+place:
+  actor: {train: {pool: both}, generate: {pool: both, engine: ENGINE}}
+  ref: {pool: both}
+  reward: {pool: both}
+"""
+
+
+def test_an_engine_that_takes_turns_in_a_memory_makes_the_same_rows(load, reference, tmp_path):
+    """There is room for one at a time: trainer, engine or reference."""
+    (tmp_path / "plan.yaml").write_text(TURNS.replace("ENGINE", "vllm, kv_cache: 0.25, rows: 64"))
+    sizes = dict.fromkeys(("actor.train", "actor.generate", "ref.train"), 1.0)
+    how = {"memory": {"both": Memory(0.0, sizes)}, "parameters": {"grpo": SAID}, "save_models": False}
+    run_direct(load(), Plan.load(tmp_path / "plan.yaml"), tmp_path / "run", "grpo", **how)
+    hold_equal(read(tmp_path / "run"), reference(local("hf"), "local"))
+    timeline = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
+    moves = [line["node"] for line in timeline if line["node"].startswith("actor.generate.")]
+    assert moves.count("actor.generate.onload") == moves.count("actor.generate.offload") == SAID["steps"]

@@ -11,7 +11,7 @@ from flowrl.backends.hf.generation.continuous import NetBatch, Ragged, _of_like_
 from flowrl.backends.stream import stream_of
 from flowrl.batch import Column
 from flowrl.errors import ProgramError, RunError
-from flowrl.workers.model_options import Sampling
+from flowrl.workers.model_options import Build, Model, Sampling
 from flowrl.workers.streaming import PrefixTokens
 
 CLOSE = 1e-4
@@ -284,6 +284,14 @@ def test_memory_of_keys_and_values_is_freed_with_that_of_weights():
     finish(opened)
     opened.update(T.rollouts(opened), rl.ppo_clip())
     assert opened.sleep() == 3 * weights == opened.wake(), "with both moments"
+
+
+def test_weights_from_files_leave_memory_too(tmp_path):
+    made = T.engine("llama")
+    made.save(str(tmp_path))
+    opened = T.open_engine("hf", Build(Model(str(tmp_path)), device="cpu"))
+    digest, size = opened.digest(), sum(weight.nbytes for weight in opened.net.model.parameters())
+    assert opened.sleep() == size == opened.wake() and opened.digest() == digest == made.digest()
 
 
 def shapes_of(batch, opened):

@@ -199,6 +199,9 @@ def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool]:
             f"'{model.name}' lacks {len(lost)} weights of {type(loaded).__name__}, such as '{lost[0]}'.",
             fix="Name a folder that holds a whole model of this kind.",
         )
+    for weight in loaded.parameters():
+        if not weight.untyped_storage().resizable():  # the file's own memory, which nobody could give back
+            weight.data = weight.data.clone()
     return loaded, bool(missing)
 
 
