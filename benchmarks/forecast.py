@@ -91,7 +91,7 @@ class Case:
 def cases(engine: str) -> list[Case]:
     """The runs of an engine, the one first that the others are predicted from."""
     made = [
-        Case(CALIBRATED_BY, 2, ends=1, tokens=160),
+        Case(CALIBRATED_BY, 2, ends=3, tokens=160),
         Case("2 ranks, colocated, one length", 2),
         Case("2 ranks, colocated, twice as long", 2, tokens=128),
         Case("2 ranks, colocated, twice the rows", 2, prompts=16),

@@ -12,11 +12,11 @@ from statistics import median
 from .continuous_batch import Engine, seconds_of
 from .length_distribution import Lengths
 
-#: What the seconds of a call are made of, in this order.
-PARTS = ("call", "prompt", "step", "row", "context")
+#: What the seconds of a call are made of, in this order: where calls do not tell two of them apart, it is the first.
+PARTS = ("step", "row", "context", "prompt", "call")
 _PROMPT = PARTS.index("prompt")
 _FEWEST = 6  # calls, below which nothing is fitted
-_VARIES = 0.05  # relative spread of rows per step, from which on a step and a row can be told apart
+_VARIES = 0.05  # relative spread, from which on a step and a row can be told apart, or prompts from the rest of a call
 _UNLIMITED = 1 << 40  # rows at once
 
 
@@ -37,24 +37,24 @@ class SampledCall:
 
     def amounts(self) -> tuple[float, ...]:
         """How much of each part it has."""
-        return (1.0, self.prompt, self.longest, self.tokens, self.context)
+        return (self.longest, self.tokens, self.context, self.prompt, 1.0)
 
 
 @dataclass(frozen=True)
 class EngineCurve:
-    """Seconds of an engine: ``EngineCurve(call=0.01, prompt=2e-5, step=1e-3, row=4e-5, context=1e-8)``.
+    """Seconds of an engine: ``EngineCurve(step=1e-3, row=4e-5, context=1e-8, prompt=2e-5, call=0.01)``.
 
-    ``call``: of a call, whatever it asks for. ``prompt``: of each token of a prompt. ``step``: of a token of all rows
-    that run, however few. ``row``: of each row in it. ``context``: of each token that such a row has by then. They are
+    ``step``: of a token of all rows that run, however few. ``row``: of each row in it. ``context``: of each token that
+    such a row has by then. ``prompt``: of each token of a prompt. ``call``: of a call, whatever it asks for. They are
     of one replica among ``replicas``, which share the rows evenly. ``error``, ``predicted`` and ``measured`` are as
     those of a :class:`~.calibrated_costs.Fit`, of ``calls`` calls.
     """
 
-    call: float = 0.0
-    prompt: float = 0.0
     step: float = 0.0
     row: float = 0.0
     context: float = 0.0
+    prompt: float = 0.0
+    call: float = 0.0
     replicas: int = 1
     error: float | None = None
     predicted: float = 0.0
@@ -83,7 +83,7 @@ class EngineCurve:
 
     def of_call(self, call: SampledCall) -> float:
         """Return what it predicts for a call that was measured."""
-        parts = (self.call, self.prompt, self.step, self.row, self.context)
+        parts = (self.step, self.row, self.context, self.prompt, self.call)
         return sum(p * amount / n for p, amount, n in zip(parts, call.amounts(), _shares(self.replicas), strict=True))
 
 
@@ -119,15 +119,14 @@ def _tells_apart(calls: Iterable[SampledCall]) -> bool:
 
 def _shares(replicas: int) -> tuple[int, ...]:
     """Among how many replicas each part of a call is divided."""
-    return (1, replicas, 1, replicas, replicas)
+    return (1, replicas, replicas, replicas, 1)
 
 
 def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
     """Fit figures of at least 0 to relative errors; of sets of parts the smallest that is about as good as any.
 
     A token of a prompt takes at most what a row takes in a step of the average call: it is the same arithmetic, and
-    the weights are not read for it alone. Without this, prompts whose number hardly varies would take all that a call
-    takes whatever it asks for.
+    the weights are not read for it alone. Calls that brought about as many tokens of prompts tell nothing of one.
     """
     shares = _shares(replicas)
     rows = [
@@ -135,13 +134,15 @@ def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
         for call in calls
         if call.seconds > 0
     ]
-    _, _, longest, tokens, context = (sum(each) for each in zip(*(call.amounts() for call in calls), strict=True))
+    longest, tokens, context, _, _ = (sum(each) for each in zip(*(call.amounts() for call in calls), strict=True))
     in_a_step = {"step": longest / tokens * replicas, "row": 1.0, "context": context / tokens}
     most = [in_a_step.get(part, 0.0) for part in PARTS]  # of one token of one row
+    brought = [call.prompt for call in calls]
+    told = [p for p in range(len(PARTS)) if p != _PROMPT or max(brought) - min(brought) > _VARIES * max(brought)]
     best, least = (0.0,) * len(PARTS), math.inf
     for size in range(1, len(PARTS) + 1):
         found, left = best, least
-        for chosen in combinations(range(len(PARTS)), size):
+        for chosen in combinations(told, size):
             figures = _solve(rows, chosen)
             if figures is None or min(figures) < 0:
                 continue

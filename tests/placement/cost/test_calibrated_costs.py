@@ -218,3 +218,18 @@ def test_leaving_a_memory_and_coming_back_have_costs_of_their_own(tmp_path):
     assert costs.step.measured == pytest.approx(2.0 + 2 * 0.3 + 0.2)
     costs.save(tmp_path / "costs.yaml")
     assert Calibrated.load(tmp_path / "costs.yaml").fits.keys() == costs.fits.keys()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sizes_that_vary_little_say_what_a_token_takes_and_nothing_of_a_base(seed):
+    """Sizes within 10 %, seconds within 3 %: a line through them would be far off at twice the size."""
+    chance = random.Random(seed)
+    sizes = [chance.randint(2800, 3400) for _ in range(14)]
+    fit = Fit.of([Call("actor.update", n, 4e-4 * x * chance.uniform(0.97, 1.03), x, 32) for n, x in enumerate(sizes)])
+    assert fit.base == 0.0 and fit.seconds(6000) == pytest.approx(2.4, rel=0.03)
+
+
+def test_a_base_that_is_there_is_found():
+    sizes = [1000, 2000, 4000, 8000]
+    fit = Fit.of([Call("actor.update", n, 0.5 + 1e-4 * x, x, 32) for n, x in enumerate(sizes)])
+    assert (fit.base, fit.per_token) == (pytest.approx(0.5), pytest.approx(1e-4))

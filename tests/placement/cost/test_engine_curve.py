@@ -134,3 +134,14 @@ def test_a_token_that_is_computed_again_is_never_free(prompt, again):
     curve = EngineCurve(prompt=prompt, step=1e-3, row=4e-5)
     engine = curve.engine(Lengths(6, 40), 2)
     assert engine.again == pytest.approx(again) and engine.prefill == prompt / 2
+
+
+def test_what_calls_do_not_tell_apart_is_a_step():
+    """All have a row that is cut off at 160 tokens: what they take besides rows may be of the call or of its steps."""
+    chance, calls = random.Random(3), list[SampledCall]()
+    for number in range(14):
+        lengths = [160, *(chance.randint(20, 160) for _ in range(15))]
+        calls.append(sampled(number, 1e-2 * 160 + 1e-4 * sum(lengths), 24, lengths))
+    curve = fit_curve(calls)
+    assert curve is not None and (curve.call, curve.prompt) == (0.0, 0.0)
+    assert curve.step == pytest.approx(1e-2) and curve.row == pytest.approx(1e-4)
