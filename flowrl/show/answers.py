@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import FlowError
 from ..runtime.driver.monitoring.wait_story import wait_story
-from . import curves, lanes, search_rows, summaries
+from . import curves, lanes, row_labels, search_rows, summaries
 from .follow_runs import FollowedRun, Follower
 from .forecasts import compare_forecast
 from .measured_graph import Drawings
 from .read_lines import read_line
+from .read_question import BadQuestionError, Words, filter_of, number_of, text_of, whole_of
 from .row_texts import WIDE_LINE, Decodes, field_of, preview, tokenizer_of, tokens_of, whole_row
 
 CURVES = 40  # in one answer
-
-Words = Mapping[str, Sequence[str]]
-
-
-class BadQuestionError(Exception):
-    """A question that has no answer: ``status`` is that of HTTP."""
-
-    def __init__(self, text: str, status: int = 400) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class Answers:
@@ -75,8 +65,8 @@ class Answers:
 
     def curves(self, words: Words) -> dict[str, Any]:
         """Curves of a program of a run by name."""
-        program, names = _text(words, "program"), list(words.get("name", ()))[:CURVES]
-        points = min(_whole(words, "points") or curves.POINTS, 5000)
+        program, names = text_of(words, "program"), list(words.get("name", ()))[:CURVES]
+        points = min(whole_of(words, "points") or curves.POINTS, 5000)
         with self._run(words).store.reading() as connection:
             return {"curves": curves.curves(connection, program, names, points=points)}
 
@@ -84,39 +74,25 @@ class Answers:
         """A page of rows with the beginnings of their texts."""
         run = self._run(words)
         self.follower.first = run.found.id
-        order = _text(words, "order") or "newest"
-        if order not in search_rows.ORDERS:
-            raise BadQuestionError(f"there is no order '{order}'")
-        after = words.get("after")
-        asked = search_rows.Filter(
-            _text(words, "program"),
-            _text(words, "text"),
-            order,
-            _whole(words, "first"),
-            _whole(words, "last"),
-            _number(words, "least"),
-            _number(words, "most"),
-            (_as_number(after[0]), int(_as_number(after[1]))) if after and len(after) == 2 else None,
-        )
         with run.store.reading() as connection:
-            found = search_rows.search_rows(connection, asked)
+            labels = row_labels.labels_of(connection, text_of(words, "program"))
+            found = search_rows.search_rows(connection, filter_of(words, labels))
             found["programs"] = search_rows.programs_with_rows(connection)
+        found["labels"] = {name: list(values.items()) for name, values in labels.items()}
         for row in found["rows"]:
             row |= self._preview(run, row)
         return found
 
     def prompts(self, words: Words) -> dict[str, Any]:
-        """A page of prompts with the rewards of their rows; ``silent=1``: those whose rows were all rewarded alike."""
-        run, program = self._run(words), _text(words, "program")
+        """A page of prompts with the rewards of their rows, those of which a row fits the filter.
+
+        ``silent=1``: those whose rows were all rewarded alike.
+        """
+        run, program = self._run(words), text_of(words, "program")
+        silent, page = text_of(words, "silent") == "1", whole_of(words, "page") or 0
         with run.store.reading() as connection:
-            found = search_rows.search_prompts(
-                connection,
-                program,
-                silent=_text(words, "silent") == "1",
-                first=_whole(words, "first"),
-                last=_whole(words, "last"),
-                page=_whole(words, "page") or 0,
-            )
+            asked = filter_of(words, row_labels.labels_of(connection, program))
+            found = search_rows.search_prompts(connection, asked, silent=silent, page=max(0, page))
             for prompt in found["prompts"]:
                 rows = search_rows.rows_of_prompt(connection, program, prompt["step"], prompt["prompt"], most=1)
                 prompt["text"] = self._preview(run, rows[0]).get("prompt_text", "") if rows else ""
@@ -134,9 +110,11 @@ class Answers:
     def group(self, words: Words) -> dict[str, Any]:
         """All rows of a prompt in a step, with their conversations."""
         run = self._run(words)
-        step = _whole(words, "step")
+        step = whole_of(words, "step")
         with run.store.reading() as connection:
-            rows = search_rows.rows_of_prompt(connection, _text(words, "program"), step or 0, _text(words, "prompt"))
+            rows = search_rows.rows_of_prompt(
+                connection, text_of(words, "program"), step or 0, text_of(words, "prompt")
+            )
         texts = self._tokenizer(run)
         for row in rows:
             read = read_line(run.found.folder / "trajectories.jsonl", row["at"], row["size"])
@@ -146,18 +124,18 @@ class Answers:
     def tokens(self, words: Words) -> dict[str, Any]:
         """A page of a row's tokens."""
         run = self._run(words)
-        return tokens_of(self._row(run, words)[1], self._tokenizer(run), _whole(words, "from") or 0)
+        return tokens_of(self._row(run, words)[1], self._tokenizer(run), whole_of(words, "from") or 0)
 
     def field(self, words: Words) -> str:
         """A field of a row, all of it."""
-        return field_of(self._row(self._run(words), words)[1], _text(words, "field"))
+        return field_of(self._row(self._run(words), words)[1], text_of(words, "field"))
 
     def lanes(self, words: Words) -> dict[str, Any]:
         """What ran when in each pool and on each rank, and the memory meanwhile: of all the time, a part, or a step."""
-        begin, end, step = _number(words, "from"), _number(words, "to"), _whole(words, "step")
+        begin, end, step = number_of(words, "from"), number_of(words, "to"), whole_of(words, "step")
         with self._run(words).store.reading() as connection:
             if step is not None:
-                times = lanes.step_times(connection, _text(words, "program"), step)
+                times = lanes.step_times(connection, text_of(words, "program"), step)
                 if times is None:
                     raise BadQuestionError(f"no call of step {step} is recorded", 404)
                 begin, end = times
@@ -171,11 +149,11 @@ class Answers:
     def chain(self, words: Words) -> dict[str, Any]:
         """A call, and those that let each other begin before it."""
         with self._run(words).store.reading() as connection:
-            return {"chain": lanes.chain(connection, _whole(words, "at") or 0)}
+            return {"chain": lanes.chain(connection, whole_of(words, "at") or 0)}
 
     def graph(self, words: Words) -> dict[str, Any]:
         """The graph of a program with what was measured; its ``picture`` is None while the first one is drawn."""
-        run, program = self._run(words), _text(words, "program")
+        run, program = self._run(words), text_of(words, "program")
         graphs = run.record()[0].get("graphs")
         programs = list(graphs) if isinstance(graphs, dict) else []
         drawn = self.drawings.newest(run.found.folder, program)
@@ -186,17 +164,17 @@ class Answers:
     def ledger(self, words: Words) -> dict[str, Any]:
         """What became of the rows of a program."""
         with self._run(words).store.reading() as connection:
-            return summaries.ledger(connection, _text(words, "program"))
+            return summaries.ledger(connection, text_of(words, "program"))
 
     def events(self, words: Words) -> dict[str, Any]:
         """A page of events."""
         with self._run(words).store.reading() as connection:
-            return summaries.events(connection, _text(words, "kind"), _whole(words, "before"))
+            return summaries.events(connection, text_of(words, "kind"), whole_of(words, "before"))
 
     def event(self, words: Words) -> str:
         """An event, all of its text."""
         run = self._run(words)
-        at, size = _whole(words, "at"), _whole(words, "size")
+        at, size = whole_of(words, "at"), whole_of(words, "size")
         line = read_line(run.found.folder / "events.jsonl", at or 0, size or 0)
         if line is None:
             raise BadQuestionError("there is no such event", 404)
@@ -217,24 +195,21 @@ class Answers:
             "note": note or run.problem,
             **found,
             "indexed": progress["share"],
+            "rows_about": max(found["rows"], round(found["rows"] / progress["rows"])) if progress["rows"] else None,
             "revision": str(progress["revision"]),
             "skipped": progress["skipped"],
         }
 
     def _run(self, words: Words) -> FollowedRun:
-        run = self.follower.runs.get(_text(words, "run"))
+        run = self.follower.runs.get(text_of(words, "run"))
         if run is None:
             raise BadQuestionError("there is no such run", 404)
         return run
 
     def _row(self, run: FollowedRun, words: Words) -> tuple[dict[str, Any], dict[str, Any]]:
         """Where a row is, and the row. Raises BadQuestionError where it is gone, as after a resume."""
-        names = ("n", "program", "step", "prompt", "key", "reward", "tokens", "at", "size")
         with run.store.reading() as connection:
-            found = connection.execute(
-                f"SELECT {', '.join(names)} FROM rows WHERE n = ?", (_whole(words, "n"),)
-            ).fetchone()
-        place: dict[str, Any] | None = dict(zip(names, found, strict=True)) if found else None
+            place = search_rows.row_at(connection, whole_of(words, "n") or 0)
         row = place and read_line(run.found.folder / "trajectories.jsonl", place["at"], place["size"])
         if place is None or not row:
             raise BadQuestionError("there is no such row any more", 404)
@@ -288,27 +263,3 @@ def _main_program(record: Mapping[str, Any]) -> str:
 
 def _string(value: Any) -> str:
     return value[:500] if isinstance(value, str) else ""
-
-
-def _text(words: Words, name: str) -> str:
-    return (words.get(name) or ("",))[0]
-
-
-def _number(words: Words, name: str) -> float | None:
-    text = _text(words, name)
-    return _as_number(text) if text else None
-
-
-def _as_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise BadQuestionError(f"'{text[:50]}' is no number") from None
-    if not math.isfinite(number) or abs(number) > 1 << 62:
-        raise BadQuestionError(f"'{text[:50]}' is no number that can be asked for")
-    return number
-
-
-def _whole(words: Words, name: str) -> int | None:
-    number = _number(words, name)
-    return None if number is None else int(number)

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import FlowError
 from ..runtime.storage.run_record import read_record
 from .find_runs import FoundRun, find_runs
-from .index_run import WRITERS, Indexer, position_of
+from .index_run import WRITERS, Indexer, taken_in
 from .store import Store
 
 PAUSE = 1.0  # seconds between two looks at files of which nothing was new
@@ -46,16 +46,22 @@ class FollowedRun:
             return self._record[1], self._record[2]
 
     def progress(self) -> dict[str, Any]:
-        """How much of the run's files is in the index: ``share`` of the bytes, and a number that grows with them."""
+        """How much of the run's files is in the index: ``share`` of the bytes, and a number that grows with them.
+
+        ``rows`` is the share of the trajectories alone.
+        """
         with self.store.reading() as connection:
-            position = {name: position_of(connection, name) for name in WRITERS}
+            taken = {name: taken_in(connection, name) for name in WRITERS}
         sizes = {name: _size(self.found.folder / f"{name}.jsonl") for name in WRITERS}
-        whole = sum(sizes.values())
-        done = sum(min(position[name][0], size) for name, size in sizes.items())
+        done = {name: min(each.position - each.begin, sizes[name]) for name, each in taken.items()}
+        rows = sizes["trajectories"]
+        share = sum(done.values()) / max(1, sum(sizes.values())) if self.busy else 1.0
         return {
-            "share": done / whole if whole and self.busy else 1.0,  # what is left is a last line without its end
-            "revision": sum(at for at, *_ in position.values()) + (self._record[0][0] if self._record else 0),
-            "skipped": {name: skipped for name, (_, _, skipped) in position.items() if skipped},
+            "share": share if sum(sizes.values()) else 1.0,  # what is left is a last line without its end
+            "rows": done["trajectories"] / rows if rows and self.busy else 1.0,
+            "revision": sum(each.position - each.begin for each in taken.values())
+            + (self._record[0][0] if self._record else 0),
+            "skipped": {name: each.skipped for name, each in taken.items() if each.skipped},
         }
 
 

@@ -7,12 +7,14 @@ import math
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .read_lines import FoundLine, is_as_it_was, mark_at, new_lines
-from .store import Store
+from .read_lines import FoundLine, is_as_it_was, last_end, lines_before, mark_at, new_lines
+from .row_labels import KindsOfRows
+from .store import PLACE, Store
 
 PORTION = 10_000  # lines that are written at once
 PORTION_BYTES = 16 << 20
@@ -27,6 +29,20 @@ SMALL = (
 Writer = Callable[[sqlite3.Connection, Sequence[FoundLine]], None]
 
 
+@dataclass(frozen=True)
+class TakenIn:
+    """What of a file is in the index: the bytes from ``begin`` to ``position``, with the checksum before that place.
+
+    ``skipped`` lines were left out. ``turn`` is how many times the file was found written anew.
+    """
+
+    begin: int = 0
+    position: int = 0
+    mark: int = 0
+    skipped: int = 0
+    turn: int = 0
+
+
 class Indexer:
     """Keeps the index of a run up to its files."""
 
@@ -39,8 +55,11 @@ class Indexer:
         return any(any([self._portion(name) for name in names]) for names in SMALL)
 
     def trajectories(self) -> bool:
-        """Take in a portion of the trajectories. Returns whether anything was new."""
-        return self._portion("trajectories")
+        """Take in a portion of the trajectories: what is new, else what comes before. Returns whether anything was.
+
+        Of a file that is large when it is first seen the last rows come first, as they are what is mostly looked for.
+        """
+        return self._portion("trajectories") or self._before("trajectories")
 
     def _portion(self, name: str) -> bool:
         path = self.store.run / f"{name}.jsonl"
@@ -52,30 +71,54 @@ class Indexer:
         return new
 
     def _take_in(self, name: str, path: Path) -> bool:
-        writer, tables = WRITERS[name]
+        rows = name == "trajectories"
         with self.store.reading() as connection:
-            position, mark, skipped = position_of(connection, name)
-        anew = not is_as_it_was(path, position, mark)
+            taken = taken_in(connection, name)
+        anew, before = not is_as_it_was(path, taken.position, taken.mark), taken.position
         if anew:
-            position = skipped = 0
+            taken = TakenIn(turn=taken.turn + 1)
         try:
             with path.open("rb") as file:
-                lines = list(_portion_of(new_lines(file, position, short=name == "trajectories")))
-                if not lines and not anew:
+                if rows and not taken.position:
+                    end = last_end(file)
+                    taken = replace(taken, begin=end, position=end) if end > PORTION_BYTES else taken
+                lines = list(_portion_of(new_lines(file, taken.position, short=rows)))
+                end = lines[-1].at + lines[-1].size if lines else taken.position
+                if end == before and not anew:
                     return False
-                end = lines[-1].at + lines[-1].size if lines else 0
-                mark = mark_at(file, end)
+                taken = replace(taken, position=end, mark=mark_at(file, end))
         except OSError:
             if not anew:
                 return False
-            lines, end, mark = [], 0, 0
-        skipped += sum(line.record is None for line in lines)
+            lines, taken = [], TakenIn(turn=taken.turn)
+        self._write(name, lines, taken, anew=anew)
+        return True
+
+    def _before(self, name: str) -> bool:
+        """Take in the lines before those that are in the index. Returns whether there were any."""
+        with self.store.reading() as connection:
+            taken = taken_in(connection, name)
+        if not taken.begin:
+            return False
+        try:
+            with (self.store.run / f"{name}.jsonl").open("rb") as file:
+                lines = list(lines_before(file, taken.begin, PORTION_BYTES, short=True))
+        except OSError:
+            return False
+        self._write(name, lines, replace(taken, begin=lines[0].at if lines else 0), anew=False)
+        return True
+
+    def _write(self, name: str, lines: Sequence[FoundLine], taken: TakenIn, *, anew: bool) -> None:
+        writer, tables = WRITERS[name]
+        skipped = taken.skipped + sum(line.record is None for line in lines)
         with self.store.writing() as connection:
             if anew:
                 self.store.forget(connection, *tables)
+            connection.execute(
+                "REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)",
+                (name, taken.begin, taken.position, taken.mark, skipped, taken.turn),
+            )
             writer(connection, [line for line in lines if line.record is not None])
-            connection.execute("REPLACE INTO files VALUES (?, ?, ?, ?)", (name, end, mark, skipped))
-        return True
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
@@ -86,10 +129,12 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def position_of(connection: sqlite3.Connection, name: str) -> tuple[int, int, int]:
-    """How far a file has been taken in, the checksum before that place, and how many lines were left out."""
-    found = connection.execute("SELECT position, mark, skipped FROM files WHERE name = ?", (name,)).fetchone()
-    return found or (0, 0, 0)
+def taken_in(connection: sqlite3.Connection, name: str) -> TakenIn:
+    """What of a file is in the index; nothing of one that was never looked at."""
+    found = connection.execute(
+        "SELECT begin, position, mark, skipped, turn FROM files WHERE name = ?", (name,)
+    ).fetchone()
+    return TakenIn(*found) if found else TakenIn()
 
 
 def _portion_of(lines: Iterator[FoundLine]) -> Iterator[FoundLine]:
@@ -226,23 +271,27 @@ def _events(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
 
 
 def _trajectories(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
+    """A row is numbered by where its line is, and by the turn of the file, so that no number means two rows."""
     rows: list[tuple[Any, ...]] = []
     words: list[tuple[int, str]] = []
     prompts: dict[tuple[str, int, str], list[float]] = {}
-    before = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'rows'").fetchone()
-    for n, line in enumerate(lines, (before[0] if before else 0) + 1):
-        record = line.record or {}
+    kinds, first = KindsOfRows(connection), (taken_in(connection, "trajectories").turn & 511) << PLACE
+    for line in lines:
+        n, record = first + 1 + line.at, line.record or {}
         program, step = _text(record.get("program")), _whole(record.get("step"))
         key = record.get("key")
         prompt = storable(str(key[0]))[:200] if isinstance(key, list) and key else ""
         reward = reward_of(record)
         where = (program, step, prompt)
-        rows.append((n, *where, json.dumps(key)[:200], reward, _tokens(line), line.at, line.size))
+        rows.append(
+            (n, *where, json.dumps(key)[:200], reward, _tokens(line), kinds.kind_of(program, record), line.size)
+        )
         words.append((n, storable("\n".join(searched_texts(record))[:SEARCHED])))
         found = prompts.setdefault(where, [0, 0.0, math.inf, -math.inf])
         found[0] += 1
         if reward is not None:
             found[1:] = found[1] + reward, min(found[2], reward), max(found[3], reward)
+    kinds.write()
     connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
     connection.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", words)
     connection.executemany(
@@ -260,7 +309,7 @@ WRITERS: dict[str, tuple[Writer, Sequence[str]]] = {
     "memory": (_memory, ("memory",)),
     "ledger": (_ledger, ("ledger",)),
     "events": (_events, ("events",)),
-    "trajectories": (_trajectories, ("rows", "words", "prompts")),
+    "trajectories": (_trajectories, ("rows", "words", "prompts", "kinds", "no_labels")),
 }
 
 

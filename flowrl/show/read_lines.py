@@ -69,6 +69,36 @@ def new_lines(file: BinaryIO, position: int, *, short: bool = False) -> Iterator
         position += size + len(more)
 
 
+def last_end(file: BinaryIO) -> int:
+    """Where the last whole line of a file ends."""
+    at = file.seek(0, 2)
+    while at:
+        begin = max(0, at - (1 << 16))
+        file.seek(begin)
+        found = file.read(at - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        at = begin
+    return 0
+
+
+def lines_before(file: BinaryIO, end: int, most: int, *, short: bool = False) -> Iterator[FoundLine]:
+    """The lines that end at a place, of about ``most`` bytes, at least one; ``end`` is where a line begins."""
+    begin = max(0, end - most)
+    if begin:
+        file.seek(begin - 1)
+        while (raw := file.readline(LONGEST_LINE)) and not raw.endswith(b"\n"):
+            pass
+        begin = file.tell()
+        if begin >= end:  # they are all of one line
+            yield from lines_before(file, end, 2 * most, short=short)
+            return
+    for line in new_lines(file, begin, short=short):
+        if line.at >= end:
+            return
+        yield line
+
+
 def count_long_lists(raw: bytes) -> tuple[bytes, dict[str, int]]:
     """A JSON object as bytes with its long lists of numbers empty, and their lengths by name.
 

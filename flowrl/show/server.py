@@ -14,7 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..errors import UsageError
 from ..graph.draw import palette
-from .answers import QUESTIONS, Answers, BadQuestionError
+from .answers import QUESTIONS, Answers
+from .read_question import BadQuestionError
 
 PAGE = Path(__file__).with_name("page")
 PORT = 8765  # the first that is tried
@@ -78,7 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a question, or give a file of the page."""
         parts = urlsplit(self.path)
-        words = parse_qs(parts.query, max_num_fields=100)
+        try:
+            words = parse_qs(parts.query, max_num_fields=100)
+        except ValueError:
+            self._say(400, "A question has at most 100 words.")
+            return
         if not self._is_for_loopback():
             self._say(403, "This page is only for the names 127.0.0.1 and localhost.")
         elif parts.path.startswith("/api/"):

@@ -32,7 +32,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, Any]:
     """How many steps, alarms and rows a run has, and the reward that was logged last."""
     steps = connection.execute("SELECT count(*), max(clock) FROM lines").fetchone()
     alarms = connection.execute("SELECT count(*) FROM events WHERE kind IN ('alarm', 'failed', 'lost')").fetchone()[0]
-    rows = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'rows'").fetchone()
+    rows = connection.execute("SELECT coalesce(sum(rows), 0) FROM kinds").fetchone()
     reward = connection.execute(
         "SELECT last FROM points WHERE name IN (SELECT id FROM names WHERE name = 'reward') "
         "ORDER BY last_at DESC LIMIT 1"
@@ -41,7 +41,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, Any]:
         "lines": steps[0],
         "seconds": steps[1],
         "alarms": alarms,
-        "rows": rows[0] if rows else 0,
+        "rows": rows[0],
         "reward": reward[0] if reward else None,
     }
 

@@ -11,6 +11,8 @@ from flowrl.runtime.storage.run_record import write_record
 
 HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\">\u202etxt.exe\u0000\u001b[31m\ud800"
 
+LABEL = '"><img src=x onerror=alert(1)>\u202e\u0000'  # one that is short enough to be filtered by
+
 
 def lines(folder: Path, name: str, *records: Any) -> None:
     """Append records to a file of the run."""
@@ -31,8 +33,8 @@ def row(step: int, uid: int, place: int, **more: Any) -> dict[str, Any]:
     return {**line, "rewards": float(place % 2), "advantages": [0.5, 0.5, 0.5], "response": f"says {place}", **more}
 
 
-def run_folder(folder: Path, *, steps: int = 3, status: str = "done", **more: Any) -> Path:
-    """A run of some steps of four rows each, of two prompts."""
+def run_folder(folder: Path, *, steps: int = 3, status: str = "done", labels: bool = False, **more: Any) -> Path:
+    """A run of some steps of four rows each, of two prompts; ``labels``: each row says how it ended, and its source."""
     folder.mkdir(parents=True, exist_ok=True)
     write_record(folder, {"script": "grpo.py", "programs": ["grpo"], "status": status, "started": 1.7e9, **more})
     for step in range(steps):
@@ -63,6 +65,8 @@ def run_folder(folder: Path, *, steps: int = 3, status: str = "done", **more: An
         count = {"admitted": 4 * step + 4, "trained": 4 * step, "dropped": {"no signal": 2}, "live": 2}
         lines(folder, "ledger", {"program": "grpo", "step": step, "prompts": count, "rows": count})
         rows = [row(step, 2 * step + uid, place) for uid in (0, 1) for place in (0, 1)]
+        for place, line in enumerate(rows if labels else ()):
+            line |= {"finish_reason": "length" if place == 3 else "stop", "source": "code" if place > 1 else "math"}
         lines(folder, "trajectories", *rows)
     lines(folder, "events", {"time": 1.7e9, "kind": "alarm", "text": "entropy fell"})
     return folder
@@ -86,9 +90,10 @@ def hostile_folder(folder: Path) -> Path:
     run_folder(folder, steps=1, **more, **graph_of(HOSTILE, HOSTILE))
     metrics = {"program": HOSTILE, "step": 0, HOSTILE: 1.0, "__proto__": 2.0}
     lines(folder, "metrics", *({**metrics, "step": step} for step in range(4)))
-    texts = {"prompt": HOSTILE, "response": HOSTILE, HOSTILE: HOSTILE, "finish_reason": HOSTILE}
-    lines(folder, "trajectories", {**row(0, 9, 0), "program": HOSTILE, **texts})
-    lines(folder, "trajectories", {**row(0, 10, 0), "program": HOSTILE, "response": "large " * 1_700_000})
+    texts = {"prompt": HOSTILE, "response": HOSTILE, HOSTILE: HOSTILE, "finish_reason": HOSTILE, "source": LABEL}
+    lines(folder, "trajectories", {**row(0, 9, 0), "program": HOSTILE, **texts, LABEL: LABEL})
+    large = {"response": "large " * 1_700_000, "source": "plain", LABEL: "plain"}
+    lines(folder, "trajectories", {**row(0, 10, 0), "program": HOSTILE, **large})
     bar = {"program": HOSTILE, "step": 0, "node": HOSTILE, "pool": HOSTILE, "start": 0, "end": 9}
     why = {
         "call": 1,

@@ -233,6 +233,81 @@ def test_every_way_finds_the_same_rows(
         assert [each["key"] for each in got] == [json.dumps(each["key"]) for _, each in wanted], said
 
 
+@pytest.mark.parametrize("portion", [1, 300, 5000, 1 << 24])
+def test_a_large_file_is_taken_in_from_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portion: int) -> None:
+    """The newest rows are there first, and the index comes out the same whatever the portions are."""
+    monkeypatch.setattr("flowrl.show.index_run.PORTION_BYTES", portion)
+    run = run_folder(tmp_path / "run", steps=0)
+    rows = [
+        row(step, step, place, response=f"says {step} " + "x" * step * 40) for step in range(12) for place in (0, 1)
+    ]
+    lines(run, "trajectories", *rows[:7])
+    with (run / "trajectories.jsonl").open("ab") as file:
+        file.write(b"no json\n")
+    lines(run, "trajectories", *rows[7:])
+    with (run / "trajectories.jsonl").open("a") as file:
+        file.write('{"program": "grpo", "st')
+    (tmp_path / "cache").mkdir()
+    store = Store(run, "test", tmp_path / "cache")
+    indexer, seen = Indexer(store), []
+    while indexer.trajectories():
+        seen.append([each["key"] for each in found(store)])
+    wanted = [json.dumps(each["key"]) for each in reversed(rows)]
+    assert seen[-1] == wanted
+    if portion < 1000:
+        assert len(seen) > 6 and all(some == wanted[: len(some)] for some in seen), "from the newest on"
+    assert [each["key"] for each in found(store, text="says", order="oldest")] == wanted[::-1]
+    assert [each["key"] for each in found(store, text="says", first=3, last=4)] == wanted[14:18]
+    with store.reading() as connection:
+        assert connection.execute("SELECT skipped FROM files WHERE name = 'trajectories'").fetchone() == (1,)
+        assert counts(connection)["rows"] == 24
+    with (run / "trajectories.jsonl").open("a") as file:
+        file.write('ep": 12, "key": [12, 0], "response": "after it"}\n')
+    assert indexer.trajectories() and found(store)[0]["key"] == "[12, 0]"
+    assert not indexer.trajectories()
+
+
+def test_what_comes_while_earlier_rows_are_taken_in_is_there_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrl.show.index_run.PORTION_BYTES", 1000)
+    run = run_folder(tmp_path / "run", steps=9, status="running")
+    (tmp_path / "cache").mkdir()
+    store = Store(run, "test", tmp_path / "cache")
+    indexer = Indexer(store)
+    assert indexer.trajectories() and indexer.trajectories()
+    before = len(found(store))
+    assert 0 < before < 36
+    lines(run, "trajectories", row(9, 18, 0))
+    assert indexer.trajectories()
+    assert [each["step"] for each in found(store)][:2] == [9, 8] and len(found(store)) == before + 1
+    while indexer.trajectories():
+        pass
+    assert len(found(store)) == 37
+    other = Indexer(store)  # as a process that starts later
+    assert not other.trajectories()
+
+
+def test_a_file_that_is_written_anew_meanwhile_begins_anew_and_no_number_means_two_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrl.show.index_run.PORTION_BYTES", 1000)
+    run = run_folder(tmp_path / "run", steps=9)
+    (tmp_path / "cache").mkdir()
+    store = Store(run, "test", tmp_path / "cache")
+    indexer = Indexer(store)
+    for _ in range(4):
+        indexer.trajectories()
+    numbers = {each["n"] for each in found(store)}
+    (run / "trajectories.jsonl").unlink()
+    lines(run, "trajectories", *(row(step, 50 + step, 0) for step in range(9)))
+    while indexer.trajectories():
+        pass
+    assert [each["step"] for each in found(store)] == list(range(8, -1, -1))
+    assert numbers and not numbers & {each["n"] for each in found(store)}
+    assert all(each["n"] < 1 << 53 for each in found(store)), "JavaScript has these numbers as they are"
+
+
 def test_what_stands_in_quotes_stands_together(tmp_path: Path) -> None:
     store = indexed(run_folder(tmp_path / "run"), tmp_path / "cache")
     assert {each["key"] for each in found(store, text="3+1=")} == {"[3, 0]", "[3, 1]"}

@@ -56,8 +56,13 @@ const texts = (selector) => all(selector).map((element) => element.textContent);
 """
 
 
-def clicked(folders: list[Path], script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a script in the page has found. Nothing may be written to the console, so no policy was broken either."""
+def clicked(
+    folders: list[Path], script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, looks: int = 1 << 30
+) -> dict[str, Any]:
+    """What a script in the page has found. Nothing may be written to the console, so no policy was broken either.
+
+    ``looks``: how many portions of the files are taken in before the page is opened, and none after that.
+    """
     assert CHROMIUM is not None
     files, cache = tmp_path / "page", tmp_path / "cache"
     shutil.copytree(server.PAGE, files)
@@ -72,8 +77,8 @@ def clicked(folders: list[Path], script: str, tmp_path: Path, monkeypatch: pytes
     )
     monkeypatch.setattr(server, "PAGE", files)
     follower = Follower(folders, cache)
-    while follower.look():
-        pass
+    while looks > 0 and follower.look():
+        looks -= 1
     page = server.open_server(Answers(follower), 0)
     thread = threading.Thread(target=page.serve_forever, args=(0.01,))
     thread.start()
@@ -224,6 +229,88 @@ def test_one_can_click_through_the_page(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["events"] == ["entropy fell"] and "grpo.py" in found["about"]
 
 
+_FILTERS = """
+await go("Rows");
+await until(() => all("[data-row]").length === 12);
+found.labels = texts(".labels label").map((text) => text.trim());
+found.first = one(".found").textContent;
+found.clear = one(".bar .button").hidden;
+type(one('[data-label="finish_reason"]'), "length");
+await until(() => all("[data-row]").length === 3);
+found.told = one(".found").textContent;
+found.tags = texts("[data-row] .tag");
+found.address = location.hash;
+type(one('[aria-label="From step"]'), "1");
+await until(() => all("[data-row]").length === 2);
+type(one('[aria-label="Search the texts of rows"]'), '"3 1"');
+await until(() => all("[data-row]").length === 1);
+found.one = one("[data-row] .head").textContent;
+type(one('[aria-label="What is listed"]'), "prompts");
+await until(() => one(".list li button") && !one("[data-row]"));
+found.prompts = texts(".list .line").filter((text) => text.includes("+1="));
+found.order = one('[aria-label="Order"]').hidden;
+type(one('[aria-label="What is listed"]'), "");
+await until(() => all("[data-row]").length === 1);
+one(".bar .button").click();
+await until(() => all("[data-row]").length === 12);
+found.cleared = location.hash;
+type(one('[data-label="source"]'), "code");
+type(one('[aria-label="Order"]'), "worst");
+await until(() => all("[data-row]").length === 6 && one("[data-row] .reward").textContent === "0");
+found.rewards = texts("[data-row] .reward");
+type(one('[aria-label="Tokens from"]'), "9");
+await until(() => one(".list .empty"));
+found.none = one(".list .empty").textContent;
+type(one('[aria-label="Tokens to"]'), "3");
+await until(() => one(".found .warn"));
+found.wrong = one(".found .warn").textContent;
+type(one('[aria-label="Tokens from"]'), "");
+await until(() => all("[data-row]").length === 6);
+location.hash = location.hash.replace("is.source=code", "is.source=poems");
+await until(() => one(".found .warn"));
+found.unknown = one(".found .warn").textContent;
+one(".bar .button").click();
+await until(() => all("[data-row]").length === 12);
+"""
+
+
+def test_rows_are_filtered_by_clicking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = clicked([run_folder(tmp_path / "run", labels=True)], _FILTERS, tmp_path, monkeypatch)
+    assert found["labels"][0].startswith("finish reason anystop (9)length (3)")
+    assert found["labels"][1] == "source anycode (6)math (6)"
+    assert found["first"] == "12 rows in all" and found["clear"] is True
+    assert found["told"] == "3 rows" and found["tags"] == ["length"] * 3
+    assert "is.finish_reason=length" in found["address"], "the address opens it again"
+    assert found["one"].startswith("step 1") and found["prompts"] == ["3+1="] and found["order"] is True
+    assert "is." not in found["cleared"] and "first" not in found["cleared"] and "text" not in found["cleared"]
+    assert found["rewards"] == ["0"] * 3 + ["1"] * 3
+    assert found["none"] == "Nothing fits these filters."
+    assert found["wrong"] == "No numbers of tokens are from 9 to 3: min_tokens is above max_tokens."
+    assert found["unknown"] == "No row has 'poems' as its source; there are code, math."
+
+
+_GROWS = """
+await go("Rows");
+await until(() => one(".found .indexed"));
+found.told = one(".found .indexed").textContent;
+found.newest = one("[data-row] .head").textContent;
+type(one('[aria-label="Search the texts of rows"]'), '"says 1"');
+await until(() => all("[data-row]").length && texts("[data-row] .said").every((text) => text === "says 1"));
+found.searched = all("[data-row]").length;
+"""
+
+
+def test_rows_that_are_indexed_are_searched_while_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrl.show.index_run.PORTION_BYTES", 4000)
+    run = run_folder(tmp_path / "run", steps=20)
+    found = clicked([run], _GROWS, tmp_path, monkeypatch, looks=12)
+    told = re.fullmatch(r"(\d+) of about (\d+) rows are indexed so far, and are searched", found["told"])
+    assert told and 0 < int(told[1]) < 80 and 72 <= int(told[2]) <= 88, found["told"]
+    assert found["newest"].startswith("step 19") and 0 < found["searched"] < 40
+
+
 _HOSTILE = """
 await until(() => all("#state .pill").length);
 const strange = [];
@@ -248,6 +335,7 @@ for (const view of texts("nav a").map((text) => text.match(/^[A-Z][a-z]+/)[0])) 
     one('[data-tab="conversation"]').click();
     await until(() => one(".cut"));
     found.cut = one(".cut").textContent;
+    found.label = texts("[data-label] option").find((text) => text.includes("img"));
     found.whole = one(".cut a").getAttribute("href").split("?")[0];
   }
   if (view === "Time") {
@@ -277,4 +365,5 @@ def test_hostile_texts_are_only_texts(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["response"].startswith(shown), "control characters and marks of direction are shown as signs"
     assert found["cut"] == "The first 20,000 of 10,200,000 characters. Open all of it"
     assert found["whole"] == "/api/field"
+    assert found["label"] == '"><img src=x onerror=alert(1)>⟨U+202E⟩␀ (1)'
     assert all(shown in found[view] for view in ("waits", "memory", "forecast"))

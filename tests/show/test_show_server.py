@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from show_runs import HOSTILE, hostile_folder, lines, row, run_folder
+from show_runs import HOSTILE, LABEL, hostile_folder, lines, row, run_folder
 
 from flowrl.cli import main
 from flowrl.errors import UsageError
@@ -175,6 +175,16 @@ def test_only_files_of_the_page_are_given(serve: Any, tmp_path: Path, path: str)
         ("rows?run={run}&program=grpo&first=soon", 400),
         ("rows?run={run}&program=grpo&least=nan", 400),
         ("rows?run={run}&program=grpo&after=1&after=1e400", 400),
+        ("rows?run={run}&program=grpo&min_tokens=1.5", 400),
+        ("rows?run={run}&program=grpo&max_tokens=-1&min_tokens=0", 400),
+        ("rows?run={run}&program=grpo&is.answer=7%27%20OR%201=1", 400),
+        ("rows?run={run}&program=grpo&is.%00=%00", 400),
+        ("rows?run={run}&program=grpo&lenght=3", 400),
+        ("rows?run={run}&program=grpo&" + "is.answer=1&" * 150, 400),
+        ("rows?run={run}&program=grpo&is.answer=1&is.answer=2", 200),
+        ("prompts?run={run}&program=grpo&is.answer=x", 400),
+        ("prompts?run={run}&program=grpo&page=-7", 200),
+        ("prompts?run={run}&program=grpo&text=%22", 200),
         ("event?run={run}&at=7&size=-1", 404),
         ("lanes?run={run}&from=5&to=-5", 200),
         ("lanes?run={run}&program=grpo&step=99", 404),
@@ -188,6 +198,39 @@ def test_strange_questions_have_an_answer(serve: Any, tmp_path: Path, question: 
     served = serve(run_folder(tmp_path / "grpo"))
     assert served.get(f"/api/{question.format(run=served.id('grpo'))}")[0] == status
     assert served.get("/api/runs")[0] == 200
+
+
+def test_rows_are_filtered_and_wrong_filters_are_told_in_words(serve: Any, tmp_path: Path) -> None:
+    served = serve(run_folder(tmp_path / "grpo", labels=True))
+    here = {"run": served.id("grpo"), "program": "grpo"}
+    found = served.ask("rows", **here, **{"is.source": "code", "is.finish_reason": ["length", "stop"]}, order="oldest")
+    assert found["count"] == 6 and [each["key"] for each in found["rows"]][:2] == ["[1, 0]", "[1, 1]"]
+    assert found["labels"]["finish_reason"] == [["stop", 9], ["length", 3]]
+    assert found["labels"]["source"] == [["code", 6], ["math", 6]] and "prompt" not in found["labels"]
+    assert served.ask("rows", **here, min_tokens=4)["count"] == 0
+    prompts = served.ask("prompts", **here, **{"is.finish_reason": "length"}, first=1, text="says")["prompts"]
+    assert [(each["step"], each["prompt"], each["rows"]) for each in prompts] == [(2, "5", 2), (1, "3", 2)]
+    address = urllib.parse.urlencode({**here, "is.finish_reason": "lenght"})
+    status, _, body = served.get(f"/api/rows?{address}")
+    said = json.loads(body)["error"]
+    assert (status, said) == (400, "No row has 'lenght' as its finish_reason; there are stop, length.")
+
+
+def test_how_much_is_indexed_is_told_while_it_grows(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrl.show.index_run.PORTION_BYTES", 4000)
+    run = run_folder(tmp_path / "grpo", steps=0)
+    served = serve(run)
+    lines(run, "trajectories", *(row(step, step, 0) for step in range(100)))
+    seen = []
+    while served.follower.look():
+        (short,) = served.ask("runs")["runs"]
+        seen.append((short["rows"], short["rows_about"]))
+    assert len(seen) > 3 and [rows for rows, _ in seen] == sorted(rows for rows, _ in seen)
+    assert all(90 < about < 110 and rows <= about for rows, about in seen if rows), seen
+    (short,) = served.ask("runs")["runs"]
+    assert (short["rows"], short["rows_about"], short["indexed"]) == (100, 100, 1.0)
 
 
 def test_a_live_run_is_followed(serve: Any, tmp_path: Path) -> None:
@@ -242,14 +285,17 @@ def test_runs_of_which_little_is_there(serve: Any, tmp_path: Path) -> None:
     for run in runs.values():
         for question in ("about", "names", "lanes", "events"):
             served.ask(question, run=run["id"])
-        for question in ("curves", "rows", "prompts", "ledger", "group"):
-            served.ask(question, run=run["id"], program="grpo", name="reward")
+        served.ask("curves", run=run["id"], program="grpo", name="reward")
+        for question in ("rows", "prompts", "ledger", "group"):
+            served.ask(question, run=run["id"], program="grpo")
 
 
 def test_hostile_texts_come_as_data(serve: Any, tmp_path: Path) -> None:
     served = serve(hostile_folder(tmp_path / "run"))
     run, kept = served.id("run"), HOSTILE.encode(errors="replace").decode()
     assert served.ask("curves", run=run, program=kept, name=[kept])["curves"][kept][0]["count"] == 4
+    assert served.ask("rows", run=run, program=kept)["labels"]["source"] == [[LABEL, 1], ["plain", 1]]
+    assert served.ask("rows", run=run, program=kept, **{f"is.{LABEL}": LABEL})["count"] == 1
     rows = served.ask("rows", run=run, program=kept)["rows"]
     assert len(rows) == 2 and all(len(json.dumps(each)) < 5000 for each in rows), "a row of 10 MB is not sent"
     large = next(each for each in rows if each["size"] > 1 << 20)

@@ -1,40 +1,30 @@
 // Trajectories: a list that is searched, filtered and sorted, and one row or one prompt's rows beside it.
 import { ask, wholeText } from "./ask.js";
-import { debounce, fill, h } from "./dom.js";
-import { number, percent, plural } from "./words.js";
+import { fill, h } from "./dom.js";
+import { makeFilters, narrowed } from "./filters.js";
+import { number, plural } from "./words.js";
 import { mainProgram, page, remember, run } from "./page.js";
 import { drawStrip } from "./strip.js";
 
 export const title = "Rows";
 
-const ORDERS = { newest: "Newest first", oldest: "Oldest first", best: "Highest reward", worst: "Lowest reward", longest: "Longest", shortest: "Shortest" };
-
 export function draw(place) {
-  const words = page.words;
-  const again = debounce(() => { remember(asked()); list(); }, 250);
-  const field = (name, look, ...children) => h(look.type ? "input" : "select", { value: words[name] ?? "", ...look, on: { input: again } }, children);
-  const programs = h("select", { "aria-label": "Program", on: { change: () => { page.program = programs.value; remember({ program: programs.value }); list(); } } });
-  const kind = h("select", { "aria-label": "What is listed", on: { input: again } },
-    [["", "Rows"], ["prompts", "Prompts"], ["silent", "Prompts without a signal"]].map(([value, text]) => h("option", { value, selected: words.kind === value }, text)));
-  const text = field("text", { type: "search", placeholder: "Search words", "aria-label": "Search the texts of rows" });
-  const order = h("select", { "aria-label": "Order", on: { input: again } }, Object.entries(ORDERS).map(([value, said]) => h("option", { value, selected: words.order === value }, said)));
-  const first = field("first", { type: "number", placeholder: "from", "aria-label": "From step" });
-  const last = field("last", { type: "number", placeholder: "to", "aria-label": "To step" });
-  const least = field("least", { type: "number", step: "any", placeholder: "from", "aria-label": "Reward from" });
-  const most = field("most", { type: "number", step: "any", placeholder: "to", "aria-label": "Reward to" });
+  const filters = makeFilters(page.words, () => { remember(filters.asked()); list(); });
+  const programs = h("select", { "aria-label": "Program", on: { change: () => {
+    page.program = programs.value;
+    filters.forget();
+    remember({ ...filters.asked(), program: programs.value });
+    list();
+  } } });
   const found = h("div", { class: "found" }), items = h("ul"), detail = h("div", { class: "detail" });
-  const rewards = h("label", {}, "Reward ", least, most);
-  fill(place, h("div", { class: "bar" }, programs, kind, text, order, h("label", {}, "Step ", first, last), rewards),
+  fill(place, h("div", { class: "bar" }, programs, filters.parts),
     h("div", { class: "split" }, h("div", { class: "list" }, found, items), detail));
   fill(detail, h("p", { class: "empty" }, "Choose a row on the left to read it."));
-  let alive = true, asking = 0, listed = "", shown = null;
-
-  const asked = () => ({ kind: kind.value, text: text.value, order: order.value === "newest" ? "" : order.value, first: first.value, last: last.value, least: least.value, most: most.value });
+  let alive = true, asking = 0, listed = "", told = { count: null }, shown = null;
 
   async function list(quiet = false) {
-    const mine = ++asking, prompts = kind.value !== "";
-    for (const one of [text, order, rewards]) one.hidden = prompts;
-    const question = { run: page.chosen, program: page.program ?? "", ...asked() };
+    const mine = ++asking, words = filters.asked(), prompts = words.kind !== "";
+    const question = { run: page.chosen, program: page.program ?? "", ...words };
     try {
       let answer = await ask("rows", question);
       const known = answer.programs.map((one) => one.program);
@@ -43,28 +33,38 @@ export function draw(place) {
         question.program = page.program;
         answer = await ask("rows", question);
       }
-      if (prompts) answer = { ...answer, ...(await ask("prompts", { ...question, silent: kind.value === "silent" ? 1 : "" })) };
+      if (prompts) answer = { ...answer, ...(await ask("prompts", { ...question, silent: words.kind === "silent" ? 1 : "" })) };
       if (!alive || mine !== asking) return;
       fill(programs, known.map((name) => h("option", { value: name }, name)));
       programs.value = page.program;
       programs.hidden = known.length < 2;
+      filters.offer(answer.labels);
+      told = answer;
       const now = JSON.stringify([question, answer.rows, answer.prompts]);
-      if (quiet && now === listed) return;
-      listed = now;
-      fill(items);
-      put(answer, question);
-      tell(answer, prompts);
+      if (!quiet || now !== listed) {
+        listed = now;
+        fill(items);
+        put(answer, question);
+      }
+      tell();
     } catch (error) {
-      if (mine === asking) fill(found, h("span", { class: "warn" }, error.message));
+      if (mine !== asking) return;
+      listed = "";
+      fill(items);
+      fill(found, h("span", { class: "warn" }, error.message));
     }
   }
 
-  function tell(answer, prompts) {
-    const all = run();
-    const count = prompts ? "Prompts, the newest first" : answer.count !== null ? plural(answer.count, "row") : text.value ? "more than 20,000 rows" : plural(all?.rows ?? 0, "row") + " in all";
-    fill(found, h("span", {}, count), all && all.indexed < 0.999 ? h("span", {}, `${percent(all.indexed)} of the files are searched`) : "");
-    if (items.children.length) return;
-    const none = all?.rows ? "Nothing fits these filters." : "No rows are recorded yet. A run writes some of every tenth step; --trajectories N and --trajectories-every M say how many.";
+  function tell() {
+    const all = run(), words = filters.asked();
+    const count = words.kind ? "Prompts, the newest first" : told.count !== null ? plural(told.count, "row")
+      : narrowed(words) ? "Rows that fit, not counted" : `${plural(all?.rows ?? 0, "row")} in all`;
+    const part = all && all.rows_about > all.rows;
+    fill(found, h("span", {}, count), part ? h("span", { class: "indexed" },
+      `${number(all.rows)} of about ${number(Number(all.rows_about.toPrecision(3)))} rows are indexed so far, and are searched`) : "");
+    if (items.querySelector("button")) return;
+    const none = part ? "Nothing fits these filters so far." : all?.rows ? "Nothing fits these filters."
+      : "No rows are recorded yet. A run writes some of every tenth step; --trajectories N and --trajectories-every M say how many.";
     fill(items, h("li", { class: "empty" }, none));
   }
 
@@ -74,7 +74,7 @@ export function draw(place) {
     if (answer.next === null) return;
     const more = h("button", { class: "more", type: "button", on: { click: async () => {
       const next = answer.prompts
-        ? await ask("prompts", { ...question, silent: kind.value === "silent" ? 1 : "", page: answer.next })
+        ? await ask("prompts", { ...question, silent: question.kind === "silent" ? 1 : "", page: answer.next })
         : await ask("rows", { ...question, after: answer.next });
       holder.remove();
       put(next, question);
@@ -156,7 +156,7 @@ export function draw(place) {
   return {
     update() {
       if (items.scrollTop < 40 && items.children.length <= 51) list(true);
-      else tell({ count: null }, kind.value !== "");
+      else tell();
     },
     leave() { alive = false; },
   };

@@ -1,0 +1,159 @@
+"""What rows are filtered by beside numbers: fields of few short values, such as a finish reason or a source."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+FIRST = ("finish_reason", "outcome", "source", "opponent")  # come first, and are kept however many others there are
+NAMES = 12  # labels of a program
+VALUES = 24  # of a label: a field with more is none
+LONGEST = 60  # characters of a value: a field with a longer one is none
+KINDS = 4000  # of the rows of a program: where there are more, the label with the most values is given up
+#: Fields that are listed or found otherwise, or are measures.
+NEVER = frozenset(
+    (
+        "program",
+        "step",
+        "key",
+        "prompt",
+        "response",
+        "reward",
+        "rewards",
+        "temperature",
+        "sampled_tokens",
+        "delivered_tokens",
+    )
+)
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class KindsOfRows:
+    """Gives rows the number of their kind: rows of one program and equal labels are of one kind.
+
+    So a filter by labels is one by a few numbers, however many labels there are.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._ids: dict[tuple[str, Labels], int] = {}
+        self._values: dict[str, dict[str, set[str]]] = {}  # by program and name
+        self._none: dict[str, set[str]] = {}  # names of a program that turned out to be no labels
+        self._rows: Counter[int] = Counter()  # that were added to each kind
+        for id, program, labels in connection.execute("SELECT id, program, labels FROM kinds"):
+            found = tuple((name, value) for name, value in json.loads(labels))
+            self._ids[program, found] = id
+            for name, value in found:
+                self._values.setdefault(program, {}).setdefault(name, set()).add(value)
+        for program, name in connection.execute("SELECT program, name FROM no_labels"):
+            self._none.setdefault(program, set()).add(name)
+
+    def kind_of(self, program: str, record: Mapping[str, Any]) -> int:
+        """Return the number of the kind of a row."""
+        labels = tuple(sorted(self._labels(program, record)))
+        id = self._ids.get((program, labels))
+        if id is None:
+            kinds = sum(of == program for of, _ in self._ids)
+            if labels and kinds >= KINDS * (1 + len(self._none.get(program, ()))):
+                values = self._values[program]
+                self._give_up(program, max(values, key=lambda name: (len(values[name]), name)))
+                return self.kind_of(program, record)
+            self._ids[program, labels] = id = 1 + max(self._ids.values(), default=0)
+        self._rows[id] += 1
+        return id
+
+    def write(self) -> None:
+        """Write which kinds there are, with how many rows, and which names are no labels."""
+        self._connection.executemany(
+            "INSERT INTO kinds VALUES (?, ?, ?, ?) ON CONFLICT(id) DO UPDATE SET rows = rows + excluded.rows",
+            [(id, program, json.dumps(labels), self._rows[id]) for (program, labels), id in self._ids.items()],
+        )
+        self._connection.executemany(
+            "INSERT OR IGNORE INTO no_labels VALUES (?, ?)",
+            [(program, name) for program, names in self._none.items() for name in names],
+        )
+
+    def _labels(self, program: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        none, known = self._none.setdefault(program, set()), self._values.setdefault(program, {})
+        for name, value in record.items():
+            if name in NEVER or name in none:
+                continue
+            if isinstance(value, (bool, int)):
+                text = str(value).lower() if abs(value) < 1 << 62 else str(1 << 62)
+            elif isinstance(value, str) and value:
+                text = value
+            else:
+                continue
+            values = known.get(name)
+            if values is None or text not in values:
+                if not self._takes(program, name, text):
+                    continue
+                known.setdefault(name, set()).add(text)
+            yield name, text
+
+    def _takes(self, program: str, name: str, text: str) -> bool:
+        """Whether a further value makes no difference to its name being a label."""
+        known = self._values[program]
+        if not _storable(name):
+            return False
+        if name not in known and name not in FIRST and sum(each not in FIRST for each in known) >= NAMES:
+            return False
+        long = len(text) > LONGEST or len(name) > LONGEST
+        if long or len(known.get(name, ())) >= VALUES or not _storable(text):
+            self._give_up(program, name)
+            return False
+        return True
+
+    def _give_up(self, program: str, name: str) -> None:
+        self._values[program].pop(name, None)
+        self._none.setdefault(program, set()).add(name)
+
+
+def labels_of(connection: sqlite3.Connection, program: str) -> dict[str, dict[str, int]]:
+    """The labels of a program's rows by name: each value with how many rows have it, the most frequent first.
+
+    >>> connection = sqlite3.connect(":memory:")
+    >>> _ = connection.execute("CREATE TABLE kinds(id INTEGER PRIMARY KEY, program TEXT, labels TEXT, rows INTEGER)")
+    >>> _ = connection.execute("CREATE TABLE no_labels(program TEXT, name TEXT)")
+    >>> kinds = KindsOfRows(connection)
+    >>> rows = [{"source": "math", "finish_reason": "stop"}, {"source": "code", "finish_reason": "stop"}]
+    >>> [kinds.kind_of("grpo", row) for row in (*rows, rows[1])]
+    [1, 2, 2]
+    >>> kinds.write()
+    >>> labels_of(connection, "grpo")
+    {'finish_reason': {'stop': 3}, 'source': {'code': 2, 'math': 1}}
+    """
+    none = {name for (name,) in connection.execute("SELECT name FROM no_labels WHERE program = ?", (program,))}
+    found: dict[str, Counter[str]] = {}
+    for labels, rows in connection.execute("SELECT labels, rows FROM kinds WHERE program = ?", (program,)):
+        for name, value in json.loads(labels):
+            if name not in none:
+                found.setdefault(name, Counter())[value] += rows
+    names = sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+    return {name: dict(sorted(found[name].items(), key=lambda each: (-each[1], each[0]))) for name in names}
+
+
+def kinds_with(
+    connection: sqlite3.Connection, program: str, asked: Mapping[str, Sequence[str]]
+) -> tuple[list[int], int]:
+    """The kinds whose rows have, of each name that is asked for, one of the values; and how many rows these are."""
+    kinds, count = list[int](), 0
+    for id, labels, rows in connection.execute("SELECT id, labels, rows FROM kinds WHERE program = ?", (program,)):
+        found = dict(json.loads(labels))
+        if all(found.get(name) in values for name, values in asked.items()):
+            kinds.append(id)
+            count += rows
+    return kinds, count
+
+
+def _storable(text: str) -> bool:
+    """Whether a database takes a text: no half of a surrogate pair is in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
