@@ -24,6 +24,7 @@ import numpy as np
 
 GROUP = 8  # rows of a prompt
 NODES = (("actor.generate", 0.45), ("reward.score", 0.1), ("ref.logprobs", 0.15), ("actor.update", 0.3))
+SOURCES = ("math", "code", "logic")
 METRICS = (
     *("loss", "grad_norm", "lr", "tokens", "rows", "steps", "truncated", "entropy", "rollout_kl", "ratio", "ratio_max"),
     *("approx_kl", "clip_fraction", "ess", "clip_low", "clip_high", "silent_groups", "repetition", "kl", "gap_mean"),
@@ -99,7 +100,8 @@ def write_rows(file, draw, words, chance, *, step: int, rows: int, reward: float
             "program": "grpo", "step": step, "key": [uid, row % GROUP], "prompt": prompts[row // GROUP],
             "answer": str(uid % 97), "prompt_ids": tokens[row][:20], "response_ids": tokens[row][20:],
             "tokens": tokens[row], "response_mask": [True] * 40, "rollout_logprobs": logprobs[row],
-            "versions": [step] * 40, "finished": True, "finish_reason": "stop", "rewards": rewards[row],
+            "versions": [step] * 40, "finished": row % 16 > 0, "finish_reason": "stop" if row % 16 else "length",
+            "source": SOURCES[uid % len(SOURCES)] if uid % 1000 else "rare", "rewards": rewards[row],
             "advantages": [rewards[row] - 0.5] * 40, "response": answers[row],
         }  # fmt: skip
         if row == rows // 2 and step == 4321:
@@ -150,18 +152,21 @@ def measure(folder: Path, cache: Path) -> None:
         print(
             f"  first view: {time.perf_counter() - began:.2f} s, CPU {asked.cpu():.2f} s, from the start of the process"
         )
-        slowest = 0.0
+        slowest, first = 0.0, 0.0  # seconds of a page of rows, and until the newest rows are there
         while asked("runs")["runs"][0]["indexed"] < 1:
-            slowest = max(slowest, asked.timed("rows", run=run, program="grpo")[1])
+            found, took, _ = asked.timed("rows", run=run, program="grpo")
+            slowest, first = max(slowest, took), first or (found["rows"] and time.perf_counter() - began)
             time.sleep(1.0)
         print(f"  all rows indexed after {time.perf_counter() - began:.0f} s, CPU {asked.cpu():.0f} s")
-        print(f"  a page of rows meanwhile: at most {slowest:.2f} s")
+        print(f"  the newest rows are listed after {first:.1f} s; a page of rows meanwhile: at most {slowest:.2f} s")
         for what in SEARCHES:
             times = [asked.timed("rows", run=run, program="grpo", **what) for _ in range(3)]
             took, cpu = max(took for _, took, _ in times), max(cpu for *_, cpu in times)
             print(f"  {what}: {len(times[0][0]['rows'])} rows, {took:.3f} s, CPU {cpu:.2f} s (slowest of 3)")
         for what, more in (
             ("prompts", {}),
+            ("prompts", {"is.source": "rare"}),
+            ("prompts", {"is.finish_reason": "length", "text": "th"}),
             ("lanes", {}),
             ("lanes", {"step": 5000}),
             ("ledger", {}),
@@ -191,6 +196,11 @@ SEARCHES = (
     {"text": "th", "order": "best"},
     {"order": "worst", "first": "9000", "last": "9050"},
     {"order": "best", "least": "0.5", "most": "0.6"},
+    {"is.finish_reason": "length"},
+    {"is.source": "rare", "order": "worst"},
+    {"is.source": "code", "is.finish_reason": "length", "order": "longest", "text": "th"},
+    {"min_tokens": "41"},
+    {"min_tokens": "40", "max_tokens": "40", "order": "best"},
 )
 
 

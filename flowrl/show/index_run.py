@@ -14,10 +14,11 @@ from typing import Any
 
 from .read_lines import FoundLine, is_as_it_was, last_end, lines_before, mark_at, new_lines
 from .row_labels import KindsOfRows
-from .store import PLACE, Store
+from .store import Store
 
 PORTION = 10_000  # lines that are written at once
 PORTION_BYTES = 16 << 20
+MIDDLE, TURNS = 1 << 30, 1 << 20  # of the numbers of rows
 SEARCHED = 100_000  # characters of a row that are searched
 EVENT = 4000  # characters of an event that the list of events has
 
@@ -271,20 +272,28 @@ def _events(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
 
 
 def _trajectories(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> None:
-    """A row is numbered by where its line is, and by the turn of the file, so that no number means two rows."""
     rows: list[tuple[Any, ...]] = []
     words: list[tuple[int, str]] = []
     prompts: dict[tuple[str, int, str], list[float]] = {}
-    kinds, first = KindsOfRows(connection), (taken_in(connection, "trajectories").turn & 511) << PLACE
-    for line in lines:
-        n, record = first + 1 + line.at, line.record or {}
+    kinds = KindsOfRows(connection)
+    for n, line in enumerate(lines, _first_number(connection, lines)):
+        record = line.record or {}
         program, step = _text(record.get("program")), _whole(record.get("step"))
         key = record.get("key")
         prompt = storable(str(key[0]))[:200] if isinstance(key, list) and key else ""
         reward = reward_of(record)
         where = (program, step, prompt)
         rows.append(
-            (n, *where, json.dumps(key)[:200], reward, _tokens(line), kinds.kind_of(program, record), line.size)
+            (
+                n,
+                *where,
+                json.dumps(key)[:200],
+                reward,
+                _tokens(line),
+                kinds.kind_of(program, record),
+                line.at,
+                line.size,
+            )
         )
         words.append((n, storable("\n".join(searched_texts(record))[:SEARCHED])))
         found = prompts.setdefault(where, [0, 0.0, math.inf, -math.inf])
@@ -292,13 +301,26 @@ def _trajectories(connection: sqlite3.Connection, lines: Sequence[FoundLine]) ->
         if reward is not None:
             found[1:] = found[1] + reward, min(found[2], reward), max(found[3], reward)
     kinds.write()
-    connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
     connection.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", words)
     connection.executemany(
         "INSERT INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET rows = rows + excluded.rows, "
         "total = total + excluded.total, least = min(least, excluded.least), most = max(most, excluded.most)",
         [(*where, *found) for where, found in prompts.items()],
     )
+
+
+def _first_number(connection: sqlite3.Connection, lines: Sequence[FoundLine]) -> int:
+    """The number of the first of these rows: those before and after it have the numbers that come before and after.
+
+    They begin in the middle, and above all that the file had before it was written anew: no number means two rows, and
+    JavaScript has them as they are, below 2**53.
+    """
+    least, most = connection.execute("SELECT min(n), max(n) FROM rows").fetchone()
+    if least is None:
+        return (taken_in(connection, "trajectories").turn % TURNS << 32) + MIDDLE
+    (at,) = connection.execute("SELECT at FROM rows WHERE n = ?", (least,)).fetchone()
+    return least - len(lines) if lines and lines[0].at < at else most + 1
 
 
 #: By file: what writes its lines, and the tables that they are in.
@@ -322,9 +344,10 @@ def reward_of(record: dict[str, Any]) -> float | None:
 def searched_texts(record: dict[str, Any]) -> Iterator[str]:
     """The texts of a row, and the contents of its messages."""
     for name, value in record.items():
-        if isinstance(value, str) and name != "program":
-            yield value
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
+        if type(value) is str:
+            if name != "program":
+                yield value
+        elif type(value) is list and value and isinstance(value[0], dict):
             yield from (m["content"] for m in value if isinstance(m, dict) and isinstance(m.get("content"), str))
 
 

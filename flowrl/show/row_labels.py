@@ -41,6 +41,7 @@ class KindsOfRows:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._ids: dict[tuple[str, Labels], int] = {}
+        self._met: dict[tuple[str, Labels], int] = {}  # the same, with labels as rows have them in their order
         self._values: dict[str, dict[str, set[str]]] = {}  # by program and name
         self._none: dict[str, set[str]] = {}  # names of a program that turned out to be no labels
         self._rows: Counter[int] = Counter()  # that were added to each kind
@@ -54,17 +55,23 @@ class KindsOfRows:
 
     def kind_of(self, program: str, record: Mapping[str, Any]) -> int:
         """Return the number of the kind of a row."""
-        labels = tuple(sorted(self._labels(program, record)))
-        id = self._ids.get((program, labels))
+        found = program, tuple(self._labels(program, record))
+        id = self._met.get(found)
         if id is None:
-            kinds = sum(of == program for of, _ in self._ids)
-            if labels and kinds >= KINDS * (1 + len(self._none.get(program, ()))):
-                values = self._values[program]
-                self._give_up(program, max(values, key=lambda name: (len(values[name]), name)))
-                return self.kind_of(program, record)
-            self._ids[program, labels] = id = 1 + max(self._ids.values(), default=0)
+            labels = tuple(sorted(found[1]))
+            id = self._ids.get((program, labels))
+            if id is None:
+                if labels and self._has_many(program):
+                    values = self._values[program]
+                    self._give_up(program, max(values, key=lambda name: (len(values[name]), name)))
+                    return self.kind_of(program, record)
+                self._ids[program, labels] = id = 1 + max(self._ids.values(), default=0)
+            self._met[found] = id
         self._rows[id] += 1
         return id
+
+    def _has_many(self, program: str) -> bool:
+        return sum(of == program for of, _ in self._ids) >= KINDS * (1 + len(self._none.get(program, ())))
 
     def write(self) -> None:
         """Write which kinds there are, with how many rows, and which names are no labels."""
@@ -80,13 +87,14 @@ class KindsOfRows:
     def _labels(self, program: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         none, known = self._none.setdefault(program, set()), self._values.setdefault(program, {})
         for name, value in record.items():
-            if name in NEVER or name in none:
+            kind = type(value)
+            if (kind is not str and kind is not bool and kind is not int) or name in NEVER or name in none:
                 continue
-            if isinstance(value, (bool, int)):
-                text = str(value).lower() if abs(value) < 1 << 62 else str(1 << 62)
-            elif isinstance(value, str) and value:
-                text = value
+            if kind is str:
+                text: str = value
             else:
+                text = str(value).lower() if abs(value) < 1 << 62 else str(1 << 62)
+            if not text:
                 continue
             values = known.get(name)
             if values is None or text not in values:

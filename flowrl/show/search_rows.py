@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .row_labels import kinds_with
-from .store import PLACE
 
 PAGE = 50
 MANY = 20_000  # rows with a word: more are not listed but met along the order that was asked for
 SORTED = 200_000  # rows between bounds, or with labels: more are not sorted but met along the order
 _SHOWN = ("n", "step", "prompt", "key", "reward", "tokens", "at", "size")
-_COLUMNS = ", ".join(f"(n - 1) & {(1 << PLACE) - 1} AS at" if name == "at" else name for name in _SHOWN)
+_COLUMNS = ", ".join(_SHOWN)
 
 #: How rows can be sorted: the column, and whether it falls.
 ORDERS = {

@@ -12,12 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 VERSION = 4  # of the tables below; an index of another one is made anew
-PLACE = 44  # bits of the number of a row that say where its line is; numbers are below 2**53, so JavaScript has them
 
 #: ``at`` is where a line begins in its file, so lines are in the order in which they were written. ``points`` has what
 #: a portion of the lines says of a metric: where these lines are (``ats``, i64), their ``numbers`` (f64), and the last
 #: of both. ``bars`` has a call as that of rank -1, and the part of each rank beside it; ``kind`` and ``after`` say what
-#: let it begin. A row has its place in its number, ``n``, and its ``kind`` says which labels it has; see row_labels.py.
+#: let it begin. Rows are numbered in the order of their lines; their ``kind`` says which labels they have.
 _TABLES = """
 CREATE TABLE files(name TEXT PRIMARY KEY, begin INTEGER, position INTEGER, mark INTEGER, skipped INTEGER,
     turn INTEGER);
@@ -39,7 +38,7 @@ CREATE TABLE lags(at INTEGER, program TEXT, lag INTEGER, groups INTEGER);
 CREATE TABLE ledger(at INTEGER PRIMARY KEY, program TEXT, step INTEGER, what TEXT);
 CREATE TABLE events(at INTEGER PRIMARY KEY, time REAL, kind TEXT, text TEXT, size INTEGER);
 CREATE TABLE rows(n INTEGER PRIMARY KEY, program TEXT, step INTEGER, prompt TEXT, key TEXT, reward REAL,
-    tokens INTEGER, kind INTEGER, size INTEGER);
+    tokens INTEGER, kind INTEGER, at INTEGER, size INTEGER);
 CREATE INDEX rows_by_step ON rows(program, step, prompt);
 CREATE INDEX rows_by_reward ON rows(program, reward);
 CREATE INDEX rows_by_tokens ON rows(program, tokens);
@@ -48,7 +47,8 @@ CREATE TABLE kinds(id INTEGER PRIMARY KEY, program TEXT, labels TEXT, rows INTEG
 CREATE TABLE no_labels(program TEXT, name TEXT, PRIMARY KEY(program, name)) WITHOUT ROWID;
 CREATE TABLE prompts(program TEXT, step INTEGER, prompt TEXT, rows INTEGER, total REAL, least REAL, most REAL,
     PRIMARY KEY(program, step, prompt)) WITHOUT ROWID;
-CREATE VIRTUAL TABLE words USING fts5(text, content='');
+CREATE VIRTUAL TABLE words USING fts5(text, content='', columnsize=0);
+INSERT INTO words(words, rank) VALUES('hashsize', 16777216);
 """
 
 
