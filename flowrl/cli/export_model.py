@@ -64,7 +64,7 @@ def export_model(
         try:
             engine.save(part)
             tokens, difference, said = reference.hold_against(part, engine, dtype)
-            card = model_card(record, handle.name, last, checkpoint=point.name)
+            card = model_card(record, handle.name, last, checkpoint=point.name, folder=part)
             (part / "README.md").write_text(card, encoding="utf-8")
             part.chmod(0o755)
             if folder.exists():

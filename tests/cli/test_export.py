@@ -74,6 +74,7 @@ def test_another_checkpoint_and_other_bits(run, tmp_path) -> None:
     last = load_file(run / "model" / "actor" / "model.safetensors")
     assert any(not torch.equal(whole[name], last[name]) for name in last), "weights of an earlier step"
     card = (tmp_path / "bf16" / "README.md").read_text()
+    assert "pipeline_tag: text-generation" in card.split("---")[1]
     assert f"The weights of checkpoint `{first}` of run" in card and "| at step 0 of train | |" in card
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from .card_metadata import card_metadata, front_matter
 
 
 def model_card(
@@ -13,11 +16,12 @@ def model_card(
     last: Mapping[str, Any],
     best: Mapping[str, Any] | None = None,
     checkpoint: str = "",
+    folder: Path | None = None,
 ) -> str:
     """Return the card of a worker's model as Markdown, from run.json and the line of metrics that it was saved with.
 
     ``best`` says that it is that of the best checkpoint, by which metric of which step; ``checkpoint`` of which one
-    it is, where its weights are not the last ones.
+    it is, where its weights are not the last ones. ``folder`` is where the model was saved.
     """
     workers: Mapping[str, str] = record.get("inputs", {}).get("workers", {})
     mine = {n.partition(": ")[2]: value for n, value in workers.items() if n.startswith(f"{worker}: ")}
@@ -25,10 +29,7 @@ def model_card(
     versions = record.get("versions", {})
     numbers = {n: v for n, v in last.items() if isinstance(v, (int, float)) and n not in ("step", "seconds")}
     lines = [
-        "---",
-        "library_name: transformers",
-        "tags: [flowrl, reinforcement-learning]",
-        "---",
+        front_matter(card_metadata(record, worker, folder)),
         "",
         f"# {worker}, trained with flowrl",
         "",

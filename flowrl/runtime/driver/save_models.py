@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ def save_models(executor: Executor, recorder: Recorder, out: Path, *, save: bool
     recorder.run_record(weights_digest=digest, weights_digests=digests)
     for name, worker in workers.items() if save else ():
         if is_trained(worker):
-            _save(worker, out / name, model_card(recorder.record, name, recorder.last()))
+            _save(worker, out / name, partial(model_card, recorder.record, name, recorder.last()))
     return digest
 
 
@@ -42,7 +44,7 @@ def save_best(executor: Executor, recorder: Recorder, checkpoints: Path, out: Pa
         worker = executor.open(name)
         if is_trained(worker) and name in manifest["stamps"]:
             checkpoint.load_worker(folder, name, worker)
-            _save(worker, out / name, model_card(recorder.record, name, line, best=said))
+            _save(worker, out / name, partial(model_card, recorder.record, name, line, best=said))
     recorder.run_record(best={**{n: v for n, v in said.items() if n != "score"}, "checkpoint": folder.name})
 
 
@@ -51,8 +53,8 @@ def is_trained(worker: Any) -> bool:
     return getattr(worker, "trains", hasattr(type(worker), "update"))
 
 
-def _save(worker: Any, folder: Path, card: str) -> None:
+def _save(worker: Any, folder: Path, card: Callable[..., str]) -> None:
     with writing(folder):
         worker.save_model(str(folder))
         if folder.is_dir():  # a worker of one's own may save nothing
-            (folder / "README.md").write_text(card, encoding="utf-8")
+            (folder / "README.md").write_text(card(folder=folder), encoding="utf-8")

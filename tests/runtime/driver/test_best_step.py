@@ -140,6 +140,8 @@ def test_a_saved_model_has_a_card_of_its_run(tmp_path):
     final, best = ((out / name / "actor" / "README.md").read_text() for name in ("model", "best"))
     for said in ("# actor, trained with flowrl", "| seed | 7 |", "| train: steps | 4 |", "| actor: lr | 0.01 |"):
         assert said in final and said in best
+    top = final.split("---")[1]
+    assert "pipeline_tag: text-generation" in top and "base_model" not in top, "a model with random weights"
     assert f"The final weights of run `{record['id']}`" in final and record["weights_digest"] in final
     assert "| at step 3 of train | |" in final and "| accuracy | 0.2 |" in final
     assert "The weights of the best checkpoint, by `accuracy`," in best and "| at step 2 of train | |" in best
