@@ -147,7 +147,9 @@ def measure(folder: Path, cache: Path) -> None:
         asked = Asked(next(line.split()[-1] for line in process.stdout if "http://" in line), process.pid)
         run = asked("runs")["runs"][0]["id"]
         charts = {"run": run, "program": "grpo", "name": ["reward", *METRICS[:11]]}
-        while sum(loop["count"] for loop in asked("curves", **charts)["curves"]["reward"]) < 10_000:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            steps = sum(1 for _ in file)
+        while sum(loop["count"] for loop in asked("curves", **charts)["curves"]["reward"]) < steps:
             time.sleep(0.05)
         print(
             f"  first view: {time.perf_counter() - began:.2f} s, CPU {asked.cpu():.2f} s, from the start of the process"
@@ -168,7 +170,7 @@ def measure(folder: Path, cache: Path) -> None:
             ("prompts", {"is.source": "rare"}),
             ("prompts", {"is.finish_reason": "length", "text": "th"}),
             ("lanes", {}),
-            ("lanes", {"step": 5000}),
+            ("lanes", {"step": steps // 2}),
             ("ledger", {}),
             ("events", {}),
             ("forecast", {}),

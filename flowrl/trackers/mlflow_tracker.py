@@ -10,11 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .tracker import TrackedRun, table
+from .tracker import Level, TrackedRun, table
 
 _TAG = "flowrl_run"
 _LONGEST = 500  # characters of a parameter
 _AT_ONCE = 90  # parameters of one call
+_TAG_TEXT = 5000  # characters of a tag
+_EVENTS = "events.txt"
 
 
 class MLflow:
@@ -26,6 +28,7 @@ class MLflow:
         from mlflow.tracking import MlflowClient
 
         self._metric = Metric
+        self._events: list[str] = []
         self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (run.folder / "mlruns").as_uri())
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.project
         there = self._client.get_experiment_by_name(name)
@@ -34,6 +37,7 @@ class MLflow:
         if found:
             self._id = found[0].info.run_id
             self._client.set_terminated(self._id, "RUNNING")
+            self._events = self._earlier_events()
             return
         self._id = self._client.create_run(experiment, run_name=run.name, tags={_TAG: run.id}).info.run_id
         given = [Param(_plain(n), v[:_LONGEST]) for n, v in run.flat_configuration().items()]
@@ -59,9 +63,22 @@ class MLflow:
         text = json.dumps({"columns": names, "data": entries}, default=str)
         self._client.log_text(self._id, text, f"samples/{program}-{step}.json")
 
+    def event(self, kind: str, text: str, level: Level) -> None:
+        """Set a tag to the last event of a kind, ``flowrl.alarm``, and keep all events as a text beside the samples."""
+        self._client.set_tag(self._id, f"flowrl.{_plain(kind)}", text[:_TAG_TEXT])
+        self._events.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level}, {kind}: {text}")
+        self._client.log_text(self._id, "\n".join(self._events) + "\n", _EVENTS)
+
     def close(self, status: str) -> None:
         ended = {"done": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED")
         self._client.set_terminated(self._id, ended)
+
+    def _earlier_events(self) -> list[str]:
+        """The events that the run had before it was resumed."""
+        if all(item.path != _EVENTS for item in self._client.list_artifacts(self._id)):
+            return []
+        with TemporaryDirectory() as folder:
+            return Path(self._client.download_artifacts(self._id, _EVENTS, folder)).read_text().splitlines()
 
 
 def _plain(name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from .tracker import TrackedRun, table
+from .tracker import Level, TrackedRun, table
 
 
 class TensorBoard:
@@ -21,6 +21,7 @@ class TensorBoard:
         self._writers: dict[str, SummaryWriter] = {}
         self._last: dict[str, int] = {}
         self._resumed = run.resumed
+        self._events: SummaryWriter | None = None
         if not run.resumed:
             about = self._open(str(self._folder))
             about.add_text("configuration", _fenced(json.dumps(run.configuration, indent=1, default=str)))
@@ -46,8 +47,14 @@ class TensorBoard:
         if (writer := self._writers.get(program)) is not None:
             writer.add_text("samples", _markdown(*table(rows)), step)
 
+    def event(self, kind: str, text: str, level: Level) -> None:
+        """Add a text at the step that was logged last, below the run and not below a program."""
+        if self._events is None:
+            self._events = self._open(str(self._folder))
+        self._events.add_text(f"{level}/{kind.replace(' ', '_')}", _fenced(text), max(self._last.values(), default=0))
+
     def close(self, status: str) -> None:
-        for writer in self._writers.values():
+        for writer in (*self._writers.values(), *([self._events] if self._events else [])):
             writer.close()
 
 

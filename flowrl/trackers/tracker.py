@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import yaml
 
@@ -53,6 +53,7 @@ class Tracker(Protocol):
     """What a run calls a tracker with. A class keeps this protocol by having these methods; it is made with the run.
 
     A thread of its own makes it and calls it, so it may be slow. What it raises is told once, and never ends a run.
+    One that has the method of :class:`TakesEvents` too is told of alarms and other events.
 
     >>> class Printed:
     ...     def __init__(self, run: TrackedRun) -> None:
@@ -77,6 +78,32 @@ class Tracker(Protocol):
     def close(self, status: str) -> None:
         """Write what waits; the run has ended ``done``, ``interrupted`` or ``failed``."""
         ...
+
+
+Level = Literal["alarm", "warning", "note"]
+
+#: How grave events of a kind are; those of other kinds are notes.
+LEVELS: Mapping[str, Level] = {
+    **dict.fromkeys(("alarm", "gap", "failed", "lost", "not finite", "damaged"), "alarm"),
+    **dict.fromkeys(("hint", "warning", "not kept", "checkpoint", "changed", "unlocked", "stopped"), "warning"),
+}
+
+
+class TakesEvents(Protocol):
+    """What a tracker may have beside its three methods, and is then called with; without it events stay in the run."""
+
+    def event(self, kind: str, text: str, level: Level) -> None:
+        """Take an event of ``events.jsonl``: an alarm or a hint of the health rules, a lost rank, a resume."""
+        ...
+
+
+def level_of(kind: str) -> Level:
+    """Return how grave an event is: ``alarm``, ``warning`` or ``note``.
+
+    >>> level_of("not finite"), level_of("hint"), level_of("resumed")
+    ('alarm', 'warning', 'note')
+    """
+    return LEVELS.get(kind, "note")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from .tracker import TrackedRun, Tracker
+from .tracker import TrackedRun, Tracker, level_of
 
 ROOM = 1000  # lines that wait for a tracker
 PATIENCE = 15.0  # seconds that the end of a run waits for its trackers, all of them together
@@ -20,7 +20,7 @@ Line = tuple[str, Mapping[str, Any]]  # the stream that it is of, and what it sa
 
 @dataclass
 class Count:
-    """How many lines a tracker was given, and how many of them it has not taken."""
+    """How many lines a tracker was given, events among them where it takes any, and how many it has not taken."""
 
     given: int = 0
     lost: int = 0
@@ -41,6 +41,7 @@ class Tracking:
         history: Iterable[Mapping[str, Any]] = (),
         room: int = ROOM,
     ) -> None:
+        self._ended = False
         self.rewind(history)
         self._deliveries = [_Delivery(name, make, run, warn, room) for name, make in makers.items()]
 
@@ -59,16 +60,19 @@ class Tracking:
         self._steps = {program: (moved, last) for program, (moved, last) in state.items()}
 
     def tell(self, stream: str, line: Mapping[str, Any]) -> None:
-        """Hand on a line of ``metrics`` or ``trajectories``; those of other streams stay here."""
-        if stream not in ("metrics", "trajectories"):
+        """Hand on a line of ``metrics``, ``trajectories`` or ``events``; those of other streams stay here."""
+        if self._ended or stream not in ("metrics", "trajectories", "events"):
             return
-        placed = {**line, "step": self._place(line) if stream == "metrics" else self._now(line)}
+        placed = dict(line)
+        if stream != "events":
+            placed["step"] = self._place(line) if stream == "metrics" else self._now(line)
         for delivery in self._deliveries:
             delivery.give(stream, placed)
 
     def close(self, status: str, patience: float = PATIENCE) -> dict[str, Count]:
         """End all trackers, and wait for them so many seconds; what each was given and has lost."""
         until = time.monotonic() + patience
+        self._ended = True  # what is told of trackers that do not end is no line for them
         for delivery in self._deliveries:
             delivery.end(status)
         return {delivery.name: delivery.wait(until) for delivery in self._deliveries}
@@ -104,16 +108,18 @@ class _Delivery:
         self._waiting: queue.Queue[Line] = queue.Queue(room)
         self._status: str | None = None  # that the run has ended with
         self._told = self._left = False  # whether a failure was told, and whether the run waits no longer
+        self._events = 0  # that were handed over
         self._rows: list[Mapping[str, Any]] = []  # samples of one step, which are handed over together
         self._thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def give(self, stream: str, line: Mapping[str, Any]) -> None:
         """Have a line wait for the tracker; it is lost where too many do."""
-        self.count.given += 1
+        self.count.given += stream != "events"
         try:
             self._waiting.put_nowait((stream, line))
         except queue.Full:
+            self.count.given += stream == "events"
             self.count.lost += 1
             self._tell(f"is slower than the run: {self._waiting.maxsize} lines wait for it, and further ones are lost")
 
@@ -126,10 +132,10 @@ class _Delivery:
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self._told = False
-            lines = self._waiting.qsize()
-            self.count.lost += lines
+            self.count.lost += sum(stream in ("metrics", "trajectories") for stream, _ in list(self._waiting.queue))
             self._tell("has not ended in time and is left alone")
         self._left = True
+        self.count.given += self._events
         return self.count
 
     # -- in its thread ----------------------------------------------------------------------------------------------
@@ -142,6 +148,11 @@ class _Delivery:
             tracker = None
         while True:
             stream, line = self._next()
+            if stream == "events":  # the rows of a step stay together
+                if hasattr(tracker, "event"):
+                    kind, self._events = line["kind"], self._events + 1
+                    self._hand(1, tracker, "event", kind, line["text"], level_of(kind))
+                continue
             if stream == "trajectories" and (not self._rows or _of(self._rows[0]) == _of(line)):
                 self._rows.append(line)
                 continue

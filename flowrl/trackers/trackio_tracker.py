@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from .tracker import TrackedRun, table
+from .tracker import Level, TrackedRun, table
 
 
 class Trackio:
@@ -38,6 +38,13 @@ class Trackio:
     def samples(self, program: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         names, entries = table(rows)
         self._run.log({f"{program}/samples": self._trackio.Table(columns=names, data=entries)}, step=step)
+
+    def event(self, kind: str, text: str, level: Level) -> None:
+        """Send an alert, which trackio prints, keeps, and sends on where TRACKIO_WEBHOOK_URL says."""
+        if not hasattr(self._run, "alert"):  # an older trackio
+            return
+        levels = {"alarm": self._trackio.AlertLevel.ERROR, "warning": self._trackio.AlertLevel.WARN}
+        self._run.alert(kind, text, levels.get(level, self._trackio.AlertLevel.INFO))
 
     def close(self, status: str) -> None:
         self._run.finish()

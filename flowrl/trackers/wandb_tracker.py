@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from .tracker import TrackedRun, table
+from .tracker import Level, TrackedRun, table
+
+_TITLE = 63  # characters of an alert
 
 
 class WandB:
@@ -46,6 +48,15 @@ class WandB:
         texts = [[x if isinstance(x, (int, float)) else str(x) for x in row] for row in entries]
         shown = self._wandb.Table(columns=names, data=texts, allow_mixed_types=True)
         self._run.log({f"{program}/samples": shown, f"{program}/step": step})
+
+    def event(self, kind: str, text: str, level: Level) -> None:
+        """Send an alert; whom W&B tells of it, its users say in its settings.
+
+        It has the beginning of the text in its title, as W&B leaves out a second alert of one title within a minute.
+        """
+        levels = {"alarm": self._wandb.AlertLevel.ERROR, "warning": self._wandb.AlertLevel.WARN}
+        title = f"{kind}: {(text.splitlines() or [''])[0]}"[:_TITLE]
+        self._run.alert(title=title, text=text, level=levels.get(level, self._wandb.AlertLevel.INFO))
 
     def close(self, status: str) -> None:
         self._run.finish(exit_code=int(status == "failed"))

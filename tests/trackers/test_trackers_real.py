@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 
 import pytest
 
@@ -26,7 +27,7 @@ def no_network(monkeypatch, tmp_path):
     monkeypatch.setattr(socket.socket, "connect", connect)
     for name in ("WANDB_MODE", "WANDB_PROJECT", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_PROJECT"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -45,6 +46,9 @@ def track(name, out, graph):
         )
         for step in steps:
             tracker.log("grpo", step, {"reward": step + 10.0 * resumed, "actor/loss": 0.5})
+        tracker.event("alarm", f"step {steps[-1]}, entropy fell\nwhat to try: <b>{HOSTILE}", "alarm")
+        tracker.event("not kept" if resumed else "lost", f"rank {steps[0]}", "warning" if resumed else "alarm")
+        tracker.event("recovered", "at step 2", "note")
         tracker.samples("grpo", steps[-1], [{"key": [3, k], "response": HOSTILE, "rewards": 0.5} for k in range(2)])
         tracker.close("done")
 
@@ -58,6 +62,16 @@ def test_tensorboard_shows_curves_samples_configuration_plan_and_graph(tmp_path,
     assert b'"actor: lr": "0.001"' in about.Tensors("configuration/text_summary")[0].tensor_proto.string_val[0]
     assert b"device: cpu" in about.Tensors("plan/text_summary")[0].tensor_proto.string_val[0]
     assert about.Images("graph/grpo")[0].encoded_image_string[:4] == b"\x89PNG"
+    assert {tag for tag in about.Tags()["tensors"] if "/" in tag and tag[:4] in ("alar", "warn", "note")} == {
+        "alarm/alarm/text_summary",
+        "alarm/lost/text_summary",
+        "warning/not_kept/text_summary",
+        "note/recovered/text_summary",
+    }
+    alarms = about.Tensors("alarm/alarm/text_summary")
+    assert [each.step for each in alarms] == [2, 3]
+    told = alarms[0].tensor_proto.string_val[0].decode()
+    assert told.splitlines()[:2] == ["    step 2, entropy fell", "    what to try: <b>1+|2"], "as code, not as markup"
     curves = EventAccumulator(str(tmp_path / "tensorboard" / "grpo")).Reload()
     assert [(e.step, e.value) for e in curves.Scalars("reward")] == [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0)]
     [*_, text] = curves.Tensors("samples/text_summary")
@@ -76,7 +90,11 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path, graph):
     assert run.data.params == {"seed": "3", "workers/actor: lr": "0.001"} and run.info.status == "FINISHED"
     assert [m.step for m in client.get_metric_history(run.info.run_id, "grpo/reward")] == [0, 1, 2, 2, 3]
     files = {item.path for item in client.list_artifacts(run.info.run_id)}
-    assert files == {"configuration.json", "plan.yaml", "graph.grpo.png", "samples"}
+    assert files == {"configuration.json", "plan.yaml", "graph.grpo.png", "samples", "events.txt"}
+    assert run.data.tags["flowrl.alarm"].startswith("step 3, entropy fell\nwhat to try")
+    assert run.data.tags["flowrl.lost"] == "rank 0" and run.data.tags["flowrl.not kept"] == "rank 2"
+    told = next(tmp_path.rglob("events.txt")).read_text()
+    assert [told.count(kind) for kind in ("alarm, alarm: ", "alarm, lost: rank 0", "note, recovered: ")] == [2, 1, 2]
     table = json.loads(next(tmp_path.rglob("samples/grpo-3.json")).read_text())
     assert table["columns"] == ["key", "response", "rewards"] and table["data"][1] == ["3.1", HOSTILE, 0.5]
 
@@ -93,6 +111,14 @@ def test_trackio_goes_on_with_the_same_run(tmp_path, graph, monkeypatch):
     assert any("graph/grpo" in entry for entry in logs), "the picture of the graph"
     samples = [entry["grpo/samples"] for entry in logs if "grpo/samples" in entry]
     assert len(samples) == 2 and HOSTILE in json.dumps(samples, ensure_ascii=False).replace("\\n", "\n")
+    alerts = sqlite_storage.SQLiteStorage.get_alerts("grpo", "run-0c5e")
+    assert {(each["title"], each["level"]) for each in alerts} == {
+        ("alarm", "error"),
+        ("lost", "error"),
+        ("not kept", "warn"),
+        ("recovered", "info"),
+    }
+    assert sorted(each["text"] for each in alerts if each["title"] == "alarm")[0].startswith("step 2, entropy fell")
     kept = json.dumps(sqlite_storage.SQLiteStorage.get_run_config("grpo", "run-0c5e"))
     assert "workers/actor: lr" in kept and "device: cpu" in kept, "the configuration, and the plan"
 
@@ -104,5 +130,10 @@ def test_wandb_writes_offline_runs_of_one_id(tmp_path, graph):
     assert written and all("offline-run" in str(file) for file in written)
     assert any(b"actor/loss" in file.read_bytes() for file in written)
     assert any(b"actor: lr" in file.read_bytes() and b"pools" in file.read_bytes() for file in written)
+    for said in (b"alarm: step 2, entropy fell", b"alarm: step 3, entropy fell", b"not kept: rank 2"):
+        until = time.monotonic() + 60
+        while not any(said in file.read_bytes() for file in written):  # its own process writes them
+            assert time.monotonic() < until, said
+            time.sleep(0.05)
     assert [file for file in tmp_path.rglob("*.png") if "graph" in str(file)], "the picture of the graph"
     assert [json.loads(t.read_text())["columns"] for t in tmp_path.rglob("samples_*.table.json")]

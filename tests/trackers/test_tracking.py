@@ -98,6 +98,57 @@ def test_after_a_rewind_steps_that_are_done_again_have_the_same_place():
     assert [c[1] for c in made[0].calls[:-1]] == [0, 1, 2, 1] and made[0].calls[-1] == "failed"
 
 
+class Alarmed(Noted):
+    """Takes events too."""
+
+    def event(self, kind, text, level):
+        self.calls.append((kind, text, level))
+
+
+def event(kind, text="it happened"):
+    return "events", {"time": 1.7e9, "kind": kind, "text": text}
+
+
+def test_events_reach_trackers_that_take_them_in_their_order_with_how_grave_they_are():
+    said = [("metrics", line(0)), event("alarm", "entropy fell"), ("metrics", line(1)), event("resumed"), event("hint")]
+    calls, counts, warnings = tracked(*said, make=Alarmed, plain=Noted)
+    assert calls["noted"] == [
+        ("grpo", 0, {}),
+        ("alarm", "entropy fell", "alarm"),
+        ("grpo", 1, {}),
+        ("resumed", "it happened", "note"),
+        ("hint", "it happened", "warning"),
+        "done",
+    ]
+    assert calls["plain"] == [("grpo", 0, {}), ("grpo", 1, {}), "done"], "a tracker of one's own need not take them"
+    assert counts == {"noted": Count(5, 0), "plain": Count(2, 0)} and warnings == []
+
+
+def test_an_event_does_not_part_the_samples_of_a_step():
+    rows = [("trajectories", line(0, key=[0, place])) for place in (0, 1)]
+    calls, _, _ = tracked(("metrics", line(0)), rows[0], event("warning"), rows[1], make=Alarmed)
+    assert [call for call in calls["noted"] if call[:2] == ("grpo", 0)][1] == ("grpo", 0, [[0, 0], [0, 1]])
+
+
+def test_events_of_the_end_are_not_lines_for_trackers():
+    """What is told of trackers as they are closed comes when they have ended."""
+    made = []
+    tracking = Tracking(RUN, {"noted": lambda run: made.append(Alarmed(run)) or made[0]}, pytest.fail)
+    assert tracking.close("done", 60) == {"noted": Count(0, 0)}
+    tracking.tell(*event("tracker"))
+    assert made[0].calls == ["done"]
+
+
+def test_an_event_that_a_tracker_cannot_take_is_told_of_once_and_counted():
+    class Refuses(Noted):
+        def event(self, kind, text, level):
+            raise ConnectionError("no route to host")
+
+    calls, counts, warnings = tracked(event("alarm"), event("lost"), ("metrics", line(0)), make=Refuses)
+    assert warnings == ["tracker noted failed, and the run goes on: ConnectionError: no route to host"]
+    assert calls["noted"] == [("grpo", 0, {}), "done"] and counts == {"noted": Count(3, 2)}
+
+
 class Broken(Noted):
     def log(self, program, step, numbers):
         if step != 1:

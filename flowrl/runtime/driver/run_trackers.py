@@ -8,16 +8,14 @@ from pathlib import Path
 from ...trackers.tracker import TrackedRun
 from ...trackers.tracking import PATIENCE, Tracking
 from ..storage.recorder import Recorder
+from ..storage.run_record import configuration_of
 from .run_settings import Settings
-
-_CONFIGURATION = ("script", "programs", "parameters", "seed", "runtime", "commit", "dirty", "versions")
 
 
 def open_tracking(settings: Settings, recorder: Recorder, *, resumed: bool, warn: Callable[[str], None]) -> Tracking:
     """Return the trackers that a run is asked for, told of every line that the recorder writes from now on."""
-    record, inputs = recorder.record, settings.inputs.record
-    configuration = {name: record[name] for name in _CONFIGURATION if name in record}
-    configuration |= {name: inputs[name] for name in ("workers", "data") if name in inputs}
+    record = recorder.record
+    configuration = configuration_of({**record, "inputs": settings.inputs.record})
     graphs = record.get("graphs", {})
     run = TrackedRun(
         settings.out.name,

@@ -162,6 +162,7 @@ class Runner:
             )
         self._record_start(point)
         self._tracking = open_tracking(settings, self.recorder, resumed=point is not None, warn=self._warn)
+        self._tell_start(point)
         first, resume = 0, None
         status, digest = "done", None
         try:
@@ -206,8 +207,10 @@ class Runner:
             if not self._lock.lost:  # else the folder is another run's
                 if status == "failed" and not still:
                     self._end_writing()
-                close_tracking(self._tracking, status, self.recorder, self.progress.note, patience=5.0)
-                self.recorder.event(kind, text)
+                try:
+                    self.recorder.event(kind, text)
+                finally:
+                    close_tracking(self._tracking, status, self.recorder, self.progress.note, patience=5.0)
                 self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
                 self.recorder.curve()
         self._checkpoints.give_up()
@@ -533,12 +536,7 @@ class Runner:
         """Write down what this run is asked, or that it is resumed."""
         settings, here = self.settings, origin(self.settings.script)
         asked = start_record(self.executions, self._labels, settings)
-        if self._lock.taken_from:
-            self.recorder.event("unlocked", f"{self._lock.taken_from} was said to be gone")
         if point is not None:
-            before = self.recorder.record.get("commit")
-            commit = [f"on commit {here['commit']}"] if before != here["commit"] else []
-            self.recorder.event("resumed", "; ".join([self._describe(point.chosen.manifest), *commit]))
             self.recorder.run_record(status="running")
             self._checkpoints.asked = asked
         else:
@@ -546,6 +544,15 @@ class Runner:
             self.recorder.run_record(**asked, **here, versions=versions(), **now)
             self.recorder.begin()
             self.journal.begin()
+
+    def _tell_start(self, point: Continuation | None) -> None:
+        """Have readers and trackers know of a run that is resumed, or whose folder was another process's."""
+        if self._lock.taken_from:
+            self.recorder.event("unlocked", f"{self._lock.taken_from} was said to be gone")
+        if point is not None:
+            here = origin(self.settings.script)["commit"]
+            commit = [f"on commit {here}"] if self.recorder.record.get("commit") != here else []
+            self.recorder.event("resumed", "; ".join([self._describe(point.chosen.manifest), *commit]))
 
     def _describe(self, manifest: Mapping[str, Any] | None) -> str:
         return describe_continuation(self.executions, manifest)

@@ -13,6 +13,7 @@ from .disk import hexadecimal, replace_file
 from .jsonl import unreadable
 
 NAME = "run.json"
+_CONFIGURATION = ("script", "programs", "parameters", "seed", "runtime", "commit", "dirty", "versions")
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -44,6 +45,13 @@ def read_record(folder: Path) -> tuple[dict[str, Any], str]:
         f"{shown(str(folder / NAME))} {why}, and no checkpoint has a copy of it. Nothing was changed.",
         fix="Bring the file back, or start anew with --overwrite.",
     )
+
+
+def configuration_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a run's record says how it was asked for: programs, parameters, arguments of workers, data, versions."""
+    inputs: Mapping[str, Any] = record.get("inputs") or {}
+    found = {name: record[name] for name in _CONFIGURATION if name in record}
+    return found | {name: inputs[name] for name in ("workers", "data") if name in inputs}
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,11 @@ class Fails(Noted):
         raise OSError("the disk of the tracker is full")
 
 
+class Alarmed(Noted):
+    def event(self, kind, text, level):
+        self.calls.append((kind, text, level))
+
+
 @pytest.fixture(autouse=True)
 def opened():
     OPENED.clear()
@@ -76,6 +81,21 @@ def test_a_run_that_fails_says_so_to_its_trackers(tmp_path):
     with pytest.raises(Exception, match="broken on purpose"):
         module_of("small_flow").flow.run("breaks", out=tmp_path / "run", quiet=True, track=f"{__name__}:Noted")
     assert OPENED[0].calls[-1] == "failed"
+
+
+def test_events_of_a_run_reach_its_trackers_and_the_last_one_says_why_it_failed(tmp_path):
+    with pytest.raises(Exception, match="broken on purpose"):
+        module_of("small_flow").flow.run("breaks", out=tmp_path / "run", quiet=True, track=f"{__name__}:Alarmed")
+    *_, (kind, text, level), status = OPENED[0].calls
+    assert (kind, level, status) == ("failed", "alarm", "failed") and "broken on purpose" in text
+    assert text == events(tmp_path / "run", "failed")[-1]["text"]
+
+
+def test_a_resume_is_an_event_for_trackers(tmp_path):
+    run(tmp_path / "run", f"{__name__}:Alarmed", steps=3)
+    run(tmp_path / "run", f"{__name__}:Alarmed", steps=5, resume=True)
+    assert [call[0] for call in OPENED[0].calls] == ["counted"] * 3 + ["done"] or "resumed" not in str(OPENED[0].calls)
+    assert [(c[0], c[2]) for c in OPENED[1].calls if c[0] == "resumed"] == [("resumed", "note")]
 
 
 def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path):
