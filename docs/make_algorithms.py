@@ -199,18 +199,14 @@ def tictactoe() -> str:
 
 
 BLOCKS = {
-    "choosing.md": [("costs", costs)],
-    "algorithms.md": [("learning", learning), ("stale", stale), ("tictactoe", tictactoe)],
+    "choosing.md": {"costs": costs},
+    "algorithms.md": {"learning": learning, "stale": stale, "tictactoe": tictactoe},
 }
 
 
 def page(name: str, text: str) -> str:
     """The page with fresh blocks between their markers."""
-    for block, make in BLOCKS[name]:
-        start, end = f"<!-- {block}: written by docs/make_algorithms.py -->", f"<!-- end of {block} -->"
-        before, rest = text.split(start)
-        text = f"{before}{start}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
-    return text
+    return run_path(str(DOCS / "fill_blocks.py"))["fill"](text, BLOCKS[name], "docs/make_algorithms.py")
 
 
 if __name__ == "__main__":

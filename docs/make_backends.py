@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from flowrl.placement.backends import BACKENDS as ROWS
@@ -147,11 +148,7 @@ BLOCKS |= {"versions": versions, "traits": traits}
 
 def page(text: str) -> str:
     """The page with fresh blocks between their markers."""
-    for block, make in BLOCKS.items():
-        start, end = f"<!-- {block}: written by docs/make_backends.py -->", f"<!-- end of {block} -->"
-        before, rest = text.split(start)
-        text = f"{before}{start}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
-    return text
+    return run_path(str(DOCS / "fill_blocks.py"))["fill"](text, BLOCKS, "docs/make_backends.py")
 
 
 if __name__ == "__main__":

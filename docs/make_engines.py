@@ -13,13 +13,13 @@ import ast
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -197,7 +197,7 @@ def generating() -> list[str]:
 
 def traits() -> str:
     """What plans, checks and runs know of each engine, from the table of backends; an empty cell is a no."""
-    made = runpy.run_path(str(DOCS / "make_backends.py"))
+    made = run_path(str(DOCS / "make_backends.py"))
     engines = [BACKENDS[name] for name in generating()]
     rows = []
     for said, of in made["TRAITS"].items():
@@ -235,11 +235,7 @@ BLOCKS |= {f"{name} versions": (lambda name=name: versions(name)) for name in SU
 
 def page(text: str) -> str:
     """The page with fresh blocks between their markers."""
-    for block, make in BLOCKS.items():
-        start, end = f"<!-- {block}: written by docs/make_engines.py -->", f"<!-- end of {block} -->"
-        before, rest = text.split(start)
-        text = f"{before}{start}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
-    return text
+    return run_path(str(DOCS / "fill_blocks.py"))["fill"](text, BLOCKS, "docs/make_engines.py")
 
 
 if __name__ == "__main__":
