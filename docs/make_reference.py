@@ -45,6 +45,7 @@ PAGES = (
             "The flow": ("fl.Flow", "fl.load_script", "fl.render"),
             "Rows": ("fl.Batch", "fl.Column", "fl.Metrics"),
             "Ops of your own": ("fl.op", "fl.takes", "fl.open"),
+            "What a run has recorded": ("fl.open_run", "fl.OpenedRun"),
             "Values that an argument may have": (
                 "fl.allowed.number",
                 "fl.allowed.whole",

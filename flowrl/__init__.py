@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from . import environments
     from .cli.arguments.script import load_script
     from .graph.draw import render
+    from .opened_run import OpenedRun, open_run
     from .placement.cost.given_costs import GivenCosts
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ __all__ = [
     "Mesh",
     "Metrics",
     "Model",
+    "OpenedRun",
     "Pipeline",
     "Place",
     "Plan",
@@ -67,6 +69,7 @@ __all__ = [
     "load_script",
     "op",
     "open",
+    "open_run",
     "render",
     "rl",
     "takes",
@@ -74,7 +77,13 @@ __all__ = [
 ]
 
 #: What few scripts use is imported when it is first asked for.
-_LATER = {"GivenCosts": "placement.cost.given_costs", "load_script": "cli.arguments.script", "render": "graph.draw"}
+_LATER = {
+    "GivenCosts": "placement.cost.given_costs",
+    "OpenedRun": "opened_run",
+    "load_script": "cli.arguments.script",
+    "open_run": "opened_run",
+    "render": "graph.draw",
+}
 
 if not TYPE_CHECKING:  # a type checker would take any name to be there
 

@@ -1,9 +1,11 @@
-"""A table as a notebook shows it: any text is shown as text, long ones are cut."""
+"""Tables and pictures as a notebook shows them: any text is shown as text, long ones are cut."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 LONGEST = 200  # characters of a cell
@@ -22,6 +24,13 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], *, title: str = ""
     lines = [f"<tr>{''.join(f'<th>{cell(value)}</th>' for value in head)}</tr>"]
     lines += [f"<tr>{''.join(f'<td>{cell(value)}</td>' for value in row)}</tr>" for row in rows]
     return f"{above}<table>{''.join(lines)}</table>{below}"
+
+
+def picture(path: Path, alt: str) -> str:
+    """Return the HTML of a PNG file; empty where there is none."""
+    if not path.is_file():
+        return ""
+    return f'<img alt="{cell(alt)}" src="data:image/png;base64,{b64encode(path.read_bytes()).decode()}">'
 
 
 def cell(value: Any) -> str:

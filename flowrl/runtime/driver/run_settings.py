@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...html_tables import table
+from ...html_tables import picture, table
 from ...lowering.lower import Execution
 from ...trackers.tracker import TrackedRun, Tracker
 from ..storage.run_inputs import Inputs
@@ -77,7 +76,4 @@ class Outcome:
         """Its last metrics and the curve of its rewards, for a notebook."""
         rows = [(program, name, value) for program, last in self.last for name, value in last.items()]
         title = f"{self.status}: {self.out}"
-        curve, picture = self.out / "reward.png", ""
-        if curve.is_file():
-            picture = f'<img alt="reward" src="data:image/png;base64,{b64encode(curve.read_bytes()).decode()}">'
-        return table(["program", "metric", "last"], rows, title=title) + picture
+        return table(["program", "metric", "last"], rows, title=title) + picture(self.out / "reward.png", "reward")
