@@ -7,6 +7,7 @@ RUNS is a folder with runs, of which ``tool_use`` is opened. Those of the page w
     flowrl run algorithms/grpo.py --plan PLAN --steps 6 --prompts-per-step 24 --seed 0 --no-save --out RUNS/overlap
     flowrl run algorithms/grpo.py --runtime ray --plan RANKS --steps 5 --prompts-per-step 24 --no-save --out RUNS/ranks
 
+``show_tokens`` is of a shorter run of tool_use, ``--program warmup,tool_use --warmup.steps 120 --tool_use.steps 21``.
 PLAN is ``algorithms/plans/disaggregated_cpu.yaml``, RANKS ``ranks_2_cpu.yaml`` beside it. ``--only show_time`` after
 RUNS takes one of them.
 """

@@ -227,6 +227,7 @@ def test_how_much_is_indexed_is_told_while_it_grows(
     while served.follower.look():
         (short,) = served.ask("runs")["runs"]
         seen.append((short["rows"], short["rows_about"]))
+    assert (0, None) in seen, "nobody knows how many there are before the first ones are read"
     assert len(seen) > 3 and [rows for rows, _ in seen] == sorted(rows for rows, _ in seen)
     assert all(90 < about < 110 and rows <= about for rows, about in seen if rows), seen
     (short,) = served.ask("runs")["runs"]

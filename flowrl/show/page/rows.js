@@ -59,9 +59,9 @@ export function draw(place) {
     const all = run(), words = filters.asked();
     const count = words.kind ? "Prompts, the newest first" : told.count !== null ? plural(told.count, "row")
       : narrowed(words) ? "Rows that fit, not counted" : `${plural(all?.rows ?? 0, "row")} in all`;
-    const part = all && all.rows_about > all.rows;
-    fill(found, h("span", {}, count), part ? h("span", { class: "indexed" },
-      `${number(all.rows)} of about ${number(Number(all.rows_about.toPrecision(3)))} rows are indexed so far, and are searched`) : "");
+    const part = all && (all.rows_about === null || all.rows_about > all.rows);
+    const about = part && all.rows_about !== null ? `${number(all.rows)} of about ${number(Number(all.rows_about.toPrecision(3)))} rows are indexed so far, and are searched` : "The rows are being indexed";
+    fill(found, h("span", {}, count), part ? h("span", { class: "indexed" }, about) : "");
     if (items.querySelector("button")) return;
     const none = part ? "Nothing fits these filters so far." : all?.rows ? "Nothing fits these filters."
       : "No rows are recorded yet. A run writes some of every tenth step; --trajectories N and --trajectories-every M say how many.";
