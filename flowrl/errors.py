@@ -13,6 +13,7 @@ FlowError
 ├── RunError         an op failed while running; names the op and the driver's line
 │   ├── NotFinite    a model gave numbers that are not finite; names the weights or fields that are not
 │   ├── WrongAnswer  an engine or a rank gave rows that cannot be right; names the row
+│   ├── EngineLost   the process behind an engine is gone: its rank is of no more use
 │   ├── Stalled      nothing went on any more; tells the chain of waits, and who is to blame
 │   ├── ClusterLost  Ray itself died, and all processes of the run with it
 │   └── RankLost     a process died, or has not answered in time; names its rank and its pool
@@ -198,6 +199,11 @@ class NotFinite(RunError):
 
 class WrongAnswer(RunError):
     """Rows that cannot be right: too few, one twice, of another version, or with numbers that are not finite."""
+
+
+class EngineLost(RunError):
+    """The process that an engine has begun is gone, or has ended itself. On ranks, that of the engine is started again,
+    and its rows go on from the tokens that it had told."""
 
 
 class RankLost(RunError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import DataError, FlowError, RunError
 from ..workers.model_options import Sampling
-from ..workers.streaming import FailedCall, PrefixTokens, Reason, SampledRow
+from ..workers.streaming import FailedCall, PrefixTokens, Reason, SampledRow, check_kept, last_spans
 from ..workers.tokens.row_support import CallSupport, RowSupport
 from .draw import kept_ids, uniforms
 
@@ -57,12 +57,27 @@ class RunningRow:
         self.ids.append(token)
         self.plain.append(plain)
         self.sampled.append(sampled)
-        if self.spans and self.spans[-1][0] == version:
-            self.spans[-1][1] += 1
-        else:
-            self.spans.append([version, 1])
+        self._extend(version, 1)
         if self.seen is not None and token < len(self.seen):
             self.seen[token] = True
+
+    def _extend(self, version: int, tokens: int) -> None:
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1][1] += tokens
+        else:
+            self.spans.append([version, tokens])
+
+    def go_on_from(self, row: SampledRow) -> None:
+        """Take the tokens that a row had elsewhere. Raises DataError as :meth:`record`."""
+        self.ids += row.ids
+        self.plain += row.rollout_logprobs
+        self.sampled += row.sampling_logprobs
+        for version, tokens in row.versions:
+            self._extend(version, tokens)
+        if self.of_call is not None and row.support is not None:
+            self.support.ids.extend(row.support.ids)
+            self.support.sizes.extend(row.support.sizes)
+            self.of_call.count(len(self.support.sizes), len(row.support.ids))
 
     def record(self, ids: Sequence[int]) -> None:
         """Record which ids could be drawn, all where there are none. Raises DataError where a call has too many."""
@@ -76,6 +91,13 @@ class RunningRow:
         plain, sampled = tuple(self.plain), tuple(self.sampled)
         support = None if self.of_call is None else self.support
         return SampledRow(self.call, self.row, tuple(self.ids), plain, sampled, spans, reason, support)
+
+    def since(self, known: int) -> SampledRow:
+        """The row as it would be aborted now, with the tokens alone behind those that are known."""
+        spans = last_spans(self.spans, len(self.ids) - known)
+        plain, sampled = tuple(self.plain[known:]), tuple(self.sampled[known:])
+        support = None if self.of_call is None else self.support.since(known)
+        return SampledRow(self.call, self.row, tuple(self.ids[known:]), plain, sampled, spans, "aborted", support)
 
 
 class ContinuousBatch(ABC):
@@ -123,22 +145,36 @@ class ContinuousBatch(ABC):
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+    def submit(
+        self,
+        prompts: Column,
+        n: int,
+        seeds: Tensor,
+        sampling: Sampling,
+        starts: Tensor | None = None,
+        kept: Sequence[SampledRow] = (),
+    ) -> int:
         """Begin a call; see :meth:`flowrl.workers.streaming.Streams.submit`."""
         if self._asleep:
             raise asleep()
         if len(seeds) != len(prompts) * n:
             raise DataError(f"{len(seeds)} seeds for {len(prompts) * n} rows.", fix="Give each row a seed of its own.")
-        most = check_lengths(self.positions, prompts.lengths)
+        most, before = check_lengths(self.positions, prompts.lengths), check_kept(kept, len(seeds), sampling)
         self._calls += 1
         call, stops = self._calls, self._ends.union(sampling.stop)
         firsts = [0] * len(seeds) if starts is None else starts.tolist()
         texts = [tuple(prompt.tolist()) for prompt in prompts]
         recorded = CallSupport(len(seeds)) if sampling.support else None
+        begun: list[RunningRow] = []
         for row, (seed, start) in enumerate(zip(seeds.tolist(), firsts, strict=True)):
-            prompt = texts[row // n]
+            prompt, had = texts[row // n], before.get(row)
             limit = sampling.max_tokens if most is None else min(sampling.max_tokens, most - len(prompt))
-            self._rows[call, row] = RunningRow(call, row, prompt, seed, start, limit, sampling, stops, recorded)
+            made = RunningRow(call, row, prompt, seed, start, limit, sampling, stops, recorded)
+            if had is not None:
+                made.go_on_from(had)
+            if had is None or had.reason == "aborted":
+                begun.append(made)
+        self._rows |= {(call, made.row): made for made in begun}
         return call
 
     def running(self) -> list[tuple[int, int]]:
@@ -148,6 +184,10 @@ class ContinuousBatch(ABC):
     def waiting(self, call: int) -> bool:
         """Return whether rows of a call have no token yet."""
         return any(number == call and not row.ids for (number, _), row in self._rows.items())
+
+    def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
+        """Return what rows have got; see :class:`flowrl.workers.streaming.TellsTokens`."""
+        return grown_rows(self._rows.values(), known)
 
     def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
         """End rows of a call, or all; see :meth:`flowrl.workers.streaming.Streams.abort`."""
@@ -246,6 +286,16 @@ class ContinuousBatch(ABC):
                 ids = torch.tensor(row.tokens)
                 row.seen = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids[ids < vocab], True)
         return torch.stack([row.seen for row in rows if row.seen is not None])
+
+
+def grown_rows(rows: Iterable[RunningRow], known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
+    """Return rows that have more tokens than are known, by call and row, with the others alone; those of other calls
+    are passed over."""
+    found: list[SampledRow] = []
+    for row in rows:
+        if (of_call := known.get(row.call)) is not None and len(row.ids) > (before := of_call.get(row.row, 0)):
+            found.append(row.since(before))
+    return found
 
 
 def asleep() -> RunError:

@@ -78,8 +78,8 @@ class RunServices:
 
     ``on_loss`` is told of ranks that were lost within a program, before they are started again, and raises it where
     that is too much; ``on_restart`` is told which ones were started. ``on_resize`` is told that a pool has fewer ranks
-    now, or more, and how many each pool has that is not whole. The run calls all of ``on_commit`` with the number of
-    each step that is committed.
+    now, or more, and how many each pool has that is not whole, ``on_kept`` of rows that go on from the tokens that a
+    lost rank had told. The run calls all of ``on_commit`` with the number of each step that is committed.
     """
 
     journal: Journal | None = None
@@ -88,6 +88,7 @@ class RunServices:
     on_loss: Callable[[RankLost], None] = lambda lost: None
     on_restart: Callable[[str], None] = lambda ranks: None
     on_resize: Callable[[str, Mapping[str, Mapping[str, int]]], None] = lambda text, replicas: None
+    on_kept: Callable[[str], None] = lambda text: None
     on_commit: list[Callable[[int], None]] = field(default_factory=list[Callable[[int], None]])
     failed: FailedRows = field(default_factory=FailedRows)
 

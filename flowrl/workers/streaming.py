@@ -12,11 +12,11 @@ A call is submitted, and each step of the engine returns the rows that have ende
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
-from ..errors import FlowError, RunError, WrongAnswer
+from ..errors import DataError, FlowError, RunError, WrongAnswer
 from .engine import Engine, Generates
 from .model_options import Sampled, Sampling
 from .tokens.row_support import RowSupport, support_columns
@@ -55,10 +55,41 @@ class SampledRow:
     reason: Reason
     support: RowSupport | None = None
 
+    def since(self, known: int) -> SampledRow:
+        """Return the row with its tokens alone behind the first ones, which are known.
+
+        >>> logprobs = (-0.5, -1.2, -0.1)
+        >>> fl.testing.SampledRow(1, 0, (5, 7, 2), logprobs, logprobs, ((3, 2), (4, 1)), "stop").since(1).versions
+        ((3, 1), (4, 1))
+        """
+        return replace(
+            self,
+            ids=self.ids[known:],
+            rollout_logprobs=self.rollout_logprobs[known:],
+            sampling_logprobs=self.sampling_logprobs[known:],
+            versions=last_spans(self.versions, len(self.ids) - known),
+            support=None if self.support is None else self.support.since(known),
+        )
+
     @property
     def token_versions(self) -> tuple[int, ...]:
         """The version of the weights behind each token."""
         return tuple(version for version, tokens in self.versions for _ in range(tokens))
+
+
+def last_spans(spans: Sequence[Sequence[int]], tokens: int) -> tuple[tuple[int, int], ...]:
+    """Return the spans ``(version, tokens)`` of so many tokens at the end.
+
+    >>> last_spans([(3, 2), (4, 1)], 2)
+    ((3, 1), (4, 1))
+    """
+    found: list[tuple[int, int]] = []
+    for version, count in reversed(spans):
+        if tokens <= 0:
+            break
+        found.append((version, min(count, tokens)))
+        tokens -= count
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True)
@@ -126,12 +157,24 @@ class Streams(Generates, Protocol):
         """What a publish may do while rows run, of ``drain``, ``interrupt`` and ``continue`` (see :meth:`resume`)."""
         ...
 
-    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+    def submit(
+        self,
+        prompts: Column,
+        n: int,
+        seeds: Tensor,
+        sampling: Sampling,
+        starts: Tensor | None = None,
+        kept: Sequence[SampledRow] = (),
+    ) -> int:
         """Return the number of a new call, whose rows wait for the next steps. The arguments are ``generate``'s.
 
         Rows are numbered parent-major: row ``i`` is of prompt ``i // n``. A row that was aborted goes on where its
         tokens are put behind its prompt, and ``starts`` counts them. Raises DataError that names the row of a prompt
         that cannot be answered; then nothing was submitted.
+
+        ``kept``, which an engine takes that :func:`tells_tokens`, are rows of the same call as another engine had
+        them: they have their tokens from there, with log-probabilities and versions, and go on from these. Those of
+        them that have ended are not begun, and do not leave again.
         """
         ...
 
@@ -192,6 +235,51 @@ class Waits(Protocol):
 def knows_waiting(engine: object) -> TypeGuard[Waits]:
     """Return whether an engine says which rows wait; those of another count as in the batch once they are submitted."""
     return hasattr(engine, "waiting")
+
+
+class TellsTokens(Protocol):
+    """An engine that tells the tokens of rows while these run, so that another one can go on from them."""
+
+    def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
+        """Return the rows of some calls that run and have more tokens than are ``known`` of them, by call and row.
+
+        Each is as :meth:`Streams.abort` would return it now, with the tokens alone that are not known.
+        """
+        ...
+
+
+def tells_tokens(engine: object) -> TypeGuard[TellsTokens]:
+    """Return whether an engine tells the tokens of rows that run, and goes on from those that another one has told."""
+    return hasattr(engine, "tokens_since")
+
+
+def check_kept(kept: Iterable[SampledRow], rows: int, sampling: Sampling) -> dict[int, SampledRow]:
+    """Return rows that another engine had begun, by their numbers. Raises DataError for what a call cannot go on from.
+
+    >>> row = fl.testing.SampledRow(1, 2, (5, 7), (-0.5, -1.2), (-0.5, -1.2), ((3, 2),), "aborted")
+    >>> list(check_kept([row], 4, fl.testing.Sampling(max_tokens=8)))
+    [2]
+    >>> check_kept([row], 2, fl.testing.Sampling(max_tokens=8))
+    Traceback (most recent call last):
+    flowrl.errors.DataError: Row 2 of the rows that are kept is not among the 2 rows of the call.
+    """
+    found: dict[int, SampledRow] = {}
+    for row in kept:
+        tokens = len(row.ids)
+        what = f"Row {row.row} of the rows that are kept"
+        counts = {len(row.rollout_logprobs), len(row.sampling_logprobs), sum(count for _, count in row.versions)}
+        if not 0 <= row.row < rows:
+            raise DataError(f"{what} is not among the {rows} rows of the call.")
+        if row.row in found:
+            raise DataError(f"{what} is there twice.")
+        if counts != {tokens}:
+            raise DataError(f"{what} has {tokens} tokens, and log-probabilities and versions of {sorted(counts)}.")
+        if row.reason == "aborted" and tokens >= sampling.max_tokens:
+            raise DataError(f"{what} has {tokens} tokens and has not ended; it has {sampling.max_tokens} at most.")
+        if sampling.support and (row.support is None or len(row.support.sizes) != tokens):
+            raise DataError(f"{what} does not say which tokens could be drawn.")
+        found[row.row] = row
+    return found
 
 
 def gathered(rows: Iterable[SampledRow], sampling: Sampling, *, versions: bool = False) -> Sampled:

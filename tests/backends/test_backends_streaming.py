@@ -25,7 +25,7 @@ from flowrl.batch import Column
 from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.model_options import Build, Model, Sampling
-from flowrl.workers.streaming import FailedCall, streams
+from flowrl.workers.streaming import FailedCall, SampledRow, streams, tells_tokens
 from flowrl.workers.tokens import row_support
 
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20]]
@@ -374,6 +374,120 @@ def test_what_is_aborted_keeps_its_tokens_and_goes_on_from_them(it):
         more = it.engine.generate(longer, 1, seeds(8)[row.row :][:1], rest, torch.tensor([len(row.ids)]))
         assert list(row.ids) + more.ids.to_list()[0] == whole[row.row]
     assert it.engine.abort(call) == []
+
+
+KEPT = [Sampling(12), OTHER, Sampling(9, greedy=True), CUT]
+
+
+def told_after(it, call, steps):
+    """What an engine tells of rows in so many steps: its parts by row, and those rows that have ended."""
+    parts, ended, known = {}, [], {}
+    for _ in range(steps):
+        if isinstance(it, OfVLLM):
+            time.sleep(0.06)  # it tells now and then
+        ended += it.engine.step()
+        for part in it.engine.tokens_since({call: known}):
+            assert part.call == call and part.reason == "aborted" and part.ids, "what is new is told alone"
+            known[part.row] = known.get(part.row, 0) + len(part.ids)
+            parts.setdefault(part.row, []).append(part)
+    return parts, ended
+
+
+@pytest.mark.parametrize("sampling", KEPT)
+def test_rows_go_on_from_the_tokens_that_another_engine_had(it, sampling):
+    """They keep these as they are, have no others than if nothing had happened, and end where they would have."""
+    if not tells_tokens(it.engine) or (sampling.support and isinstance(it, OfSGLang)):
+        pytest.skip("it does not tell, or record, them")
+    starts = torch.arange(8) % 3
+    it.engine.submit(prompts(), 2, seeds(8), sampling, starts)
+    whole = {row.row: row for row in finish(it.engine)}
+    call = it.engine.submit(prompts(), 2, seeds(8), sampling, starts)
+    parts, ended = told_after(it, call, 5)
+    assert it.engine.tokens_since({}) == [], "rows of other calls are passed over"
+    it.engine.abort(call)
+    kept = [row for part in parts.values() for row in [joined(part)] if row.row not in {e.row for e in ended}] + ended
+    assert any(row.reason == "aborted" for row in kept)
+    again = it.engine.submit(prompts(), 2, seeds(8), sampling, starts, kept=kept)
+    left = sorted(set(range(8)) - {row.row for row in ended})
+    assert it.engine.running() == [(again, row) for row in left], "those that have ended are not begun"
+    assert it.engine.tokens_since({again: {row.row: len(row.ids) for row in kept}}) == []
+    found = {row.row: row for row in finish(it.engine)}
+    assert sorted(found) == left
+    for row in kept:
+        if row.reason == "aborted":
+            tokens, now = len(row.ids), found[row.row]
+            assert now.ids[:tokens] == row.ids and now.rollout_logprobs[:tokens] == row.rollout_logprobs
+            assert now.sampling_logprobs[:tokens] == row.sampling_logprobs
+    for number, now in found.items():
+        before = whole[number]
+        assert (now.ids, now.reason, now.versions) == (before.ids, before.reason, before.versions)
+        assert now.rollout_logprobs == pytest.approx(before.rollout_logprobs, abs=CLOSE)
+        assert now.sampling_logprobs == pytest.approx(before.sampling_logprobs, abs=CLOSE)
+        assert now.support == before.support
+
+
+def joined(parts):
+    """The parts of a row as one."""
+    plain, sampled, ids, spans = (), (), (), []
+    support = None if parts[0].support is None else row_support.RowSupport()
+    for part in parts:
+        ids, plain = ids + part.ids, plain + part.rollout_logprobs
+        sampled, spans = sampled + part.sampling_logprobs, [*spans, *part.versions]
+        if support is not None:
+            support.ids.extend(part.support.ids)
+            support.sizes.extend(part.support.sizes)
+    return replace(
+        parts[0],
+        ids=ids,
+        rollout_logprobs=plain,
+        sampling_logprobs=sampled,
+        versions=((spans[0][0], len(ids)),),
+        support=support,
+    )
+
+
+def test_kept_tokens_keep_their_version_and_later_ones_are_of_the_weights_there(it):
+    if not tells_tokens(it.engine):
+        pytest.skip("it does not tell them")
+    sampling, new = Sampling(max_tokens=16, temperature=0.9), it.other_weights(5)
+    call = it.engine.submit(prompts(), 2, seeds(8), sampling)
+    parts, _ = told_after(it, call, 4)
+    it.engine.abort(call)
+    kept = [joined(part) for part in parts.values()]
+    it.engine.pause()
+    it.write(new)
+    it.engine.resume(7)
+    it.engine.submit(prompts(), 2, seeds(8), sampling, kept=kept)
+    found = {row.row: row for row in finish(it.engine)}
+    later = 0
+    for row in kept:
+        now, tokens = found[row.row], len(row.ids)
+        assert now.versions[0] == (0, tokens) and [version for version, _ in now.versions[1:]] in ([], [7])
+        assert now.ids[:tokens] == row.ids and now.rollout_logprobs[:tokens] == row.rollout_logprobs
+        wanted = it.logprobs(PROMPTS[row.row // 2], now.ids, new, 0.9)[tokens:]
+        assert now.rollout_logprobs[tokens:] == pytest.approx(wanted, abs=CLOSE)
+        later += len(wanted)
+    assert later > 20
+
+
+def test_rows_that_a_call_cannot_go_on_from_are_named_and_nothing_is_submitted(it):
+    if not tells_tokens(it.engine):
+        pytest.skip("it does not take them")
+    good = SampledRow(1, 1, (5, 7), (-0.5, -1.0), (-0.5, -1.0), ((0, 2),), "aborted")
+    wrong = {
+        "Row 9 .* is not among the 8 rows": [replace(good, row=9)],
+        "Row 1 .* is there twice": [good, good],
+        "Row 1 .* has 3 tokens, and log-probabilities and versions of": [replace(good, ids=(5, 7, 8))],
+        "Row 1 .* has 2 tokens and has not ended; it has 2 at most": [good],
+    }
+    for what, kept in wrong.items():
+        with pytest.raises(DataError, match=what):
+            most = 2 if "at most" in what else 12
+            it.engine.submit(prompts(), 2, seeds(8), Sampling(most), kept=kept)
+    if not isinstance(it, OfSGLang):
+        with pytest.raises(DataError, match="Row 1 .* does not say which tokens could be drawn"):
+            it.engine.submit(prompts(), 2, seeds(8), CUT, kept=[good])
+    assert not it.engine.running()
 
 
 def test_some_rows_are_aborted_and_the_others_go_on(it):

@@ -113,9 +113,10 @@ class Direct:
                 return LOST
             if method == "write_captured":  # it is done while the rank works
                 return self.threads.submit(_answered, getattr(self.ranks[rank], method), *args)
-            args = tuple(pickle.loads(cloudpickle.dumps(a)) if method == "run" else a for a in args)  # noqa: TID251
+            args = tuple(copied(a) if method in ("run", "begin") else a for a in args)
             try:
-                return getattr(self.ranks[rank], method)(*args)
+                answer = getattr(self.ranks[rank], method)(*args)
+                return copied(answer) if method == "advance" else answer
             except Exception as error:
                 return Failed.of(error)
 
@@ -127,6 +128,11 @@ class Direct:
             answers = {r: a for r, a in begun.items() if r not in dead and not isinstance(a, Future)}
             raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers=answers)
         return {rank: a.result() if isinstance(a, Future) else a for rank, a in begun.items()}
+
+
+def copied(message):
+    """A message as it comes out of another process."""
+    return pickle.loads(cloudpickle.dumps(message))  # noqa: TID251
 
 
 def _answered(method, *args):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -26,6 +26,7 @@ class AskedRow:
 
     ``ids`` and ``logprobs`` are what is known of it so far, and ``aborting`` says that it was asked to end. ``label``
     is that of the weights with which it began, and ``sure``, where others came meanwhile, how many tokens are of these.
+    ``kept``: what another engine had of it, whose tokens stand behind its prompt here.
     """
 
     call: int
@@ -42,6 +43,7 @@ class AskedRow:
     aborting: bool = False
     label: str = ""
     sure: int | None = None
+    kept: SampledRow | None = None
 
     @property
     def rid(self) -> str:
@@ -94,19 +96,30 @@ class AskedRow:
             raise WrongRow(f"was made by weights '{wrong[0]}'; it began with '{self.label}', published from here")
         self.spans, self.reason = tuple(spans), "aborted" if kind == "abort" else kind
 
-    def cut(self) -> None:
-        """End it here, with the tokens of which the weights are known."""
+    @property
+    def certain(self) -> int:
+        """How many tokens it has of which the weights are known, those that are kept too."""
+        here = len(self.ids) if self.sure is None else self.sure
+        return here + (0 if self.kept is None else len(self.kept.ids))
+
+    def cut(self, versions: Mapping[str, int]) -> SampledRow:
+        """Return the row as it would end now, with the tokens of which the weights are known."""
         tokens = len(self.ids) if self.sure is None else self.sure
-        self.ids, self.logprobs = self.ids[:tokens], self.logprobs[:tokens]
-        self.spans = ((self.label, tokens),) if tokens else ()
+        spans = ((self.label, tokens),) if tokens else ()
+        part = replace(self, ids=self.ids[:tokens], logprobs=self.logprobs[:tokens], spans=spans)
+        return part.left(versions, "aborted")
 
     def left(self, versions: Mapping[str, int], reason: Reason) -> SampledRow:
         """Return the row as it leaves; ``versions`` are those of labels."""
-        spans: list[tuple[int, int]] = []
+        spans = [] if self.kept is None else list(self.kept.versions)
         for label, tokens in self.spans:
             if spans and spans[-1][0] == versions[label]:
                 spans[-1] = versions[label], spans[-1][1] + tokens
             else:
                 spans.append((versions[label], tokens))
         plain, sampled = tuple(p for p, _ in self.logprobs), tuple(s for _, s in self.logprobs)
-        return SampledRow(self.call, self.row, self.ids, plain, sampled, tuple(spans), reason)
+        ids = self.ids
+        if (kept := self.kept) is not None:
+            ids, plain = (*kept.ids, *ids), (*kept.rollout_logprobs, *plain)
+            sampled = (*kept.sampling_logprobs, *sampled)
+        return SampledRow(self.call, self.row, ids, plain, sampled, tuple(spans), reason)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from ...errors import FlowError, RunError
+from ...errors import EngineLost, FlowError, RunError
 from ...workers.headway import make_headway
 from ...workers.model_options import Sampling
 from ...workers.streaming import FailedCall, SampledRow
@@ -29,11 +29,12 @@ class Calls:
     """``Calls(client, ended, vocab=...)``: ``ended(seconds)`` says how the server's process ended, or None.
 
     Rows run on the server by themselves; a thread for each call reads its answer, and one thread at a time takes what
-    has come. ``labels`` are those of the published weights and their versions, the last one the newest.
+    has come. ``labels`` are those of the published weights and their versions, the last one the newest. ``ours``: the
+    server was started here, so that it may be again.
     """
 
-    def __init__(self, client: Client, ended: Callable[[float], str | None], vocab: int) -> None:
-        self.client, self.vocab = client, vocab
+    def __init__(self, client: Client, ended: Callable[[float], str | None], vocab: int, *, ours: bool = False) -> None:
+        self.client, self.vocab, self.ours = client, vocab, ours
         self.labels: dict[str, int] = {}
         self.rows: dict[tuple[int, int], AskedRow] = {}  # those that have not left, in the order of calls and rows
         self.not_finite: Callable[[str], FlowError] = RunError
@@ -173,8 +174,15 @@ class Calls:
         del self.rows[row.call, row.row]
         if sent:
             self._tell_abort(row)
-        row.cut()
-        return row.left(self.labels, "aborted")
+        return row.cut(self.labels)
+
+    def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
+        """Return rows that have more tokens than are known, by call and row, as far as their weights are known."""
+        found: list[SampledRow] = []
+        for (call, number), row in self.rows.items():
+            if (of_call := known.get(call)) is not None and row.certain > (before := of_call.get(number, 0)):
+                found.append(row.cut(self.labels).since(before))
+        return found
 
     def _tell_abort(self, row: AskedRow) -> None:
         self.ask("/abort_request", {"rid": row.rid})
@@ -189,12 +197,16 @@ class Calls:
             self.lost(error)
 
     def lost(self, error: Exception) -> NoReturn:
-        """Raise RunError of a server that is gone, or does not answer: with its last lines, and rows that it had."""
+        """Raise RunError of a server that is gone, or does not answer: with its last lines, and rows that it had.
+
+        It is EngineLost where the server was started here.
+        """
         how = self._ended(2.0) or ""
         what = f"does not answer within {self.client.patience:g} s" if isinstance(error, TimeoutError) else "is gone"
         rows = [f"{call}.{row}" for call, row in self.rows]
         had = f" It had rows (call.row) {', '.join(rows[:20])}." if rows else ""
-        raise RunError(f"The server of SGLang at {self.client.url} {what} ({error}).{had} {how}".rstrip()) from error
+        kind = EngineLost if self.ours else RunError
+        raise kind(f"The server of SGLang at {self.client.url} {what} ({error}).{had} {how}".rstrip()) from error
 
     def _check_health(self) -> None:
         """Raise RunError where a server of which nothing was heard does not go on."""

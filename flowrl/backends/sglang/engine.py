@@ -7,7 +7,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from ...batch import Column
-from ...errors import DataError, ModelError, RunError
+from ...errors import DataError, EngineLost, ModelError, RunError
 from ...placement.backends import backend
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.streaming import FailedCall, SampledRow, gathered
+from ...workers.streaming import FailedCall, SampledRow, check_kept, gathered
 from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite, not_finite
@@ -120,7 +120,7 @@ class SGLangEngine(Mirrored):
                 },
             )
         client = Client(url, key, patience)
-        self.calls = Calls(client, self._process_ended, self._vocab)
+        self.calls = Calls(client, self._process_ended, self._vocab, ours=self.process is not None)
         self.calls.not_finite = lambda what: not_finite(what, self.mirror.parameters)
         if self.process is not None:
             self._wait(client)
@@ -194,11 +194,19 @@ class SGLangEngine(Mirrored):
         check_finite("log-probabilities of sampled tokens", made.rollout_logprobs.values, self.mirror.parameters)
         return made
 
-    def _begin(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None) -> int:
-        """Send a call, or hold it in a pause; return its number."""
+    def _begin(
+        self,
+        prompts: Column,
+        n: int,
+        seeds: Tensor,
+        sampling: Sampling,
+        starts: Tensor | None,
+        kept: Sequence[SampledRow] = (),
+    ) -> int:
+        """Send a call, or hold it in a pause; return its number. The server takes tokens that are kept as prompt."""
         if sampling.support:
             raise RunError("SGLang does not record which tokens could be drawn.", fix="Leave support=True out.")
-        most = check_lengths(self.positions, prompts.lengths)
+        most, before = check_lengths(self.positions, prompts.lengths), check_kept(kept, len(seeds), sampling)
         stops = frozenset({*self.mirror.eos_ids, *sampling.stop})
         texts = [tuple(row.tolist()) for row in prompts]
         for number, text in enumerate(texts):
@@ -211,9 +219,13 @@ class SGLangEngine(Mirrored):
         call, rows = self._submitted, []
         firsts = [0] * len(seeds) if starts is None else starts.tolist()
         for row, (seed, start) in enumerate(zip(seeds.tolist(), firsts, strict=True)):
-            text = texts[row // n]
+            text, had = texts[row // n], before.get(row)
+            if had is not None and had.reason != "aborted":
+                continue
             limit = sampling.max_tokens if most is None else min(sampling.max_tokens, most - len(text))
-            rows.append(AskedRow(call, row, text, seed, start, limit, stops))
+            ids = () if had is None else had.ids
+            asked = (*text, *ids), seed, start + len(ids), limit - len(ids)
+            rows.append(AskedRow(call, row, *asked, stops, kept=had))
         self.calls.rows.update({(call, row.row): row for row in rows})
         if self._paused:
             self._held.append((rows, sampling))
@@ -223,9 +235,21 @@ class SGLangEngine(Mirrored):
 
     # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
 
-    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+    def submit(
+        self,
+        prompts: Column,
+        n: int,
+        seeds: Tensor,
+        sampling: Sampling,
+        starts: Tensor | None = None,
+        kept: Sequence[SampledRow] = (),
+    ) -> int:
         """Begin a call whose rows leave one by one."""
-        return self._begin(prompts, n, seeds, sampling, starts)
+        return self._begin(prompts, n, seeds, sampling, starts, kept)
+
+    def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
+        """Return what rows have got, as far as the server has told of it and the weights are known."""
+        return self.calls.tokens_since(known)
 
     def step(self) -> list[SampledRow | FailedCall]:
         """Return what has ended, after a moment at most."""
@@ -321,7 +345,8 @@ class SGLangEngine(Mirrored):
         try:
             self.calls.ask("/update_weights_from_disk", {**said, "flush_cache": not self._server_paused})
         except RunError as error:
-            raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
+            kind = EngineLost if isinstance(error, EngineLost) else RunError
+            raise kind(f"{what} failed. {error.what}", fix=error.fix) from error
         self.calls.labels[self._label] = self._version
         loaded = time.monotonic()
         self._check_sums(what)

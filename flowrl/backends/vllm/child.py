@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-from ...errors import DataError, ModelError, RunError
+from ...errors import DataError, EngineLost, ModelError, RunError
 from ...workers.headway import make_headway
 
 LOOK = 1.0  # seconds between two looks at whether it is alive
@@ -70,8 +70,8 @@ class Child:
     def ask(
         self, do: str, answers: int, *, meanwhile: Callable[[], None] = lambda: None, **said: Any
     ) -> Iterator[dict[str, Any]]:
-        """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there, DataError
-        for rows that cannot be answered.
+        """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there, EngineLost
+        where the process is gone, DataError for rows that cannot be answered.
 
         ``meanwhile`` is done here once it was asked for.
         """
@@ -103,7 +103,7 @@ class Child:
             raise self._lost() from None
 
     def _receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """The next message. Raises RunError where the process is gone, or where there is none in so many seconds."""
+        """The next message. Raises EngineLost where the process is gone, RunError for none in so many seconds."""
         waited = 0.0
         try:
             while not self._connection.poll(LOOK):
@@ -117,13 +117,13 @@ class Child:
             raise self._lost() from None
         make_headway()
         if "ended" in got:
-            raise RunError(f"it ended with {got['ended'].rstrip('.')}.{self._written()}")
+            raise EngineLost(f"it ended with {got['ended'].rstrip('.')}.{self._written()}")
         return got
 
-    def _lost(self) -> RunError:
+    def _lost(self) -> EngineLost:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
-        return RunError(f"the process of vLLM is gone, with exit status {self._process.returncode}.{self._written()}")
+        return EngineLost(f"the process of vLLM is gone, with exit status {self._process.returncode}.{self._written()}")
 
     def _written(self) -> str:
         """The last lines that it wrote."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Column
-from ...errors import DataError, ModelError, NotFinite, RunError
+from ...errors import DataError, EngineLost, ModelError, NotFinite, RunError
 from ...placement.backends import backend
 from ...placement.cluster.mesh import Mesh
 from ...placement.model.model_shape import ModelShape
@@ -21,10 +21,11 @@ from ...placement.model.rank_parameters import parameters_of
 from ...placement.model.weight_layout import Layout
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, Streams, gathered
+from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, Streams, check_kept, gathered
+from ...workers.tokens.row_support import CallSupport
 from ...workers.weights.offloaded import Offloaded
 from ...workers.weights.weight_boxes import Sums, sums
-from ..continuous import asleep, check_lengths
+from ..continuous import RunningRow, asleep, check_lengths, grown_rows
 from ..hf import engine as reference
 from ..hf.copy_weights import copy
 from ..hf.finite import check_finite, not_finite
@@ -35,7 +36,7 @@ from ..team import Ranks, Team, open_team, rank_on
 from .child import Child
 from .expert_stacks import as_transformers_has_them
 from .proof import check_probe, check_weights
-from .row_messages import from_message
+from .row_messages import as_message, from_message
 from .split_weights import SplitParameters, WholeOneByOne
 from .versions import installed
 from .weight_memory import WeightMemory, open_weights
@@ -172,7 +173,8 @@ class VLLMEngine(Mirrored):
         except NotFinite:
             raise
         except RunError as error:
-            raise RunError(f"{what} failed. {error.what}", fix=error.fix) from error
+            kind = EngineLost if isinstance(error, EngineLost) else RunError
+            raise kind(f"{what} failed. {error.what}", fix=error.fix) from error
         self._check_together(what, said, here)
         gap = check_probe(what, said["probe"], wanted, TOLERANCE[self._dtype])
         self._emptied = False
@@ -237,7 +239,7 @@ class WholeVLLMEngine(VLLMEngine):
     publish_modes = ("drain", "interrupt")
 
     def __init__(self, build: Build, mirror: Any, version: str) -> None:
-        self._running: dict[tuple[int, int], None] = {}  # in the order of calls and rows
+        self._running: dict[tuple[int, int], RunningRow] = {}  # with what was told of them; in their order
         self._paused, self._version = False, 0
         self._begun_again = True  # since the last pause, as a publish has them do
         self._weights = list(mirror.net.model.parameters())
@@ -256,11 +258,32 @@ class WholeVLLMEngine(VLLMEngine):
         """How many rows get a token in a step, at most."""
         return self.options["rows"]
 
-    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+    def submit(
+        self,
+        prompts: Column,
+        n: int,
+        seeds: Tensor,
+        sampling: Sampling,
+        starts: Tensor | None = None,
+        kept: Sequence[SampledRow] = (),
+    ) -> int:
         """Begin a call whose rows leave one by one."""
-        (said,) = self.child.ask("submit", 1, **self._asked(prompts, n, seeds, sampling, starts))
-        self._running.update(dict.fromkeys((said["call"], row) for row in range(len(seeds))))
+        before = check_kept(kept, len(seeds), sampling)
+        asked = self._asked(prompts, n, seeds, sampling, starts)
+        (said,) = self.child.ask("submit", 1, **asked, kept=[as_message(row) for row in before.values()])
+        recorded = CallSupport(len(seeds)) if sampling.support else None
+        for row in range(len(seeds)):
+            had = before.get(row)
+            if had is None or had.reason == "aborted":
+                heard = RunningRow(said["call"], row, (), 0, 0, 0, sampling, frozenset(), recorded)
+                if had is not None:
+                    heard.go_on_from(had)
+                self._running[said["call"], row] = heard
         return said["call"]
+
+    def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
+        """Return what rows have got, as it was told with the last steps."""
+        return grown_rows(self._running.values(), known)
 
     def step(self) -> list[SampledRow | FailedCall]:
         """Go on by a token of each row; return what has ended."""
@@ -271,6 +294,8 @@ class WholeVLLMEngine(VLLMEngine):
         if self._emptied:
             self._publish()
         (said,) = self.child.ask("step", 1, version=self._version)
+        for grown in map(from_message, said["grown"]):
+            self._running[grown.call, grown.row].go_on_from(grown)
         return [self._left(ended) for ended in said["left"]]
 
     def _left(self, said: Mapping[str, Any]) -> SampledRow | FailedCall:
@@ -279,7 +304,7 @@ class WholeVLLMEngine(VLLMEngine):
         if "ids" in said:
             del self._running[call, row]
             return from_message(said)
-        self._running = {key: None for key in self._running if key[0] != call}
+        self._running = {key: heard for key, heard in self._running.items() if key[0] != call}
         if "what" in said:
             return FailedCall(call, DataError(said["what"], fix=said["fix"]))
         what = f"Log-probabilities of row {row} of call {call}, token {said['token']}, are not finite"

@@ -24,13 +24,14 @@ from typing import Any
 from ...errors import DataError
 from ...workers.model_options import Sampling
 from ...workers.tokens.row_support import CallSupport
-from ..continuous import RunningRow
-from .row_messages import as_message
+from ..continuous import RunningRow, grown_rows
+from .row_messages import as_message, from_message
 from .versions import adapter
 from .weight_memory import open_weights
 
 LOOK = 1.0  # seconds between two looks at whether the other process is there
 TELL = 10.0  # seconds between two words that steps are made
+GROWN = 0.05  # seconds between two words of what rows have got
 
 
 class Server:
@@ -55,6 +56,8 @@ class Server:
         self.left: dict[int, int] = {}  # by call that is answered whole: its rows that have not ended
         self.ended: list[dict[str, Any]] = []  # of streamed calls, not told yet
         self.told = 0.0  # when the other side was told last that steps are made
+        self.grown = 0.0  # when it was told last what rows have got
+        self.known: dict[int, dict[int, int]] = {}  # tokens that it knows of the rows of streamed calls
         self.version = 0  # of the weights
         self.begun = 0  # how often rows were begun: a name is not used twice
         self.uncounted: set[str] = set()  # rows that have no token yet
@@ -104,7 +107,9 @@ class Server:
 
     def submit(self, asked: dict[str, Any]) -> None:
         """Begin the rows of a streamed call, whose number is that of this message."""
+        self.known[asked["call"]] = {row["row"]: len(row["ids"]) for row in asked["kept"]}
         self._begin_call(asked)
+        self._close(asked["call"])
         self.send(call=asked["call"])
 
     def step(self, asked: dict[str, Any]) -> None:
@@ -113,7 +118,19 @@ class Server:
         if not self.ended:
             self._step()
         ended, self.ended = self.ended, []
-        self.send(call=asked["call"], left=ended)
+        self.send(call=asked["call"], left=ended, grown=self._grown())
+
+    def _grown(self) -> list[dict[str, Any]]:
+        """Return now and then what streamed rows have got: who asks goes on from it where this process is lost."""
+        now = time.monotonic()
+        if now - self.grown < GROWN:
+            return []
+        self.grown = now
+        found = grown_rows(self.rows.values(), self.known)
+        for row in found:
+            of_call = self.known[row.call]
+            of_call[row.row] = of_call.get(row.row, 0) + len(row.ids)
+        return [as_message(row) for row in found]
 
     def abort(self, asked: dict[str, Any]) -> None:
         """End rows of a streamed call, or all of them; say what they have."""
@@ -146,9 +163,15 @@ class Server:
         sampling = SAMPLING[call] = Sampling(**{**said, "stop": tuple(said["stop"])})
         stops, prompts = frozenset(asked["stops"]), [tuple(prompt) for prompt in asked["prompts"]]
         recorded = CallSupport(len(asked["seeds"])) if sampling.support else None
+        kept = {row.row: row for row in map(from_message, asked.get("kept", ()))}
         for row, (seed, start, limit) in enumerate(zip(asked["seeds"], asked["starts"], asked["limits"], strict=True)):
+            made = RunningRow(call, row, prompts[row // n], seed, start, limit, sampling, stops, recorded)
+            if (had := kept.get(row)) is not None:
+                if had.reason != "aborted":
+                    continue
+                made.go_on_from(had)
             try:
-                self._begin(RunningRow(call, row, prompts[row // n], seed, start, limit, sampling, stops, recorded))
+                self._begin(made)
             except Exception as error:
                 raise ValueError(f"row {row}: {error}") from error
 
@@ -233,6 +256,7 @@ class Server:
 
         self._withdraw([name for name, row in self.rows.items() if row.call == call])
         self.left.pop(call, None)
+        self.known.pop(call, None)
         SAMPLING.pop(call, None)
 
     # -- weights ------------------------------------------------------------------------------------------------------

@@ -143,7 +143,10 @@ class DistributedExecutor(OpenGroups):
 
     def _share(self, group: WorkerGroup) -> EngineOnRanks:
         """Return the engines of a worker's ranks, for calls side by side."""
-        return self._shared.setdefault(group.name, EngineOnRanks(self.client, group))
+        found = self._shared.get(group.name)
+        if found is None:
+            found = self._shared[group.name] = EngineOnRanks(self.client, group, lambda text: self.run.on_kept(text))
+        return found
 
     def install(self, name: str, version: int, weights: Staged | None = None, *, keep_cache: bool = False) -> int:
         """Give the copy that generates ``weights`` that were staged, or those that the worker has. Returns the bytes

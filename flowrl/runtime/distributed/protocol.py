@@ -20,6 +20,7 @@ from ...workers.tokens.tokenizer import Tokenizers
 from ...workers.user_code.failed_rewards import Failures
 from ..values.process_memory import ProcessMemory
 from ..values.remote_batch import Kind
+from .told_tokens import ToldTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,7 +134,7 @@ class RankCall:
     ``weights``: version of the worker's weights, and whether they were updated since. ``keep``: the number under which
     the result is kept; 0 for a rank whose result is that of another one. ``journal``: (program, call) of one
     that touches the world, ``journal_since`` the parts from which on journals may answer it. ``frees``: objects that
-    nobody needs any more.
+    nobody needs any more. ``kept``: what a rank that is lost has told of the rows that it sampled.
     """
 
     title: str
@@ -148,6 +149,7 @@ class RankCall:
     journal_since: Mapping[str, int] = field(default_factory=dict[str, int])
     frees: tuple[int, ...] = ()
     policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
+    kept: ToldTokens | None = None
 
 
 #: Those of :class:`flowrl.runtime.values.row_digests.RowDigests`, without the keys.
@@ -185,13 +187,14 @@ class Advanced:
     """What came of a time in which a rank sampled: ``Advanced({17: reply}, entered=(18,))``, by numbers of calls.
 
     ``over`` are those whose rows have all left, ``entered`` those whose rows all have a place in the batch by now,
-    ``steps`` what the engine has made in all. An answer is given again until it is no longer asked for: whoever asks
-    loses it where another rank dies meanwhile.
+    ``steps`` what the engine has made in all, ``told`` the tokens of rows that run. An answer is given again until it
+    is no longer asked for, and tokens until they are known: whoever asks loses it where another rank dies meanwhile.
     """
 
     over: Mapping[int, Reply | Failed]
     entered: tuple[int, ...] = ()
     steps: int = 0
+    told: Mapping[int, tuple[ToldTokens, ...]] = field(default_factory=dict[int, tuple[ToldTokens, ...]])
 
 
 @dataclass

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ...errors import At, DiskError, FlowError, RankLost, RunError, WrongAnswer
+from ...errors import At, DiskError, EngineLost, FlowError, RankLost, RunError, WrongAnswer
 from ...workers.headway import Headway
 from ...workers.user_code.failed_rewards import Failures
 from ..storage.checkpoints.snapshot import Captured
@@ -51,11 +51,13 @@ class Link(Protocol):
 @dataclass
 class Traffic:
     """Bytes of columns: ``drawn`` by the driver from data and sent to ranks, ``between`` ranks, and what else the
-    driver had: ``records`` for a reader of the run, and ``payload``, which stays 0."""
+    driver had: ``records`` for a reader of the run, ``told``, tokens of rows that run, which it hands on where a rank
+    is lost, and ``payload``, which stays 0."""
 
     drawn: int = 0
     between: int = 0
     records: int = 0
+    told: int = 0
     payload: int = 0
 
 
@@ -135,9 +137,22 @@ class RankClient:
         number = next(self._waits)
         self._asked[number] = Asked(what, tuple(sent), time.time())
         try:
-            return self._wait_for(sent, what, on_death)
+            answers = self._wait_for(sent, what, on_death)
         finally:
             del self._asked[number]
+        self.raise_lost_engines(answers, what)
+        return answers
+
+    def raise_lost_engines(self, answers: Mapping[int, Any], what: str) -> None:
+        """Raise RankLost for ranks that answer that the process behind their engine is gone."""
+        failed = {rank: answer.error for rank, answer in answers.items() if isinstance(answer, Failed)}
+        lost = {self.stand_in(rank): error for rank, error in failed.items() if isinstance(error, EngineLost)}
+        if lost:
+            rank, error = min(lost.items())
+            where = f"rank {rank} of pool '{self.pool_of(rank)}'"
+            others = {each: answer for each, answer in answers.items() if self.stand_in(each) not in lost}
+            what = f"{where} has lost its engine during {what}: {error.what}"
+            raise RankLost(what, ranks=lost, answers=others) from error
 
     def _wait_for(self, sent: Mapping[int, Any], what: str, on_death: Callable[[], None] | None) -> dict[int, Any]:
         """Return the answers, also of ranks that stand in for those that were asked."""

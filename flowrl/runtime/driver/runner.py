@@ -42,6 +42,7 @@ from .monitoring.learning_stalled import stalled
 from .monitoring.wait_notes import WaitNotes
 from .monitoring.wait_story import WaitStory, wait_story
 from .progress import Progress
+from .rank_events import RankEvents
 from .run_position import RunPosition
 from .run_settings import Outcome, Settings
 from .run_texts import describe_continuation, evaluation_label, labels, start_record, unseen_metric, unused_words
@@ -124,13 +125,15 @@ class Runner:
         only_read = settings.checkpoint is not None and not any(self._trained)  # the state is there already
         self._checkpoints.none = self._replay is not None or only_read
         self._losses = Losses(self._position, self._checkpoints, self.progress, self.journal, settings.out)
+        told = RankEvents(self.recorder, self.progress)
         self._services = RunServices(
             self.journal,
             Notes(settings.out),
             self._warn,
             self._losses.note,
-            self._note_renewal,
-            on_resize=self._note_size,
+            on_restart=told.note_restart,
+            on_resize=told.note_size,
+            on_kept=told.note_kept,
             failed=FailedRows(self.journal, self._warn),
         )
         self.executor.attach(self._services)
@@ -514,15 +517,6 @@ class Runner:
         session = self._session
         own = session is not None and session.dispatcher.runs_own_ops_alone()
         return Signs(self._events(), self.executor.headway(), own)
-
-    def _note_renewal(self, what: str) -> None:
-        self.recorder.event("renewed", what)
-        self.progress.note(f"started again: {what}; the step goes on")
-
-    def _note_size(self, what: str, replicas: Mapping[str, Mapping[str, int]]) -> None:
-        self.recorder.event("resized", what)
-        self.recorder.run_record(replicas=dict(replicas))
-        self.progress.note(what)
 
     def _say_what_changed(self, point: Continuation) -> None:
         if self._replay is None:  # which has a report of its own

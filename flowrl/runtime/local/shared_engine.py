@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import sleep
 from typing import Any
 
 from ...batch import CallInfo
-from ...errors import FlowError, RunError
+from ...errors import EngineLost, FlowError, RunError
 from ...graph.ops.op import Op
 from ...workers.model_options import Sampled
-from ...workers.streaming import FailedCall, SampledRow, SampleRequest, Streams, gathered, knows_waiting
+from ...workers.streaming import FailedCall, SampledRow, SampleRequest, Streams, gathered, knows_waiting, tells_tokens
 from ...workers.user_code.rows_in_progress import Notes
 from ..values.step_records import RankTime
 from .run_op import heard
@@ -33,10 +33,20 @@ class SharedEngine:
         engine.pause()
         engine.resume(version)
 
-    def submit(self, asked: SampleRequest) -> Rows:
-        """Have the rows of a request join the batch. Raises DataError for a prompt that cannot be answered."""
-        number = self.engine.submit(asked.prompts, asked.n, asked.seeds, asked.sampling, asked.starts)
-        rows = self._requests[number] = Rows(number, asked, len(asked.prompts) * asked.n)
+    def submit(self, asked: SampleRequest, kept: Sequence[SampledRow] = (), *, kept_cache: bool = False) -> Rows:
+        """Have the rows of a request join the batch. Raises DataError for a prompt that cannot be answered.
+
+        ``kept`` are those of its rows that another engine had begun, with the tokens that they had there;
+        ``kept_cache`` says whether some of these come from keys and values that were kept through a publish.
+        """
+        more: dict[str, Any] = {"kept": kept} if kept else {}
+        number = self.engine.submit(asked.prompts, asked.n, asked.seeds, asked.sampling, asked.starts, **more)
+        rows = Rows(number, asked, len(asked.prompts) * asked.n, kept)
+        rows.kept_cache = kept_cache
+        if rows.are_over:
+            self._over.add(number)
+        else:
+            self._requests[number] = rows
         return rows
 
     def step(self) -> None:
@@ -49,6 +59,8 @@ class SharedEngine:
             return
         self.steps += 1
         try:
+            if isinstance(self._broken, EngineLost):
+                raise EngineLost(self._broken.what, fix=self._broken.fix) from self._broken
             if self._broken is not None:
                 raise RunError("The engine of this call has failed.") from self._broken
             ended = self.engine.step()
@@ -78,6 +90,16 @@ class SharedEngine:
         """Return the rows of a request that is over, with the version of each token. Raises its failure."""
         self._over.discard(rows.number)
         return rows.sampled()
+
+    def tokens_since(self, known: Mapping[Rows, Mapping[int, int]]) -> dict[Rows, list[SampledRow]]:
+        """Return what the rows of requests have got that is not ``known``, which are so many tokens by row: of those
+        that have ended, and of those that run, unless the engine does not tell or has failed."""
+        found = {rows: rows.ended_since(tokens) for rows, tokens in known.items()}
+        if self._broken is None and tells_tokens(self.engine):
+            of_number = {rows.number: rows for rows in known}
+            for row in self.engine.tokens_since({rows.number: tokens for rows, tokens in known.items()}):
+                found[of_number[row.call]].append(row)
+        return found
 
     def has_waiting(self, rows: Rows) -> bool:
         """Return whether some of the rows wait for a place in the batch."""
@@ -119,9 +141,9 @@ class SharedEngine:
 class Rows:
     """The rows of a request, as they leave the engine."""
 
-    def __init__(self, number: int, asked: SampleRequest, count: int) -> None:
+    def __init__(self, number: int, asked: SampleRequest, count: int, kept: Sequence[SampledRow] = ()) -> None:
         self.number, self._asked, self._count = number, asked, count
-        self._ended: list[SampledRow] = []
+        self._ended = [replace(row, call=number) for row in kept if row.reason != "aborted"]
         self._error: FlowError | None = None
         self.kept_cache = False  # through a publish
 
@@ -131,6 +153,13 @@ class Rows:
             self._error = ended.error
         else:
             self._ended.append(ended)
+
+    def ended_since(self, known: Mapping[int, int]) -> list[SampledRow]:
+        """Return those that have ended, with the tokens alone that are not known.
+
+        Of one that is known to have ended one token more is known than it has.
+        """
+        return [row.since(known.get(row.row, 0)) for row in self._ended if len(row.ids) >= known.get(row.row, 0)]
 
     @property
     def are_over(self) -> bool:
@@ -144,10 +173,25 @@ class Rows:
         return replace(gathered(self._ended, self._asked.sampling, versions=True), kept_cache=self.kept_cache)
 
 
+@dataclass(frozen=True)
+class KeptRows:
+    """What the rows of a request have got: ``KeptRows((row,))``. A row that has not ended is as if it was aborted.
+
+    ``kept_cache``: keys and values were kept through a publish.
+    """
+
+    rows: tuple[SampledRow, ...] = ()
+    kept_cache: bool = False
+
+
+NOTHING = KeptRows()
+
+
 class StreamedCall:
     """A call whose rows leave the engine one by one: see :class:`flowrl.runtime.executor.SteppedCall`.
 
-    It is begun at once, in the thread of the engine.
+    It is begun at once, in the thread of the engine. ``kept``: what the rows of the op's first request had got from
+    another engine when that was lost.
     """
 
     ranks: tuple[int, ...] = ()
@@ -164,13 +208,20 @@ class StreamedCall:
         engine: SharedEngine,
         notes: Notes,
         warn: Callable[[str], None],
+        kept: KeptRows = NOTHING,
     ) -> None:
         self._op, self._worker, self._arguments, self._info = op, worker, arguments, info
+        self._kept, self._requests = kept, 0
         self._engine, self._notes, self._warn = engine, notes, warn
         self._steps: Generator[SampleRequest, Sampled | None, Any] = op.run_asking(worker, arguments, into, info)
         self._rows: Rows | None = None
         self._result: Any = None
         self._go_on()
+
+    @property
+    def first_rows(self) -> Rows | None:
+        """The rows of the op's first request, while it runs: those of a later one depend on all of these."""
+        return self._rows if self._requests == 1 else None
 
     @property
     def has_entered(self) -> bool:
@@ -203,4 +254,6 @@ class StreamedCall:
             except StopIteration as end:
                 self._result, self._rows = end.value, None
                 return
-        self._rows = self._engine.submit(asked)
+        self._requests += 1
+        kept, self._kept = self._kept, NOTHING
+        self._rows = self._engine.submit(asked, kept.rows, kept_cache=kept.kept_cache)

@@ -52,6 +52,15 @@ class RowSupport:
         self.ids.extend(ids)
         self.sizes.append(len(ids))
 
+    def since(self, place: int) -> RowSupport:
+        """Return a copy of what was recorded from a place on.
+
+        >>> RowSupport(array("i", [4, 7, 2]), array("i", [2, 0, 1])).since(1)
+        RowSupport(ids=array('i', [2]), sizes=array('i', [0, 1]))
+        """
+        sizes = self.sizes[place:]
+        return RowSupport(self.ids[len(self.ids) - sum(sizes) :], sizes)
+
 
 def support_columns(rows: Iterable[RowSupport]) -> tuple[Column, Column]:
     """``support_ids`` and ``support_sizes`` of the rows of a call.

@@ -180,6 +180,47 @@ def test_a_rank_that_hangs_is_found_by_the_deadline(cluster, flow, alone, tmp_pa
         assert re.fullmatch(r"(actor|ref)\.\w+ of step \d \(.+ -> .+, version \d\)", said[1])
 
 
+def test_long_rows_of_a_killed_rank_go_on_from_what_it_had_told(cluster, tmp_path, monkeypatch):
+    """A process is killed in the middle of long rows: all of them are those of the undisturbed run, and none is lost."""
+    from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks
+
+    module = module_of("long_rows_flow")
+    here = plan("dp=1", "hf", generate=2, staleness=2, publish="interrupt")
+    how = {"quiet": True, "runtime": "ray", "plan": here, "trajectories": 12, "trajectories_every": 1}
+    module.flow.run(out=tmp_path / "calm", **how)
+    advance, killed = EngineOnRanks.advance, []
+
+    def kills(engine, what):
+        heard = {rank: sum(part.heard.unfinished) for _, rank, part in engine._unanswered()}
+        rank = max(heard, key=lambda rank: heard[rank], default=None)
+        if not killed and rank is not None and heard[rank] >= 20:
+            killed.append(rank)
+            os.kill(json.loads((tmp_path / "run" / "ranks.json").read_text())[str(rank)]["pid"], signal.SIGKILL)
+        advance(engine, what)
+
+    monkeypatch.setattr(EngineOnRanks, "advance", kills)
+    found = module.flow.run(out=tmp_path / "run", **how)
+    assert found.status == "done" and len(killed) == 1
+    rows = {
+        out: {(r["step"], *r["key"]): r["response_ids"] for r in trajectories(tmp_path / out)}
+        for out in ("calm", "run")
+    }
+    assert rows["run"] == rows["calm"] and len(rows["run"]) == module.STEPS * module.PROMPTS * module.GROUP
+    account = record(tmp_path / "run")["ledger"]["long_rows"]["rows"]
+    assert account == record(tmp_path / "calm")["ledger"]["long_rows"]["rows"] and account["live"] == 0
+    kinds = [e["kind"] for e in events(tmp_path / "run")]
+    assert "renewed" in kinds and "recovered" not in kinds
+    said = [e["text"] for e in events(tmp_path / "run") if e["kind"] == "kept"]
+    counts = [
+        re.fullmatch(rf"(\d+) rows? goe?s? on from (\d+) kept tokens: .* on rank {killed[0]}", text) for text in said
+    ]
+    assert sum(int(count[2]) for count in counts if count) >= 20
+
+
+def trajectories(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+
+
 def test_ranks_that_the_cluster_has_no_room_for_are_named(cluster, monkeypatch):
     from flowrl.runtime.distributed.ray import start_ranks
 

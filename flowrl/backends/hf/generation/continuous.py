@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -61,9 +61,21 @@ class Streaming(ABC):
         """Its calls, for threads and for asyncio."""
         return stream_of(cast("Streams", self))
 
-    def submit(self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None) -> int:
+    def submit(
+        self,
+        prompts: Column,
+        n: int,
+        seeds: Tensor,
+        sampling: Sampling,
+        starts: Tensor | None = None,
+        kept: Sequence[SampledRow] = (),
+    ) -> int:
         """Begin a call whose rows leave one by one; see :class:`flowrl.workers.streaming.Streams`."""
-        return self.batch.submit(prompts, n, seeds, sampling, starts)
+        return self.batch.submit(prompts, n, seeds, sampling, starts, kept)
+
+    def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
+        """Return what rows have got; see :class:`flowrl.workers.streaming.TellsTokens`."""
+        return self.batch.tokens_since(known)
 
     def step(self) -> list[SampledRow | FailedCall]:
         """Go on by a token of each row that has a place; return what has ended."""

@@ -3,16 +3,17 @@ are asked, and say which calls are over by then."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ....errors import RankLost
+from ....errors import EngineLost, RankLost
 from ...values.call import Call
 from ..protocol import Advanced, Failed, RankCall, Reply
 from ..rank_client import RankClient
 from ..recovery import remake_rows
+from ..told_tokens import HeardTokens
 from ..worker_group import WorkerGroup
 from .kept_results import fill_keys
 from .pending_calls import CallOnRanks, Sent
@@ -27,14 +28,15 @@ class _Part:
     number: int = 0  # as which the rank knows it
     answer: Reply | Failed | None = None
     entered: bool = False
+    heard: HeardTokens = field(default_factory=HeardTokens)  # of its rows
 
 
 class StreamedCallOnRanks(CallOnRanks):
     """A call that samples on the ranks of ``group``: see :class:`flowrl.runtime.executor.SteppedCall`.
 
-    Where a rank is lost that can be restarted as it was, the rows that it had not answered are sampled again. What a
-    rank has answered is copied to another one at once: those beside it, and publishes in between, do not come again, so
-    it could not be made once more.
+    Where a rank is lost that can be restarted as it was, the rows that it had not answered go on from the tokens that
+    it has told. What a rank has answered is copied to another one at once: those beside it, and publishes in between,
+    do not come again, so it could not be made once more.
     """
 
     def __init__(
@@ -127,11 +129,13 @@ class StreamedCallOnRanks(CallOnRanks):
 class EngineOnRanks:
     """The engines of a worker's ranks, which calls share. One thread uses it: that of the pool.
 
-    ``calls`` are those that are not over, by number.
+    ``calls`` are those that are not over, by number. ``on_kept`` is told in words of rows that go on elsewhere.
     """
 
-    def __init__(self, client: RankClient, group: WorkerGroup) -> None:
-        self.client, self.group = client, group
+    def __init__(
+        self, client: RankClient, group: WorkerGroup, on_kept: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.client, self.group, self.on_kept = client, group, on_kept
         self.calls: dict[int, StreamedCallOnRanks] = {}
         self.steps = dict.fromkeys(group.ranks, 0)  # that their engines have made
         self._told = dict.fromkeys(group.ranks, 0)  # steps, as a rank has counted them since it began
@@ -165,18 +169,19 @@ class EngineOnRanks:
     def advance(self, what: str) -> None:
         """Have the ranks sample for a short time. Raises RankLost."""
         self._begin_again()
-        asked: dict[int, list[int]] = {}
+        asked: dict[int, dict[int, int]] = {}
         parts: dict[int, tuple[StreamedCallOnRanks, int, _Part]] = {}
         for call, rank, part in self._unanswered():
             parts[part.number] = call, rank, part
-            asked.setdefault(self.client.stand_in(rank), []).append(part.number)
+            asked.setdefault(self.client.stand_in(rank), {})[part.number] = part.heard.last
         most = (
             {}
             if self.most is None
             else {rank: max(0, self.most.get(rank, 0) - self.steps.get(rank, 0)) for rank in asked}
         )
-        words = {rank: (self.group.key, tuple(asked[rank]), most.get(rank)) for rank in sorted(asked)}
+        words = {rank: (self.group.key, asked[rank], most.get(rank)) for rank in sorted(asked)}
         found: dict[int, Advanced] = self.client.wait(self.client.send("advance", words), what)
+        lost: dict[int, Failed] = {}  # whose rows go on once they are there again
         for rank, advanced in found.items():
             told = self._told.get(rank, 0)
             again = advanced.steps < told  # the rank was started again
@@ -184,8 +189,14 @@ class EngineOnRanks:
             self._told[rank] = advanced.steps
             for number in advanced.entered:
                 parts[number][2].entered = True
+            for number, told in advanced.told.items():
+                self.client.traffic.told += parts[number][2].heard.take(told)
             for number, answer in advanced.over.items():
-                self._take(*parts[number][:2], answer)
+                if isinstance(answer, Failed) and isinstance(answer.error, EngineLost):
+                    lost[rank] = answer
+                else:
+                    self._take(*parts[number][:2], answer)
+        self.client.raise_lost_engines(lost, what)
 
     def _take(self, call: StreamedCallOnRanks, rank: int, answer: Reply | Failed) -> None:
         part = call.parts[rank]
@@ -195,13 +206,23 @@ class EngineOnRanks:
             call.keep(rank, answer)
 
     def _begin_again(self) -> None:
-        """Tell ranks that were restarted of the calls that they were at."""
+        """Tell ranks that were restarted of the calls that they were at, and of the tokens that are known of them."""
+        unfinished: dict[tuple[str, int, int], list[int]] = defaultdict(list)
         with self.client.order:
-            for _, rank, part in self._unanswered():
+            for call, rank, part in self._unanswered():
                 if part.epoch < 0 or self.client.restarted_after(part.epoch, rank):
                     weights = (self.group.version, self.group.dirty)
                     keep = self.client.new_id() if part.rank_call.keep else 0  # what had the old one is gone
-                    part.rank_call = replace(part.rank_call, weights=weights, keep=keep, frees=())
+                    kept = part.heard.hand_on()
+                    part.rank_call = replace(part.rank_call, weights=weights, keep=keep, frees=(), kept=kept)
                     remake_rows(self.client, [dict(part.rank_call.arguments)])
                     part.epoch, part.entered = self.client.epoch, False
                     self.client.send("begin", {rank: (part.number, part.rank_call)})
+                    unfinished[call.call.title, call.call.info.step, self.client.stand_in(rank)] += (
+                        part.heard.unfinished
+                    )
+        for (title, step, rank), tokens in unfinished.items():
+            if tokens:
+                rows = "1 row goes" if len(tokens) == 1 else f"{len(tokens)} rows go"
+                what = f"{rows} on from {sum(tokens)} kept tokens"
+                self.on_kept(f"{what}: {title} of step {step} on rank {rank}")

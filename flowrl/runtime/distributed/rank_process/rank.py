@@ -169,8 +169,11 @@ class Rank(Weights, Policies):
         except BaseException as error:
             self.streams.fail(number, call.worker, Failed.of(error))
 
-    def advance(self, key: tuple[str, bool], wanted: Sequence[int], most: int | None = None) -> Advanced:
-        """Sample for a short time, by ``most`` steps, the rows of the calls that were begun with a worker."""
+    def advance(self, key: tuple[str, bool], wanted: Mapping[int, int], most: int | None = None) -> Advanced:
+        """Sample for a short time, by ``most`` steps, the rows of the calls that were begun with a worker.
+
+        ``wanted``: calls that are not answered, with the number of the last message that was heard of their tokens.
+        """
         self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
         return self.streams.advance(key, wanted, most)
 

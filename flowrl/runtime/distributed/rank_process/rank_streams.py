@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -12,11 +13,14 @@ from ....workers.base import Worker
 from ....workers.model_worker import ModelWorker
 from ....workers.streaming import streams
 from ....workers.user_code.rows_in_progress import Notes
-from ...local.shared_engine import SharedEngine, StreamedCall
+from ...local.shared_engine import NOTHING, KeptRows, Rows, SharedEngine, StreamedCall
 from ..protocol import Advanced, Failed, RankCall, Reply
+from ..told_tokens import ToldTokens
 
 #: Seconds for which a rank samples before it answers: a publish, or a new call, waits no longer than that.
 SLICE = 0.05
+#: Bytes of tokens that are told of a call while it runs. Those behind them are sampled again where the rank is lost.
+MOST_TOLD = 1 << 25
 
 Key = tuple[str, bool]
 
@@ -28,8 +32,44 @@ class _Begun:
     call: RankCall
     streamed: StreamedCall
     reply: Callable[[Any], Reply]
+    teller: Teller
     entered: bool = False
     warnings: list[str] = field(default_factory=list[str])
+
+
+class Teller:
+    """What the driver is told of the rows of a call while they run: each token in one message, until it knows that.
+
+    ``kept`` it knows already. ``known`` are tokens of each row that were told; of one that has ended one more.
+    """
+
+    def __init__(self, kept: KeptRows) -> None:
+        self.known: dict[int, int] = {}
+        self._messages: deque[ToldTokens] = deque()  # that it may not have heard
+        self._number = self._bytes = 0
+        self._note(kept)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much was told that no more is."""
+        return self._bytes >= MOST_TOLD
+
+    def add(self, found: KeptRows) -> None:
+        """Have these tokens told."""
+        self._note(found)
+        self._number += 1
+        self._messages.append(message := ToldTokens.of(found, self._number))
+        self._bytes += message.bytes
+
+    def tell(self, heard: int) -> tuple[ToldTokens, ...]:
+        """Return what the driver has not heard, of which message ``heard`` was the last one."""
+        while self._messages and self._messages[0].number <= heard:
+            self._messages.popleft()
+        return tuple(self._messages)
+
+    def _note(self, told: KeptRows) -> None:
+        for row in told.rows:
+            self.known[row.row] = self.known.get(row.row, 0) + len(row.ids) + (row.reason != "aborted")
 
 
 class RankStreams:
@@ -59,18 +99,21 @@ class RankStreams:
             shared = self._shared[call.worker] = SharedEngine(engine, worker.version)
         self._over.get(call.worker, {}).pop(number, None)
         warnings: list[str] = []
-        how: Any = {"engine": shared, "notes": self._notes, "warn": warnings.append}
+        kept = NOTHING if call.kept is None else KeptRows(tuple(call.kept), call.kept.kept_cache)
+        how: Any = {"engine": shared, "notes": self._notes, "warn": warnings.append, "kept": kept}
         streamed = StreamedCall(op, worker, arguments, call.into, call.info, **how)
-        self._begun.setdefault(call.worker, {})[number] = _Begun(call, streamed, reply, warnings=warnings)
+        begun = _Begun(call, streamed, reply, Teller(kept), warnings=warnings)
+        self._begun.setdefault(call.worker, {})[number] = begun
 
     def fail(self, number: int, key: Key, failed: Failed) -> None:
         """Keep why a call could not begin, for the next :meth:`advance`."""
         self._over.setdefault(key, {})[number] = failed
 
-    def advance(self, key: Key, wanted: Collection[int], most: int | None = None) -> Advanced:
+    def advance(self, key: Key, wanted: Mapping[int, int], most: int | None = None) -> Advanced:
         """Sample for a short time, or until something has come of it; with ``most`` for so many steps and no less.
 
-        ``wanted``: the calls whose answers nobody has yet; of others they are forgotten.
+        ``wanted``: the calls whose answers nobody has yet, with the number of the last message of tokens that was heard
+        of each; of others answers are forgotten.
         """
         over = self._over[key] = {n: answer for n, answer in self._over.get(key, {}).items() if n in wanted}
         shared = self._shared.get(key)
@@ -94,7 +137,10 @@ class RankStreams:
             if (shared is not None and shared.is_held) or perf_counter() >= ends:
                 break
         entered = tuple(number for number, each in begun.items() if each.entered)
-        return Advanced(dict(over), entered, 0 if shared is None else shared.steps)
+        if shared is not None:
+            _collect_told(shared, begun.values())
+        told = {n: found for n, each in begun.items() if (found := each.teller.tell(wanted.get(n, 0)))}
+        return Advanced(dict(over), entered, 0 if shared is None else shared.steps, told)
 
     def pause(self, key: Key) -> None:
         """Stop between two tokens: weights are about to be written."""
@@ -113,3 +159,14 @@ class RankStreams:
         self._shared.clear()
         self._begun.clear()
         self._over.clear()
+
+
+def _collect_told(shared: SharedEngine, begun: Iterable[_Begun]) -> None:
+    """Have the tellers of calls take what their rows have got since they were asked for last."""
+    tellers: dict[Rows, Teller] = {}
+    for each in begun:
+        if (rows := each.streamed.first_rows) is not None and not each.teller.is_full:
+            tellers[rows] = each.teller
+    for rows, found in shared.tokens_since({rows: teller.known for rows, teller in tellers.items()}).items():
+        if found:
+            tellers[rows].add(KeptRows(tuple(found), rows.kept_cache))
