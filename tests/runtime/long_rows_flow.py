@@ -47,6 +47,7 @@ def length(prompt: str, response: str) -> float:
 
 flow = fl.Flow("long_rows")
 actor = flow.worker(fl.Actor, MODEL, lr=1e-30, max_tokens=48, temperature=1.1, top_k=12)
+ref = flow.worker(fl.Reference, of=actor)
 reward = flow.worker(fl.FunctionReward, length)
 witness = flow.worker(Witness)
 
@@ -54,6 +55,6 @@ witness = flow.worker(Witness)
 @flow.program
 def long_rows(steps: int = STEPS):
     for step, batch in flow.steps(arithmetic.prompts(PROMPTS), steps):
-        rows = reward.score(actor.generate(batch, n=GROUP))
+        rows = ref.logprobs(reward.score(actor.generate(batch, n=GROUP)))
         witness.see(rows, step=step)
-        flow.log(step, actor.update(rl.group_advantages(rows), loss=rl.ppo_clip()))
+        flow.log(step, actor.update(rl.group_advantages(rows), loss=rl.ppo_clip(kl=1e-3)))

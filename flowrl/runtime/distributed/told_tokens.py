@@ -134,8 +134,7 @@ class HeardTokens:
 
     def __init__(self) -> None:
         self.last = 0  # the number of the message that was heard last
-        self._rows: dict[int, _Heard] = {}
-        self._kept_cache = False
+        self._messages: list[ToldTokens] = []  # put together once somebody has to go on from them
 
     def take(self, told: Iterable[ToldTokens]) -> int:
         """Take messages of a rank, in their order. Returns the bytes of those that are new."""
@@ -144,21 +143,27 @@ class HeardTokens:
             if message.number <= self.last:
                 continue
             self.last, size = message.number, size + message.bytes
-            self._kept_cache |= message.kept_cache
-            for row in message:
-                self._rows.setdefault(row.row, _Heard()).add(row)
+            self._messages.append(message)
         return size
 
     def rows(self) -> tuple[SampledRow, ...]:
         """Return the rows as they were heard of."""
-        return tuple(heard.row(number) for number, heard in self._rows.items())
+        rows: dict[int, _Heard] = {}
+        for message in self._messages:
+            for row in message:
+                rows.setdefault(row.row, _Heard()).add(row)
+        return tuple(heard.row(number) for number, heard in rows.items())
 
     @property
     def unfinished(self) -> list[int]:
         """The tokens of each row that is known to have some and not to have ended."""
-        return [len(heard.ids) for heard in self._rows.values() if heard.reason == "aborted" and heard.ids]
+        return [len(row.ids) for row in self.rows() if row.reason == "aborted" and row.ids]
 
     def hand_on(self) -> ToldTokens | None:
         """Return what was heard, for the rank that is to go on from it: its messages are counted from 1 again."""
         self.last = 0
-        return ToldTokens.of(KeptRows(self.rows(), self._kept_cache)) if self._rows else None
+        if not self._messages:
+            return None
+        kept_cache = any(message.kept_cache for message in self._messages)
+        self._messages = [ToldTokens.of(KeptRows(self.rows(), kept_cache))]
+        return self._messages[0]

@@ -19,6 +19,8 @@ from ..told_tokens import ToldTokens
 
 #: Seconds for which a rank samples before it answers: a publish, or a new call, waits no longer than that.
 SLICE = 0.05
+#: Seconds from one time that tokens are told to the next, at least, and how often the time that it took itself.
+TOLD_EVERY, TOLD_TIMES = 0.25, 50
 #: Bytes of tokens that are told of a call while it runs. Those behind them are sampled again where the rank is lost.
 MOST_TOLD = 1 << 25
 
@@ -80,6 +82,7 @@ class RankStreams:
         self._shared: dict[Key, SharedEngine] = {}
         self._begun: dict[Key, dict[int, _Begun]] = {}
         self._over: dict[Key, dict[int, Reply | Failed]] = {}  # what came of those that are over, while it is asked for
+        self._tell_at: dict[Key, float] = {}  # when tokens are told next
 
     def begin(
         self,
@@ -137,8 +140,9 @@ class RankStreams:
             if (shared is not None and shared.is_held) or perf_counter() >= ends:
                 break
         entered = tuple(number for number, each in begun.items() if each.entered)
-        if shared is not None:
+        if shared is not None and (now := perf_counter()) >= self._tell_at.get(key, 0.0):
             _collect_told(shared, begun.values())
+            self._tell_at[key] = perf_counter() + max(TOLD_EVERY, TOLD_TIMES * (perf_counter() - now))
         told = {n: found for n, each in begun.items() if (found := each.teller.tell(wanted.get(n, 0)))}
         return Advanced(dict(over), entered, 0 if shared is None else shared.steps, told)
 

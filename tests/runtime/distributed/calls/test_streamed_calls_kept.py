@@ -39,6 +39,12 @@ def told(monkeypatch):
     return found
 
 
+def told_at_once(monkeypatch) -> None:
+    """Have ranks answer after each token, with what it is."""
+    for name in ("SLICE", "TOLD_EVERY", "TOLD_TIMES"):
+        monkeypatch.setattr(rank_streams, name, 0.0)
+
+
 def plan(order: str = "fifo", publish: str = "interrupt", dp: int = 2, **more) -> Plan:
     pools = {"train": "cpu", "rollout": Pool("rollout", processes=dp), "cpu": "cpu"}
     place = {"actor": {"train": Place("train"), "generate": Place("rollout")}, "reward": Place("cpu")}
@@ -94,7 +100,7 @@ def check_equal(found, wanted) -> None:
 def test_rows_of_a_lost_rank_go_on_from_what_it_had_told(
     module, calm, told, tmp_path, monkeypatch, count, order, publish, dp, more
 ):
-    monkeypatch.setattr(rank_streams, "SLICE", 0.0)
+    told_at_once(monkeypatch)
     kill = ("advance", count, 1)
     found, place = run(module, tmp_path / "run", plan(order, publish, dp, **more), kill=kill)
     assert isinstance(place.ranks, Direct) and place.ranks.restarted == [1]
@@ -114,7 +120,7 @@ def test_rows_of_a_lost_rank_go_on_from_what_it_had_told(
 
 def test_what_was_told_is_not_sampled_again(module, calm, told, tmp_path, monkeypatch):
     """The engines make the tokens of all rows once, and besides those alone that nobody had heard of."""
-    monkeypatch.setattr(rank_streams, "SLICE", 0.0)
+    told_at_once(monkeypatch)
     made, add = [], NetBatch.step
 
     def counted(batch):
@@ -133,7 +139,7 @@ def test_what_was_told_is_not_sampled_again(module, calm, told, tmp_path, monkey
 
 
 def test_an_engine_whose_process_is_gone_costs_what_its_rank_would(module, calm, told, tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_streams, "SLICE", 0.0)
+    told_at_once(monkeypatch)
     steps, step = [], NetBatch.step
 
     def dies(batch):
@@ -154,7 +160,7 @@ def test_an_engine_whose_process_is_gone_costs_what_its_rank_would(module, calm,
 
 
 def test_past_the_most_that_is_told_rows_go_on_from_there(module, calm, told, tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_streams, "SLICE", 0.0)
+    told_at_once(monkeypatch)
     monkeypatch.setattr(rank_streams, "MOST_TOLD", 300)
     found, place = run(module, tmp_path / "run", plan(), kill=("advance", 20, 1))
     check_equal(found, calm)
