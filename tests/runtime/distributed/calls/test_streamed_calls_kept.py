@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -74,14 +79,14 @@ def events(out: Path, *kinds: str) -> list[dict]:
     return [event for event in found if event["kind"] in kinds]
 
 
-def check_equal(found, wanted) -> None:
+def check_equal(found, wanted, close: float = CLOSE) -> None:
     """The same rows: tokens and ends, log-probabilities but for rounding; versions that rise within the bound."""
     by_key = {key: row for (_, key), row in found.items()}
     assert sorted(by_key) == sorted(key for _, key in wanted)
     for (_, key), row in wanted.items():
         now = by_key[key]
         assert (now["response_ids"], now["finished"]) == (row["response_ids"], row["finished"])
-        assert now["rollout_logprobs"] == pytest.approx(row["rollout_logprobs"], abs=CLOSE)
+        assert now["rollout_logprobs"] == pytest.approx(row["rollout_logprobs"], abs=close)
         assert now["versions"] == sorted(now["versions"])
 
 
@@ -166,3 +171,37 @@ def test_past_the_most_that_is_told_rows_go_on_from_there(module, calm, told, tm
     check_equal(found, calm)
     calls = module.STEPS * 2
     assert 0 < place.client.traffic.told < calls * (300 + 12 * (8 + 20))
+
+
+@pytest.mark.vllm
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+def test_rows_of_a_vllm_that_is_killed_go_on_from_what_it_had_told(told, tmp_path, monkeypatch):
+    """The process of the engine, while its rank lives: the ids are those of the undisturbed run."""
+    from flowrl.backends.vllm.engine import WholeVLLMEngine
+
+    found = module_of("long_rows_flow")
+    larger = replace(found.MODEL, config={**found.MODEL.config, "hidden_size": 64})  # vLLM has no kernel for heads of 8
+    found.flow.use_model("actor", larger)
+    options = {"kv_cache": 0.0625, "rows": 32}
+    served = Place("rollout", backend="vllm", options=options)
+    pools = {"train": "cpu", "rollout": "cpu", "cpu": "cpu"}
+    place = {"actor": {"train": Place("train"), "generate": served}, "reward": Place("cpu")}
+    made = Plan(pools, place, pipeline=Pipeline(staleness=2, publish="interrupt", copies=2))
+    wanted, _ = run(found, tmp_path / "calm", made)
+    steps, step = [], WholeVLLMEngine.step
+
+    def dies(engine):
+        steps.append(engine)
+        if len(steps) == 12:
+            os.kill(engine.child.pid, signal.SIGKILL)
+        time.sleep(0.01)
+        return step(engine)
+
+    monkeypatch.setattr(WholeVLLMEngine, "step", dies)
+    rows, place = run(found, tmp_path / "run", made)
+    assert isinstance(place.ranks, Direct) and place.ranks.restarted == [1]
+    check_equal(rows, wanted, close=1e-4)
+    (lost,) = events(tmp_path / "run", "lost")
+    assert "the process of vLLM is gone, with exit status -9" in lost["text"]
+    assert sum(tokens for tokens, _ in told) > 0 and events(tmp_path / "run", "kept")
