@@ -132,12 +132,6 @@ def _as_it_went(
     if scheme.setup.streams:
         begun, taken = _begun(run, program, scheme, f"order: {steps.order} and publish: {steps.publish}", how.forced)
         return replace(how, begun=begun, taken=taken)
-    if len(scheme.setup.followers) > 1:
-        raise UsageError(
-            f"{', '.join(scheme.setup.followers)} are trained and sampled from with staleness: {steps.staleness}: the "
-            "versions of one of them alone can be given again.",
-            fix="Compare two runs with flowrl diff.",
-        )
     nodes = {scheme.nodes[site] for site in scheme.relaxed if site in scheme.nodes}
     return replace(how, pins=seen_versions(run, program, nodes))
 

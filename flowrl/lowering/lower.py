@@ -42,9 +42,9 @@ class Execution:
         """The workers of the program that generate with a copy of their own."""
         return tuple(name for name in self.workers if (name, True) in self.deployments)
 
-    def pinned(self, pins: Mapping[int, int], *, after: int = 0) -> Execution:
+    def pinned(self, pins: Mapping[int, Mapping[str, int]], *, after: int = 0) -> Execution:
         """The same, with the version that calls see which may see another one: those from the call ``after`` on."""
-        left = {call: version for call, version in pins.items() if call >= after}
+        left = {call: versions for call, versions in pins.items() if call >= after}
         return replace(self, scheme=replace(self.scheme, setup=replace(self.scheme.setup, pins=left)))
 
     def in_order(self, begun: Iterable[Begun], taken: Mapping[int, Groups], *, after: int = 0) -> Execution:

@@ -198,10 +198,10 @@ class Setup:
     """What a schedule knows before the first event.
 
     ``Setup(("train", "rollout"), {"actor": Follower("train", "rollout")}, staleness=1)``. ``chunks``: into how many
-    row-wise calls are cut. ``pins``: the version for each relaxed read by id, as in the log of an earlier run; so are
-    ``begun``, the order in which the pool that generates begins with what it has to do, and ``taken``, the groups of a
-    call.
-    ``queue``: how many calls may be handed to a pool that is busy with another one, which it then runs in turn.
+    row-wise calls are cut. ``pins``: the versions of workers for each relaxed read by id, as in the log of an earlier
+    run; so are ``begun``, the order in which the pool that generates begins with what it has to do, and ``taken``, the
+    groups of a call. ``queue``: how many calls may be handed to a pool that is busy with another one, which it then
+    runs in turn.
     """
 
     pools: tuple[str, ...]
@@ -212,7 +212,7 @@ class Setup:
     publish: str = "drain"
     chunks: int = 1
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
-    pins: Mapping[int, int] = field(default_factory=dict[int, int])
+    pins: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, "Mapping[str, int]"])
     begun: tuple[Begun, ...] = ()
     taken: Mapping[int, Groups] = field(default_factory=dict[int, "Groups"])
     queue: int = 0

@@ -48,8 +48,8 @@ class PublishRules:
         self.copies = {w: Copies(f, versions.get(w, 0), versions.get(w, 0)) for w, f in setup.followers.items()}
         self._last_update: dict[str, Node] = {}  # of a worker's trained copy
         self._reads: dict[str, list[Node]] = {}  # since that update
-        for version in setup.pins.values():
-            for copies in self.copies.values():
+        for worker, version in (seen for versions in setup.pins.values() for seen in versions.items()):
+            if (copies := self.copies.get(worker)) is not None:
                 copies.pinned[version] = copies.pinned.get(version, 0) + 1
 
     # -- what happens in the program --------------------------------------------------------------------------------
@@ -101,8 +101,8 @@ class PublishRules:
         node.wait_for(copies.before)
         if self._settled:  # what an exact read has caused before it in the program, it sees too
             node.wait_for(copies.last if copies.last is not None and not copies.last.held else None)
-        pin = self._pins.get(call.id, 0)
-        if pin > copies.installed:
+        pin = self._pin(call.id, worker)
+        if pin is not None and pin > copies.installed:
             copies.awaited.setdefault(pin, []).append(node)
             node.left += 1
 
@@ -155,9 +155,14 @@ class PublishRules:
             publish.held = False
             if self._settled or self._pins:
                 for reader in copies.relaxed:
-                    if self._pins.get(reader.id, -1) < publish.version:
+                    pin = self._pin(reader.id, publish.worker)
+                    if pin is None or pin < publish.version:
                         publish.wait_for(reader)
             self._ready(publish)
+
+    def _pin(self, call: int, worker: str) -> int | None:
+        """Return the version of a worker that a call is to see, where that is given."""
+        return self._pins.get(call, {}).get(worker)
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
@@ -175,8 +180,8 @@ class PublishRules:
                 continue
             if node in copies.relaxed:
                 copies.relaxed.remove(node)
-            if call.id in self._pins:
-                copies.pinned[self._pins[call.id]] -= 1
+            if (pin := self._pin(call.id, worker)) is not None:
+                copies.pinned[pin] -= 1
                 self.release(copies, [p for p in copies.waiting])
             if node in copies.readers:
                 copies.readers.remove(node)

@@ -25,6 +25,14 @@ place:
   reward: {{pool: train}}
 pipeline: {{staleness: {}}}
 """
+TWO = """
+pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
+place:
+  first: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
+  second: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
+  reward: {{pool: train}}
+pipeline: {{staleness: {}}}
+"""
 OVERLAP = """
 pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
 place:
@@ -105,7 +113,7 @@ def test_with_more_staleness_calls_see_the_versions_that_they_saw(tmp_path, caps
     keep = tmp_path / "again"
     assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
     pins = json.loads((keep / "replay.json").read_text())["pins"]
-    assert [[version] for version in pins.values()] == seen, "each generate is given its version"
+    assert [[version["actor"]] for version in pins.values()] == seen, "each generate is given its version"
 
 
 def test_versions_are_kept_to_where_timing_had_given_others(tmp_path, capsys):
@@ -125,6 +133,37 @@ def test_versions_are_kept_to_where_timing_had_given_others(tmp_path, capsys):
     found = [json.loads(line) for line in (other / "digests.jsonl").read_text().splitlines()]
     seen = [line["versions"]["actor"] for line in found if line["node"] == "actor.generate"]
     assert seen == [[0], [0], [0], [1], [2]]
+
+
+def test_with_more_staleness_calls_of_several_workers_see_the_versions_that_they_saw(tmp_path, capsys):
+    """Of each worker its own: those that a free run would hardly give are given too."""
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(TWO.format(3))
+    run, module = tmp_path / "run", module_of("two_actors_flow")
+    module.flow.run("two_actors", out=run, plan=str(plan), quiet=True, save_models=False, steps=6)
+    keep = tmp_path / "again"
+    assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
+    assert "Bitwise equal" in capsys.readouterr().out
+
+    def seen(out: Path) -> dict[str, list[list[int]]]:
+        lines = [json.loads(line) for line in (out / "digests.jsonl").read_text().splitlines()]
+        return {
+            n: [line["versions"][n] for line in lines if line["node"] == f"{n}.generate"] for n in ("first", "second")
+        }
+
+    pins = json.loads((keep / "replay.json").read_text())["pins"].values()
+    assert {name: [[v[name]] for v in pins if name in v] for name in ("first", "second")} == seen(run) == seen(keep)
+    lines, step = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()], {}
+    for line in lines:
+        for name in line.get("versions", {}) if line["node"].endswith(".generate") else ():
+            number = step[name] = step.get(name, -1) + 1
+            line["versions"][name] = [max(0, number - 3) if name == "first" else max(0, number - 3) // 2]
+    (run / "digests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    main(["replay", str(run), "--keep", str(tmp_path / "oldest")])
+    assert seen(tmp_path / "oldest") == {
+        "first": [[0], [0], [0], [0], [1], [2]],
+        "second": [[0], [0], [0], [0], [0], [1]],
+    }
 
 
 def overlapped(

@@ -164,13 +164,13 @@ def test_more_staleness_hides_what_one_step_cannot():
 
 
 def test_a_log_of_versions_gives_them_again():
-    def fly(seed: int, pins: dict[int, int]) -> Driver:
+    def fly(seed: int, pins: dict[int, dict[str, int]]) -> Driver:
         driver = Driver(setup(staleness=3, pins=pins), Times(chance=random.Random(seed)), pools_of(SPLIT))
         grpo(driver, 30)
         return driver
 
     first = fly(1, {})
-    log = {id: seen[0] for id, seen in first.clock.flown.versions.items()}
+    log = {id: {"actor": seen[0]} for id, seen in first.clock.flown.versions.items()}
     for seed in range(2, 30):
         assert versions(fly(seed, log)) == versions(first)
     assert any(versions(fly(seed, {})) != versions(first) for seed in range(2, 30))

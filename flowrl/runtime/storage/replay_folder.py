@@ -24,18 +24,19 @@ NAME = "replay.json"
 
 @dataclass(frozen=True)
 class Replay:
-    """What is done again: ``Replay("runs/grpo", 0, 7, pins={41: 3})``.
+    """What is done again: ``Replay("runs/grpo", 0, 7, pins={41: {"actor": 3}})``.
 
     ``program`` is the number of the last program in the run, and ``until`` its last step; None for all of it. ``pins``:
-    the version that each call of that program saw which could have seen another one. ``begun`` and ``taken``: what the
-    pool that samples began with, and the groups that calls have got, of a run whose rows leave the engine one by one.
+    the versions of workers that each call of that program saw which could have seen others. ``begun`` and ``taken``:
+    what the pool that samples began with, and the groups that calls have got, of a run whose rows leave the engine one
+    by one.
     With ``forced`` the rows that the run has sampled take the place of those that the replay samples.
     """
 
     run: str
     program: int
     until: int | None = None
-    pins: Mapping[int, int] = field(default_factory=dict[int, int])
+    pins: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, "Mapping[str, int]"])
     begun: Sequence[Begun] = ()
     taken: Mapping[int, Groups] = field(default_factory=dict[int, "Groups"])
     forced: bool = False
@@ -62,7 +63,7 @@ def read_replay(folder: Path) -> Replay | None:
         return None
     begun = [begun_of(each) for each in said["begun"]]
     taken = {int(call): groups_of(groups) for call, groups in said["taken"].items()}
-    pins = {int(call): version for call, version in said["pins"].items()}
+    pins = {int(call): versions for call, versions in said["pins"].items()}
     return Replay(**{**said, "pins": pins, "begun": begun, "taken": taken})
 
 
@@ -90,23 +91,24 @@ def prepare_replay(run: Path, out: Path, record: Mapping[str, Any], replay: Repl
     return begin
 
 
-def seen_versions(run: Path, program: str, nodes: Collection[str]) -> dict[int, int]:
-    """The version of the weights that each call of these nodes was started with, as a run has recorded it.
+def seen_versions(run: Path, program: str, nodes: Collection[str]) -> dict[int, dict[str, int]]:
+    """The version of each worker's weights that calls of these nodes were started with, as a run has recorded it.
 
-    Raises UsageError where a call was started with several: its chunks had them.
+    Raises UsageError where a call was started with several of one worker: its chunks had them.
     """
-    pins: dict[int, int] = {}
+    pins: dict[int, dict[str, int]] = {}
     for made in read_digests(run):
         if made.program != program or made.outside or made.node not in nodes or not made.versions:
             continue
-        seen = {version for versions in made.versions.values() for version in versions}
-        if len(seen) > 1:
+        for worker, seen in made.versions.items():
+            if len(set(seen)) < 2:
+                continue
             raise UsageError(
-                f"{made.node} of step {made.step} has seen versions {', '.join(map(str, sorted(seen)))}: chunks of a "
-                "call, or several workers of it, had one each, and a replay can give a call one alone.",
+                f"{made.node} of step {made.step} has seen versions {', '.join(map(str, sorted(set(seen))))} of "
+                f"'{worker}': chunks of the call had one each, and a replay can give a call one alone.",
                 fix="Replay steps before it, or run with chunks: 1.",
             )
-        pins[made.call] = seen.pop()
+        pins[made.call] = {worker: seen[0] for worker, seen in made.versions.items() if seen}
     return pins
 
 
