@@ -216,7 +216,7 @@ def _weights(study: Study, worker: str) -> float | None:
     source, devices = work.source
     try:
         rules = backend(work.backend).layout
-        move = plan_reshard(work.role.model, source, work.mesh, devices, work.devices, rules=rules)
+        move = plan_reshard(work.role.model, source, work.mesh, devices, work.devices, grouping="row", rules=rules)
     except FlowError:  # a mesh that does not divide the model: the check says so
         return None
     return float(move.total)

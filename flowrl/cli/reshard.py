@@ -131,9 +131,15 @@ def reshard_table(move: Reshard) -> str:
         f" x {count // move.dst.mesh.size}  grouping {move.grouping}",
         f"received per device: {move.total / count / 1e9:.3f} GB on average, {max(move.received) / 1e9:.3f} GB at most",
     ]
+    sent = move.sent
+    average = f"{sum(sent) / len(sent) / 1e9:.3f} GB on average"
+    head.append(f"sent per device of the source: {average}, {max(sent) / 1e9:.3f} GB at most")
     if move.links is not None:
         inside, between = move.links["same_node"], move.links["between_nodes"]
         head.append(f"all devices: {inside / 1e9:.3f} GB inside nodes, {between / 1e9:.3f} GB between nodes")
+        if move.node_links:
+            out, into = (max(bytes_) / 1e9 for bytes_ in zip(*move.node_links.values(), strict=True))
+            head.append(f"the busiest node: {out:.3f} GB leave it, {into:.3f} GB come to it")
     return "\n".join([*head, "", *lines])
 
 

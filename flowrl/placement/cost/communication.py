@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..backends import LayoutRules, backend
-from ..cluster.channels import Channel
+from ..cluster.cluster import Cluster
 from ..cluster.hardware import Hardware
 from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
@@ -116,64 +117,88 @@ def gradients(work: Work, hardware: Hardware) -> float:
     return seconds + hardware.along(lie, "dp", "cp").all_reduce(experts, lie["dp"] * lie["cp"])
 
 
+@dataclass(frozen=True)
+class Passing:
+    """Bytes of a publish that pass the busiest device, sent or received: ``Passing(inside=2e9, between=16e9)``.
+
+    ``inside``: to and from devices of its node, the most that any has; ``between``: the same of other nodes. The link
+    of a node is the sum of its devices' shares, so it is never busier than the busiest of them.
+    """
+
+    inside: float = 0.0
+    between: float = 0.0
+
+
 def publish_bytes(
-    role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...], rules: LayoutRules = PLAIN
-) -> float:
-    """Return bytes that the device receives which receives most, when weights go from one mesh to another.
+    role: Role,
+    source: Mesh,
+    devices: tuple[int, ...],
+    mesh: Mesh,
+    to: tuple[int, ...],
+    rules: LayoutRules = PLAIN,
+    cluster: Cluster | None = None,
+) -> Passing:
+    """Return what the device receives which receives most, when weights go from one mesh to another.
 
     A shard of the destination less the shard of the source that the device has already, if it has one: for nested
     meshes on the same devices that is (t p - t_g p_g) / (t_g p_g t p) M, HybridFlow's table 2 (arXiv:2409.19256).
-    Adapters are merged on the way, so that all weights move. ``rules`` make no difference to it.
+    Adapters are merged on the way, so that all weights move. ``rules`` make no difference to it. Inside a pool whose
+    source replicas are each in one node, nothing crosses the network.
     """
     if role.model is None:
-        return 0.0
+        return Passing()
     wanted = parameters_on_device(role, mesh, sharded=False) * role.model.dtype_bytes
     had = parameters_on_device(role, source) * role.model.dtype_bytes
-    return max(0.0, wanted - had) if to and set(to) <= set(devices) else wanted
+    same = bool(to) and set(to) <= set(devices)
+    size = max(0.0, wanted - had) if same else wanted
+    near = same and not Hardware.of(cluster, devices).crosses(source, "pp", "fsdp", "ep", "tp")
+    if near or Hardware.of(cluster, tuple(dict.fromkeys((*devices, *to)))).one_node:
+        return Passing(inside=size)
+    return Passing(between=size)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def planned_bytes(
-    role: Role, source: Mesh, devices: tuple[int, ...], mesh: Mesh, to: tuple[int, ...], rules: LayoutRules = PLAIN
-) -> float:
-    """Return the bytes that a device receives, at most, or sends: weight by weight, as a run moves them, any meshes.
+    role: Role,
+    source: Mesh,
+    devices: tuple[int, ...],
+    mesh: Mesh,
+    to: tuple[int, ...],
+    rules: LayoutRules = PLAIN,
+    cluster: Cluster | None = None,
+) -> Passing:
+    """Return the most that a device receives or sends: box by box, as a run moves them, between any meshes.
 
-    Few ranks that train send the weights of many replicas, each its part to every one of them.
-
-    ``rules``: how the backend lays weights out that they go to.
+    Few ranks that train send the weights of many replicas, each its part to every one of them: also where these are in
+    one node. Ranks are on their devices in a row, as those of a run. ``rules``: how the backend lays weights out that
+    they go to.
     """
     if role.model is None or not devices or not to:  # without devices there are no shards to compare
-        return publish_bytes(role, source, devices, mesh, to)
-    move = plan_reshard(role.model, source, mesh, devices, to, rules=rules)
-    return max(float(max(move.received)), move.sent)
+        return publish_bytes(role, source, devices, mesh, to, rules, cluster)
+    move = plan_reshard(role.model, source, mesh, devices, to, cluster=cluster, grouping="row", rules=rules)
+    return Passing(*move.busiest)
 
 
-#: Bytes that pass the busiest device, of a publish between these meshes and devices.
-Received = Callable[[Role, Mesh, tuple[int, ...], Mesh, tuple[int, ...], LayoutRules], float]
+#: What passes the busiest device, of a publish between these meshes and devices.
+Received = Callable[[Role, Mesh, tuple[int, ...], Mesh, tuple[int, ...], LayoutRules, Cluster | None], Passing]
 
 
 def publish(work: Work, hardware: Hardware, received: Received = publish_bytes) -> float:
     """From the ranks that train to those that generate: each slice from a holder to everyone who lacks it.
 
-    Inside a pool whose source replicas are each in one node, nothing crosses the network.
+    It takes as long as the busiest device sends or receives, inside its node or to and from others.
     """
     if work.source is None:
         return 0.0
     source, devices = work.source
     if not devices and work.pool == work.source_pool:  # one process: the copies share their memory
         return 0.0
-    size = received(work.role, source, devices, work.mesh, work.devices, backend(work.backend).layout)
-    return _between(hardware, source, devices, work.devices).send(size)
-
-
-def _between(hardware: Hardware, source: Mesh, devices: tuple[int, ...], to: tuple[int, ...]) -> Channel:
-    both = Hardware.of(hardware.cluster, tuple(dict.fromkeys((*devices, *to))), hardware.link, hardware.network)
-    own = Hardware.of(hardware.cluster, devices)
-    inside = set(to) <= set(devices) and not own.crosses(source, "pp", "fsdp", "ep", "tp")
-    if both.one_node or inside:
-        return both.channel()
+    rules = backend(work.backend).layout
+    busiest = received(work.role, source, devices, work.mesh, work.devices, rules, hardware.cluster)
+    all_of_them = tuple(dict.fromkeys((*devices, *work.devices)))
+    both = Hardware.of(hardware.cluster, all_of_them, hardware.link, hardware.network)
     _, apart = both.oversubscribed()
-    return both.channel(1, apart, apart)
+    return max(both.channel().send(busiest.inside), both.channel(1, apart, apart).send(busiest.between))
 
 
 def _activation(work: Work, tokens: float) -> float:

@@ -16,9 +16,10 @@ from ..model.weight_layout import Layout
 from .overlap import overlaps
 from .transportation import transport
 
-#: ``overlap``: as much as can be is already there. ``hybridflow``: generation groups take every (t/t_g)-th rank.
+#: ``overlap``: as much as can be is already there. ``row``: ranks in a row, as a run has them. ``hybridflow``:
+#: generation groups take every (t/t_g)-th rank.
 #: ``vanilla``: ranks in a row, and everything is gathered within a training replica. ``gather``: everything everywhere.
-GROUPINGS = ("overlap", "hybridflow", "vanilla", "gather")
+GROUPINGS = ("overlap", "row", "hybridflow", "vanilla", "gather")
 
 
 def check_grouping(name: str) -> None:

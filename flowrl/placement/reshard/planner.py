@@ -16,6 +16,7 @@ For nested meshes these are the formulas of HybridFlow, arXiv:2409.19256, table 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,10 +72,30 @@ class Reshard:
         """Bytes from other devices, by device."""
         return tuple(self.plan.received.get(d, 0) * self.src.model.dtype_bytes for d in self.devices)
 
-    @property
-    def sent(self) -> float:
-        """Bytes that a device of the source sends to others, on average: the next to send is who has sent least."""
-        return self.total / len(self.src_devices)
+    @cached_property
+    def sent(self) -> tuple[int, ...]:
+        """Bytes to other devices, by device of the source."""
+        sent = self.plan.traffic.sent
+        return tuple(sent.get(d, 0) * self.src.model.dtype_bytes for d in self.src_devices)
+
+    @cached_property
+    def busiest(self) -> tuple[float, float]:
+        """The most bytes that a device sends or receives inside its node, and to or from other nodes."""
+        passing, size = self.plan.traffic, self.src.model.dtype_bytes
+        inside = (max(of.values(), default=0) for of in (passing.sent_inside, passing.received_inside))
+        between = (max(of.values(), default=0) for of in (passing.sent_between, passing.received_between))
+        return float(max(inside) * size), float(max(between) * size)
+
+    @cached_property
+    def node_links(self) -> dict[int, tuple[int, int]] | None:
+        """Bytes that leave each node and that come to it, of nodes with any; None without a cluster."""
+        if self.cluster is None:
+            return None
+        out, into = Counter[int](), Counter[int]()
+        for of, found in ((self.plan.traffic.sent_between, out), (self.plan.traffic.received_between, into)):
+            for device, numbers in of.items():
+                found[self.cluster.node(device)] += numbers * self.src.model.dtype_bytes
+        return {node: (out[node], into[node]) for node in sorted({*(+out), *(+into)})}
 
     @cached_property
     def peak(self) -> tuple[int, ...]:
@@ -108,7 +129,7 @@ class Reshard:
         """Bytes received by where they come from: ``{"same_node", "between_nodes"}``; None without a cluster."""
         if self.cluster is None:
             return None
-        inside = self.plan.inside * self.src.model.dtype_bytes
+        inside = sum(self.plan.traffic.received_inside.values()) * self.src.model.dtype_bytes
         return {"same_node": inside, "between_nodes": self.total - inside}
 
     def to_json(self) -> dict[str, Any]:
@@ -124,6 +145,7 @@ class Reshard:
             "ranks": list(self.ranks),
             "replicas": list(self.replicas),
             "bytes_received": list(self.received),
+            "bytes_sent": list(self.sent),
             "peak_bytes": list(self.peak),
             "redundant_bytes": list(self.redundant),
         }

@@ -1,28 +1,26 @@
 """Which box of which weight goes from which process to which: one plan, for forecasts and for runs.
 
-A process takes from itself what it holds, and lacks the rest. The bytes that it receives are counted from what it
-lacks; the moves are the same boxes, cut where holders begin and end, each with the process that sends it.
+A process takes from itself what it holds, and lacks the rest. Of what it lacks each piece comes from a process that
+holds it (:mod:`flowrl.placement.reshard.dealing`). The bytes that pass a process are counted from the same pieces.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ...errors import PlanError
 from .boxes import Box, minus, shared, shown, touching, volume, without
+from .dealing import Lot, Node, deal, lots_of, share_out
 
 #: The boxes that one process holds, or is to have, by weight. Boxes may overlap.
 Holding = Mapping[str, Sequence[Box]]
 Boxes = tuple[Box, ...]
 #: A box with the processes that hold all of it.
 Held = tuple[Box, tuple[int, ...]]
-#: The node of a process, as a number or a name.
-Node = Callable[[int], object]
-_Pair = tuple[int, int]  # what is wanted and what the same process holds, as objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,24 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Numbers that pass each process, to and from others in its node and to and from other nodes.
+
+    Without nodes everything is inside.
+    """
+
+    sent_inside: Mapping[int, int]
+    sent_between: Mapping[int, int]
+    received_inside: Mapping[int, int]
+    received_between: Mapping[int, int]
+
+    @property
+    def sent(self) -> dict[int, int]:
+        """Numbers to others, by process."""
+        return dict(Counter(self.sent_inside) + Counter(self.sent_between))
+
+
+@dataclass(frozen=True)
 class Alike:
     """Weights that are cut alike, such as equal ones of many layers: who holds what of each, who is to have what.
 
@@ -56,9 +72,8 @@ class Alike:
     names: tuple[str, ...]
     held: Mapping[int, Boxes]
     wanted: Mapping[int, Boxes]
-    _counts: dict[_Pair, int] = field(default_factory=dict[_Pair, int], compare=False, repr=False)
-    _lacks: dict[_Pair, tuple[Boxes, Boxes]] = field(default_factory=dict[_Pair, Any], compare=False, repr=False)
-    _cuts: dict[_Pair, tuple[Held, ...]] = field(default_factory=dict[_Pair, Any], compare=False, repr=False)
+    _counts: dict[tuple[int, int], int] = field(default_factory=dict[Any, int], compare=False, repr=False)
+    _cuts: dict[Boxes, tuple[Held, ...]] = field(default_factory=dict[Boxes, Any], compare=False, repr=False)
 
     def count(self, target: int) -> int:
         """Return how many numbers of a weight a target lacks."""
@@ -69,39 +84,38 @@ class Alike:
                 both = shared(wanted[0], own[0]) if own else None
                 self._counts[key] = volume(wanted[0]) - (volume(both) if both is not None else 0)
             else:
-                self._counts[key] = sum(map(volume, self.lacks(target)[1]))
+                self._counts[key] = sum(volume(box) for box, have in self.pieces(target) if target not in have)
         return self._counts[key]
 
-    def lacks(self, target: int) -> tuple[Boxes, Boxes]:
-        """Return what a target has itself and what it lacks; no two boxes overlap."""
-        wanted, own = self.wanted[target], self.held.get(target, ())
-        key = id(wanted), id(own)
-        if key not in self._lacks:
-            here: list[Box] = []
-            lacking: list[Box] = []
-            for number, box in enumerate(wanted):
-                left = minus([box], wanted[:number]) if volume(box) else []
-                for hole in own:
-                    here += touching(left, hole)
-                    left = minus(left, [hole])
-                lacking += left
-            self._lacks[key] = tuple(here), tuple(lacking)
-        return self._lacks[key]
-
     def pieces(self, target: int) -> tuple[Held, ...]:
-        """Return what a target lacks, cut so that each piece has the same holders. Raises PlanError if one has none."""
-        key = id(self.wanted[target]), id(self.held.get(target, ()))
-        if key not in self._cuts:
+        """Return what a target is to have, cut so that each piece has the same holders; no two overlap.
+
+        Raises PlanError for a piece that nobody holds.
+        """
+        wanted = self.wanted[target]
+        if wanted not in self._cuts:
             found: list[Held] = []
-            for box in self.lacks(target)[1]:
-                pieces: list[Held] = [(box, ())]
+            for number, box in enumerate(wanted):
+                pieces: list[Held] = [(left, ()) for left in minus([box], wanted[:number])] if volume(box) else []
                 for hole, holders in self._holders:
-                    if shared(box, hole) is not None:
-                        pieces = [part for piece, have in pieces for part in _cut(piece, have, hole, holders)]
+                    if _apart(box, hole) or shared(box, hole) is None:
+                        continue
+                    pieces = [part for piece, have in pieces for part in _cut(piece, have, hole, holders)]
                 found += pieces
-            self._cuts[key] = tuple(found)
             self._check(target, found)
-        return self._cuts[key]
+            self._cuts[wanted] = tuple(found)
+        return self._cuts[wanted]
+
+    def own(self, target: int) -> list[Box]:
+        """Return what a target is to have and holds itself; no two boxes overlap."""
+        found: list[Box] = []
+        wanted = self.wanted[target]
+        for number, box in enumerate(wanted if target in self.held else ()):
+            left = minus([box], wanted[:number]) if volume(box) else []
+            for hole in self.held[target]:
+                found += touching(left, hole)
+                left = minus(left, [hole])
+        return found
 
     @cached_property
     def _holders(self) -> tuple[Held, ...]:
@@ -128,7 +142,7 @@ class MovePlan:
 
     ``MovePlan((alike, ...))``. What a process holds it takes from itself, the rest from the holders in its own ``node``
     where there are any, and of those from the one that sent least so far. The same for the same input, wherever it is
-    computed.
+    computed and however weights are put together.
     """
 
     parts: tuple[Alike, ...]
@@ -144,9 +158,21 @@ class MovePlan:
         return found
 
     @cached_property
-    def inside(self) -> int:
-        """Numbers that come from another process of the own node; there has to be a ``node``."""
-        return sum(len(part.names) * self._near(part) for part in self.parts)
+    def traffic(self) -> Traffic:
+        """What passes each process, of the moves that :meth:`moves` yields."""
+        sent: Counter[int] = Counter()
+        inside: Counter[int] = Counter()
+        near: Counter[int] = Counter()
+        for part in self._together:
+            for lot in self._lots(part):
+                times = len(part.names) * volume(lot.box)
+                shares = share_out(sent, lot.sources, volume(lot.box), len(part.names) * lot.count)
+                for source, numbers in shares:
+                    sent[source] += numbers
+                    inside[source] += numbers if lot.inside else 0
+                for target in lot.targets() if lot.inside else ():
+                    near[target] += times
+        return Traffic(inside, sent - inside, near, Counter(self.received) - near)
 
     def moves(self) -> Iterator[Move]:
         """Yield the moves in the order of weights, then of targets; for a large model, millions.
@@ -154,39 +180,51 @@ class MovePlan:
         Raises PlanError for a box that nobody holds.
         """
         sent: Counter[int] = Counter()
-        owner = {name: part for part in self.parts for name in part.names}
-        targets = {id(part): sorted(part.wanted) for part in self.parts}
-        for name in sorted(owner):
-            part = owner[name]
-            for target in targets[id(part)]:
-                yield from (Move(name, target, target, box) for box in part.lacks(target)[0])
-                for box, holders in part.pieces(target):
-                    source = min(self._close(holders, target), key=lambda r: (sent[r], r))
-                    sent[source] += volume(box)
-                    yield Move(name, source, target, box)
+        found: list[tuple[str, list[Move]]] = []
+        for part in self._together:
+            found += self._moves_of(part, sent)
+        for _, moves in sorted(found, key=lambda pair: pair[0]):
+            yield from moves
 
-    def _near(self, part: Alike) -> int:
-        """Numbers of one weight that targets lack and a process of their node holds."""
-        assert self.node is not None, "nodes are known"
-        by_node: dict[object, dict[Box, None]] = {}
-        for process, boxes in part.held.items():
-            by_node.setdefault(self.node(process), {}).update(dict.fromkeys(boxes))
-        known: dict[tuple[int, object], int] = {}  # by what is lacking, an object that the part keeps, and node
-        found = 0
-        for target in part.wanted:
-            lacking, here = part.lacks(target)[1], self.node(target)
-            key = id(lacking), here
-            if key not in known:
-                known[key] = part.count(target) - sum(map(volume, minus(lacking, by_node.get(here, ()))))
-            found += known[key]
-        return found
+    def _moves_of(self, part: Alike, sent: Counter[int]) -> Iterator[tuple[str, list[Move]]]:
+        """The moves of each weight of a part, targets in order, and of each what it has itself first."""
+        dealt: dict[int, list[tuple[Box, list[int], int, int]]] = {}  # by target: a box, and its places among sources
+        for lot in self._lots(part):
+            targets = lot.targets()
+            sources = deal(sent, lot.sources, volume(lot.box), len(part.names) * len(targets))
+            for i, target in enumerate(targets):
+                dealt.setdefault(target, []).append((lot.box, sources, i, len(targets)))
+        here = {target: part.own(target) for target in sorted(part.wanted)}
+        order = {t: {box: i for i, (box, _) in enumerate(part.pieces(t))} for t in dealt}
+        for target, boxes in dealt.items():
+            boxes.sort(key=lambda one, place=order[target]: place[one[0]])
+        for number, name in enumerate(part.names):
+            moves: list[Move] = []
+            for target, own in here.items():
+                moves += (Move(name, target, target, box) for box in own)
+                for box, sources, i, targets in dealt.get(target, ()):
+                    moves.append(Move(name, sources[number * targets + i], target, box))
+            yield name, moves
 
-    def _close(self, holders: Sequence[int], target: int) -> Sequence[int]:
-        """The holders in the node of the target, or all of them."""
-        if self.node is None:
-            return holders
-        here = self.node(target)
-        return [r for r in holders if self.node(r) == here] or holders
+    def _lots(self, part: Alike) -> Iterator[Lot]:
+        groups: dict[Boxes, list[int]] = {}
+        for target in sorted(part.wanted):
+            groups.setdefault(part.wanted[target], []).append(target)
+        for targets in groups.values():
+            yield from lots_of(targets, part.pieces(targets[0]), self.node)
+
+    @cached_property
+    def _together(self) -> tuple[Alike, ...]:
+        """The parts with all weights that are cut alike in one of them, in the order of their names."""
+        known: dict[Boxes, Boxes] = {}
+        alike: dict[object, tuple[list[str], dict[int, Boxes], dict[int, Boxes]]] = {}
+        for part in self.parts:
+            held, wanted = _without_nothing(part.held, known), _without_nothing(part.wanted, known)
+            if wanted:
+                key = tuple((p, id(boxes)) for side in (held, wanted) for p, boxes in side.items()), len(held)
+                alike.setdefault(key, ([], held, wanted))[0].extend(part.names)
+        found = (Alike(tuple(sorted(names)), held, wanted) for names, held, wanted in alike.values())
+        return tuple(sorted(found, key=lambda part: part.names[0]))
 
 
 def plan_boxes(held: Mapping[int, Holding], wanted: Mapping[int, Holding], *, node: Node | None = None) -> MovePlan:
@@ -206,6 +244,25 @@ def plan_boxes(held: Mapping[int, Holding], wanted: Mapping[int, Holding], *, no
         key = tuple(there.items()), tuple(asked.items())
         alike.setdefault(key, ([], there, asked))[0].append(name)
     return MovePlan(tuple(Alike(tuple(names), there, asked) for names, there, asked in alike.values()), node)
+
+
+def _without_nothing(side: Mapping[int, Boxes], known: dict[Boxes, Boxes]) -> dict[int, Boxes]:
+    """One side of a part by process in order, equal boxes as one object, without boxes that are empty."""
+    objects: dict[int, Boxes] = {}
+    found: dict[int, Boxes] = {}
+    for process in sorted(side):
+        boxes = side[process]
+        if id(boxes) not in objects:
+            full = tuple(box for box in boxes if volume(box))
+            objects[id(boxes)] = known.setdefault(full, full)
+        if objects[id(boxes)]:
+            found[process] = objects[id(boxes)]
+    return found
+
+
+def _apart(box: Box, hole: Box) -> bool:
+    """Whether the first dim says already that two boxes have nothing in common."""
+    return bool(box) and (hole[0][1] <= box[0][0] or hole[0][0] >= box[0][1])
 
 
 def _cut(piece: Box, have: tuple[int, ...], hole: Box, holders: tuple[int, ...]) -> Iterator[Held]:

@@ -292,15 +292,39 @@ def test_a_publish_to_other_devices_sends_a_shard():
 
 
 @pytest.mark.parametrize(
-    ("source", "mesh", "part"),
-    [("tp=8", "dp=4,tp=2", 3 / 8), ("tp=4,pp=2", "dp=2,tp=4", 1 / 8), ("fsdp=8", "dp=4,tp=2", 3 / 8)],
+    ("source", "mesh", "best", "row"),
+    [
+        ("tp=8", "dp=4,tp=2", 3 / 8, 1 / 2),
+        ("tp=4,pp=2", "dp=2,tp=4", 1 / 8, 1 / 8),
+        ("fsdp=8", "dp=4,tp=2", 3 / 8, 1 / 2),
+    ],
 )
-def test_a_publish_inside_a_pool_fetches_what_is_missing(source, mesh, part):
+def test_a_publish_inside_a_pool_fetches_what_is_missing(source, mesh, best, row):
+    """The ranks of a run are in a row, where others would have more of what they are to have."""
     same = tuple(range(8))
     call = work("publish", mesh, devices=same, source=(Mesh.of(source), same), pool="a", source_pool="a")
-    assert IDEAL.seconds(call) == pytest.approx(part * 2e6 / 1e11)
-    for received in (traffic.publish_bytes, traffic.planned_bytes):
-        assert received(call.role, Mesh.of(source), same, Mesh.of(mesh), same) == pytest.approx(part * 2e6)
+    assert IDEAL.seconds(call) == pytest.approx(row * 2e6 / 1e11)
+    for received, part in ((traffic.publish_bytes, best), (traffic.planned_bytes, row)):
+        found = received(call.role, Mesh.of(source), same, Mesh.of(mesh), same)
+        assert (found.inside, found.between) == (pytest.approx(part * 2e6), 0.0)
+
+
+def test_a_publish_takes_as_long_as_the_busiest_sender():
+    """One rank that trains, eight that generate with whole models: the eighth part of them is not what it sends."""
+    source, to = (Mesh(), (0,)), tuple(range(8, 16))
+    call = work("publish", "dp=8", devices=to, source=source, pool="b", source_pool="a")
+    assert IDEAL.seconds(call) == pytest.approx(8 * 2e6 / 1e10)
+    beside = work("publish", "dp=7", devices=range(1, 8), source=source, pool="b", source_pool="a")
+    assert IDEAL.seconds(beside) == pytest.approx(7 * 2e6 / 1e11)
+
+
+def test_bytes_inside_a_node_and_between_nodes_move_at_the_same_time():
+    """Two senders in two nodes: who is in the node of a holder takes it from there."""
+    source, to = (Mesh.of("dp=2"), (0, 8)), (1, 2, 9)
+    call = work("publish", "dp=3", devices=to, source=source, pool="b", source_pool="a")
+    found = traffic.planned_bytes(call.role, source[0], source[1], Mesh.of("dp=3"), to, cluster=NODES)
+    assert (found.inside, found.between) == (2 * 2e6, 0.0)
+    assert IDEAL.seconds(call) == pytest.approx(2 * 2e6 / 1e11)
 
 
 @pytest.mark.parametrize(("source", "mesh"), [("tp=8", "dp=4,tp=2"), ("fsdp=8", "dp=4,tp=2"), ("dp=2,tp=4", "tp=8")])
@@ -311,7 +335,7 @@ def test_the_closed_form_of_a_publish_is_near_the_plan_and_never_above_it(source
         received(role, Mesh.of(source), same, Mesh.of(mesh), same)
         for received in (traffic.publish_bytes, traffic.planned_bytes)
     )
-    assert 0 <= planned - closed * (1 - 1e-3) <= 0.02 * model.bytes
+    assert 0 <= planned.inside - closed.inside * (1 - 1e-3) <= 0.14 * model.bytes
 
 
 def test_adapters_are_merged_on_their_way():
@@ -319,12 +343,16 @@ def test_adapters_are_merged_on_their_way():
     move = Mesh.of("fsdp=8"), tuple(range(8)), Mesh.of("dp=4,tp=2"), tuple(range(8))
     for received in (traffic.publish_bytes, traffic.planned_bytes):
         adapted, whole = (received(Role("a", shape_named("llama-7b"), lora=n), *move) for n in (1_000_000, 0))
-        assert adapted == whole > 4e9
+        assert adapted == whole and whole.inside > 4e9
 
 
 def test_bytes_of_a_publish_may_come_from_elsewhere():
     source, to = (Mesh.of("tp=8"), tuple(range(8))), tuple(range(8, 16))
-    planned = Roofline(NODES, Efficiency.ideal(), received=lambda role, a, devices, b, to, rules: 1e9 * len(devices))
+
+    def told(role, mesh, devices, *_):
+        return traffic.Passing(between=1e9 * len(devices))
+
+    planned = Roofline(NODES, Efficiency.ideal(), received=told)
     assert planned.seconds(work("publish", "tp=8", devices=to, source=source)) == pytest.approx(8e9 / 1e10)
 
 

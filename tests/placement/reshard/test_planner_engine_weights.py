@@ -165,7 +165,7 @@ def test_bytes_are_those_of_the_sizes(name, tp):
         move = plan_reshard(model, source, Mesh({"tp": tp}), dst_devices=to, rules=RULES)
         assert max(move.received) == numbers_of_a_rank(model, tp) * 2
         cost = planned_bytes(Role("a", model), source, tuple(range(16)), Mesh({"tp": tp}), tuple(to), move.dst.rules)
-        assert cost == max(move.received)
+        assert max(move.received) <= cost.inside <= 1.2 * max(max(move.received), move.total / 16)
 
 
 @pytest.mark.parametrize(("tp", "most"), [(4, 0.38), (8, 0.21)])

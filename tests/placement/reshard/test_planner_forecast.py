@@ -15,7 +15,7 @@ from flowrl.lowering.deployment import WorkerSpec
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
-from flowrl.placement.cost.communication import planned_bytes
+from flowrl.placement.cost.communication import Passing, planned_bytes
 from flowrl.placement.cost.work import Role
 from flowrl.placement.model.model_shape import ModelShape
 from flowrl.placement.model.weight_layout import Layout
@@ -109,23 +109,32 @@ def test_ranks_take_boxes_from_where_it_was_forecast(move):
 @settings(max_examples=40, deadline=None)
 @given(moves())
 def test_costs_and_transfers_are_of_that_plan(move):
-    got = Counter[int]()
+    got, passing = Counter[int](), Counter[tuple[int, str, bool]]()
+    node = move.cluster.node if move.cluster is not None else lambda device: 0
     for part in move.transfers():
-        got[part.target] += part.numbers * move.src.model.dtype_bytes
+        size = part.numbers * move.src.model.dtype_bytes
+        got[part.target] += size
+        away = node(part.source) != node(part.target)
+        passing[part.source, "out", away] += size
+        passing[part.target, "in", away] += size
     assert tuple(got[d] for d in move.devices) == move.received
+    inside, between = (max((n for (*_, to), n in passing.items() if to == away), default=0) for away in (False, True))
+    assert move.busiest == (inside, between)
     if not (move.src.fused or move.dst.fused):
         asked = Role("actor", move.src.model), move.src.mesh, move.src_devices, move.dst.mesh, move.devices
-        assert planned_bytes(*asked, move.dst.rules) == max(max(move.received), move.sent)
+        how = {"cluster": move.cluster, "rules": move.dst.rules, "grouping": "row"}
+        row = plan_reshard(move.src.model, move.src.mesh, move.dst.mesh, move.src_devices, move.devices, **how)
+        assert planned_bytes(*asked, move.dst.rules, move.cluster) == Passing(*row.busiest)
+        assert row.ranks == tuple(place % move.dst.mesh.size for place in range(len(move.devices)))
 
 
 @settings(max_examples=40, deadline=None)
 @given(moves())
-def test_what_devices_of_the_source_send_on_average_is_what_transfers_take_from_them(move):
+def test_what_devices_of_the_source_send_is_what_transfers_take_from_them(move):
     sent = Counter[int]()
     for part in move.transfers():
         sent[part.source] += part.numbers * move.src.model.dtype_bytes
-    assert sum(sent.values()) == pytest.approx(move.sent * len(move.src_devices))
-    assert max(sent.values(), default=0) >= move.sent * (1 - 1e-9)
+    assert move.sent == tuple(sent[device] for device in move.src_devices)
 
 
 @pytest.mark.parametrize(("source", "copies"), [("fsdp=4", 8), ("tp=4", 8), ("dp=2,tp=2", 8), ("fsdp=4", 1)])
@@ -134,10 +143,11 @@ def test_few_ranks_that_train_send_the_weights_of_many_replicas(source, copies):
     sent = Counter[int]()
     for part in move.transfers():
         sent[part.source] += part.numbers * LARGER.dtype_bytes
-    assert move.sent == move.model_bytes * copies / 4
-    assert max(sent.values()) <= 1.1 * move.sent, "as even as the holders allow"
+    average = move.model_bytes * copies / 4
+    assert sum(move.sent) == 4 * average
+    assert max(sent.values()) == max(move.sent) <= 1.1 * average, "as even as the holders allow"
     asked = Role("actor", LARGER), Mesh.of(source), (0, 1, 2, 3), Mesh({"dp": copies}), tuple(range(4, 4 + copies))
-    assert planned_bytes(*asked) == max(move.model_bytes, move.sent)
+    assert planned_bytes(*asked) == Passing(max(move.model_bytes, *move.sent))
 
 
 def test_a_host_is_chosen_and_the_run_is_held_to_it():

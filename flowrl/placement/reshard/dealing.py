@@ -1,0 +1,114 @@
+"""Which of several holders sends a piece to each of those that lack it: in their node, and who has sent least.
+
+Equal pieces of weights that are cut alike are dealt together, so that what everybody sends can be counted without a
+list of millions of moves: :func:`share_out` counts what :func:`deal` lists.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from .boxes import Box
+
+#: The node of a process, as a number or a name.
+Node = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Lot:
+    """A piece on its way from any of ``sources`` to each of ``count`` targets, inside a node or to other nodes.
+
+    Targets are those of ``group`` without ``others``, who hold it or have a holder in their node.
+    """
+
+    box: Box
+    sources: tuple[int, ...]
+    inside: bool
+    count: int
+    group: Sequence[int]
+    others: frozenset[int]
+
+    def targets(self) -> Sequence[int]:
+        """Return the targets, in order."""
+        return [t for t in self.group if t not in self.others] if self.others else self.group
+
+
+def lots_of(targets: Sequence[int], pieces: Iterable[tuple[Box, tuple[int, ...]]], node: Node | None) -> Iterator[Lot]:
+    """Yield what targets lack of pieces that all of them are to have, each with its holders.
+
+    >>> lots = lots_of([1, 2, 3], [(((0, 4),), (0, 1))], lambda process: process // 2)
+    >>> [(lot.sources, lot.targets()) for lot in lots]
+    [((0, 1), [2, 3])]
+    """
+    there, by_node = frozenset(targets), dict[object, list[int]]()
+    if node is not None:
+        for target in targets:
+            by_node.setdefault(node(target), []).append(target)
+    for box, holders in pieces:
+        have = there.intersection(holders)
+        if node is None:
+            if len(have) < len(targets):
+                yield Lot(box, holders, True, len(targets) - len(have), targets, have)
+            continue
+        near: dict[object, list[int]] = {}
+        for holder in holders:
+            near.setdefault(node(holder), []).append(holder)
+        served: list[int] = []
+        for name, sources in near.items():
+            group = by_node.get(name, ())
+            served += group
+            own = have.intersection(group)
+            if len(own) < len(group):
+                yield Lot(box, tuple(sources), True, len(group) - len(own), group, own)
+        if len(served) < len(targets):
+            yield Lot(box, holders, False, len(targets) - len(served), targets, frozenset(served))
+
+
+def deal(sent: Counter[int], sources: Sequence[int], size: int, count: int) -> list[int]:
+    """Return who sends each of ``count`` equal pieces: always who has sent least, of equals the first.
+
+    What they send is added to ``sent``.
+
+    >>> deal(Counter({7: 10}), (7, 8), 4, 5)
+    [8, 8, 8, 7, 8]
+    """
+    if len(sources) == 1:
+        sent[sources[0]] += size * count
+        return [sources[0]] * count
+    heap, found = [(sent[source], source) for source in sources], list[int]()
+    heapify(heap)
+    for _ in range(count):
+        least, source = heap[0]
+        heapreplace(heap, (least + size, source))
+        found.append(source)
+    for total, source in heap:
+        sent[source] = total
+    return found
+
+
+def share_out(sent: Mapping[int, int], sources: Sequence[int], size: int, count: int) -> Iterator[tuple[int, int]]:
+    """Yield by source how much it sends of ``count`` equal pieces, as :func:`deal` has it, without dealing each.
+
+    >>> dict(share_out({7: 10, 8: 0}, (7, 8), 4, 5))
+    {8: 16, 7: 4}
+    """
+    if len(sources) == 1 and count:
+        yield sources[0], size * count
+        return
+    order = sorted((sent.get(source, 0), source) for source in sources)
+    while True:  # who has sent so much that the others get everything has no part in it
+        top = order[-1][0]
+        level = sum(-((before - top) // size) for before, _ in order)
+        if level <= count:
+            break
+        order.pop()
+    shares = {source: -((before - top) // size) for before, source in order}
+    each, rest = divmod(count - level, len(order))
+    first = sorted((before + shares[source] * size, source) for before, source in order)[:rest]
+    more = {source for _, source in first}
+    for source, share in shares.items():
+        if number := share + each + (source in more):
+            yield source, number * size
