@@ -84,7 +84,7 @@ def _places(study: Study) -> Iterator[str]:
 
 
 def _memory(study: Study) -> Iterator[str]:
-    """Say of each pool whose devices are known what each of its phases takes at most; nothing without all sizes."""
+    """Say of each pool whose devices are known, and of each host, what each phase takes; nothing without all sizes."""
     for name, memory in study.pool_memory.items() if study.has_sizes else ():
         if not (turns := study.turns(name)):
             continue
@@ -93,3 +93,10 @@ def _memory(study: Study) -> Iterator[str]:
             phases[moment.title] = max(phases.get(moment.title, 0.0), moment.total)
         said = ", ".join(f"{title} {size / 1e9:.1f}" for title, size in phases.items())
         yield f"memory of pool '{name}' ({memory.device}), of {memory.memory / 1e9:.1f} GB on each device: {said}"
+    for use in study.host_memory if study.has_sizes else ():
+        of = "of a host whose memory is not known" if use.has is None else f"of {use.has / 1e9:.1f} GB"
+        said = "; ".join(
+            f"{name}: " + ", ".join(f"{phase} {sum(parts.values()) / 1e9:.1f}" for phase, parts in phases.items())
+            for name, phases in use.pools.items()
+        )
+        yield f"host memory of {use.where} ({use.device}), {of}, GB: {said}"

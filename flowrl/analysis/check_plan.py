@@ -132,6 +132,29 @@ def _memory(study: Study) -> Iterator[FlowError | Lint]:
             yield Lint("turns", what, at or file_of(study))
 
 
+def _hosts(study: Study) -> Iterator[FlowError | Lint]:
+    """Yield an error for each node whose host has too little memory, a remark where nobody knows how much it has."""
+    for use in study.host_memory:
+        at = next((at for pool in use.pools if (at := study.plan.pools[pool].at)), None) or file_of(study)
+        if (error := use.error) is not None:
+            error.at = at
+            yield error
+        elif use.has is None and use.need > RESERVE_BYTES:
+            what = (
+                f"{use.where} ({use.device}) needs {use.need / 1e9:.1f} GB of host memory, and how much it has is not "
+                "known: say host_memory: in the cluster to have it checked."
+            )
+            yield Lint("host", what, at)
+
+
+def memory_errors(study: Study) -> list[FlowError]:
+    """Return what keeps a plan from fitting in the memory of devices and hosts; nothing without the sizes of models."""
+    if not study.has_sizes:
+        return []
+    found = each_once([*_memory(study), *_hosts(study)])
+    return [error for error in found if isinstance(error, FlowError)]
+
+
 def _stuck(study: Study) -> Iterator[tuple[PoolMemory, PlanError]]:
     """Yield an error for each engine that would have to leave the memory of its pool between turns, and never does."""
     for pool, memory in study.pool_memory.items() if study.runtime == "ray" and study.has_sizes else ():
@@ -218,4 +241,4 @@ def _support(study: Study) -> Iterator[FlowError]:
 
 #: Checks that need the sizes of all models.
 _SIZED: tuple[Callable[[Study], Iterable[FlowError | Lint]], ...]
-_SIZED = (_models, Study.unsupported, _backends, too_long, _memory, _never_away, slow_network)
+_SIZED = (_models, Study.unsupported, _backends, too_long, _memory, _hosts, _never_away, slow_network)

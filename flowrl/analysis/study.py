@@ -20,6 +20,7 @@ from ..lowering.unsupported import unsupported
 from ..placement.cluster.mesh import Mesh
 from ..placement.cost.calibrated_costs import Calibrated, placed
 from ..placement.cost.cost_model import Costs
+from ..placement.cost.host_memory import HostUse, host_uses
 from ..placement.cost.pool_memory import PoolMemory, Turn, loads_of, pool_memory, turns_of
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Role, Work, Workload
@@ -264,6 +265,18 @@ class Study:
         inside = {name for name in self.roles if self._publishes(name) and not self.plan.split(name)}
         return turns_of(works, inside, {name for name, role in self.roles.items() if role.model is not None})
 
+    @cached_property
+    def host_memory(self) -> tuple[HostUse, ...]:
+        """What lies in the memory of the hosts, by nodes that are alike, pools and phases."""
+        if self.plan.cluster is None:
+            return ()
+        pools = [
+            (name, self.plan.pools[name].devices, memory.hosted(turns))
+            for name, memory in self.pool_memory.items()
+            if (turns := self.turns(name)) and memory.fits(turns) is None
+        ]
+        return host_uses(self.plan.cluster, pools)
+
     def _publishes(self, worker: str) -> bool:
         return self.roles[worker].trains and self.roles[worker].generates
 
@@ -312,6 +325,7 @@ class Study:
             assumed=tuple(f"not ({c})   {at}" for c, at in flight.assumed.items()),
             notes=self._notes(),
             workers=self.workers,
+            hosts=tuple(use.to_json() for use in self.host_memory),
         )
 
     def waits(self) -> Waits:

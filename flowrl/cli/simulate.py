@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from ..analysis.check_plan import memory_errors
 from ..analysis.placed_graph import edge_records, placed_graph
 from ..analysis.what_helps import explained
 from ..errors import CheckError, UsageError
@@ -46,6 +47,8 @@ def simulate_command(flow: Flow, words: Sequence[str]) -> int:
     if report.errors:
         raise CheckError(report.errors)
     study = study_of(flow, name, parameters, options, load_plan(flow, options, name, parameters))
+    if errors := memory_errors(study):
+        raise CheckError(errors)
     edges = edge_records(placed_graph(study, flow.graph(name, **parameters)))
     steps = None if asks else options.steps
     flown = replace(study.simulate(steps), edges=tuple(edges))

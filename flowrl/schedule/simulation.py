@@ -71,6 +71,7 @@ class Simulation:
     workers: tuple[str, ...] = ()  # in the order of the program, for their colours
     explained: Mapping[str, Any] = field(default_factory=dict[str, Any])  # {"path", "changes", "uncertain", "words"}
     machines: Mapping[str, Any] = field(default_factory=dict[str, Any])  # {"device_hours", "price", "lost", "words"..}
+    hosts: tuple[Mapping[str, Any], ...] = ()  # {"nodes", "device", "has", "need", "pools": {pool: {phase: bytes}}}
 
     @property
     def lag_max(self) -> int:
@@ -118,6 +119,7 @@ class Simulation:
             "notes": list(self.notes),
             **({"explained": dict(self.explained)} if self.explained else {}),
             **({"machines": dict(self.machines)} if self.machines else {}),
+            **({"hosts": [dict(host) for host in self.hosts]} if self.hosts else {}),
         }
 
 

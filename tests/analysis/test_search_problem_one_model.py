@@ -16,7 +16,7 @@ from flowrl.analysis.row_lengths import Tokens
 from flowrl.analysis.search_problem import corrects, find_plan, problem_of
 from flowrl.cli.arguments.script import load_script
 from flowrl.errors import PlanError
-from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.roofline import Roofline
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
@@ -168,12 +168,20 @@ def test_no_plan_of_many_by_hand_is_faster_or_fits_where_nothing_is_found(seed):
     beats_no(seed, 100)
 
 
+def hosts_by_chance(chance: random.Random, cluster: Cluster) -> Cluster:
+    """The cluster with hosts that have as much memory as their kind, or less than some plans need."""
+    least = chance.choice((None, None, 5e9, 20e9, 60e9))
+    share = [None if least is None else least * chance.choice((1, 3)) * group.devices for group in cluster.groups]
+    return Cluster(tuple(replace(g, host_memory=s) for g, s in zip(cluster.groups, share, strict=True)))
+
+
 def reckons_alike(seed: int, cases: int) -> int:
     """Sets of members on meshes by chance: memory, refusals and seconds of the search are those of check and simulate."""
     chance = random.Random(seed)
     cluster = chance.choice(CLUSTERS)
     _, study, graph, _ = study_of(chance, chance.choice(DRIVERS), cluster)
-    problem, fitting = problem_of(study, graph, Cluster.of(cluster)), 0
+    whole = hosts_by_chance(chance, Cluster.of(cluster))
+    problem, fitting = problem_of(study, graph, whole), 0
     problem = replace(problem, offload=chance.random() < 0.4)
     costs = Roofline(problem.cluster)
     asked = Asked(problem, costs)
@@ -186,8 +194,9 @@ def reckons_alike(seed: int, cases: int) -> int:
         settled = [asked.table.on(units, w, spot) for units, w, spot in zip(sets, ways, spots, strict=True)]
         hand = study.under(plan_of(asked, ways, spots))
         errors = [e.what for e in plan_findings(hand)[0]]
-        assert errors == [] or all(" GB on each device" in what for what in errors), errors
-        assert (None in settled) == bool(errors), (errors, hand.plan.to_yaml())
+        assert errors == [] or all(" GB on each device" in e or " GB of host memory" in e for e in errors), errors
+        fits = None not in settled and asked.table.fits(sets, spots, dict(zip(sets, settled, strict=True)))
+        assert fits == (not errors), (errors, hand.plan.to_yaml())
         if errors:
             continue
         fitting += 1
@@ -246,6 +255,31 @@ def test_search_check_and_simulation_reckon_alike_with_any_meshes():
 def test_search_check_and_simulation_reckon_alike_with_any_meshes_of_many(tens):
     for seed in range(100 + 10 * tens, 110 + 10 * tens):
         reckons_alike(seed, 10)
+
+
+def test_hosts_that_are_too_small_are_refused_by_the_search_and_by_check():
+    """What fits nowhere for want of host memory is said to, and pools that share a node share its host."""
+    cluster = Cluster((Nodes("h100-80", 1, 4, host_memory=20e9),))
+    flow = flow_of("grpo", "qwen3-8b")
+    tokens, parameters = Tokens(64, "fixed", (128.0,)), dict[str, Any](steps=20, prompts_per_step=16)
+    study = flow.study(Plan(cluster=cluster), "grpo", tokens=tokens, **parameters)
+    asked = Asked(problem_of(study, flow.graph("grpo", **parameters), cluster), Roofline(cluster))
+    seen = {"alone": 0, "together": 0}
+    for sets in partitions(asked.question().members):
+        for spots in product(((0, 1), (0, 2), (0, 4)), repeat=len(sets)):
+            if sum(count for _, count in spots) > 4:
+                continue
+            ways = ways_by_chance(random.Random(0), asked, sets, spots)
+            if ways is None:
+                continue
+            settled = [asked.table.on(units, way, spot) for units, way, spot in zip(sets, ways, spots, strict=True)]
+            errors = [error.what for error in plan_findings(study.under(plan_of(asked, ways, spots)))[0]]
+            fits = None not in settled and asked.table.fits(sets, spots, dict(zip(sets, settled, strict=True)))
+            assert fits == (not errors), errors
+            hosts = [what for what in errors if "GB of host memory" in what]
+            if hosts and len(errors) == 1:
+                seen["alone" if None in settled else "together"] += 1
+    assert seen["alone"], seen
 
 
 BY_HAND = """

@@ -11,8 +11,9 @@ from math import inf
 from typing import Any
 
 from ...errors import PlanError
+from .byte_sizes import written_size
 from .device_specs import KINDS, DeviceKind, kind_named
-from .this_machine import devices_here
+from .this_machine import devices_here, host_bytes
 
 _PART = re.compile(r"^\s*([^:\s]+)\s*:\s*(\d+)\s*x\s*(\d+)\s*$", re.ASCII)
 _HOW = "Write kind:NODESxDEVICES, such as h100-80:4x8; several with +; or auto."
@@ -27,6 +28,7 @@ class Nodes:
     between switches, of which each has ``nodes_per_switch`` of the nodes in a row, 0 a switch for each node. ``rails``:
     equal devices of nodes have a switch of their own, so that rings stay on it; what goes to other devices does not.
     ``cores``: those of the processors of a node, of which each rank takes one; 0 where nobody has said.
+    ``host_memory``: bytes of a node beside its devices, where they are known better than from the kind.
     """
 
     kind: str
@@ -37,6 +39,7 @@ class Nodes:
     nodes_per_switch: int = 0
     rails: bool = False
     cores: int = 0
+    host_memory: float | None = None
 
     def __post_init__(self) -> None:
         kind_named(self.kind)
@@ -46,12 +49,31 @@ class Nodes:
             raise PlanError(f"{self.count} nodes with {self.devices} devices are more than {MOST} devices.")
         if self.network is not None and not self.network > 0:
             raise PlanError(f"a network of {self.network:g} Gb/s moves nothing.")
+        if self.host_memory is not None:
+            self._check_host()
         if not 1 <= self.oversubscription < inf:
             what = "oversubscription is how many times less passes between switches, from 1 up, not "
             raise PlanError(f"{what}{self.oversubscription:g}.", fix="Write oversubscription: 2, or leave it out.")
         if self.oversubscription == 1 and (self.nodes_per_switch or self.rails):
             said = "nodes_per_switch" if self.nodes_per_switch else "rails"
             raise PlanError(f"{said} changes nothing without oversubscription.", fix="Add oversubscription: 2.")
+
+    def _check_host(self) -> None:
+        if self.kind == "cpu":
+            what = "host_memory is what a node has beside its devices; a cpu device computes in the memory of its host."
+            raise PlanError(what, fix="Take it out.")
+        if not 0 < (self.host_memory or 0) < inf:
+            raise PlanError(
+                f"a host_memory of {self.host_memory:g} bytes holds nothing.", fix="Write host_memory: 2TiB."
+            )
+
+    @property
+    def host_bytes(self) -> float | None:
+        """Bytes of memory of the host of a node, as said or by the kind of its devices; None where nobody knows."""
+        if self.host_memory is not None:
+            return self.host_memory
+        share = kind_named(self.kind).host_memory
+        return None if share is None else share * self.devices
 
     @cached_property
     def device_kind(self) -> DeviceKind:
@@ -147,7 +169,10 @@ class Cluster:
 
         Raises PlanError for a GPU of a kind that is not known.
         """
-        return Cluster(tuple(Nodes(kind, 1, devices) for kind, devices in devices_here()))
+        here = devices_here()
+        if len(here) == 1 and here[0][0] != "cpu":
+            return Cluster((Nodes(here[0][0], 1, here[0][1], host_memory=host_bytes()),))
+        return Cluster(tuple(Nodes(kind, 1, devices) for kind, devices in here))
 
     def __str__(self) -> str:
         return "+".join(f"{g.kind}:{g.count}x{g.devices}" for g in self.groups)
@@ -161,5 +186,6 @@ class Cluster:
             | ({"nodes_per_switch": g.nodes_per_switch} if g.nodes_per_switch else {})
             | ({"rails": True} if g.rails else {})
             | ({"cores_per_node": g.cores} if g.cores else {})
+            | ({} if g.host_memory is None else {"host_memory": written_size(g.host_memory)})
             for g in self.groups
         ]

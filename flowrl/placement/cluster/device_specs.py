@@ -16,8 +16,9 @@ class DeviceKind:
     ``KINDS["h100-80"].flops["bf16"]`` is 989.4e12. ``flops``: floating-point operations per second by dtype (``bf16``,
     ``fp32``, ``tf32``, ``fp8`` where the device has it), dense, without sparsity. ``memory``: bytes. ``bandwidth``: of
     its memory. ``link``: to the other devices of its node. ``network``: to other nodes, its share of the node's
-    adapters. ``host``: to the memory of its host. Latencies are seconds. ``sources`` says for each figure where it is
-    from; what begins with "assumed" is no measurement of your machines.
+    adapters. ``host``: to the memory of its host. ``host_memory``: its share of that memory in bytes, None where no
+    data sheet of a system says it. Latencies are seconds. ``sources`` says for each figure where it is from; what
+    begins with "assumed" is no measurement of your machines.
     """
 
     name: str
@@ -29,10 +30,12 @@ class DeviceKind:
     network: float
     network_latency: float
     host: float
+    host_memory: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])  # by the name of the figure
 
 
 _NCCL = "NCCL src/graph/tuning.cc, hwLat: latency per hop of a ring with the Simple protocol"
+_HOST = "an eighth of the {} of system memory in the {} data sheet; assumed for other systems"
 _DGX = "its share of one adapter per GPU, as in {} data sheet; assumed for other systems"
 
 
@@ -51,7 +54,12 @@ _A100 = DeviceKind(
     network=25e9,  # 200 Gb/s
     network_latency=14e-6,
     host=32e9,  # PCIe 4 x16: 64 GB/s, both directions together
-    sources=_sources("NVIDIA A100 Tensor Core GPU data sheet, A100 80GB SXM", _DGX.format("the NVIDIA DGX A100")),
+    host_memory=250e9,
+    sources=_sources(
+        "NVIDIA A100 Tensor Core GPU data sheet, A100 80GB SXM",
+        _DGX.format("the NVIDIA DGX A100"),
+        host_memory=_HOST.format("2 TB", "NVIDIA DGX A100 640GB"),
+    ),
 )
 _H100 = DeviceKind(
     "h100-80",
@@ -63,10 +71,12 @@ _H100 = DeviceKind(
     network=50e9,  # 400 Gb/s
     network_latency=14e-6,
     host=64e9,  # PCIe 5 x16: 128 GB/s, both directions together
+    host_memory=250e9,
     sources=_sources(
         "NVIDIA H100 Tensor Core GPU data sheet, H100 SXM",
         _DGX.format("the NVIDIA DGX H100"),
         flops="NVIDIA H100 Tensor Core GPU Architecture (white paper), table of peak rates, H100 SXM5, dense",
+        host_memory=_HOST.format("2 TB", "NVIDIA DGX H100"),
     ),
 )
 _H200 = replace(
@@ -78,6 +88,7 @@ _H200 = replace(
         "NVIDIA H200 Tensor Core GPU data sheet, H200 SXM",
         _DGX.format("the NVIDIA DGX H200"),
         flops="those of H100 SXM, whose chip it has (NVIDIA H200 data sheet, half of its figures with sparsity)",
+        host_memory=_HOST.format("2 TB", "NVIDIA DGX H200"),
     ),
 )
 _B200 = replace(
@@ -93,6 +104,7 @@ _B200 = replace(
         flops="NVIDIA Blackwell Architecture Technical Brief, HGX B200, dense (half of the figures with sparsity)",
         link_latency=f"assumed: that of NVLink in {_NCCL}",
         host="assumed: PCIe 5 x16, as the processors of DGX B200 have it",
+        host_memory=_HOST.format("2 TB", "NVIDIA DGX B200"),
     ),
 )
 _GB200 = replace(
@@ -101,10 +113,12 @@ _GB200 = replace(
     flops={"bf16": 2500e12, "tf32": 1250e12, "fp32": 80e12, "fp8": 5000e12},
     memory=186e9,
     host=225e9,  # NVLink-C2C: 900 GB/s, both directions together, for the two GPUs of a processor
+    host_memory=236e9,
     sources=_sources(
         "NVIDIA GB200 NVL72 data sheet, a 72nd of the system's figures",
         "assumed: a 400 Gb/s adapter for each GPU",
         flops="NVIDIA GB200 NVL72 data sheet, a 72nd of the system's figures, dense (half of those with sparsity)",
+        host_memory="NVIDIA GB200 NVL72 data sheet, a 72nd of the 17 TB of the system's processors",
         link_latency=f"assumed: that of NVLink in {_NCCL}",
     ),
 )
@@ -112,6 +126,7 @@ _H800 = replace(
     _H100,
     name="h800",
     link=200e9,  # NVLink: 400 GB/s, both directions together
+    host_memory=None,
     sources=_sources(
         "those of H100 SXM, whose chip it has",
         "DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: InfiniBand of 50 GB/s for each GPU",
@@ -124,6 +139,7 @@ _H20 = replace(
     flops={"bf16": 148e12, "tf32": 74e12, "fp32": 44e12, "fp8": 296e12},
     memory=96e9,
     bandwidth=4000e9,
+    host_memory=None,
     sources=_sources("NVIDIA H20 data sheet, 96 GB", _DGX.format("the NVIDIA DGX H100")),
 )
 _MI300X = replace(
@@ -133,6 +149,7 @@ _MI300X = replace(
     memory=192e9,
     bandwidth=5300e9,
     link=448e9,  # seven links of 128 GB/s, both directions together
+    host_memory=None,
     sources=_sources(
         "AMD Instinct MI300X data sheet, dense",
         "assumed: a 400 Gb/s adapter for each GPU",

@@ -30,3 +30,8 @@ def _cards() -> Sequence[str]:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else ()
+
+
+def host_bytes() -> float:
+    """Return the bytes of memory of this machine's host."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from math import ceil
+from math import ceil, inf
 
 from ...errors import PlanError
+from ..cluster.cluster import Cluster
 from ..cluster.hardware import Hardware
 from ..plan.plan import Plan
+from .host_memory import Phases, host_room
 from .work import Role, Work, Workload
 from .worker_memory import Usage, over_base, reserve, resident, room
 
 #: Up to so many workers of a pool, every choice of those that make way is tried; beyond, all of them do.
 TRIED = 12
+#: The phase before the first turn of a run, to which everybody who takes turns has left the devices.
+START = "the start"
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,16 @@ def loads_of(works: Iterable[Work]) -> tuple[dict[tuple[str, str], Workload], di
 
 @dataclass(frozen=True)
 class Moment:
-    """What is on each device during a turn, bytes by ``resident part``, and who came and went before it."""
+    """What is on each device during a turn, bytes by ``resident part``, and who came and went before it.
+
+    ``hosted``: what is then in host memory for each device, those who come among them: whoever leaves does so before.
+    """
 
     title: str
     parts: Mapping[str, float]
     offloaded: tuple[str, ...] = ()
     onloaded: tuple[str, ...] = ()
+    hosted: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def total(self) -> float:
@@ -96,13 +105,15 @@ class PoolMemory:
     """Each device of a pool: its bytes and the workers that live there, by name (``actor.train``).
 
     ``PoolMemory("train", "h100-80", 80e9, {"actor.train": usage, "ref.train": usage})``. All meshes of a pool begin at
-    its first device, so the first device holds a shard of everybody; the smallest device counts.
+    its first device, so the first device holds a shard of everybody; the smallest device counts. ``host``: bytes of
+    host memory that a node has for each of its devices here, where it is known.
     """
 
     pool: str
     device: str
     memory: float
     residents: Mapping[str, Usage]
+    host: float = inf
 
     @cached_property
     def _known(self) -> dict[tuple[Turn, ...], dict[str, float]]:
@@ -111,8 +122,8 @@ class PoolMemory:
     def swaps(self, turns: Sequence[Turn]) -> Mapping[str, float]:
         """Return the workers that are offloaded between turns, with the bytes of each on a device; none if all fit.
 
-        Of all choices that fit, the one with the fewest waves of generation, then the fewest bytes moved. Where no
-        choice fits, everybody makes way: see :meth:`fits`.
+        Of all choices that fit, the one with the fewest waves of generation, then the fewest bytes moved; those for
+        which the host has no memory come last. Where no choice fits, everybody makes way: see :meth:`fits`.
         """
         key = tuple(turns)
         if key not in self._known:
@@ -126,10 +137,31 @@ class PoolMemory:
         here = swapped & set(self._present(turns[-1])) if turns else set[str]()
         for turn in turns:
             wanted = swapped & set(self._present(turn))
-            parts = self._parts(turn, swapped)
-            moments.append(Moment(turn.title, parts, tuple(sorted(here - wanted)), tuple(sorted(wanted - here))))
+            parts, hosted = self._parts(turn, swapped), self._hosted(swapped - (here & wanted))
+            leaving, coming = tuple(sorted(here - wanted)), tuple(sorted(wanted - here))
+            moments.append(Moment(turn.title, parts, leaving, coming, hosted))
             here = wanted
         return Timeline(tuple(moments))
+
+    def hosted(self, turns: Sequence[Turn]) -> Phases:
+        """Return what is in host memory for each device, by phase: before the first turn everybody who moves is."""
+        phases: dict[str, Mapping[str, float]] = {START: self._hosted(set(self.swaps(turns)))}
+        for moment in self.timeline(turns).moments:
+            before = phases.get(moment.title, {})
+            phases[moment.title] = max(before, moment.hosted, key=lambda parts: sum(parts.values()))
+        return phases
+
+    def most_hosted(self, turns: Sequence[Turn]) -> float:
+        """Return the bytes of the largest of these phases, the first one."""
+        return sum(self._hosted(set(self.swaps(turns))).values())
+
+    def _hosted(self, away: Container[str]) -> dict[str, float]:
+        """Bytes in host memory for each device: of those that are away, and what always is there."""
+        found: dict[str, float] = {}
+        for name, usage in self.residents.items():
+            parts = {**usage.hosted, **(usage.idle if name in away else {})}
+            found |= {f"{name} {part}": size for part, size in parts.items() if size}
+        return found
 
     def held(self, turn: Turn, turns: Sequence[Turn]) -> float:
         """Return bytes on each device during a generate that its KV cache cannot have, its own weights left out.
@@ -202,13 +234,14 @@ class PoolMemory:
         if len(movable) > TRIED:
             fits = all(self._least(t, set()) <= room(self.memory) for t in turns)
             return () if fits else tuple(movable)
-        best: tuple[tuple[int, float, int], tuple[str, ...]] | None = None
+        best: tuple[tuple[bool, int, float, int], tuple[str, ...]] | None = None
         for count in range(len(movable) + 1):
             for choice in combinations(movable, count):
                 swapped = set(choice)
                 if all(self._least(t, swapped) <= room(self.memory) for t in turns):
                     moved = sum(self.residents[n].staying * self._comings(n, turns) for n in choice)
-                    rank = (self._waves(turns, swapped), moved, count)
+                    full = sum(self._hosted(swapped).values()) > self.host
+                    rank = (full, self._waves(turns, swapped), moved, count)
                     best = min(best or (rank, choice), (rank, choice))
         return best[1] if best else tuple(movable)
 
@@ -282,7 +315,14 @@ def pool_memory(
                 reads = (role.name, "train") in loads
                 residents[f"{role.name}.{use}"] = resident(role, use, place, plan, load, micro=tokens, reads=reads)
     hardware = Hardware(plan.cluster, devices)
-    return PoolMemory(pool, hardware.names, hardware.memory, _with_bases(residents, bases or {}, roles, plan))
+    residents = _with_bases(residents, bases or {}, roles, plan)
+    return PoolMemory(pool, hardware.names, hardware.memory, residents, _host(plan.cluster, devices))
+
+
+def _host(cluster: Cluster, devices: Sequence[int]) -> float:
+    """Bytes of host memory that the node which has least has for each of these devices."""
+    counts = Counter(map(cluster.node, devices))
+    return min(host_room(cluster.nodes_of(cluster.devices_of(node)[0])) / n for node, n in counts.items())
 
 
 def _with_bases(

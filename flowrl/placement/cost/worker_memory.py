@@ -48,7 +48,8 @@ class Usage:
 
     ``idle`` parts stay between its calls and can be offloaded; ``working`` parts are there during a call. ``least``:
     how small a working part can be made: a KV cache holds one row at least, others wait for the next wave; ``rows`` of
-    the replica want ``row`` bytes of it each. ``shares``: the use whose weights serve this one too.
+    the replica want ``row`` bytes of it each. ``shares``: the use whose weights serve this one too. ``hosted`` parts
+    are always in the memory of the host, so many bytes for each device.
     """
 
     role: str
@@ -59,6 +60,7 @@ class Usage:
     rows: int = 0
     row: float = 0.0
     shares: str = ""
+    hosted: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def name(self) -> str:
@@ -129,10 +131,10 @@ def usage_of(
         wide = _model(role).dtype_bytes if row_of(place.backend).optimizer_over_copies else _held_bytes(role)
         aside = parameters_on_device(role, place.mesh) * wide * staging
         usage = replace(usage, idle={**usage.idle, "staged weights": aside})
-    if place.offload:  # in host memory: the device has the layers at work
+    if place.offload:  # in host memory, what is staged from there too: the device has the layers at work
         working = {part: size for part, size in usage.working.items() if part != "gradients"}
-        kept = {part: size for part, size in usage.idle.items() if part == "staged weights"}
-        return Usage(role.name, "train", kept, working)
+        gradients = {"gradients": usage.working["gradients"]} if "gradients" in usage.working else {}
+        return Usage(role.name, "train", {}, working, hosted={**usage.idle, **gradients})
     return usage
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from ...errors import At, PlanError, did_you_mean, near
 from ..backends import BACKENDS, REFERENCE
+from ..cluster.byte_sizes import read_size
 from ..cluster.cluster import Cluster, Nodes
 from ..cluster.mesh import AXES, FOLDED, Mesh
 from .plan import Pipeline, Place, Plan, Pool
@@ -25,6 +26,7 @@ _NODES = (
     "nodes_per_switch",
     "rails",
     "cores_per_node",
+    "host_memory",
 )
 _POOL = ("devices", "processes", "device", "least")
 _PLACE = ("pool", "mesh", "backend", "offload")
@@ -116,8 +118,13 @@ class _Reader:
         switch = self._whole(entries["nodes_per_switch"], "nodes_per_switch", 1) if "nodes_per_switch" in entries else 0
         rails = self._flag(entries["rails"], "rails") if "rails" in entries else False
         cores = self._whole(entries["cores_per_node"], "cores_per_node", 1) if "cores_per_node" in entries else 0
-        at = entries.get("oversubscription", entries["device"])
-        return self._said(at, lambda: Nodes(device, count, devices, network, less, switch, rails, cores))
+        host = self._size(entries["host_memory"]) if "host_memory" in entries else None
+        at = entries.get("oversubscription", entries.get("host_memory", entries["device"]))
+        return self._said(at, lambda: Nodes(device, count, devices, network, less, switch, rails, cores, host))
+
+    def _size(self, node: Any) -> float:
+        text = self._text(node, "host_memory")
+        return self._said(node, lambda: read_size(text))
 
     def _flag(self, node: Any, what: str) -> bool:
         value = str(node.value)

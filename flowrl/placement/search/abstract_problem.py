@@ -141,17 +141,16 @@ class Asked:
 
         ``other``: sets on other meshes than those that the search takes.
         """
-        start = {i: self.parallelism.devices(i, 1)[0] for i in range(len(self.problem.cluster.groups))}
+        rows = self.parallelism.in_a_row(choice.spots)
         order = sorted(range(len(choice.sets)), key=lambda i: (choice.spots[i][0], -choice.spots[i][1]))
         names = _names([tuple(n for u in s for n in self.units[u]) for s in choice.sets])
         pools: list[PoolUse] = []
         place: dict[str, dict[str, Place]] = {}
         for i in order:
-            (group, count), units = choice.spots[i], choice.sets[i]
+            group, units = choice.spots[i][0], choice.sets[i]
             settled = (other or {}).get(units) or self.table.settle(units, choice.spots[i])
             assert settled is not None, "a set was chosen that does not fit"
-            devices = tuple(range(start[group], start[group] + count))
-            start[group] += count
+            devices = rows[i]
             for name, way in settled.ways.items():
                 member = self.problem.by_name[name]
                 place.setdefault(member.role.name, {})[member.use] = Place(

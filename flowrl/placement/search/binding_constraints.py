@@ -41,6 +41,13 @@ def nothing_fits(problem: Problem, costs: Costs) -> PlanError:
         spots = [(i, n) for i, stock in enumerate(asked.question().stocks) for n in stock.counts]
         if any(asked.table.settle((unit,), spot) for spot in spots):
             continue
+        larger = Asked(replace(problem, cluster=_of_large_hosts(problem.cluster)), costs)
+        if any(larger.table.settle((unit,), spot) for spot in spots):
+            return PlanError(
+                f"{' with '.join(names)} does not fit on {problem.cluster}: its hosts have no memory for what leaves "
+                "the devices.",
+                fix="Write host_memory: in the cluster if its nodes have more, or take more nodes.",
+            )
         enough = [text for g in problem.cluster.groups if (text := _enough(problem, costs, names, g))]
         return PlanError(
             f"{' with '.join(names)} does not fit on {problem.cluster}, not even alone.",
@@ -65,6 +72,11 @@ def _enough(problem: Problem, costs: Costs, names: tuple[str, ...], group: Nodes
                 return f"{count} {group.kind}"
         nodes *= 2
     return ""
+
+
+def _of_large_hosts(cluster: Cluster) -> Cluster:
+    """The same cluster with hosts that have memory for everything."""
+    return Cluster(tuple(g if g.kind == "cpu" else replace(g, host_memory=1e18) for g in cluster.groups))
 
 
 def _of_any_mesh(costs: Costs) -> Costs:

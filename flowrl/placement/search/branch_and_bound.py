@@ -54,6 +54,10 @@ class Table(Protocol):
         """Seconds of the set in each stage on ``spot`` (number of the stock, devices); None where it does not fit."""
         ...
 
+    def fits(self, sets: Sequence[Set], spots: Sequence[Spot]) -> bool:
+        """Whether sets that fit by themselves fit beside each other."""
+        ...
+
     def publish(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
         """Return seconds from the pool that trains to the one that generates."""
         ...
@@ -248,6 +252,9 @@ class _Search:
                 self._place(sets, order, [*spots, (stock, count)], above, then, staleness)
 
     def _evaluate(self, sets: tuple[Set, ...], at: dict[Set, Spot], top: Vector, staleness: tuple[int, ...]) -> None:
+        spots = tuple(at[s] for s in sets)
+        if not self.table.fits(sets, spots):
+            return
         self.evaluated += 1
         owner = {m: s for s in sets for m in s}
         publish, into = 0.0, dict[Set, float]()
@@ -258,7 +265,6 @@ class _Search:
                 publish += seconds
                 into[target] = into.get(target, 0.0) + seconds
         latency = sum(top[:-1])
-        spots = tuple(at[s] for s in sets)
         busy = {s: self._busy(s, at[s]) + extra for s, extra in into.items()}
         for bound in staleness:
             seconds = step_seconds(

@@ -8,6 +8,7 @@ is what :mod:`flowrl.placement.cost.pool_memory` says for the plan, as in a simu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,12 +27,16 @@ Ways = Mapping[str, Way]
 
 @dataclass(frozen=True)
 class Settled:
-    """A set on devices: the way of each member, what a step does there, and who leaves the device between turns."""
+    """A set on devices: the way of each member, what a step does there, and who leaves the device between turns.
+
+    ``calls``: seconds by id of the call. ``hosted``: bytes that are in host memory for each device, at most.
+    """
 
     ways: Ways
     ops: tuple[Op, ...]
     moved: tuple[str, ...] = ()
-    calls: Mapping[str, float] = field(default_factory=dict[str, float])  # seconds by id of the call
+    calls: Mapping[str, float] = field(default_factory=dict[str, float])
+    hosted: float = 0.0
 
     def stages(self, count: int) -> Vector:
         """Return seconds by stage."""
@@ -69,6 +74,24 @@ class Colocated:
         """Return seconds by stage of the units ``members`` on ``spot``; None where they do not fit."""
         settled = self.settle(members, spot)
         return None if settled is None else settled.stages(len(self.problem.stages))
+
+    def fits(self, sets: Sequence[Set], spots: Sequence[Spot], other: Mapping[Set, Settled] | None = None) -> bool:
+        """Whether pools that share a node leave each other room in its host memory; ``other``: sets on other meshes."""
+        cluster, need = self.problem.cluster, dict[int, float]()
+        small = [spot[1] % cluster.groups[spot[0]].devices > 0 for spot in spots]
+        if sum(small) < 2:
+            return True
+        for units, spot, devices in zip(sets, spots, self.parallelism.in_a_row(spots), strict=True):
+            settled = (other or {}).get(units) or self.settle(units, spot)
+            if settled is not None and settled.hosted:
+                for node, count in Counter(map(cluster.node, devices)).items():
+                    need[node] = need.get(node, 0.0) + settled.hosted * count
+        return all(size <= self.parallelism.host(self._group(node)) for node, size in need.items())
+
+    def _group(self, node: int) -> int:
+        return self.problem.cluster.groups.index(
+            self.problem.cluster.nodes_of(self.problem.cluster.devices_of(node)[0])
+        )
 
     def settle(self, units: Set, spot: Spot) -> Settled | None:
         """Return the fastest ways that fit together; None where there are none."""
@@ -154,9 +177,11 @@ class Colocated:
         turns = self._turns(members)
         kind = self.problem.cluster.groups[spot[0]].kind
         usages = {name: self._usage(name, ways) for name in ways}
-        memory = PoolMemory("pool", kind, self.parallelism.memory(spot[0]), usages)
+        host = self.parallelism.host(spot[0]) / min(spot[1], self.problem.cluster.groups[spot[0]].devices)
+        memory = PoolMemory("pool", kind, self.parallelism.memory(spot[0]), usages, host)
         plain = [turn for turn, _, _ in turns]
-        if memory.fits(plain) is not None:
+        hosted = memory.most_hosted(plain)
+        if memory.fits(plain) is not None or hosted > host:
             return None
         moments = memory.timeline(plain).moments
         ops, calls = list[Op](), dict[str, float]()
@@ -174,7 +199,7 @@ class Colocated:
                     member = self.problem.by_name[mover]
                     seconds = self._move(member, ways[mover], direction, spot)
                     ops.append(Op(f"{member.role.name}.{direction}", stage, seconds))
-        return Settled(ways, tuple(ops), tuple(memory.swaps(plain)), calls)
+        return Settled(ways, tuple(ops), tuple(memory.swaps(plain)), calls, hosted)
 
     def _turns(self, members: Sequence[Member]) -> list[tuple[Turn, int, Work | None]]:
         """Calls and publishes of a pool in program order, each with its stage."""
@@ -270,6 +295,10 @@ class Floor:
     def publish(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
         """Return 0."""
         return 0.0
+
+    def fits(self, sets: Sequence[Set], spots: Sequence[Spot]) -> bool:
+        """Return that they do: nothing leaves a device."""
+        return True
 
 
 def publish_title(problem: Problem, train: str) -> str:

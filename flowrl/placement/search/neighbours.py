@@ -56,12 +56,16 @@ def climbed(best: Candidate, simulated: Callable[[Plan], float]) -> list[Candida
 def neighbours(at: Candidate) -> Iterator[Candidate]:
     """Yield placements with one pool a size larger or smaller, and with an engine on another mesh."""
     for spots in _spots(at):
-        if all(at.asked.table.settle(s, spot) for s, spot in zip(at.choice.sets, spots, strict=True)):
+        table, sets = at.asked.table, at.choice.sets
+        there = all(table.settle(s, spot) for s, spot in zip(sets, spots, strict=True))
+        if there and table.fits(sets, spots):
             yield Candidate.of(at.asked, replace(at.choice, spots=spots))
     for units, spot in zip(at.choice.sets, at.choice.spots, strict=True):
         for settled in at.asked.table.other_engines(units, spot, _MESHES):
-            if units not in at.other or settled.ways != at.other[units].ways:
-                yield Candidate.of(at.asked, at.choice, {**at.other, units: settled})
+            other = {**at.other, units: settled}
+            changed = units not in at.other or settled.ways != at.other[units].ways
+            if changed and at.asked.table.fits(at.choice.sets, at.choice.spots, other):
+                yield Candidate.of(at.asked, at.choice, other)
 
 
 def _spots(at: Candidate) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -8,19 +8,22 @@ devices).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import TypeVar
 
 from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..cost.cost_model import Costs
+from ..cost.host_memory import host_room
 from ..cost.per_device_counts import MICRO_TOKENS
 from ..cost.pool_memory import loads_of
 from ..cost.work import Work
 from ..cost.worker_memory import Usage, room, usage_of
 from ..plan.plan import Place
+from .branch_and_bound import Spot
 from .candidate_meshes import meshes
 from .problem import Member, Problem
 
@@ -92,6 +95,23 @@ class Parallelism:
     def memory(self, group: int) -> float:
         """Return bytes of a device."""
         return 1e18 if "memory" in self.relaxed else self.problem.cluster.kind(self._starts[group]).memory
+
+    def host(self, group: int) -> float:
+        """Return bytes of host memory of a node that workers can have."""
+        return inf if "memory" in self.relaxed else host_room(self.problem.cluster.groups[group])
+
+    def in_a_row(self, spots: Sequence[Spot]) -> list[tuple[int, ...]]:
+        """Return the devices of pools: in each group of nodes one after another, the largest first.
+
+        So no pool crosses a node in part.
+        """
+        taken = dict.fromkeys(range(len(self.problem.cluster.groups)), 0)
+        found: dict[int, tuple[int, ...]] = {}
+        for i in sorted(range(len(spots)), key=lambda i: (spots[i][0], -spots[i][1])):
+            group, count = spots[i]
+            found[i] = self.devices(group, count, taken[group])
+            taken[group] += count
+        return [found[i] for i in range(len(spots))]
 
     def ways(
         self, member: Member, group: int, count: int, *, held: float = 0.0, staging: bool = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...graph.draw.palette import HUES, NEUTRAL, PAPER, Hue
 from ..simulation import Bar, PoolTime, Simulation, by_call, covered
@@ -197,3 +198,18 @@ def cut(text: str, columns: int) -> str:
             break
         kept += char
     return kept + "…"
+
+
+def host_phases(host: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield the pools of a host's record, each with the phase in which it has most there, and how many bytes."""
+    for pool, phases in host["pools"].items():
+        phase = max(phases, key=lambda name: phases[name])
+        yield pool, phase, phases[phase]
+
+
+def nodes_text(nodes: Sequence[int]) -> str:
+    """Return ``node 3``, or ``nodes 0-7, each``."""
+    if len(nodes) == 1:
+        return f"node {nodes[0]}"
+    row = nodes[-1] - nodes[0] + 1 == len(nodes)
+    return f"nodes {f'{nodes[0]}-{nodes[-1]}' if row else ', '.join(map(str, nodes))}, each"

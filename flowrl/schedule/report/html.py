@@ -11,7 +11,20 @@ from typing import Any
 
 from ...graph.draw.strokes import text
 from ..simulation import PoolTime, Simulation
-from .figures import Lane, Look, counted, duration, lanes, looks, percent, printable, totals, volume
+from .figures import (
+    Lane,
+    Look,
+    counted,
+    duration,
+    host_phases,
+    lanes,
+    looks,
+    nodes_text,
+    percent,
+    printable,
+    totals,
+    volume,
+)
 
 _SCRIPTS = ("data.js", "draw.js", "act.js")  # one script in three files; the last begins
 _DIGITS = 12  # of times on the page: enough for microseconds in months
@@ -31,7 +44,7 @@ def render(simulation: Simulation) -> str:
         pools="\n".join(_pool(lane.pool) for lane in made),
         lag="\n".join(_lag(simulation)),
         nodes=_nodes(simulation),
-        edges=_edges(simulation),
+        edges=_edges(simulation) + _hosts(simulation),
         rests="\n".join(_rests(simulation)),
         record=_embedded(_record(simulation, made)),
     )
@@ -154,6 +167,24 @@ def _edges(simulation: Simulation) -> str:
     ]
     found = _table(("edge", "transport", "bytes of a step"), rows, numbers_from=2)
     return f"<section><h2>Bytes between nodes</h2>{found}</section>" if rows else ""
+
+
+def _hosts(simulation: Simulation) -> str:
+    """The memory of hosts: what each pool has there when it has most, and of how much."""
+    rows = [
+        (
+            text(nodes_text(host["nodes"])),
+            text(printable(pool)),
+            text(printable(phase)),
+            volume(size),
+            volume(host["has"]) if host["has"] else "-",
+            percent(size / host["has"]) if host["has"] else "-",
+        )
+        for host in simulation.hosts
+        for pool, phase, size in host_phases(host)
+    ]
+    found = _table(("host memory of", "pool", "most in", "bytes", "host has", "of it"), rows, numbers_from=3)
+    return f"<section><h2>Host memory</h2>{found}</section>" if rows else ""
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]], *, numbers_from: int) -> str:

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from ..simulation import PoolTime, Simulation
-from .figures import counted, cut, duration, percent, printable, room, totals, volume
+from .figures import counted, cut, duration, host_phases, nodes_text, percent, printable, room, totals, volume
 
 WIDTH = 100
 _NAME = 30  # columns of a name at most
@@ -25,6 +25,7 @@ def render(simulation: Simulation) -> str:
         _nodes(simulation),
         _edges(simulation),
         _memory(simulation),
+        _hosts(simulation),
         _listed("explained", simulation.explained.get("words", ())),
         _listed("machines", simulation.machines.get("words", ())),
         _listed("assumed", simulation.assumed),
@@ -101,6 +102,16 @@ def _memory(simulation: Simulation) -> Iterator[str]:
         share = percent(peak / pool.capacity) if pool.capacity else "-"
         rows.append((pool.name, volume(peak), has, share, duration(at)))
     return _table(("memory of", "peak", "device has", "of it", "first at"), rows, right=(1, 2, 3, 4))
+
+
+def _hosts(simulation: Simulation) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = []
+    for host in simulation.hosts:
+        has = host["has"]
+        for pool, phase, size in host_phases(host):
+            share = percent(size / has) if has else "-"
+            rows.append((nodes_text(host["nodes"]), pool, phase, volume(size), volume(has) if has else "-", share))
+    return _table(("host memory of", "pool", "most in", "bytes", "host has", "of it"), rows, right=(3, 4, 5))
 
 
 def _listed(title: str, lines: Sequence[str]) -> Iterator[str]:

@@ -425,7 +425,7 @@ MISTAKES = [
         "cluster:\n  device: h100-80\n  devices_pro_node: 8\n",
         3,
         "cluster has no 'devices_pro_node'.",
-        "have cores_per_node, device, devices_per_node, network, nodes, nodes_per_switch, oversubscription, rails",
+        "have cores_per_node, device, devices_per_node, host_memory, network, nodes, nodes_per_switch, oversubscription, rails",
         "fix  Did you mean 'devices_per_node'?",
     ),
     (

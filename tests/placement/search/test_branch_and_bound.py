@@ -45,6 +45,9 @@ class RandomTable:
                 )
         return tuple(found)
 
+    def fits(self, sets, spots):
+        return True
+
     def publish(self, pair, source, target):
         return 3 * self._draw("publish", pair, source, target)
 
@@ -165,6 +168,9 @@ def test_ideal_scaling_is_never_better_apart():
         def stages(self, members, spot):
             return tuple(sum(w for m, s, w in work if m in members and s == i) / spot[1] for i in range(2))
 
+        def fits(self, sets, spots):
+            return True
+
         def publish(self, pair, source, target):
             return 0.0
 
@@ -181,6 +187,9 @@ def test_staleness_needs_a_split_pair():
     class Two:
         def stages(self, members, spot):
             return (8.0 * ("g" in members) / spot[1], 8.0 * ("t" in members) / spot[1])
+
+        def fits(self, sets, spots):
+            return True
 
         def publish(self, pair, source, target):
             return 0.5
