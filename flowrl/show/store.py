@@ -61,6 +61,7 @@ class Store:
         self._lock = _take_lock(self.path.with_suffix(".lock"))
         if self._lock is not None:
             self._make()
+            _remove_older(id, cache)
 
     @property
     def writes(self) -> bool:
@@ -117,8 +118,7 @@ class Store:
                 return
         except sqlite3.DatabaseError:
             pass
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        _remove(self.path)
         connection = self._connect()
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -151,6 +151,21 @@ def open_cache() -> Path:
 def checksum(raw: bytes) -> int:
     """63 bits of the bytes before a position, by which it is seen whether a file was written anew."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") >> 1
+
+
+def _remove_older(id: str, cache: Path) -> None:
+    """Remove indexes of the same run that an older flowrl has made, and that no process keeps up to date."""
+    for version in range(1, VERSION):
+        path = cache / f"{id}.v{version}.sqlite"
+        if path.exists() and (lock := _take_lock(path.with_suffix(".lock"))) is not None:
+            _remove(path)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def _take_lock(path: Path) -> int | None:

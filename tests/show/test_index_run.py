@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ from flowrl.show.curves import curves, metric_names
 from flowrl.show.index_run import Indexer
 from flowrl.show.lanes import chain, lanes, memory, pool_waits, step_times
 from flowrl.show.search_rows import Filter, search_rows
-from flowrl.show.store import Store
+from flowrl.show.store import VERSION, Store
 from flowrl.show.summaries import counts, events, lags, ledger
 
 
@@ -147,11 +148,14 @@ def same(kept: object, record: object) -> bool:
     return json.dumps(kept) == json.dumps(record)
 
 
-def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("portion", [100, 3000, 1 << 24])
+def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portion: int) -> None:
     monkeypatch.setattr(read_lines, "LONGEST_LINE", 2000)
+    monkeypatch.setattr("flowrl.show.index_run.PORTION_BYTES", portion)
     run = run_folder(tmp_path / "run")
     lines(run, "trajectories", row(3, 6, 0, response="x" * 9000), row(3, 6, 1, response="after it"))
-    assert [each["key"] for each in found(indexed(run, tmp_path / "cache"), text="after")] == ["[6, 1]"]
+    store = indexed(run, tmp_path / "cache")
+    assert [each["key"] for each in found(store, text="after")] == ["[6, 1]"] and len(found(store)) == 13
 
 
 def test_a_run_without_a_step_is_empty(tmp_path: Path) -> None:
@@ -413,3 +417,19 @@ def test_an_index_that_is_damaged_is_made_anew(tmp_path: Path) -> None:
     store.close()
     store.path.write_bytes(b"nothing that sqlite knows" * 100)
     assert rewards(indexed(run, tmp_path / "cache")) == [0.0, 0.1, 0.2]
+
+
+def test_an_index_of_an_older_flowrl_is_made_anew(tmp_path: Path) -> None:
+    """It is removed, unless a process of that flowrl still keeps it."""
+    run, cache = run_folder(tmp_path / "run"), tmp_path / "cache"
+    cache.mkdir()
+    old, other = cache / f"test.v{VERSION - 1}.sqlite", cache / f"another.v{VERSION - 1}.sqlite"
+    for path in (old, other, Path(f"{old}-wal")):
+        path.write_bytes(b"of other tables")
+    with old.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        store = indexed(run, cache)
+        assert rewards(store) == [0.0, 0.1, 0.2] and old.exists()
+        store.close()
+    assert rewards(indexed(run, cache)) == [0.0, 0.1, 0.2]
+    assert sorted(path.name for path in cache.glob(f"*.v{VERSION - 1}.*")) == [other.name]
