@@ -205,3 +205,27 @@ def test_rows_of_a_vllm_that_is_killed_go_on_from_what_it_had_told(told, tmp_pat
     (lost,) = events(tmp_path / "run", "lost")
     assert "the process of vLLM is gone, with exit status -9" in lost["text"]
     assert sum(tokens for tokens, _ in told) > 0 and events(tmp_path / "run", "kept")
+
+
+def test_a_whole_call_whose_engine_is_gone_is_made_again(module, tmp_path, monkeypatch):
+    """At staleness 0, bit for bit: by the other replica at once, or by the rank that is there again."""
+    from flowrl.backends.hf.engine import HFEngine
+
+    def plain(dp: int) -> Plan:
+        return replace(plan(dp=dp), pipeline=Pipeline())
+
+    wanted, _ = run(module, tmp_path / "calm", plain(2))
+    made, generate = [], HFEngine.generate
+
+    def dies(engine, *asked):
+        made.append(engine)
+        if len(made) == 3:
+            raise EngineLost("the process of the engine is gone, with exit status -9.")
+        return generate(engine, *asked)
+
+    monkeypatch.setattr(HFEngine, "generate", dies)
+    found, place = run(module, tmp_path / "run", plain(2))
+    assert isinstance(place.ranks, Direct) and place.ranks.restarted == [1] and found == wanted
+    (lost,) = events(tmp_path / "run", "lost")
+    assert "rank 1 of pool 'rollout' has lost its engine during actor.generate of step 1" in lost["text"]
+    assert not events(tmp_path / "run", "kept", "recovered")
