@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .backends import open_engine, open_tokenizer
 from .errors import UsageError
-from .lowering.deployment import Deployment, has_gpus, number_ranks
+from .lowering.deployment import Deployment, has_gpus, number_ranks, with_policies
 from .lowering.lower import Execution
 from .runtime.local.executor import LocalExecutor
 
@@ -67,5 +67,9 @@ def _on_ranks(
 
 
 def _deployments(executions: Sequence[Execution]) -> dict[tuple[str, bool], Deployment]:
-    """Return where workers are in any of the programs: equal copies of theirs are one."""
-    return {key: deployment for execution in executions for key, deployment in execution.deployments.items()}
+    """Return where workers are in any of the programs: equal copies of theirs are one, with the policies of all."""
+    found: dict[tuple[str, bool], Deployment] = {}
+    for execution in executions:
+        known = {name: deployment.spec.policies for (name, _), deployment in found.items()}
+        found |= with_policies(execution.deployments, known)
+    return found

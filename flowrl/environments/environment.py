@@ -14,7 +14,7 @@ from ..errors import WorkerError
 from ..graph.script.site import defined_at
 from ..workers.env import Env
 from ..workers.episodes import GraderFailed
-from .chat import ids_behind
+from .chat import forgotten_text, has_template, ids_behind, title_of
 from .hooks import Hook, hooks_of
 from .tool_calls import ToolCall, read_tool_calls
 from .tools import BadCall, Tool, tools_of
@@ -323,11 +323,27 @@ class Environment(Env):
         return [dict(message) for message in episode.state.messages] if episode.begun else []
 
     def _expect_template(self, tokenizer: Any) -> None:
-        """Raise ModelError for a chat template that refuses what follows an answer, or rewrites the answer."""
+        """Raise ModelError for a chat template that refuses what follows an answer, or rewrites the answer.
+
+        Warns of one that shows earlier answers in another way than they were sampled, such as without their thoughts.
+        """
         following = [{"role": "tool", "name": name, "content": "x"} for name in [*self.by_name][:1]]
         following += [{"role": "user", "content": "x"}] if self._replies else []
         for message in following:
             ids_behind([message], tokenizer, last=None, tools=self.schemas)
+        self._tell_forgotten(following, tokenizer)
+
+    def _tell_forgotten(self, following: Sequence[Message], tokenizer: Any) -> None:
+        """Warn where a chat template shows answers in another way once these messages follow."""
+        if not following or self.turns < 2 or not has_template(tokenizer):
+            return
+        if what := forgotten_text(following, tokenizer, self.schemas):
+            self._warn(
+                f"{self.name or type(self).__name__}: the chat template of {title_of(tokenizer)} breaks the prefix: "
+                f"{what}. Here a turn goes on from the ids of the one before, so the policy is trained on what it saw; "
+                "who renders the messages anew with this template, such as a server, shows it something else. "
+                "Give the tokenizer a chat_template that keeps what was said, there and here."
+            )
 
     @property
     def _replies(self) -> bool:
@@ -345,7 +361,7 @@ class Environment(Env):
         if isinstance(said, Replied):
             last = episode.tokens[-1] if episode.tokens else None
             return ids_behind(said.messages, tokenizer, last=last, tools=self.schemas)
-        if getattr(tokenizer, "chat_template", None) is not None:
+        if has_template(tokenizer):
             raise WorkerError(
                 f"{type(self).__name__}.setup returned a text, and the prompt of a chat ends where the answer begins.",
                 fix="Put it into the prompt of the row; rows() gives the prompts.",

@@ -10,6 +10,8 @@ from typing import Any
 
 _HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
+#: What a call begins with, unless it is JSON and nothing else.
+MARKS = ("<tool_call>", _PYTHON_TAG)
 
 
 @dataclass(frozen=True)

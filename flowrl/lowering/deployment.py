@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import PlanError
 from ..graph.tracing.trace_records import HandleLike
@@ -28,6 +28,7 @@ class WorkerSpec:
     collective: bool = False  # its ranks compute together; otherwise each for itself
     offload: bool = False
     options: Mapping[str, float | bool | str] = field(default_factory=dict[str, "float | bool | str"])  # of its engine
+    policies: tuple[str, ...] = ()  # workers that its ops are handed
 
     @property
     def key(self) -> tuple[str, bool]:
@@ -82,6 +83,17 @@ def deploy_on_ranks(
         if apart or (plan.pipeline.staleness and name in trained):
             deployments[name, True] = _deployment(name, plan, serving, model=True, serving=True)
     return deployments
+
+
+def with_policies(
+    deployments: Deployments, handed: Mapping[str, Collection[str]]
+) -> dict[tuple[str, bool], Deployment]:
+    """Return deployments whose workers know which others their ops are handed, besides those that they know."""
+    found = dict(deployments)
+    for key, each in deployments.items():
+        if more := [name for name in handed.get(key[0], ()) if name not in each.spec.policies]:
+            found[key] = replace(each, spec=replace(each.spec, policies=(*each.spec.policies, *more)))
+    return found
 
 
 def number_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:

@@ -11,8 +11,8 @@ from ..graph.tracing.trace_records import HandleLike, Reading, Traced
 from ..placement.plan.plan import Plan
 from ..schedule.events import Begun, Groups, Memory
 from ..schedule.scheme import Scheme
-from .deployment import Deployments, deploy_here, deploy_on_ranks, has_model
-from .scheme_of_program import sampled_workers, scheme_of, trained_workers
+from .deployment import Deployments, deploy_here, deploy_on_ranks, has_model, with_policies
+from .scheme_of_program import handed_workers, sampled_workers, scheme_of, trained_workers
 
 QUEUE = 3  # calls that ranks are handed while they are at one: the way to them takes as long as some short calls
 
@@ -95,6 +95,7 @@ def lower(
     else:
         deployments = deploy_here(handles, plan, apart={w for w, f in scheme.setup.followers.items() if not f.shared})
         scheme = replace(scheme, home=_home(handles, used, scheme))
+    deployments = with_policies(deployments, handed_workers(traced))
     readings = tuple(dict.fromkeys(r for trail in traced.trails for r in trail.readings))
     return Execution(traced.program, fn, parameters, runtime, plan, used, scheme, deployments, readings)
 

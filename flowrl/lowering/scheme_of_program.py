@@ -27,6 +27,14 @@ def sampled_workers(traced: Traced) -> frozenset[str]:
     return frozenset(workers)
 
 
+def handed_workers(traced: Traced) -> dict[str, tuple[str, ...]]:
+    """Workers that ops of others are handed, by the names of those."""
+    found: dict[str, dict[str, None]] = {}
+    for call in (c for t in traced.trails for c in t.calls if c.worker):
+        found.setdefault(call.worker, {}).update(dict.fromkeys(call.serves))
+    return {worker: tuple(names) for worker, names in found.items() if names}
+
+
 def scheme_of(
     traced: Traced,
     plan: Plan,

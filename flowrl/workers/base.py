@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -48,6 +48,7 @@ class Opening:
     serving: bool = False  # the copy that only generates: it has no optimizer, and adapters are merged into it
     notes: Notes = field(default_factory=Notes)  # of the rows that user code is at
     settle: Callable[[Failures], None] | None = None  # takes rows that failed, where the whole call is looked at
+    policies: Sequence[Any] = ()  # handles of the workers that its ops are handed, in any program
 
 
 class Worker:

@@ -46,7 +46,7 @@ def _adds(shape: CallShape) -> str:
 
 
 def _counted(shape: CallShape) -> str:
-    counted = "outcome, sampled_tokens, response_mask, scores"
+    counted = "outcome, sampled_tokens, response_mask, replaced, scores"
     return f"{counted}, branches" if "branches" in shape.have else counted
 
 
@@ -140,6 +140,7 @@ class Env(Player):
         retries=whole(least=0),
         backoff=number(least=0),
         max_failed=number(least=0, most=1),
+        spare=whole(least=0),
         branches=flag(),
         messages=flag(),
         **{name: rule for name, rule in SAMPLING.items() if name != "max_tokens"},
@@ -158,6 +159,7 @@ class Env(Player):
         retries: int = 0,
         backoff: float = 1.0,
         max_failed: float = 0.5,
+        spare: int = 0,
         branches: bool = False,
         messages: bool = False,
         greedy: bool = False,
@@ -180,9 +182,10 @@ class Env(Player):
 
         An exception in user code, a call of it that takes longer than ``timeout``, or a result that is not as declared,
         is a failure of the episode, which is played anew ``retries`` times, after ``backoff`` seconds and twice as many
-        each further time. What fails then raises RewardError with the row, or with ``on_error="mark"`` is marked, as in
-        :class:`FunctionReward`: ``failed``, ``failed_why``, and rewards that are nan. More than ``max_failed`` of the
-        rows of a call, 8 or more, raise all the same.
+        each further time. Where it fails then, another episode of the task takes its place, with seeds of its own, up
+        to ``spare`` times: so groups stay whole. What fails then raises RewardError with the row, or with
+        ``on_error="mark"`` is marked, as in :class:`FunctionReward`: ``failed``, ``failed_why``, and rewards that are
+        nan. More than ``max_failed`` of the rows of a call, 8 or more, raise all the same.
 
         ``turn_rewards`` and ``turn_states`` have one value per turn: its reward, and the number of the anchor
         before it, equal where anchors are. ``turn_ids`` is the turn, from 0, of a sampled token; -1 for observations.
@@ -192,7 +195,8 @@ class Env(Player):
         did, ``time`` where the seconds did, ``failed``. ``outcome`` is one of ``finished``, ``truncated_turns``,
         ``truncated_tokens``, ``truncated_wall``, ``environment_failure``, ``grader_failure`` and
         ``infrastructure_failure`` (a call that does not come back, an OSError). ``sampled_tokens`` counts what the
-        engine sampled for the row, in all attempts. ``branches`` adds the field of that name: of an agent that rewrote
+        engine sampled for the row, in all attempts, and ``replaced`` the episodes that failed in its place before.
+        ``branches`` adds the field of that name: of an agent that rewrote
         its history, the branches beside that of the row, which :func:`flowrl.rl.branches` makes rows of. ``messages``
         adds ``conversation``: the messages of the row, with the prompt and all answers, for ``flowrl export``.
         """
@@ -201,7 +205,7 @@ class Env(Player):
         sampling = SamplingArguments.of(locals(), max_tokens=turn_tokens)
         answers, children = answers_of_call(), batch.expand(n)
         limits = Limits(self.turns if turns is None else turns, turn_tokens, tokens, seconds)
-        failing = Policy(on_error, retries, backoff, max_failed)
+        failing = Policy(on_error, retries, backoff, max_failed, spare)
         _expect_own_ids(self, children, policy)
         task_seeds = [seed for seed in batch.row_seeds("task").tolist() for _ in range(n)]
         wanted = {"failed": failing.marks, "failed_why": failing.marks, "branches": branches, "conversation": messages}
@@ -216,6 +220,7 @@ class Env(Player):
     def outcomes(self, batch: Batch) -> Metrics:
         """Count how the episodes of a rollout ended: each outcome, and ``truncated`` and ``failures`` in all.
 
+        ``replaced`` are episodes that failed and that are in no row, as another one took their place.
         ``delivered_fraction`` is which part of the tokens that the engine sampled for them is in the rows. Each name in
         ``scores`` is there with the mean over the episodes that have it.
         """
@@ -225,12 +230,13 @@ class Env(Player):
         if "branches" in batch:
             delivered += sum(sum(branch["response_mask"]) for row in batch["branches"].to_list() for branch in row)
         scores = [scores for scores in batch["scores"].to_list() if scores]
-        names = sorted({name for each in scores for name in each} - {*OUTCOMES, "truncated", "failures"})
+        names = sorted({name for each in scores for name in each} - {*OUTCOMES, "truncated", "failures", "replaced"})
         told = {name: [each[name] for each in scores if name in each] for name in names}
         return Metrics(
             {name: float(counts[name]) for name in OUTCOMES} | {n: sum(v) / len(v) for n, v in told.items()},
             truncated=float(sum(counts[name] for name in OUTCOMES if name.startswith("truncated"))),
             failures=float(sum(counts[name] for name in OUTCOMES if name.endswith("failure"))),
+            replaced=float(batch["replaced"].values.sum()),
             delivered_fraction=delivered / sampled if sampled else 1.0,
         )
 

@@ -18,8 +18,8 @@ from .user_code.failed_rewards import Died
 PLAYED = (
     GENERATED
     + ", rewards: f32[], turns: i32[], turn_rewards: f32[*turn], turn_states: i64[*turn], turn_ids: i32[*response]"
-    + ", outcome: any, sampled_tokens: i32[], delivered_tokens: i32[], retries: i32[], forks: i32[], repairs: i32[]"
-    + ", scores: any"
+    + ", outcome: any, sampled_tokens: i32[], delivered_tokens: i32[], retries: i32[], replaced: i32[]"
+    + ", forks: i32[], repairs: i32[], scores: any"
 )
 #: What a rollout that marks failures adds besides.
 MARKED = "failed: bool[], failed_why: any"
@@ -80,7 +80,8 @@ class Episode:
     late: bool = False  # its seconds have run out
     sampled: list[int] = field(default_factory=list[int])  # all ids that came from the engine, in their order
     wasted: int = 0  # tokens that were sampled for it and are not in it
-    retries: int = 0  # attempts before this one, which failed
+    retries: int = 0  # attempts that failed and were played anew
+    replaced: int = 0  # episodes before this one in its place, which failed
     forks: int = 0  # times that its history was rewritten
     repairs: int = 0  # answers that came back with other white space, and were taken as they were sampled
     failed: str = ""  # which failure ended it, of OUTCOMES
@@ -171,6 +172,7 @@ class Episode:
             "sampled_tokens": len(self.sampled) + self.wasted,
             "delivered_tokens": sum(turn >= 0 for each in (self, *self.branches) for turn in each.turn_ids),
             "retries": self.retries,
+            "replaced": self.replaced,
             "forks": self.forks,
             "repairs": self.repairs,
             "scores": self.scores,

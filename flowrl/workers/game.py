@@ -56,6 +56,8 @@ class Game:
         self.prompts = [list(prompt) for prompt in columns.pop("prompt_ids")]
         columns.setdefault(TASK_SEED, list(task_seeds))
         self.columns = columns
+        self.replaced: dict[int, list[str]] = {}  # why episodes failed in whose place others are, by their rows
+        self._spare_seeds: dict[int, tuple[list[int], list[int]]] = {}
         self.known = answers.known if answers is not None else None
         self.told: dict[tuple[int, str], Row] = {}  # by row and function, as notes name them
         self.numbers: dict[str, int] = {}  # of observations as anchors
@@ -65,16 +67,32 @@ class Game:
         self.room: int | None = policy.positions if fresh else None
 
     def _played(self) -> dict[int, Episode | Played]:
-        """The episodes that were played before."""
+        """The episodes that were played before; their rows have the seeds that these had."""
         if self.known is None:
             return {}
         tokens, turns = self.known["response_ids"].to_list(), self.known["turn_ids"].to_list()
         at = {key: place for place, key in enumerate(self.known.keys)}
+        replaced = self.known["replaced"].to_list()
+        for i, key in enumerate(self.rows.keys):
+            if key in at and replaced[at[key]]:
+                self._take_seeds(i, replaced[at[key]])
         return {
             i: Played.of(prompt, tokens[at[key]], turns[at[key]])
             for i, (key, prompt) in enumerate(zip(self.rows.keys, self.prompts, strict=True))
             if key in at
         }
+
+    def begin_spare(self, i: int, number: int, why: str) -> None:
+        """Have another episode take the place of one that failed: the ``number``-th there, with seeds of its own."""
+        self.replaced.setdefault(i, []).append(why)
+        self._take_seeds(i, number)
+
+    def _take_seeds(self, i: int, number: int) -> None:
+        """Give a row the seeds of the episode that is the ``number``-th in the place of one that failed."""
+        if number not in self._spare_seeds:
+            several = self.rows.row_seeds("spare", number), self.rows.row_seeds("spare episode", number)
+            self._spare_seeds[number] = several[0].tolist(), several[1].tolist()
+        self.seeds[i], self.own_seeds[i] = (seeds[i] for seeds in self._spare_seeds[number])
 
     def keep(self, ended: Mapping[int, Episode]) -> None:
         """Hand over episodes that have ended, by their rows; all of them or none are known to a later process."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from ..batch import CallInfo, Key
-from ..errors import RewardError, WorkerError
+from ..errors import ModelError, RewardError, WorkerError
 from .base import Opening, Worker
 from .episodes import Episode, Played, failure_of
 from .game import Game
@@ -34,14 +34,22 @@ class Player(Worker):
     _notes = Notes()
     _settle: Callable[[Failures], None] | None = None
     _now: Callable[[], float] = staticmethod(time.monotonic)
+    _template_of: Any = None  # whose chat template was looked at last
 
     def open(self, opening: Opening) -> None:
         self._warn, self._settle, self._notes = opening.warn, opening.settle, opening.notes
+        for policy in opening.policies if type(self)._expect_template is not Player._expect_template else ():
+            try:
+                tokenizer = opening.tokenizer(policy)
+            except ModelError:  # a policy without a tokenizer: its rollout says so
+                continue
+            self._look_at_template(tokenizer)
 
     def _play_all(self, game: Game, sampling: SamplingArguments) -> None:
         """Play all episodes to their ends."""
-        self._expect_template(game.tokenizer)
-        stops = game.failing.on_error == "raise" and not game.failing.retries
+        self._look_at_template(game.tokenizer)
+        failing = game.failing
+        stops = failing.on_error == "raise" and not failing.retries and not failing.spare
         wasted: Counter[int] = Counter()
         sessions = Sessions(
             policy_calls(game.policy, sampling),
@@ -57,6 +65,12 @@ class Player(Worker):
         sessions.run(players)
         if self._grades_groups:
             self._grade_groups(game)
+
+    def _look_at_template(self, tokenizer: Any) -> None:
+        """Look at a policy's chat template, once."""
+        if tokenizer is not self._template_of:
+            self._expect_template(tokenizer)
+            self._template_of = tokenizer
 
     def _expect_template(self, tokenizer: Any) -> None:
         """Raise where no turn can follow another with this tokenizer, before anything is sampled."""
@@ -97,8 +111,8 @@ class Player(Worker):
                 return
 
     async def _play(self, game: Game, i: int, wasted: Counter[int]) -> None:
-        """Play an episode, anew where it fails and there are attempts left; keep it."""
-        attempt = 0
+        """Play an episode, anew where it fails, and then another one in its place, while there are; keep the last."""
+        failing, attempt, retries, replaced = game.failing, 0, 0, 0
         while True:
             episode = Episode(None, "", game.prompts[i], game.room)
             try:
@@ -107,15 +121,18 @@ class Player(Worker):
             except CodeFailed as failed:
                 if isinstance(failed.error, WorkerError):
                     raise failed.error from None
-                if await self._may_retry(game, i, failed, attempt):
-                    wasted[i] += len(episode.sampled) + episode.wasted
-                    attempt += 1
-                    continue
-                if not game.failing.marks:
+                if await self._may_retry(game, i, failed, episode, attempt):
+                    attempt, retries = attempt + 1, retries + 1
+                elif replaced < failing.spare and not episode.late and not isinstance(failed.error, Died):
+                    attempt, replaced = 0, replaced + 1
+                    game.begin_spare(i, replaced, said(failed.error))
+                elif failing.marks:
+                    episode.failed, episode.why = failure_of(failed.error), said(failed.error)
+                    break
+                else:
                     raise self._failed(failed.call.row, failed.error) from failed.error
-                episode.failed, episode.why = failure_of(failed.error), said(failed.error)
-                break
-        episode.wasted, episode.retries = episode.wasted + wasted[i], attempt
+                wasted[i] += len(episode.sampled) + episode.wasted
+        episode.wasted, episode.retries, episode.replaced = episode.wasted + wasted[i], retries, replaced
         if "conversation" in game.also:
             episode.conversation = self._conversation(game, episode)
         if self._grades_groups:
@@ -123,13 +140,14 @@ class Player(Worker):
         else:
             game.keep({i: episode})
 
-    async def _may_retry(self, game: Game, i: int, failed: CodeFailed, attempt: int) -> bool:
+    async def _may_retry(self, game: Game, i: int, failed: CodeFailed, episode: Episode, attempt: int) -> bool:
         """Whether a row that failed is played anew, once that may be."""
-        if attempt >= game.failing.retries or isinstance(failed.error, Died):
+        if attempt >= game.failing.retries or isinstance(failed.error, Died) or episode.late:
             return False
         try:
             await paused(i, min(game.failing.backoff * 2**attempt, 30.0))
         except OutOfTime:
+            episode.late = True
             return False
         return True
 
@@ -269,12 +287,17 @@ class Player(Worker):
         return {}
 
     def _settle_failures(self, game: Game) -> None:
-        """Tell of the rows that failed, once all rows of the call are done."""
+        """Tell of the rows that failed, and of those in whose place another episode is, once all rows are done."""
+        info = game.rows.call or CallInfo()
+        title = f"{self.name or type(self).__name__}.rollout" + (f" of step {info.step}" if info.program else "")
+        if game.replaced:
+            count = sum(len(reasons) for reasons in game.replaced.values())
+            first, reasons = min(game.replaced.items())
+            what = f"{count} episodes that failed have others in their place"
+            self._warn(f"{title}: {what}; first row {named_row(game.rows.keys[first])}: {reasons[0]}")
         failed = {i: e for i, e in sorted(game.episodes.items()) if isinstance(e, Episode) and e.failed}
         if not failed:
             return
-        info = game.rows.call or CallInfo()
-        title = f"{self.name or type(self).__name__}.rollout" + (f" of step {info.step}" if info.program else "")
         why = {f"row {named_row(game.rows.keys[i])}": episode.why for i, episode in failed.items()}
         found = Failures(title, why, len(failed), game.failing.max_failed, info)
         if self._settle is not None:

@@ -6,16 +6,17 @@ import threading
 import time
 
 import pytest
+import torch
 from answers_run import journalled
 from echo_env import LETTERS, Echo, prompts
 
 import flowrl as fl
 from flowrl.batch import CallInfo
-from flowrl.errors import RewardError
+from flowrl.errors import RewardError, WorkerError
 from flowrl.runtime.storage.answers import external_answers
 from flowrl.runtime.storage.journal import Journal
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*have others in their place")]
 
 INFO = CallInfo(seed=4, op="echo.rollout")
 OP = fl.Env.__dict__["rollout"]
@@ -147,3 +148,31 @@ def test_other_names_of_fields_and_other_arguments(actor, tmp_path):
     other = Counted()
     play(tmp_path, other, actor, into={"rewards": "gains"}, turns=2, warnings=said)
     assert len(other.resets) == 12 and "other rows beside them, or other arguments," in said[0]
+
+
+class Breaks(Counted):
+    """Fails in the second turn of some seeds; the process ends at the call of a number."""
+
+    def step(self, state, action):
+        if len(self.steps) == self.fails_at:
+            raise WorkerError("its process ends")
+        if state[1] % 3 == 0 and len(state) == 3:
+            raise ValueError("odd")
+        return super().step(state, action)
+
+
+@pytest.mark.parametrize("fails_at", [15, 25, 35])
+def test_episodes_in_the_place_of_others_are_not_played_again(actor, tmp_path, fails_at):
+    whole = play(tmp_path / "whole", Breaks(), actor, spare=9, warnings=[])
+    replaced = {key for key, count in zip(whole.keys, whole.replaced.to_list(), strict=True) if count}
+    assert replaced and set(whole.outcome.to_list()) == {"finished"}
+    with pytest.raises(WorkerError, match="its process ends"):
+        play(tmp_path / "run", Breaks(fails_at), actor, spare=9, warnings=[])
+    kept, again = set(journalled(tmp_path / "run")), Breaks()
+    assert bool(kept & replaced) == (fails_at > 25)
+    made = play(tmp_path / "run", again, actor, spare=9, warnings=[])
+    for name in ("response_ids", "rewards", "replaced", "turns"):
+        assert made[name].to_list() == whole[name].to_list(), name
+    torch.testing.assert_close(made.rollout_logprobs.values, whole.rollout_logprobs.values, atol=1e-4, rtol=0)
+    counts = dict(zip(whole.keys, whole.replaced.to_list(), strict=True))
+    assert len(again.resets) == sum(1 + count for key, count in counts.items() if key not in kept)

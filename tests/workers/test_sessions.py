@@ -16,7 +16,7 @@ from policy_ranks import Walk
 import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
-from flowrl.errors import CheckError, FlowError, RewardError, RunError
+from flowrl.errors import CheckError, FlowError, ProgramError, RewardError, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.decode_slots import DecodeSlots, counted_in
 from flowrl.workers.episodes import OUTCOMES
@@ -381,6 +381,91 @@ def test_what_fails_is_played_again_to_the_same_bits(plain):
     assert told["finished"] == 12 and told["failures"] == told["truncated"] == 0
 
 
+# -- others in their place ------------------------------------------------------------------------------------------
+
+
+class Breaks(Walk):
+    """Fails in the second turn of episodes whose own seed says so, or of some rows whatever it is."""
+
+    always = ()
+
+    def __init__(self, of=2):
+        self.of, self.begun = of, []
+
+    def reset(self, row, seed):
+        self.begun.append((row["number"], seed, row["task_seed"]))
+        return ((row["number"], seed), 0), "a"
+
+    def step(self, state, action):
+        (number, seed), turn = state
+        if turn == 1 and (seed % self.of == 0 or number in self.always):
+            raise OSError(f"down at {number}")
+        return ((number, seed), turn + 1), "b", 1.0, turn + 1 == 3
+
+
+def test_another_episode_takes_the_place_of_one_that_failed(plain):
+    """Which one does not depend on timing; the rows that did not fail are as they were."""
+    with pytest.warns(
+        UserWarning, match=r"game.rollout: \d+ episodes that failed have others in their place; first row 0"
+    ):
+        found = (env := fl.open(Breaks(), name="game")).rollout(rows(), policy=player(), n=4, spare=8)
+    replaced = found.replaced.to_list()
+    assert set(found.outcome.to_list()) == {"finished"} and 0 < sum(replaced) < 24 * 8 and 0 in replaced
+    assert len(env.begun) == len(set(env.begun)) == 24 + sum(replaced), "each has seeds of its own"
+    for number in range(6):
+        assert len({task for of, _, task in env.begun if of == number}) == 1, "and the seed of the task"
+    told = env.outcomes(found)
+    assert told["replaced"] == sum(replaced) and told["finished"] == 24 and told["failures"] == 0
+    assert told["delivered_fraction"] < 1
+    calm = fl.open(Breaks(10**20), name="game").rollout(rows(), policy=player(), n=4)
+    kept = [k for k, times in enumerate(replaced) if not times]
+    same(found.take(kept), calm.take(kept))
+    others = [k for k, times in enumerate(replaced) if times]
+    assert found.take(others).response_ids.to_list() != calm.take(others).response_ids.to_list()
+
+    class Slow(Breaks):
+        def step(self, state, action):
+            threading.Event().wait(0.002 * (hash(state) % 5))
+            return super().step(state, action)
+
+    with pytest.warns(UserWarning, match="have others in their place"):
+        again = fl.open(Slow(), name="game").rollout(rows(), policy=player(), n=4, spare=8)
+    same(again, found, names=(*WHAT, "replaced"))
+
+
+def test_there_are_so_many_others_at_most_and_each_is_played_anew_first():
+    env = fl.open(type("Always", (Breaks,), {"always": (3,)})(10**20), name="game")
+    how = {"policy": player(), "n": 2, "retries": 1, "backoff": 0, "spare": 2}
+    with pytest.warns(UserWarning) as told:
+        found = env.rollout(rows(), on_error="mark", **how)
+    texts = [str(each.message) for each in told]
+    assert any("4 episodes that failed have others in their place; first row 3, sample 0: OSError" in t for t in texts)
+    assert any("failed for 2 of 12 rows" in text for text in texts)
+    assert found.failed.to_list() == [k // 2 == 3 for k in range(12)]
+    assert found.replaced.to_list() == [2 * (k // 2 == 3) for k in range(12)]
+    assert found.retries.to_list() == [3 * (k // 2 == 3) for k in range(12)], "each of the three once"
+    assert sum(number == 3 for number, *_ in env.begun) == 2 * 3 * 2
+    with pytest.raises(RewardError, match=r"game.step failed for row 3, sample 0: OSError: down at 3"):
+        env.rollout(rows(), **how)
+    with pytest.raises(ProgramError, match="spare"):
+        env.rollout(rows(), policy=player(), spare=-1)
+
+
+@pytest.mark.filterwarnings("ignore:game.rollout")
+def test_time_that_is_up_is_up_for_others_too():
+    clock = Clock()
+
+    class Late(Breaks):
+        def step(self, state, action):
+            clock.now += 100 * (state[0][0] == 3)
+            return super().step(state, action)
+
+    env = fl.open(type("Late", (Late,), {"always": (3,)})(10**20), name="game")
+    env._now = clock
+    found = env.rollout(rows(), policy=player(), seconds=50, spare=5, on_error="mark")
+    assert max(found.replaced.to_list()) <= 1 and sum(number == 3 for number, *_ in env.begun) <= 2
+
+
 @pytest.mark.filterwarnings("ignore:game.rollout failed")
 def test_outcomes_are_counted():
     found = walk(boom(OSError("down"))).rollout(rows(), policy=player(), n=2, on_error="mark", retries=1, backoff=0)
@@ -446,7 +531,7 @@ def test_a_program_leaves_out_what_failed(tmp_path):
         unasked = {name: value for name, value in line.items() if name.startswith("game.rollout/")}
         asked = {name: line[f"game/{name}"] for name in (*OUTCOMES, "truncated", "failures", "delivered_fraction")}
         assert {name: unasked[f"game.rollout/{name}"] for name in asked} == asked
-        assert all(unasked[f"game.rollout/{name}"] == 0 for name in ("retries", "forks", "repairs"))
+        assert all(unasked[f"game.rollout/{name}"] == 0 for name in ("retries", "replaced", "forks", "repairs"))
     assert STEPS[1] == 2 and done.weights_digest
     dropped = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["train"]["rows"]["dropped"]
     assert [(why.partition(":")[0], count) for why, count in dropped.items()] == [("infrastructure_failure", 4)]

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ...errors import WorkerError
+from ...errors import ModelError, WorkerError
 from ...graph.script.site import defined_at
 from ...workers.episodes import Episode
 from ...workers.policy_calls import Answer, Ask
 from ...workers.sessions import CodeFailed, sampled
 from ...workers.user_code.code_calls import CodeCall
-from ..environment import Environment, State
+from ..chat import ids_behind
+from ..environment import Environment, Message, State
 from ..tool_calls import read_tool_calls
 from .agents import Task, run_program, start_agent
 from .call_tree import Call, CallTree
@@ -168,7 +169,22 @@ class AgentEnvironment(Environment):
             episode.full = limits.tokens is not None and play.used >= limits.tokens
 
     def _expect_template(self, tokenizer: Any) -> None:
-        """Nothing: what an agent says behind an answer is not known before it does."""
+        """Raise ModelError for a chat template by which no call can go on from another.
+
+        What an agent says behind an answer is not known before it does: of a template that refuses what tools gave,
+        it is warned.
+        """
+        if self.turns < 2:
+            return
+        following: list[Message] = [{"role": "user", "content": "x"}]
+        ids_behind(following, tokenizer, last=None)
+        tool: Message = {"role": "tool", "name": "tool", "content": "x"}
+        try:
+            ids_behind([tool], tokenizer, last=None)
+            following.insert(0, tool)
+        except ModelError as error:
+            self._warn(f"{self.name or type(self).__name__}: {error.what} Calls of agents that use tools are refused.")
+        self._tell_forgotten(following, tokenizer)
 
     def _placed(self, play: _Play, request: Request) -> tuple[Call | None, list[int]]:
         """Where in the tree a request goes on, and the tokens up to its answer. Raises Refused."""

@@ -124,6 +124,7 @@ outcome: any
 sampled_tokens: i32[]
 delivered_tokens: i32[]
 retries: i32[]
+replaced: i32[]
 forks: i32[]
 repairs: i32[]
 scores: any""")

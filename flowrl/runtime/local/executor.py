@@ -230,6 +230,7 @@ class LocalExecutor:
             serving=serving,
             notes=self.run.notes,
             settle=self.run.failed.note,
+            policies=[self.declared[policy] for policy in spec.policies],
         )
         try:
             worker.open(opening)

@@ -38,7 +38,7 @@ class EpisodeCounts:
             "truncated": sum(self.ended[name] for name in OUTCOMES if name.startswith("truncated")),
             "failures": sum(self.ended[name] for name in OUTCOMES if is_failure(name)),
             "delivered_fraction": self.sums["delivered_tokens"] / sampled if sampled else 1.0,
-            **{name: self.sums[name] for name in ("retries", "forks", "repairs")},
+            **{name: self.sums[name] for name in ("retries", "replaced", "forks", "repairs")},
         }
 
 

@@ -1,7 +1,9 @@
 """Calls of user code that sessions wait for: plain functions one after another in a thread, async ones in a loop.
 
 Whoever collects the answers waits for calls that are quick, so that what happens next depends on the answers and not on
-who was first. A call that is not quick is left to its thread, and the others go on in another one.
+who was first. It looks at those under way every other millisecond. One that waits for something at a few looks is slow:
+it is left to its thread, and the others go on in another one. A call that computes, or that the machine keeps from
+computing, is given ten times as long, so that how busy the machine is does not tell a quick one from a slow one.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from .failed_rewards import Late
 from .printed_output import PRINTING
 from .rows_in_progress import Notes, Row
 from .run_rows import Steps, called
+from .waiting_thread import WaitingThread
 
-PATIENCE = 1.0  # seconds that others wait for a call; half as many after each one that took longer
-_LEAST = 0.005
+PATIENCE = 5.0  # looks that others wait for a call that waits; half as many after each that took longer
+_LOOK = 0.002  # seconds between two looks, at least
+_COMPUTES = 0.1  # what a look counts at a call that computes
 _SLICE = 0.02  # seconds that an answer lies here while others are waited for
 _HELD_UP = 0.2  # seconds that an event loop has to end a call by itself
 _THREADS = 256  # that are busy with a slow call each, at most
@@ -42,6 +46,8 @@ class CodeCall:
     take: Callable[[Any], Any] = lambda returned: returned
     is_async: bool = False
     began: float = math.inf
+    looks: float = 0.0  # at which it was there, or those of its loop before it was
+    has_begun: bool = False  # its code, of an async one
     forgotten: bool = False  # nobody waits for it
     task: asyncio.Task[None] | None = None
 
@@ -61,8 +67,9 @@ class CodeCalls:
         self.timeout, self.notes = timeout, notes
         self._stop_at_error = stop_at_error
         self._patience = PATIENCE
+        self._looked = 0.0  # when
         self._waiting: deque[CodeCall] = deque()
-        self._quick: dict[CodeCall, None] = {}  # under way, and waited for; the oldest first
+        self._quick: dict[CodeCall, None] = {}  # under way, and waited for; async ones in their order
         self._slow: dict[CodeCall, None] = {}
         self._ended: list[tuple[CodeCall, Any]] = []
         self._change = threading.Condition()
@@ -106,10 +113,7 @@ class CodeCalls:
                     break
                 if not quick and (now - began >= wait or not (self._slow or self._waiting)):
                     break
-                until = began + (_SLICE if self._ended else math.inf if quick else wait)
-                if quick:  # one that is about to begin is looked at again, too
-                    since = next(iter(self._quick)).began if self._quick else now
-                    until = min(until, since + self._patience)
+                until = now + _LOOK if quick else began + wait
                 if self._slow and self.timeout is not None:
                     until = min(until, next(iter(self._slow)).began + self.timeout)
                 self._change.wait(min(max(until - now, 0.0005), 60.0))
@@ -152,12 +156,9 @@ class CodeCalls:
 
     def _look(self, now: float) -> None:
         """Leave calls that are not quick to their threads, and those that took too long altogether."""
-        while self._quick and now - (call := next(iter(self._quick))).began >= self._patience:
-            del self._quick[call]
-            self._slow[call] = None
-            self._patience = max(_LEAST, self._patience / 2)
-            if self._loop is not None and self._loop.is_held_up_by(call):
-                self._loop = None  # others go on in another one
+        if self._quick and now - self._looked >= _LOOK:
+            self._leave_slow()
+            self._looked = now
         hand = self._hand
         if hand is not None and hand.call in self._slow and self._waiting and self._busy_hands < _THREADS:
             self._busy_hands += 1
@@ -172,6 +173,44 @@ class CodeCalls:
                 why = f"; its loop was held up by {held_up[0].row}, which waits without await"
             self._end(call, Late(self.timeout, why))
             call.forgotten = True
+
+    def _leave_slow(self) -> None:
+        """Wait no longer for calls that were there at as many looks as there is patience."""
+        slow = [*self._slow_in_hand(), *self._slow_in_loops()]
+        if (loop := self._loop) is not None and loop.is_held_up and any(call in loop.calls for call in slow):
+            left = {call: None for call in self._quick if call in loop.calls and not call.has_begun}
+            loop.calls.difference_update(left)
+            self._loop, slow = None, [call for call in slow if call not in left]
+            self._quick = {call: None for call in self._quick if call not in left}
+            self._open_loop().begin([*left])  # those that it has not come to go on in another one
+        for call in slow:
+            del self._quick[call]
+            self._slow[call] = None
+        if slow:
+            self._patience = max(1.0, self._patience / 2)
+
+    def _slow_in_hand(self) -> list[CodeCall]:
+        """The plain call under way, if others have waited for it long enough."""
+        hand = self._hand
+        if hand is None or hand.call is None or hand.call not in self._quick:
+            return []
+        waits = hand.thread.waits()
+        if hand.call.began < self._looked:  # it was there at the look before
+            hand.call.looks += 1.0 if waits else _COMPUTES
+        return [hand.call] if hand.call.looks >= self._patience else []
+
+    def _slow_in_loops(self) -> list[CodeCall]:
+        """The async calls that others have waited for long enough."""
+        for loop in self._loops:
+            loop.look()
+        slow: list[CodeCall] = []
+        for call in self._quick:
+            loop = next((loop for loop in self._loops if call in loop.calls), None)
+            if loop is not None and loop.looks - call.looks < self._patience:
+                break  # those behind it began later
+            if loop is not None:
+                slow.append(call)
+        return slow
 
     def _begun(self, call: CodeCall) -> None:
         call.began = time.monotonic()
@@ -198,11 +237,12 @@ class _Hand:
         self._calls = calls
         self.call: CodeCall | None = None
         self.alone = False
+        self.thread: WaitingThread  # from its first call on
         whole = copy_context()  # so that what is printed and warned is told to whom that of the op is
         threading.Thread(target=whole.run, args=(self._work,), daemon=True, name="flowrl-env").start()
 
     def _work(self) -> None:
-        calls = self._calls
+        self.thread, calls = WaitingThread(), self._calls
         change = calls._change
         while True:
             with change:
@@ -225,13 +265,22 @@ class _Hand:
 
 
 class _Loop:
-    """An event loop in a thread, for async calls; what holds it up is known by ``within``."""
+    """An event loop in a thread, for async calls; what holds it up is known by ``within``.
+
+    ``looks`` counts those at which it had gone round since the one before: a call that is still there waits for
+    something. A loop that has not is held up by the code that it is in, if that is the same as before.
+    """
 
     def __init__(self, calls: CodeCalls) -> None:
         self._calls = calls
         self.notes = calls.notes
         self.within: tuple[CodeCall, float] | None = None
         self.calls: set[CodeCall] = set()
+        self.looks = 0.0
+        self.is_held_up = False  # by one piece of code, from the look before to the last one
+        self._seen: tuple[CodeCall, float] | None = None  # what it was within at the last look
+        self._asked = self._answered = 0
+        self._thread: WaitingThread | None = None
         self.loop = asyncio.new_event_loop()
         whole = copy_context()
         threading.Thread(target=whole.run, args=(self._run,), daemon=True, name="flowrl-env-loop").start()
@@ -241,19 +290,31 @@ class _Loop:
         with self._calls._change:
             for call in calls:
                 self.calls.add(call)
+                call.looks = self.looks + 1.0  # the next look has not seen it from its beginning
                 self._calls._begun(call)
         self.loop.call_soon_threadsafe(self._start, calls)
 
-    def is_held_up_by(self, call: CodeCall) -> bool:
-        """Whether code of this loop has not come back since before a call was waited for."""
-        within = self.within
-        return call in self.calls and within is not None and time.monotonic() - within[1] >= _LEAST
+    def look(self) -> None:
+        """Count a look."""
+        within, self.is_held_up = self.within, False
+        if self._answered == self._asked:
+            self.looks += 1.0
+            self._asked += 1
+            self.loop.call_soon_threadsafe(self._answer, self._asked)
+        elif within is not None and within is self._seen and self._thread is not None:
+            self.looks += 1.0 if self._thread.waits() else _COMPUTES
+            self.is_held_up = True
+        self._seen = within
 
     def close(self) -> None:
         """End what runs, and the loop."""
         self.loop.call_soon_threadsafe(self._stop)
 
+    def _answer(self, number: int) -> None:
+        self._answered = number
+
     def _run(self) -> None:
+        self._thread = WaitingThread()
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
@@ -276,8 +337,11 @@ class _Loop:
             call.task = self.loop.create_task(self._one(call))
 
     async def _one(self, call: CodeCall) -> None:
-        if call.forgotten:
-            return
+        with self._calls._change:
+            if call.forgotten or call not in self.calls:  # nobody waits for it, or another loop has it
+                self.calls.discard(call)
+                return
+            call.has_begun = True
         number = self.notes.begin(call.row)
         limit = asyncio.timeout(self._calls.timeout)
         try:
@@ -294,4 +358,5 @@ class _Loop:
         with self._calls._change:
             self.calls.discard(call)
             self._calls._end(call, outcome)
-            self._calls._change.notify_all()
+            if not self._calls._quick:
+                self._calls._change.notify_all()

@@ -37,6 +37,7 @@ class Policy:
     retries: int = 0
     backoff: float = 1.0
     max_failed: float = 0.5
+    spare: int = 0  # other episodes that are played in the place of one that failed, of rollouts
 
     @property
     def marks(self) -> bool:

@@ -77,3 +77,58 @@ def test_a_policy_that_dies_is_asked_again_to_the_same_bits(tmp_path, kill):
     assert values(tmp_path / "run") == values(tmp_path / "calm")
     ends = [json.loads((tmp_path / name / "run.json").read_text())["weights_digest"] for name in ("run", "calm")]
     assert ends[0] == ends[1]
+
+
+class Breaks(Count):
+    """Fails in the second turn of every other episode, by its seed."""
+
+    def reset(self, row, seed):
+        return (seed, 0), "1"
+
+    def step(self, state, action):
+        seed, turn = state
+        if turn == 1 and seed % 2:
+            raise OSError("down")
+        return (seed, turn + 1), "1", float(len(action)), turn == 2
+
+
+def breaking():
+    module = module_of("stale_flow")
+    made = fl.Flow("play")
+    actor = made.worker(fl.Actor, module.MODEL, lr=1e-2, max_tokens=4, name="actor")
+    game = made.worker(Breaks, name="game")
+
+    @made.program
+    def play(steps: int = 2):
+        for step, batch in made.steps(module.arithmetic.prompts(4), steps):
+            batch = game.rollout(batch, policy=actor, n=3, spare=1, on_error="mark", max_failed=1.0)
+            ends = game.outcomes(batch)
+            batch = rl.group_advantages(batch.filter(~batch.failed))
+            made.log(step, actor.update(batch, loss=rl.ppo_clip()), ends, reward=batch.rewards.mean())
+
+    return made
+
+
+def test_the_same_episodes_take_the_place_of_those_that_failed_on_every_plan(tmp_path):
+    """Groups are of those that finished; the rest, whose second episode failed too, is masked and in the ledger."""
+    breaking().run(out=tmp_path / "alone", quiet=True)
+    names = ("replaced", "finished", "failures", "infrastructure_failure")
+    counts = [[line[f"game.rollout/{name}"] for name in names] for line in metrics(tmp_path / "alone")]
+    assert all(0 < failed < replaced < 12 and failed + finished == 12 for replaced, finished, failed, _ in counts)
+    assert [line["game/replaced"] for line in metrics(tmp_path / "alone")] == [count[0] for count in counts]
+    dropped = json.loads((tmp_path / "alone" / "run.json").read_text())["ledger"]["play"]["rows"]["dropped"]
+    assert sum(dropped.values()) == sum(count[2] for count in counts)
+    for model, games in ((1, 1), (2, 2)):
+        out = tmp_path / f"{model}{games}"
+        run_direct(breaking(), plan(model, games), out)
+        assert [[line[f"game.rollout/{name}"] for name in names] for line in metrics(out)] == counts
+        for here, there in zip(metrics(out), metrics(tmp_path / "alone"), strict=True):
+            numbers = [{n: v for n, v in line.items() if n.endswith(("loss", "grad_norm"))} for line in (here, there)]
+            assert here["reward"] == there["reward"] and len(numbers[0]) >= 2
+            assert numbers[0] == pytest.approx(numbers[1], abs=1e-3)
+
+
+def test_a_run_of_replaced_episodes_goes_on_to_the_same_bits(tmp_path):
+    whole = breaking().run(out=tmp_path / "whole", quiet=True)
+    breaking().run(out=tmp_path / "parts", quiet=True, steps=1)
+    assert breaking().run(out=tmp_path / "parts", quiet=True, resume=True).weights_digest == whole.weights_digest

@@ -91,6 +91,7 @@ class Rank(Weights, Policies):
                 serving=spec.serving,
                 notes=self._notes,
                 settle=lambda found: self._now.failures.append(found),
+                policies=[Named(policy) for policy in spec.policies],
             )
         )
         worker.check_kept()
