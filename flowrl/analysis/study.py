@@ -242,7 +242,7 @@ class Study:
 
     def swap(self, pool: str, resident: str, what: str) -> Work:
         """The work of a worker that leaves the memory of a pool (``what="offload"``), or comes back (``"onload"``)."""
-        devices, size = self.plan.pools[pool].devices, self.memory[pool].sizes[resident]
+        devices, size = self.plan.pools[pool].devices, self.pool_memory[pool].residents[resident].moved
         role, mesh = self.roles[resident.partition(".")[0]], Mesh({"dp": len(devices)})
         title = f"{resident}.{what}"
         return Work(title, title, what, role, Workload(0, 0, 0), mesh, devices, pool=pool, moved=size)

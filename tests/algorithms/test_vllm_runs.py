@@ -12,13 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from direct import run_direct
-from engine_runs import BOTH, COPIES, FSDP2, MEGATRON, SAID, SPLIT, WHOLE, hold_equal, local, ran, ranks, read
+from engine_runs import BOTH, COPIES, FSDP2, MEGATRON, SAID, SPLIT, WHOLE, hold_equal, local, ran, ranks
 
 from flowrl.cli import load_script
 from flowrl.errors import PlanError
-from flowrl.placement.plan.plan import Plan
-from flowrl.schedule.events import Memory
 from flowrl.workers.model_options import Model
 
 pytestmark = [
@@ -154,12 +151,9 @@ place:
 
 
 def test_an_engine_that_takes_turns_in_a_memory_makes_the_same_rows(load, reference, tmp_path):
-    """There is room for one at a time: trainer, engine or reference."""
-    (tmp_path / "plan.yaml").write_text(TURNS.replace("ENGINE", "vllm, kv_cache: 0.25, rows: 64"))
-    sizes = dict.fromkeys(("actor.train", "actor.generate", "ref.train"), 1.0)
-    how = {"memory": {"both": Memory(0.0, sizes)}, "parameters": {"grpo": SAID}, "save_models": False}
-    run_direct(load(), Plan.load(tmp_path / "plan.yaml"), tmp_path / "run", "grpo", **how)
-    hold_equal(read(tmp_path / "run"), reference(local("hf"), "local"))
+    """With its cache for keys and values there is no room beside it, and it makes way for the trainer."""
+    mine = ran(load(), tmp_path / "run", TURNS.replace("ENGINE", "vllm, kv_cache: 2.14, rows: 64"), "ray")
+    hold_equal(mine, reference(local("hf"), "local"))
     timeline = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
     moves = [line["node"] for line in timeline if line["node"].startswith("actor.generate.")]
-    assert moves.count("actor.generate.onload") == moves.count("actor.generate.offload") == SAID["steps"]
+    assert moves.count("actor.generate.offload") >= SAID["steps"] - 1 <= moves.count("actor.generate.onload")

@@ -216,7 +216,7 @@ class PoolMemory:
             if self._stays(name, turn, swapped):
                 lean = turn.publish and name in swapped
                 idle = {p: s for p, s in usage.idle.items() if not lean or "weights" in p}
-                parts |= {f"{name} {part}": size for part, size in idle.items()}
+                parts |= {f"{name} {part}": size for part, size in {**idle, **usage.emptied}.items()}
         for name in () if turn.publish else turn.residents[:1]:
             usage = self.residents.get(name)
             if usage is not None:
@@ -239,7 +239,7 @@ class PoolMemory:
             for choice in combinations(movable, count):
                 swapped = set(choice)
                 if all(self._least(t, swapped) <= room(self.memory) for t in turns):
-                    moved = sum(self.residents[n].staying * self._comings(n, turns) for n in choice)
+                    moved = sum(self.residents[n].moved * self._comings(n, turns) for n in choice)
                     full = sum(self._hosted(swapped).values()) > self.host
                     rank = (full, self._waves(turns, swapped), moved, count)
                     best = min(best or (rank, choice), (rank, choice))

@@ -46,7 +46,8 @@ class Usage:
 
     ``Usage("actor", "train", idle={"weights": 14e9, "optimizer": 84e9}, working={"gradients": 14e9})``
 
-    ``idle`` parts stay between its calls and can be offloaded; ``working`` parts are there during a call. ``least``:
+    ``idle`` parts stay between its calls and can be offloaded; ``emptied`` ones stay too, and are let go when it makes
+    way, with nothing kept of them; ``working`` parts are there during a call. ``least``:
     how small a working part can be made: a KV cache holds one row at least, others wait for the next wave; ``rows`` of
     the replica want ``row`` bytes of it each. ``shares``: the use whose weights serve this one too. ``hosted`` parts
     are always in the memory of the host, so many bytes for each device.
@@ -61,6 +62,7 @@ class Usage:
     row: float = 0.0
     shares: str = ""
     hosted: Mapping[str, float] = field(default_factory=dict[str, float])
+    emptied: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def name(self) -> str:
@@ -70,6 +72,11 @@ class Usage:
     @property
     def staying(self) -> float:
         """Bytes between calls."""
+        return self.moved + sum(self.emptied.values())
+
+    @property
+    def moved(self) -> float:
+        """Bytes that are copied when it makes way, and when it comes back."""
         return sum(self.idle.values())
 
     @property
@@ -266,9 +273,14 @@ def _generating(role: Role, place: Place, other: Place | None, load: Workload, *
 
 
 def _said_cache(usage: Usage, place: Place) -> Usage:
-    """The same with the bytes of the KV cache that the plan says beside the engine, which others cannot change."""
+    """The same with the bytes of the KV cache that the plan says beside the engine: it has them for as long as it is
+    there, and others cannot change them.
+    """
     said = float(place.options.get("kv_cache", 0)) * (1 << 30)
-    return replace(usage, working={**usage.working, "kv cache": said}, least={}, rows=0) if said else usage
+    if not said:
+        return usage
+    working = {part: size for part, size in usage.working.items() if part != "kv cache"}
+    return replace(usage, working=working, emptied={"kv cache": said}, least={}, rows=0)
 
 
 def _model(role: Role) -> ModelShape:

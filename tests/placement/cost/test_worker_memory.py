@@ -8,8 +8,9 @@ from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost import worker_memory as memory
 from flowrl.placement.cost.per_device_counts import kv_bytes
 from flowrl.placement.cost.work import Role, Workload
-from flowrl.placement.cost.worker_memory import Usage, generating, reading, training
+from flowrl.placement.cost.worker_memory import Usage, generating, reading, training, usage_of
 from flowrl.placement.model.model_shape import ModelShape, shape_named
+from flowrl.placement.plan.plan import Place
 
 LOAD = Workload(128, 1024, 1024)
 LLAMA = shape_named("llama-7b")
@@ -144,3 +145,12 @@ def test_waves_count_how_often_the_cache_is_filled():
     assert [usage.waves(free) for free in (110.0, 109.0, 60.0, 35.0, 0.0)] == [1, 2, 2, 4, 100]
     assert usage.working_in(50.0) == {"kv cache": 40.0, "logits": 10.0}
     assert usage.working_in(0.0) == {"kv cache": 1.0, "logits": 10.0}
+
+
+def test_a_cache_that_the_plan_says_stays_between_calls_and_is_emptied_for_others():
+    role = Role("actor", shape_named("qwen3-0.6b"), trains=True, generates=True)
+    place = Place("gpu", Mesh.of("dp=2"), "vllm", options={"kv_cache": 2.0})
+    usage = usage_of(role, "generate", place, Place("gpu", Mesh.of("fsdp=2"), "fsdp2"), Workload(8, 16, 64))
+    weights = usage.idle["weights"]
+    assert usage.emptied == {"kv cache": 2.0 * (1 << 30)} and "kv cache" not in usage.working
+    assert (usage.staying, usage.moved) == (weights + 2.0 * (1 << 30), weights), "nothing of it is copied"
