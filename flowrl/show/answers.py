@@ -92,6 +92,9 @@ class Answers:
         silent, page = text_of(words, "silent") == "1", whole_of(words, "page") or 0
         with run.store.reading() as connection:
             asked = filter_of(words, row_labels.labels_of(connection, program))
+            if asked.order not in search_rows.PROMPT_ORDERS:
+                has = ", ".join(search_rows.PROMPT_ORDERS)
+                raise BadQuestionError(f"Prompts have no order '{asked.order}'; there are {has}.")
             found = search_rows.search_prompts(connection, asked, silent=silent, page=max(0, page))
             for prompt in found["prompts"]:
                 rows = search_rows.rows_of_prompt(connection, program, prompt["step"], prompt["prompt"], most=1)

@@ -26,6 +26,14 @@ ORDERS = {
     "shortest": ("tokens", False),
 }
 
+#: How prompts can be sorted; best and worst go by the mean reward of their rows.
+PROMPT_ORDERS = {
+    "newest": "step DESC, prompt DESC",
+    "oldest": "step, prompt",
+    "best": "total / rows DESC, step DESC, prompt DESC",
+    "worst": "total / rows, step, prompt",
+}
+
 
 @dataclass(frozen=True)
 class Filter:
@@ -108,7 +116,7 @@ def search_rows(connection: sqlite3.Connection, asked: Filter) -> dict[str, Any]
 
 
 def search_prompts(connection: sqlite3.Connection, asked: Filter, *, silent: bool, page: int) -> dict[str, Any]:
-    """A page of prompts with what their rows were rewarded with, the newest first; ``silent``: all alike.
+    """A page of prompts with what their rows were rewarded with, by an order of PROMPT_ORDERS; ``silent``: all alike.
 
     Where more than steps are asked for, they are those of which a row at least fits.
     """
@@ -117,6 +125,7 @@ def search_prompts(connection: sqlite3.Connection, asked: Filter, *, silent: boo
         if bound is not None:
             where, values = f"{where} AND step {compare} ?", [*values, bound]
     where += " AND least = most AND rows > 1" if silent else ""
+    where += " AND least <= most" if asked.order in ("best", "worst") else ""  # others have no reward
     if asked.text or asked.labels or any(bound is not None for _, *ends in asked.bounds[1:] for bound in ends):
         found = _find(connection, asked)
         if found is None:
@@ -129,7 +138,7 @@ def search_prompts(connection: sqlite3.Connection, asked: Filter, *, silent: boo
         values = [*values, *found.values]
     rows = connection.execute(
         f"SELECT step, prompt, rows, total, least, most FROM prompts WHERE {where} "
-        f"ORDER BY step DESC, prompt DESC LIMIT {PAGE + 1} OFFSET {PAGE * page}",
+        f"ORDER BY {PROMPT_ORDERS[asked.order]} LIMIT {PAGE + 1} OFFSET {PAGE * page}",
         values,
     ).fetchall()
     listed = [

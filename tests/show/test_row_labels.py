@@ -139,3 +139,19 @@ def test_filters_go_together_by_every_way(
         assert [each["key"] for each in got["rows"]] == [f"[{s}, {p}]" for s, p in (e["key"] for e in wanted)], said
         assert got["count"] in (None, len(wanted)), said
         assert {each["prompt"] for each in prompts} == {str(each["key"][0]) for each in wanted}, said
+
+
+def test_prompts_are_sorted_by_the_mean_reward_of_their_rows(tmp_path: Path) -> None:
+    given = {0: (0.0, 1.0), 1: (1.0, 1.0), 2: (0.0, 0.0), 3: (None, None), 4: (0.25, 0.25)}
+    rows = [row(step, step, k, rewards=reward) for step, two in given.items() for k, reward in enumerate(two)]
+    store = indexed(tmp_path, rows)
+
+    def listed(order: str, *, silent: bool = False, page: int = 0, **asked: Any) -> list[int]:
+        with store.reading() as connection:
+            found = search_prompts(connection, Filter("grpo", order=order, **asked), silent=silent, page=page)
+        return [each["step"] for each in found["prompts"]]
+
+    assert listed("newest") == [4, 3, 2, 1, 0] and listed("oldest") == [0, 1, 2, 3, 4]
+    assert listed("best") == [1, 0, 4, 2] and listed("worst") == [2, 4, 0, 1], "one without a reward is in neither"
+    assert listed("best", silent=True) == [1, 4, 2] and listed("worst", first=1, most=0.5) == [2, 4]
+    assert listed("best", page=1) == []

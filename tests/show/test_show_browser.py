@@ -248,7 +248,7 @@ found.one = one("[data-row] .head").textContent;
 type(one('[aria-label="What is listed"]'), "prompts");
 await until(() => one(".list li button") && !one("[data-row]"));
 found.prompts = texts(".list .line").filter((text) => text.includes("+1="));
-found.order = one('[aria-label="Order"]').hidden;
+found.orders = all('[aria-label="Order"] option').filter((option) => !option.disabled).map((option) => option.value);
 type(one('[aria-label="What is listed"]'), "");
 await until(() => all("[data-row]").length === 1);
 one(".bar .button").click();
@@ -281,7 +281,8 @@ def test_rows_are_filtered_by_clicking(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["first"] == "12 rows in all" and found["clear"] is True
     assert found["told"] == "3 rows" and found["tags"] == ["length"] * 3
     assert "is.finish_reason=length" in found["address"], "the address opens it again"
-    assert found["one"].startswith("step 1") and found["prompts"] == ["3+1="] and found["order"] is True
+    assert found["one"].startswith("step 1") and found["prompts"] == ["3+1="]
+    assert found["orders"] == ["newest", "oldest", "best", "worst"], "prompts have no length"
     assert "is." not in found["cleared"] and "first" not in found["cleared"] and "text" not in found["cleared"]
     assert found["rewards"] == ["0"] * 3 + ["1"] * 3
     assert found["none"] == "Nothing fits these filters."

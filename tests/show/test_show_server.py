@@ -184,6 +184,8 @@ def test_only_files_of_the_page_are_given(serve: Any, tmp_path: Path, path: str)
         ("rows?run={run}&program=grpo&is.answer=1&is.answer=2", 200),
         ("prompts?run={run}&program=grpo&is.answer=x", 400),
         ("prompts?run={run}&program=grpo&page=-7", 200),
+        ("prompts?run={run}&program=grpo&order=longest", 400),
+        ("prompts?run={run}&program=grpo&order=worst", 200),
         ("prompts?run={run}&program=grpo&text=%22", 200),
         ("event?run={run}&at=7&size=-1", 404),
         ("lanes?run={run}&from=5&to=-5", 200),

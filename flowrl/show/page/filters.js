@@ -2,7 +2,8 @@
 import { debounce, fill, h } from "./dom.js";
 import { number } from "./words.js";
 
-const ORDERS = { newest: "Newest first", oldest: "Oldest first", best: "Highest reward", worst: "Lowest reward", longest: "Longest", shortest: "Shortest" };
+export const ORDERS = { newest: "Newest first", oldest: "Oldest first", best: "Highest reward", worst: "Lowest reward", longest: "Longest", shortest: "Shortest" };
+const OF_ROWS = ["longest", "shortest"]; // orders that prompts do not have
 const KINDS = { "": "Rows", prompts: "Prompts", silent: "Prompts without a signal" };
 const LABEL = "is."; // before the name of a label in an address
 const BOUNDS = [
@@ -33,9 +34,11 @@ export function makeFilters(words, changed) {
   let drawn = "";
 
   function asked() {
+    const prompts = fields.kind.value !== "";
+    for (const one of fields.order.options) one.disabled = prompts && OF_ROWS.includes(one.value);
+    if (prompts && OF_ROWS.includes(fields.order.value)) fields.order.value = "newest";
     const values = Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
     const found = { ...values, ...chosen, order: values.order === "newest" ? "" : values.order };
-    fields.order.hidden = found.kind !== "";
     clear.hidden = !narrowed(found);
     return found;
   }

@@ -1,7 +1,7 @@
 // Trajectories: a list that is searched, filtered and sorted, and one row or one prompt's rows beside it.
 import { ask, wholeText } from "./ask.js";
 import { fill, h } from "./dom.js";
-import { makeFilters, narrowed } from "./filters.js";
+import { makeFilters, narrowed, ORDERS } from "./filters.js";
 import { number, plural } from "./words.js";
 import { mainProgram, page, remember, run } from "./page.js";
 import { drawStrip } from "./strip.js";
@@ -57,7 +57,7 @@ export function draw(place) {
 
   function tell() {
     const all = run(), words = filters.asked();
-    const count = words.kind ? "Prompts, the newest first" : told.count !== null ? plural(told.count, "row")
+    const count = words.kind ? `Prompts: ${ORDERS[words.order || "newest"].toLowerCase()}` : told.count !== null ? plural(told.count, "row")
       : narrowed(words) ? "Rows that fit, not counted" : `${plural(all?.rows ?? 0, "row")} in all`;
     const part = all && (all.rows_about === null || all.rows_about > all.rows);
     const about = part && all.rows_about !== null ? `${number(all.rows)} of about ${number(Number(all.rows_about.toPrecision(3)))} rows are indexed so far, and are searched` : "The rows are being indexed";
