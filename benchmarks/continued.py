@@ -14,7 +14,6 @@ weights is from it: what one update has changed at all.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -138,7 +137,7 @@ def lines(found: dict[tuple[float, str], Found], rows: int) -> list[str]:
     model = next(
         (line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("model name")), "a CPU"
     )
-    where = f"{os.cpu_count()} cores of {' '.join(model.split()[:2])}"
+    where = f"one core of {' '.join(model.split()[:2])}"
     told += ["", f"Measured on {where}, as of commit {commit.stdout.strip()}, {rows} rows, fp32."]
     told += [
         "",
@@ -182,6 +181,7 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="write the page and the picture")
     asked = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     found: dict[tuple[float, str], Found] = {}
     for rate in RATES:
         actor, old, new = two_versions(rate)
