@@ -63,7 +63,7 @@ def digits(response: str) -> float:
 
 def two_versions(rate: float, steps: int = 20) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """An actor that has learned for some steps, and its weights before the last one and after."""
-    actor = fl.open(fl.Actor(MODEL, lr=rate, max_tokens=16))
+    actor: Any = fl.open(fl.Actor(MODEL, lr=rate, max_tokens=16))
     reward = fl.open(fl.FunctionReward(digits, tokenizer=actor))
     source = arithmetic.prompts(16)
     cursor = source.cursor()
