@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..placement.cost.calibrated_costs import Calibrated
 from ..placement.cost.continuous_batch import Engine
 from ..placement.cost.cost_model import Costs
+from ..placement.cost.length_distribution import Lengths
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Work, Workload
 from ..schedule.engine_slots import Rows
@@ -71,6 +73,13 @@ def _engine_of(costs: Costs, work: Work) -> Engine | None:
     return costs.engine(work) if isinstance(costs, (Roofline, Calibrated, Faster)) else None
 
 
+@lru_cache(maxsize=64)  # the same calls under another plan have rows of the same lengths
+def _groups(lengths: Lengths, rows: int, seed: str, size: int) -> Sequence[Sequence[float]]:
+    """The lengths of so many rows, by groups of a size."""
+    drawn = lengths.draw(rows, seed)
+    return [drawn[i : i + size] for i in range(0, rows, size)]
+
+
 class Pace:
     """The costs of a study, for the virtual clock. Equal calls are priced once."""
 
@@ -108,9 +117,10 @@ class Pace:
         lengths = self._study.lengths.of(made) if made is not None else None
         if made is None or lengths is None or not lengths.varies or not made.rows:
             return None
-        drawn = lengths.draw(made.rows, f"{self._study.seed} {call.id}")
         size = max(1, made.rows // max(1, call.groups or prompts_of(made)))
-        return Rows([drawn[i : i + size] for i in range(0, len(drawn), size)], self._engine(call, lengths.mean))
+        return Rows(
+            _groups(lengths, made.rows, f"{self._study.seed} {call.id}", size), self._engine(call, lengths.mean)
+        )
 
     def _engine(self, call: Call, mean: float) -> Engine:
         """Of a roofline, the engine that it prices, and that of a run which tells of it; of costs that are seconds of a

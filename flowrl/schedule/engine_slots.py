@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from ..placement.cost.continuous_batch import ContinuousBatch, Engine, Moved
 from .events import Entered, Finished, Grouped
@@ -59,6 +60,7 @@ class EngineSlots:
     batch: ContinuousBatch
     first: dict[_Key, float] = field(default_factory=dict[_Key, float])  # when the first row of a chunk entered
     _left: dict[_Key, _Left] = field(default_factory=dict[_Key, "_Left"])
+    _ahead: _Passed | None = None  # what next() has looked ahead to
 
     @staticmethod
     def of(rows: Rows) -> EngineSlots:
@@ -76,21 +78,46 @@ class EngineSlots:
 
     def advance(self, time: float) -> list[Entered | Grouped | Finished]:
         """Go on to a time; return what the schedule has to know of the way."""
-        told: list[Entered | Grouped | Finished] = []
-        for moved in self.batch.advance(time):
-            key = _key(moved)
-            call, chunk = key[:2]
-            if moved.entered:
-                self.first.setdefault((call, chunk), moved.time)
-            told += self._left[call, chunk].take(key, moved)
-            if not self._left[call, chunk].rows:
-                del self._left[call, chunk]
-        return told
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and self.batch.looked_ahead(time):
+            self.batch.advance(time)
+            passed, self._left = ahead, ahead.left
+        else:
+            passed = _Passed(self._left)
+            for moved in self.batch.advance(time):
+                passed.take(moved)
+        for key, at in passed.first.items():
+            self.first.setdefault(key, at)
+        return passed.told
 
     def next(self) -> float:
         """Return when there is something to tell, if nothing comes between."""
-        left = {key: each.copy() for key, each in self._left.items()}
-        return self.batch.until(lambda moved: bool(left[_key(moved)[:2]].take(_key(moved), moved)))
+        ahead = _Passed({key: each.copy() for key, each in self._left.items()})
+        time = self.batch.until(ahead.take)
+        self._ahead = ahead if time < inf else None
+        return time
+
+
+@dataclass(slots=True)
+class _Passed:
+    """What rows have come to on the way to a time."""
+
+    left: dict[_Key, _Left]
+    first: dict[_Key, float] = field(default_factory=dict[_Key, float])
+    told: list[Entered | Grouped | Finished] = field(default_factory=list["Entered | Grouped | Finished"])
+
+    def take(self, moved: Moved) -> bool:
+        """Count rows that have moved; return whether there is something to tell of it."""
+        key = _key(moved)
+        chunk = key[:2]
+        if moved.entered:
+            self.first.setdefault(chunk, moved.time)
+        left = self.left[chunk]
+        told = left.take(key, moved)
+        if not left.rows:
+            del self.left[chunk]
+        self.told += told
+        return bool(told)
 
 
 def _key(moved: Moved) -> tuple[int, int, int]:

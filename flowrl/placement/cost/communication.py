@@ -11,7 +11,7 @@ from ..cluster.cluster import Cluster
 from ..cluster.hardware import Hardware
 from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
-from ..model.weight_layout import PLAIN
+from ..model.weight_layout import PLAIN, Layout
 from ..reshard.planner import plan_reshard
 from .per_device_counts import kv_bytes, micro_tokens, parameters_on_device, parts_of, stages
 from .work import Role, Work
@@ -177,6 +177,32 @@ def planned_bytes(
         return publish_bytes(role, source, devices, mesh, to, rules, cluster)
     move = plan_reshard(role.model, source, mesh, devices, to, cluster=cluster, grouping="row", rules=rules)
     return Passing(*move.busiest)
+
+
+@lru_cache(maxsize=1024)
+def _shards(model: ModelShape, mesh: Mesh, rules: LayoutRules) -> tuple[int, int]:
+    """Bytes of the largest part that a rank of a mesh has, and of those of all ranks of a copy."""
+    layout = Layout(model, mesh, rules=rules)
+    sizes = layout.sizes()
+    return max(sizes), sum(sizes[layout.shard_of(rank)] for rank in range(mesh.size))
+
+
+def publish_least(work: Work, hardware: Hardware) -> float:
+    """Return seconds that a publish to other devices does not take less than.
+
+    One of them receives the largest part, and those that train send the parts of all copies, evenly at best.
+    """
+    if work.source is None or work.role.model is None or not work.source[1] or not work.devices:
+        return 0.0
+    devices, mesh = work.source[1], work.mesh
+    if mesh.folded == 1:  # without its copies
+        mesh = Mesh({axis: size for axis, size in mesh.axes.items() if axis != "dp"})
+    size, copy = _shards(work.role.model, mesh, backend(work.backend).layout)
+    most = max(size, copy * (len(work.devices) // mesh.size) / len(devices))
+    both = Hardware.of(hardware.cluster, (*devices, *work.devices), hardware.link, hardware.network)
+    _, apart = both.oversubscribed()
+    inside, between = both.channel().send(most), both.channel(1, apart, apart).send(most)
+    return (inside if both.one_node else min(inside, between)) * (1 - 1e-9)
 
 
 #: What passes the busiest device, of a publish between these meshes and devices.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,7 @@ class Engine:
     call: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """Rows of one key that entered and left at a time: ``Moved(key, time=3.5, entered=0, left=2)``."""
 
     key: Hashable
@@ -66,9 +66,11 @@ class ContinuousBatch:
 
     def submit(self, key: Hashable, tokens: Iterable[float], weights: Iterable[int] | None = None) -> None:
         """Put rows of so many tokens behind those that wait. A row of a weight stands for so many equal ones."""
-        rows = list(tokens)
         self._stalled += self.engine.call
-        self._waiting += [(t, w, key) for t, w in zip(rows, weights or [1] * len(rows), strict=True)]
+        if weights is None:
+            self._waiting.extend([(t, 1, key) for t in tokens])
+        else:
+            self._waiting.extend([(t, w, key) for t, w in zip(tokens, weights, strict=True)])
         self._ahead = None
 
     def use(self, engine: Engine) -> None:
@@ -107,9 +109,13 @@ class ContinuousBatch:
                 return then.time
         return inf
 
+    def looked_ahead(self, time: float) -> bool:
+        """Whether :meth:`until` found this time, and nothing has come between."""
+        return self._ahead is not None and self._ahead[0].time == time
+
     def advance(self, time: float) -> list[Moved]:
         """Go on to a time; return what entered and left on the way, in order."""
-        if self._ahead is not None and self._ahead[0].time == time:
+        if self._ahead is not None and self.looked_ahead(time):
             then, passed = self._ahead
             self.time, self._token, self._stalled, self._active = then.time, then._token, then._stalled, then._active
             self._waiting, self._running, self._number = then._waiting, then._running, then._number
@@ -139,11 +145,13 @@ class ContinuousBatch:
                 return
             self.time, self._token = then, ends
             left: dict[Hashable, int] = {}
-            while self._running and self._running[0][0] <= ends:
-                _, _, weight, key, _ = heapq.heappop(self._running)
+            running = self._running
+            while running and running[0][0] <= ends:
+                _, _, weight, key, _ = heapq.heappop(running)
                 self._active -= weight
                 left[key] = left.get(key, 0) + 1
-            yield [Moved(key, then, 0, count) for key, count in left.items()] + self._enter()
+            moved = [Moved(key, then, 0, count) for key, count in left.items()]
+            yield moved + self._enter() if self._waiting else moved
 
     def _enter(self) -> list[Moved]:
         """Give free slots to those that wait; an empty engine takes a row of any weight."""

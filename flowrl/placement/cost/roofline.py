@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
+from typing import Any
 
 from ..cluster.cluster import Cluster
 from ..cluster.hardware import Hardware
@@ -57,6 +58,9 @@ class Roofline:
     row_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     received: traffic.Received = traffic.planned_bytes
     steady: bool = False
+    _seen: dict[tuple[int, int], tuple[tuple[int, ...], Hardware]] = field(
+        init=False, default_factory=dict[Any, Any], repr=False, compare=False
+    )
     _decoded: dict[object, float] = field(init=False, default_factory=dict[object, float], repr=False, compare=False)
 
     @property
@@ -83,6 +87,10 @@ class Roofline:
             return row * ceil(work.load.rows / max(1, work.processes, work.mesh.data))
         return sum(self.terms(work).values())
 
+    def publish_least(self, work: Work) -> float:
+        """Return seconds that a publish between different devices does not take less than, as is soon known."""
+        return traffic.publish_least(work, self._hardware(work)) if self.received is traffic.planned_bytes else 0.0
+
     def terms(self, work: Work) -> dict[str, float]:
         """Return the seconds of a generate, forward or train by what takes them; they add up to :meth:`seconds`."""
         if work.kind == "generate":
@@ -90,8 +98,13 @@ class Roofline:
         return self._train(work) if work.kind == "train" else self._forward(work)
 
     def _hardware(self, work: Work) -> Hardware:
-        e = self.efficiency
-        return Hardware.of(self.cluster, work.devices[: work.mesh.size], e.link, e.network)
+        devices, size = work.devices, work.mesh.size
+        known = self._seen.get((id(devices), size))
+        if known is None or known[0] is not devices:  # many works have the same devices, and to hash them takes long
+            e = self.efficiency
+            known = devices, Hardware.of(self.cluster, devices[:size], e.link, e.network)
+            self._seen[id(devices), size] = known
+        return known[1]
 
     def _compute(self, work: Work, operations: float, part: float) -> float:
         """Seconds of so many operations of a replica, on its shards, at ``part`` of their peak."""

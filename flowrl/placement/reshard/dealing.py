@@ -67,6 +67,62 @@ def lots_of(targets: Sequence[int], pieces: Iterable[tuple[Box, tuple[int, ...]]
             yield Lot(box, holders, False, len(targets) - len(served), targets, frozenset(served))
 
 
+class Passing:
+    """What passes each process, lot by lot, without lists of who gets what.
+
+    ``sent``: numbers of all moves so far by who sends, ``inside`` those inside a node, ``near`` the latter by who
+    receives.
+    """
+
+    def __init__(self, node: Node | None) -> None:
+        self.sent, self.inside, self.near = Counter[int](), Counter[int](), Counter[int]()
+        self._nodes: dict[int, object] = {}
+        self._node = node
+
+    def add(self, targets: Sequence[int], sizes: Iterable[tuple[int, tuple[int, ...]]], times: int) -> None:
+        """Count pieces of so many numbers, ``times`` each, that all targets are to have, with their holders."""
+        there = frozenset(targets)
+        by_node: dict[object, list[int]] = {}
+        for target in targets:
+            by_node.setdefault(self._at(target), []).append(target)
+        near, own = dict[object, int](), dict[int, int]()  # numbers that a node has here, those of its own of a target
+        for size, holders in sizes:
+            whole, served = size * times, 0
+            sources: dict[object, list[int]] = {}
+            for holder in holders:
+                sources.setdefault(self._at(holder), []).append(holder)
+                if holder in there:
+                    own[holder] = own.get(holder, 0) + whole
+            for name, beside in sources.items():
+                group = by_node.get(name)
+                if group is None:
+                    continue
+                served += len(group)
+                near[name] = near.get(name, 0) + whole
+                lacking = len(group) - sum(holder in there for holder in beside)
+                if lacking:
+                    self._send(beside, size, times * lacking, inside=True)
+            if served < len(targets):
+                self._send(holders, size, times * (len(targets) - served), inside=False)
+        for name, numbers in near.items():
+            for target in by_node[name]:
+                if more := numbers - own.get(target, 0):
+                    self.near[target] += more
+
+    def _send(self, sources: Sequence[int], size: int, count: int, *, inside: bool) -> None:
+        for source, numbers in share_out(self.sent, sources, size, count):
+            self.sent[source] += numbers
+            if inside:
+                self.inside[source] += numbers
+
+    def _at(self, process: int) -> object:
+        if self._node is None:
+            return None
+        if process not in self._nodes:
+            self._nodes[process] = self._node(process)
+        return self._nodes[process]
+
+
 def deal(sent: Counter[int], sources: Sequence[int], size: int, count: int) -> list[int]:
     """Return who sends each of ``count`` equal pieces: always who has sent least, of equals the first.
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -189,7 +189,7 @@ def plan_reshard(
     Raises PlanError where a size does not divide, devices do not fit, or the grouping does not take these meshes.
     """
     check_grouping(grouping)
-    old, new = Layout(model, src, src_fused), Layout(model, dst, dst_fused, rules)
+    old, new = _layout(model, src, src_fused, PLAIN), _layout(model, dst, dst_fused, rules)
     sources = tuple(range(src.size) if src_devices is None else src_devices)
     devices = sources if dst_devices is None else tuple(dst_devices)
     _check_devices(src, sources, "source", cluster)
@@ -214,6 +214,12 @@ def plan_reshard(
     whole = Layout(model, Mesh()) if grouping in ("vanilla", "gather") else None
     plan = plan_layouts(old, sources, whole or new, devices, [0] * len(ranks) if whole else ranks, cluster=cluster)
     return Reshard(old, new, sources, devices, ranks, replicas, grouping, plan, cluster=cluster)
+
+
+@lru_cache(maxsize=128)
+def _layout(model: ModelShape, mesh: Mesh, fused: bool, rules: LayoutRules) -> Layout:
+    """A layout, kept: what each rank has need not be found out again."""
+    return Layout(model, mesh, fused, rules)
 
 
 def plan_layouts(

@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import PlanError
+from .box_tree import BoxTree
 from .boxes import Box, minus, shared, shown, touching, volume, without
-from .dealing import Lot, Node, deal, lots_of, share_out
+from .dealing import Lot, Node, Passing, deal, lots_of
 
 #: The boxes that one process holds, or is to have, by weight. Boxes may overlap.
 Holding = Mapping[str, Sequence[Box]]
@@ -94,17 +95,43 @@ class Alike:
         """
         wanted = self.wanted[target]
         if wanted not in self._cuts:
-            found: list[Held] = []
-            for number, box in enumerate(wanted):
-                pieces: list[Held] = [(left, ()) for left in minus([box], wanted[:number])] if volume(box) else []
-                for hole, holders in self._holders:
-                    if _apart(box, hole) or shared(box, hole) is None:
-                        continue
-                    pieces = [part for piece, have in pieces for part in _cut(piece, have, hole, holders)]
-                found += pieces
-            self._check(target, found)
-            self._cuts[wanted] = tuple(found)
+            found = self._of_one(wanted[0]) if len(wanted) == 1 and volume(wanted[0]) else None
+            self._cuts[wanted] = tuple(self._cut_by_all(target) if found is None else found)
         return self._cuts[wanted]
+
+    def sizes(self, target: int) -> Iterable[tuple[int, tuple[int, ...]]]:
+        """Return how many numbers are in each of :meth:`pieces`, with its holders."""
+        wanted = self.wanted[target]
+        if len(wanted) == 1 and wanted not in self._cuts and self._tree is not None and volume(wanted[0]):
+            found = [(size, self._holders[n][1]) for n, size in self._tree.touching(wanted[0])]
+            if sum(size for size, _ in found) == volume(wanted[0]):
+                return found
+        return ((volume(box), have) for box, have in self.pieces(target))
+
+    def _of_one(self, box: Box) -> list[Held] | None:
+        """The pieces of a box among holders whose boxes are apart; None where they are not, or one lacks."""
+        if self._tree is None:
+            return None
+        found: list[Held] = []
+        for number, _ in self._tree.touching(box):
+            hole, holders = self._holders[number]
+            both = shared(box, hole)
+            assert both is not None, "they touch"
+            found.append((both, holders))
+        return found if sum(volume(piece) for piece, _ in found) == volume(box) else None
+
+    def _cut_by_all(self, target: int) -> list[Held]:
+        """The pieces where holders have any boxes: each box that is wanted, cut where any of them begins or ends."""
+        found: list[Held] = []
+        wanted = self.wanted[target]
+        for number, box in enumerate(wanted):
+            pieces: list[Held] = [(left, ()) for left in minus([box], wanted[:number])] if volume(box) else []
+            for hole, holders in self._holders:
+                if shared(box, hole) is not None:
+                    pieces = [part for piece, have in pieces for part in _cut(piece, have, hole, holders)]
+            found += pieces
+        self._check(target, found)
+        return found
 
     def own(self, target: int) -> list[Box]:
         """Return what a target is to have and holds itself; no two boxes overlap."""
@@ -125,6 +152,10 @@ class Alike:
                 if volume(box):
                     found.setdefault(box, []).append(process)
         return tuple(sorted((box, tuple(processes)) for box, processes in found.items()))
+
+    @cached_property
+    def _tree(self) -> BoxTree | None:
+        return BoxTree.of([box for box, _ in self._holders])
 
     def _check(self, target: int, pieces: Iterable[Held]) -> None:
         for piece, have in pieces:
@@ -160,19 +191,12 @@ class MovePlan:
     @cached_property
     def traffic(self) -> Traffic:
         """What passes each process, of the moves that :meth:`moves` yields."""
-        sent: Counter[int] = Counter()
-        inside: Counter[int] = Counter()
-        near: Counter[int] = Counter()
+        passing = Passing(self.node)
         for part in self._together:
-            for lot in self._lots(part):
-                times = len(part.names) * volume(lot.box)
-                shares = share_out(sent, lot.sources, volume(lot.box), len(part.names) * lot.count)
-                for source, numbers in shares:
-                    sent[source] += numbers
-                    inside[source] += numbers if lot.inside else 0
-                for target in lot.targets() if lot.inside else ():
-                    near[target] += times
-        return Traffic(inside, sent - inside, near, Counter(self.received) - near)
+            for targets in _groups(part):
+                passing.add(targets, part.sizes(targets[0]), len(part.names))
+        near, inside = passing.near, passing.inside
+        return Traffic(inside, passing.sent - inside, near, Counter(self.received) - near)
 
     def moves(self) -> Iterator[Move]:
         """Yield the moves in the order of weights, then of targets; for a large model, millions.
@@ -207,10 +231,7 @@ class MovePlan:
             yield name, moves
 
     def _lots(self, part: Alike) -> Iterator[Lot]:
-        groups: dict[Boxes, list[int]] = {}
-        for target in sorted(part.wanted):
-            groups.setdefault(part.wanted[target], []).append(target)
-        for targets in groups.values():
+        for targets in _groups(part):
             yield from lots_of(targets, part.pieces(targets[0]), self.node)
 
     @cached_property
@@ -246,6 +267,14 @@ def plan_boxes(held: Mapping[int, Holding], wanted: Mapping[int, Holding], *, no
     return MovePlan(tuple(Alike(tuple(names), there, asked) for names, there, asked in alike.values()), node)
 
 
+def _groups(part: Alike) -> Iterable[list[int]]:
+    """Targets that are to have the same boxes, in order."""
+    groups: dict[Boxes, list[int]] = {}
+    for target in sorted(part.wanted):
+        groups.setdefault(part.wanted[target], []).append(target)
+    return groups.values()
+
+
 def _without_nothing(side: Mapping[int, Boxes], known: dict[Boxes, Boxes]) -> dict[int, Boxes]:
     """One side of a part by process in order, equal boxes as one object, without boxes that are empty."""
     objects: dict[int, Boxes] = {}
@@ -258,11 +287,6 @@ def _without_nothing(side: Mapping[int, Boxes], known: dict[Boxes, Boxes]) -> di
         if objects[id(boxes)]:
             found[process] = objects[id(boxes)]
     return found
-
-
-def _apart(box: Box, hole: Box) -> bool:
-    """Whether the first dim says already that two boxes have nothing in common."""
-    return bool(box) and (hole[0][1] <= box[0][0] or hole[0][0] >= box[0][1])
 
 
 def _cut(piece: Box, have: tuple[int, ...], hole: Box, holders: tuple[int, ...]) -> Iterator[Held]:

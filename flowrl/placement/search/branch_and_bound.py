@@ -21,7 +21,7 @@ and floating-point ``+``, ``max`` and ``/`` are monotone, so this holds to the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
@@ -32,6 +32,8 @@ Set = tuple[str, ...]
 Spot = tuple[int, int]
 Vector = tuple[float, ...]
 Options = list[tuple[int, Vector]]  # (devices, seconds by stage and busy) of a set, most devices first
+#: Seconds of a publish of a pair from one set to another.
+Published = Callable[[tuple[str, str], tuple[Set, Spot], tuple[Set, Spot]], float]
 _Left = tuple[Set, tuple[int, ...]]  # a set, and the devices of each stock that are left
 
 
@@ -52,6 +54,10 @@ class Table(Protocol):
 
     def stages(self, members: Set, spot: Spot) -> Vector | None:
         """Seconds of the set in each stage on ``spot`` (number of the stock, devices); None where it does not fit."""
+        ...
+
+    def publish_least(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
+        """Return seconds that :meth:`publish` does not give less than, where they are known sooner; else 0."""
         ...
 
     def fits(self, sets: Sequence[Set], spots: Sequence[Spot]) -> bool:
@@ -130,6 +136,7 @@ class _Search:
     lows: dict[Set, list[list[Vector | None]]] = field(default_factory=dict[Set, "list[list[Vector | None]]"])
     low_of: dict[_Left, Vector | None] = field(default_factory=dict["_Left", "Vector | None"])
     limits: dict[tuple[Set, ...], float] = field(default_factory=dict[Any, float])  # until an offer changes them
+    marks: dict[tuple[tuple[Set, ...], int], float] = field(default_factory=dict[Any, float])  # the same of a kind
 
     def answer(self) -> Answer:
         fixed = self.question.fixed or (0.0,) * self.question.stages
@@ -179,15 +186,20 @@ class _Search:
         kind = (choice.sets, choice.staleness)
         if self.keep and (kind not in self.kept or choice.seconds < self.kept[kind].seconds):
             self.kept[kind] = choice
-            self.limits.clear()
+            self._forget()
         if self.first is None or choice.seconds < self.first.seconds:
             if self.first is not None and self.first.sets != choice.sets:
                 self.second = self.first
             self.first = choice
-            self.limits.clear()
+            self._forget()
         elif choice.sets != self.first.sets and (self.second is None or choice.seconds < self.second.seconds):
             self.second = choice
-            self.limits.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Have what is to be beaten be found out anew."""
+        self.limits.clear()
+        self.marks.clear()
 
     def _options(self, members: Set) -> list[Options]:
         """By stock: (count, seconds by stage and busy), most devices first."""
@@ -256,21 +268,35 @@ class _Search:
         if not self.table.fits(sets, spots):
             return
         self.evaluated += 1
+        least = self._steps(sets, at, top, staleness, self.table.publish_least)
+        if any(self._matters(sets, bound, seconds) for bound, seconds in zip(staleness, least, strict=True)):
+            steps = self._steps(sets, at, top, staleness, self.table.publish)
+            for bound, seconds in zip(staleness, steps, strict=True):
+                self._offer(Choice(sets, spots, bound, seconds))
+
+    def _matters(self, sets: tuple[Set, ...], staleness: int, seconds: float) -> bool:
+        """Whether an allocation of so many seconds would be a winner, a runner-up, or one of those kept."""
+        rival = self.first if self.first is None or self.first.sets == sets else self.second
+        return (
+            rival is None or seconds < rival.seconds or bool(self.keep and seconds < self._to_be_kept(sets, staleness))
+        )
+
+    def _steps(
+        self, sets: tuple[Set, ...], at: dict[Set, Spot], top: Vector, staleness: tuple[int, ...], published: Published
+    ) -> list[float]:
+        """Seconds per step by staleness, with publishes that take so long."""
         owner = {m: s for s in sets for m in s}
         publish, into = 0.0, dict[Set, float]()
         for train, generate in self.question.pairs:
             source, target = owner[train], owner[generate]
             if source != target:
-                seconds = self.table.publish((train, generate), (source, at[source]), (target, at[target]))
+                seconds = published((train, generate), (source, at[source]), (target, at[target]))
                 publish += seconds
                 into[target] = into.get(target, 0.0) + seconds
         latency = sum(top[:-1])
-        busy = {s: self._busy(s, at[s]) + extra for s, extra in into.items()}
-        for bound in staleness:
-            seconds = step_seconds(
-                (top,), latency=latency, publish=publish, into=max(busy.values(), default=0.0), staleness=bound
-            )
-            self._offer(Choice(sets, spots, bound, seconds))
+        busy = max((self._busy(s, at[s]) + extra for s, extra in into.items()), default=0.0)
+        how = {"latency": latency, "publish": publish, "into": busy}
+        return [step_seconds((top,), **how, staleness=bound) for bound in staleness]
 
     def _busy(self, members: Set, spot: Spot) -> float:
         return next(v[-1] for count, v in self._options(members)[spot[0]] if count == spot[1])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..cost.pool_memory import PoolMemory, Turn, turns_of
+from ..cost.roofline import Roofline
 from ..cost.work import Work, Workload
 from ..cost.worker_memory import Usage
 from ..plan.plan import Place
@@ -69,6 +70,7 @@ class Colocated:
         self.problem: Problem = parallelism.problem
         self._settled: dict[tuple[Set, Spot], Settled | None] = {}
         self._published: dict[tuple[object, ...], float] = {}
+        self._least: dict[tuple[object, ...], float] = {}
 
     def stages(self, members: Set, spot: Spot) -> Vector | None:
         """Return seconds by stage of the units ``members`` on ``spot``; None where they do not fit."""
@@ -227,7 +229,7 @@ class Colocated:
             works = self.problem.by_name[name].works
             return way.seconds[works.index(work)]
         devices = self.parallelism.devices(spot[0], way.mesh.size)
-        placed = self.parallelism.placed(work, way.mesh, way.backend, devices, "here", held)
+        placed = self.parallelism.placed(work, way.mesh, way.backend, devices, "here", held=held)
         return self.parallelism.costs.seconds(placed)
 
     def _move(self, member: Member, way: Way, direction: str, spot: Spot) -> float:
@@ -247,6 +249,20 @@ class Colocated:
                 total += self.publish_one(train, generate, source, target)
         return total
 
+    def publish_least(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
+        """Return seconds that the same does not take less than, as is soon known of a roofline."""
+        costs, total = self.parallelism.costs, 0.0
+        for train, generate in self.problem.pairs if isinstance(costs, Roofline) else ():
+            if train in self.units[pair[0]] and generate in self.units[pair[1]]:
+                sender, receiver = self.settle(*source), self.settle(*target)
+                assert sender is not None and receiver is not None, "a publish was asked of sets that do not fit"
+                ways = (sender.ways[train], source[1]), (receiver.ways[generate], target[1])
+                key = (train, ways[0][0].mesh, source[1], ways[1][0].mesh, target[1])
+                if key not in self._least:
+                    self._least[key] = costs.publish_least(self._work(train, *ways, same=False))
+                total += self._least[key]
+        return total
+
     def publish_one(
         self,
         train: str,
@@ -264,15 +280,18 @@ class Colocated:
     def _publish(self, train: str, source: tuple[Way, Spot], target: tuple[Way, Spot], *, same: bool = True) -> float:
         key = (train, source[0].mesh, source[1], target[0].mesh, target[1], same)
         if key not in self._published:
-            role, title = self.problem.by_name[train].role, publish_title(self.problem, train)
-            behind = source[1][1] if source[1][0] == target[1][0] and not same else 0
-            sending = self.parallelism.devices(source[1][0], source[0].mesh.size)
-            receiving = self.parallelism.devices(target[1][0], target[0].mesh.size, behind)
-            work = Work(title, title, "publish", role, _NOTHING, source=(source[0].mesh, sending))
-            work = replace(work, source_pool="here", mesh=target[0].mesh, devices=receiving)
-            work = replace(work, pool="here" if same else "there", backend=target[0].backend)
-            self._published[key] = self.parallelism.costs.seconds(work)
+            self._published[key] = self.parallelism.costs.seconds(self._work(train, source, target, same=same))
         return self._published[key]
+
+    def _work(self, train: str, source: tuple[Way, Spot], target: tuple[Way, Spot], *, same: bool) -> Work:
+        """The publish from a use to another; ``same``: in one pool."""
+        role, title = self.problem.by_name[train].role, publish_title(self.problem, train)
+        behind = source[1][1] if source[1][0] == target[1][0] and not same else 0
+        sending = self.parallelism.devices(source[1][0], source[0].mesh.size)
+        receiving = self.parallelism.devices(target[1][0], target[0].mesh.size, behind)
+        work = Work(title, title, "publish", role, _NOTHING, source=(source[0].mesh, sending))
+        work = replace(work, source_pool="here", mesh=target[0].mesh, devices=receiving)
+        return replace(work, pool="here" if same else "there", backend=target[0].backend)
 
 
 class Floor:
@@ -293,6 +312,10 @@ class Floor:
         return tuple(found)
 
     def publish(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
+        """Return 0."""
+        return 0.0
+
+    def publish_least(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
         """Return 0."""
         return 0.0
 

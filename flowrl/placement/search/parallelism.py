@@ -79,14 +79,17 @@ class Parallelism:
         self._starts = [0]
         for group in problem.cluster.groups:
             self._starts.append(self._starts[-1] + group.count * group.devices)
+        self._rows: dict[tuple[int, int], tuple[int, ...]] = {}
         self._floors: dict[tuple[str, int, int], tuple[float, ...] | None] = {}
         self._found: dict[tuple[str, int, int, float, bool], tuple[Way, ...]] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, ...]] = like._seconds if like else {}
 
     def devices(self, group: int, count: int, behind: int = 0) -> tuple[int, ...]:
         """``count`` devices of a group of nodes, the first ``behind`` left out: equal to any others of that number."""
-        start = self._starts[group] + behind
-        return tuple(range(start, start + count))
+        key = (self._starts[group] + behind, count)
+        if key not in self._rows:
+            self._rows[key] = tuple(range(key[0], key[0] + count))
+        return self._rows[key]
 
     def capacity(self, group: int) -> float:
         """Return bytes of a device that calls can have."""
@@ -192,18 +195,27 @@ class Parallelism:
     ) -> tuple[float, ...]:
         key = (member.name, mesh, backend, devices[0], len(devices), held, offload, "memory" in self.relaxed)
         if key not in self._seconds:
-            there = [self.placed(w, mesh, backend, devices, member.name, held) for w in member.works]
-            works = [replace(work, offload=offload) for work in there]
+            how = {"held": held, "offload": offload}
+            works = [self.placed(w, mesh, backend, devices, member.name, **how) for w in member.works]
             self._seconds[key] = tuple(self.costs.seconds(w) for w in works)
         return self._seconds[key]
 
     def placed(
-        self, work: Work, mesh: Mesh, backend: str, devices: tuple[int, ...], pool: str, held: float = 0.0
+        self,
+        work: Work,
+        mesh: Mesh,
+        backend: str,
+        devices: tuple[int, ...],
+        pool: str,
+        *,
+        held: float = 0.0,
+        offload: bool = False,
     ) -> Work:
         """Return the work with where it runs."""
         if "memory" in self.relaxed:
             held = -1e15  # as if the KV cache had all the memory in the world
-        return replace(work, mesh=mesh, backend=backend, devices=devices, pool=pool, held=held)
+        where = {"mesh": mesh, "backend": backend, "devices": devices, "pool": pool}
+        return replace(work, **where, held=held, offload=offload)
 
 
 T = TypeVar("T")

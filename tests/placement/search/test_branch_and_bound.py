@@ -45,6 +45,9 @@ class RandomTable:
                 )
         return tuple(found)
 
+    def publish_least(self, pair, source, target):
+        return 0.0
+
     def fits(self, sets, spots):
         return True
 
@@ -168,6 +171,9 @@ def test_ideal_scaling_is_never_better_apart():
         def stages(self, members, spot):
             return tuple(sum(w for m, s, w in work if m in members and s == i) / spot[1] for i in range(2))
 
+        def publish_least(self, pair, source, target):
+            return 0.0
+
         def fits(self, sets, spots):
             return True
 
@@ -187,6 +193,9 @@ def test_staleness_needs_a_split_pair():
     class Two:
         def stages(self, members, spot):
             return (8.0 * ("g" in members) / spot[1], 8.0 * ("t" in members) / spot[1])
+
+        def publish_least(self, pair, source, target):
+            return 0.0
 
         def fits(self, sets, spots):
             return True
