@@ -189,6 +189,11 @@ class ContinuousBatch(ABC):
         """Return what rows have got; see :class:`flowrl.workers.streaming.TellsTokens`."""
         return grown_rows(self._rows.values(), known)
 
+    def tokens_of(self, call: int, row: int) -> tuple[int, ...]:
+        """Return the tokens that a row has; none of one that has left."""
+        found = self._rows.get((call, row))
+        return () if found is None else tuple(found.ids)
+
     def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
         """End rows of a call, or all; see :meth:`flowrl.workers.streaming.Streams.abort`."""
         wanted = [row for c, row in self._rows if c == call] if rows is None else list(dict.fromkeys(rows))

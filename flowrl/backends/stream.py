@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FlowError, RunError
 from ..workers.model_options import Sampled, Sampling
-from ..workers.streaming import FailedCall, SampledRow, Streams, gathered
+from ..workers.streaming import FailedCall, SampledRow, Streams, gathered, shows_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,6 +174,10 @@ class Stream:
                     self._forget(call.number)
                     raise call._error
         return found
+
+    def tokens_of(self, call: StreamedCall, row: int) -> Sequence[int]:
+        """Return the tokens that a row has which has not left, as far as its engine says them."""
+        return self.engine.tokens_of(call.number, row) if shows_tokens(self.engine) else ()
 
     def abort_rows(self, wanted: Mapping[StreamedCall, Iterable[int] | None]) -> list[SampledRow]:
         """End some rows of each of these calls, or all of them, between the same two tokens.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..graph.ops.partial_answers import Answers
 from .episodes import Episode, Played
+from .tokens.sampling import SamplingArguments
 from .user_code.failed_rewards import Policy
 from .user_code.rows_in_progress import Row
 
@@ -65,6 +67,12 @@ class Game:
         self.episodes: dict[int, Episode | Played] = self._played()
         fresh = len(self.episodes) < len(rows)
         self.room: int | None = policy.positions if fresh else None
+
+    @cached_property
+    def own_most(self) -> int | None:
+        """Tokens of an answer at most, as the policy was declared; None where it does not say."""
+        how = getattr(self.policy, "how", None)
+        return None if how is None else how(SamplingArguments()).max_tokens
 
     def _played(self) -> dict[int, Episode | Played]:
         """The episodes that were played before; their rows have the seeds that these had."""

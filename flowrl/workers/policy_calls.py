@@ -17,11 +17,28 @@ if TYPE_CHECKING:
     from ..batch import Column
 
 
+class Listener(Protocol):
+    """Who waits for the answer to an ask."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is shown the tokens as they come."""
+        ...
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it waits no longer."""
+        ...
+
+    def show(self, ids: Sequence[int]) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Ask:
     """What a session asks for: tokens behind ``tokens``, of which ``start`` were sampled or observed before.
 
-    ``Ask(7, [5, 6, 2], seed=91, start=1)``. ``most``: tokens at most; None is as the call says.
+    ``Ask(7, [5, 6, 2], seed=91, start=1)``. ``most``: tokens at most; None is as the call says. ``listener`` is told of
+    the tokens as they come, by an engine that says so, and its row is ended where it is gone.
     """
 
     session: int
@@ -29,6 +46,7 @@ class Ask:
     seed: int
     start: int
     most: int | None = None
+    listener: Listener | None = None
 
 
 @dataclass(slots=True)
@@ -144,6 +162,8 @@ class StreamedCalls:
         self._policy, self._stream, self._said = policy, stream, said
         self._calls: dict[int, _Streamed] = {}  # by number
         self._sessions: set[int] = set()
+        self._heard: dict[tuple[int, int], tuple[_Streamed, Ask]] = {}  # those with a listener, by call and row
+        self._tokens_of = getattr(stream, "tokens_of", None)
         self._counts = not hasattr(stream, "take_slots")  # else the stream does, of several engines
         self._steps = stream.steps if self._counts else 0
         self._used = 0  # decode slots
@@ -161,14 +181,33 @@ class StreamedCalls:
             call = self._stream.submit(prompts, 1, seeds, how, starts)
             version = self._policy.read_version()
             self._sessions.update(ask.session for ask in group)
-            self._calls[call.number] = _Streamed(call, group, version, how.row_temperature, how.is_policy)
+            made = self._calls[call.number] = _Streamed(call, group, version, how.row_temperature, how.is_policy)
+            self._heard |= {(call.number, i): (made, ask) for i, ask in enumerate(group) if ask.listener is not None}
 
     def answers(self) -> list[tuple[int, Answer]]:
         """Go on by a token; return the rows that have ended, in the order of sessions."""
         rows = self._stream.rows_of([each.call for each in self._calls.values()])
+        if self._heard:
+            rows += self._tell(rows)
         found = [self._answer(row) for row in rows]
         self._calls = {number: each for number, each in self._calls.items() if not each.call.is_over}
         return sorted(found, key=lambda pair: pair[0])
+
+    def _tell(self, ended: Sequence[SampledRow]) -> list[SampledRow]:
+        """Tell those that listen what there is; end the rows of those that are gone, and return them."""
+        for row in ended:
+            self._heard.pop((row.call, row.row), None)
+        gone: dict[Any, list[int]] = {}
+        for (_, row), (of, ask) in self._heard.items():
+            assert ask.listener is not None, "it is heard"
+            if ask.listener.is_gone:
+                gone.setdefault(of.call, []).append(row)
+            elif ask.listener.streams and self._tokens_of is not None:
+                ask.listener.show(self._tokens_of(of.call, row))
+        for call, rows in gone.items():
+            for row in rows:
+                del self._heard[call.number, row]
+        return list(self._stream.abort_rows(gone))
 
     def _answer(self, row: SampledRow) -> tuple[int, Answer]:
         of = self._calls[row.call]
@@ -187,6 +226,7 @@ class StreamedCalls:
             for each in self._calls.values()
             if (rows := [row for row, ask in enumerate(each.asks) if ask.session in sessions])
         }
+        self._heard = {place: each for place, each in self._heard.items() if each[1].session not in sessions}
         tokens: dict[int, int] = {}
         for row in self._stream.abort_rows(wanted):
             session = self._calls[row.call].asks[row.row].session
@@ -199,6 +239,7 @@ class StreamedCalls:
         """Take all rows out of the batch."""
         calls = [each.call for each in self._calls.values()]
         self._calls.clear()
+        self._heard.clear()
         self._used += sum(len(row.ids) for row in self._stream.leave(calls))
         count_slots(self._slots())
 

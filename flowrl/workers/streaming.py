@@ -282,6 +282,19 @@ def check_kept(kept: Iterable[SampledRow], rows: int, sampling: Sampling) -> dic
     return found
 
 
+class ShowsTokens(Protocol):
+    """An engine that says which tokens a row has so far."""
+
+    def tokens_of(self, call: int, row: int) -> Sequence[int]:
+        """Return them; none of a row that has left. Any thread may ask."""
+        ...
+
+
+def shows_tokens(engine: object) -> TypeGuard[ShowsTokens]:
+    """Return whether an engine says which tokens a row has before it ends."""
+    return hasattr(engine, "tokens_of")
+
+
 def gathered(rows: Iterable[SampledRow], sampling: Sampling, *, versions: bool = False) -> Sampled:
     """Return the rows of one call, in the order of their numbers, as ``generate`` returns them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, WorkerError
@@ -16,17 +16,15 @@ from ...workers.sessions import CodeFailed, sampled
 from ...workers.user_code.code_calls import CodeCall
 from ..chat import ids_behind
 from ..environment import Environment, Message, State
-from ..tool_calls import read_tool_calls
+from ..tool_calls import MARKS, read_tool_calls
 from .agents import Task, run_program, start_agent
 from .call_tree import Call, CallTree
 from .requests import Refused, Reply, Request
 from .server import Gateway
-from .sessions import Ended, ModelCall
+from .sessions import Begun, Ended, ModelCall
 
 if TYPE_CHECKING:
     from ...workers.game import Game
-
-_MARK = "<tool_call>"
 
 
 @dataclass
@@ -36,7 +34,9 @@ class _Play:
     task: Task
     state: State
     tree: CallTree
+    text_of: Callable[[Sequence[int]], str] | None  # of ids, where the text of more begins with that of fewer
     used: int = 0  # tokens that were sampled for it
+    gone: int = 0  # calls whose answer nobody waited for
 
 
 class AgentEnvironment(Environment):
@@ -113,7 +113,9 @@ class AgentEnvironment(Environment):
         state = State(row, seed)
         state.messages, state.result = [], None  # type: ignore[attr-defined]
         start_agent(self.agent, task)
-        return _Play(task, state, CallTree(tokenizer))
+        tidies = getattr(tokenizer, "clean_up_tokenization_spaces", False)  # by what comes behind
+        text_of = None if tidies else partial(tokenizer.decode, skip_special_tokens=True)
+        return _Play(task, state, CallTree(tokenizer), text_of)
 
     async def _next(self, play: _Play) -> ModelCall | Ended:
         """The agent's next call, or its end. Raises what it raised."""
@@ -145,7 +147,7 @@ class AgentEnvironment(Environment):
                 play.state.result = call.result  # type: ignore[attr-defined]
                 episode.outcome = "done"
                 return
-            if len(play.tree.calls) >= limits.turns or episode.full:
+            if len(play.tree.calls) + play.gone >= limits.turns or episode.full:
                 return  # it would need more than it may have
             try:
                 parent, before = self._placed(play, call.request)
@@ -161,12 +163,17 @@ class AgentEnvironment(Environment):
                 episode.full = True
                 return
             most, asked = limits.most(play.used), call.request.max_tokens
-            most = asked if most is None else most if asked is None else min(most, asked)
-            answer = await sampled(Ask(i, ids, game.seeds[i], play.used, most))
+            if asked is not None:
+                most = min([asked, *(each for each in (most, game.own_most) if each is not None)])
+            call.begun = Begun(secrets.token_hex(8), len(ids), play.text_of)
+            answer = await sampled(Ask(i, ids, game.seeds[i], play.used, most, call))
             play.used += len(answer.ids)
+            episode.full = limits.tokens is not None and play.used >= limits.tokens
+            if call.is_gone:
+                play.gone += 1
+                continue
             self._answer(game, play, call, (parent, before), answer)
             episode.temperature, episode.cut = answer.temperature, False
-            episode.full = limits.tokens is not None and play.used >= limits.tokens
 
     def _expect_template(self, tokenizer: Any) -> None:
         """Raise ModelError for a chat template by which no call can go on from another.
@@ -202,13 +209,14 @@ class AgentEnvironment(Environment):
         content, tool_calls = _read(said, request)
         reason = "tool_calls" if tool_calls else "stop" if stopped else "length"
         parent, before = place
+        assert call.begun is not None, "it was sampled for"
         tokens = [tokenizer.decode([token]) for token in kept.ids] if request.logprobs else []
         reply = Reply(
-            secrets.token_hex(8),
+            call.begun.id,
             content,
             tool_calls,
             reason,
-            len(parent.ids if parent else ()) + len(before),
+            call.begun.prompt_tokens,
             len(kept.ids),
             list(zip(tokens, kept.sampling_logprobs, strict=False)),
         )
@@ -224,6 +232,7 @@ class AgentEnvironment(Environment):
         episode.forks, episode.repairs = tree.forks, tree.repairs
         main = tree.main
         if main is None:
+            episode.wasted += play.used
             return
         chain = main.chain
         state.messages = [*main.messages]
@@ -277,7 +286,7 @@ def _read(said: str, request: Request) -> tuple[str, list[dict[str, Any]]]:
     calls = read_tool_calls(said, names) if names else []
     if not calls or any(call.error or not isinstance(call.arguments, dict) for call in calls):
         return said, []
-    content = said.split(_MARK, 1)[0].strip() if _MARK in said else ""
-    return content, [
+    at = min((said.index(mark) for mark in MARKS if mark in said), default=0)
+    return said[:at].rstrip(), [
         {"id": f"call_{secrets.token_hex(8)}", "name": call.name, "arguments": call.arguments} for call in calls
     ]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .events import Events, named_event
 from .requests import (
     Refused,
     Reply,
@@ -83,28 +84,38 @@ def _tool(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def write(reply: Reply, request: Request, created: int) -> dict[str, Any]:
     """A whole answer."""
-    return {**_head(reply, request), "content": _content(reply), **_end(reply), "usage": _usage(reply)}
+    return {**_head(reply.id, request), "content": _content(reply), **_end(reply), "usage": _usage(reply)}
 
 
-def stream(reply: Reply, request: Request, created: int) -> Iterator[bytes]:
-    """The same as events."""
+class MessageEvents(Events):
+    """An answer as events: a block of text, if anything was said, and one for each call."""
 
-    def event(kind: str, **more: Any) -> bytes:
-        return f"event: {kind}\ndata: {json.dumps({'type': kind, **more})}\n\n".encode()
+    def begin(self) -> Iterator[bytes]:
+        begun = {**_head(self.id, self.request), "content": [], "stop_reason": None, "stop_sequence": None}
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
+        yield named_event("message_start", {"message": {**begun, "usage": usage}})
 
-    begun = {**_head(reply, request), "content": [], "stop_reason": None, "stop_sequence": None}
-    yield event("message_start", message={**begun, "usage": {**_usage(reply), "output_tokens": 0}})
-    for i, block in enumerate(_content(reply)):
-        if block["type"] == "text":
-            empty, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
-        else:
-            empty = {**block, "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
-        yield event("content_block_start", index=i, content_block=empty)
-        yield event("content_block_delta", index=i, delta=delta)
-        yield event("content_block_stop", index=i)
-    yield event("message_delta", delta=_end(reply), usage={"output_tokens": reply.sampled_tokens})
-    yield event("message_stop")
+    def piece(self, text: str) -> Iterator[bytes]:
+        if text == self.sent:  # the first one
+            yield named_event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})
+        yield named_event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": text}})
+
+    def finish(self, reply: Reply, rest: str) -> Iterator[bytes]:
+        for i, block in enumerate(_content(reply)):
+            if block["type"] == "text":
+                if rest or not self.sent:
+                    yield self.text(rest)
+            else:
+                yield named_event("content_block_start", {"index": i, "content_block": {**block, "input": {}}})
+                given = json.dumps(block["input"], ensure_ascii=False)
+                delta = {"type": "input_json_delta", "partial_json": given}
+                yield named_event("content_block_delta", {"index": i, "delta": delta})
+            yield named_event("content_block_stop", {"index": i})
+        yield named_event("message_delta", {"delta": _end(reply), "usage": {"output_tokens": reply.sampled_tokens}})
+        yield named_event("message_stop", {})
+
+    def fail(self, status: int, why: str) -> bytes:
+        return named_event("error", refuse(status, why))
 
 
 def refuse(status: int, why: str) -> dict[str, Any]:
@@ -114,8 +125,8 @@ def refuse(status: int, why: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": why}}
 
 
-def _head(reply: Reply, request: Request) -> dict[str, Any]:
-    return {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": request.model or "policy"}
+def _head(id: str, request: Request) -> dict[str, Any]:
+    return {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": request.model or "policy"}
 
 
 def _end(reply: Reply) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .events import Events
 from .requests import (
     Refused,
     Reply,
@@ -70,25 +71,42 @@ def write(reply: Reply, request: Request, created: int) -> dict[str, Any]:
         message["tool_calls"] = _calls(reply)
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reply.reason}
     choice["logprobs"] = {"content": _logprobs(reply)} if request.logprobs else None
-    return {**_head(reply, request, created, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
+    return {**_head(reply.id, request, created, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
 
 
-def stream(reply: Reply, request: Request, created: int) -> Iterator[bytes]:
-    """The same as events."""
-    head = _head(reply, request, created, "chat.completion.chunk")
+class ChatEvents(Events):
+    """An answer as chunks."""
 
-    def chunk(delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
+    def begin(self) -> Iterator[bytes]:
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def piece(self, text: str) -> Iterator[bytes]:
+        yield self._chunk({"content": text})
+
+    def finish(self, reply: Reply, rest: str) -> Iterator[bytes]:
+        told = {"content": _logprobs(reply)} if self.request.logprobs and reply.content else None
+        if rest or told:
+            yield self._chunk({"content": rest}, None, told)
+        if reply.tool_calls:
+            yield self._chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(_calls(reply))]})
+        yield self._chunk({}, reply.reason)
+        yield _data({**self._head, "choices": [], "usage": _usage(reply)})
+        yield b"data: [DONE]\n\n"
+
+    def fail(self, status: int, why: str) -> bytes:
+        return _data(refuse(status, why))
+
+    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-        return b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n"
+        return _data({**self._head, "choices": [choice]})
 
-    yield chunk({"role": "assistant", "content": ""})
-    if reply.content:
-        yield chunk({"content": reply.content}, None, {"content": _logprobs(reply)} if request.logprobs else None)
-    if reply.tool_calls:
-        yield chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(_calls(reply))]})
-    yield chunk({}, reply.reason)
-    yield b"data: " + json.dumps({**head, "choices": [], "usage": _usage(reply)}).encode() + b"\n\n"
-    yield b"data: [DONE]\n\n"
+    @property
+    def _head(self) -> dict[str, Any]:
+        return _head(self.id, self.request, self.created, "chat.completion.chunk")
+
+
+def _data(found: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(found).encode() + b"\n\n"
 
 
 def refuse(status: int, why: str) -> dict[str, Any]:
@@ -97,8 +115,8 @@ def refuse(status: int, why: str) -> dict[str, Any]:
     return {"error": {"message": why, "type": kind, "param": None, "code": status}}
 
 
-def _head(reply: Reply, request: Request, created: int, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": created, "model": request.model or "policy"}
+def _head(id: str, request: Request, created: int, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{id}", "object": kind, "created": created, "model": request.model or "policy"}
 
 
 def _usage(reply: Reply) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import chat_completions
+from .events import Events, named_event
 from .requests import (
     Refused,
     Reply,
@@ -105,46 +106,59 @@ def write(reply: Reply, request: Request, created: int) -> dict[str, Any]:
     cut = reply.reason == "length"
     ended = {"status": "incomplete" if cut else "completed"}
     ended |= {"incomplete_details": {"reason": "max_output_tokens"} if cut else None}
-    return {**_head(reply, request, created), **ended, "output": _items(reply), "usage": usage}
+    return {**_head(reply.id, request, created), **ended, "output": _items(reply), "usage": usage}
 
 
-def stream(reply: Reply, request: Request, created: int) -> Iterator[bytes]:
-    """The same as events."""
-    number = -1
+class ResponseEvents(Events):
+    """An answer as events: a message, if anything was said, and its calls."""
 
-    def event(kind: str, **more: Any) -> bytes:
-        nonlocal number
-        number += 1
-        return f"event: {kind}\ndata: {json.dumps({'type': kind, 'sequence_number': number, **more})}\n\n".encode()
+    def __init__(self, id: str, prompt_tokens: int, request: Request, created: int) -> None:
+        super().__init__(id, prompt_tokens, request, created)
+        self._number = -1
 
-    begun = {**_head(reply, request, created), "status": "in_progress", "incomplete_details": None, "output": []}
-    yield event("response.created", response={**begun, "usage": None})
-    for i, item in enumerate(_items(reply)):
-        where = {"item_id": item["id"], "output_index": i}
-        if item["type"] == "message":
-            part, place = item["content"][0], {**where, "content_index": 0}
-            said, empty = part["text"], {**part, "text": ""}
-            yield event(
-                "response.output_item.added", output_index=i, item={**item, "content": [], "status": "in_progress"}
-            )
-            yield event("response.content_part.added", part=empty, **place)
-            yield event("response.output_text.delta", delta=said, logprobs=[], **place)
-            yield event("response.output_text.done", text=said, logprobs=[], **place)
-            yield event("response.content_part.done", part=part, **place)
-        else:
-            given = item["arguments"]
-            yield event(
-                "response.output_item.added", output_index=i, item={**item, "arguments": "", "status": "in_progress"}
-            )
-            yield event("response.function_call_arguments.delta", delta=given, **where)
-            yield event("response.function_call_arguments.done", arguments=given, name=item["name"], **where)
-        yield event("response.output_item.done", output_index=i, item=item)
-    whole_answer = write(reply, request, created)
-    yield event(f"response.{whole_answer['status']}", response=whole_answer)
+    def begin(self) -> Iterator[bytes]:
+        head = _head(self.id, self.request, self.created)
+        begun = {**head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        yield self._event("response.created", response=begun)
+
+    def piece(self, text: str) -> Iterator[bytes]:
+        item = _message(self.id, "")
+        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        if text == self.sent:  # the first one
+            begun = {**item, "content": [], "status": "in_progress"}
+            yield self._event("response.output_item.added", output_index=0, item=begun)
+            yield self._event("response.content_part.added", part=item["content"][0], **place)
+        yield self._event("response.output_text.delta", delta=text, logprobs=[], **place)
+
+    def finish(self, reply: Reply, rest: str) -> Iterator[bytes]:
+        for i, item in enumerate(_items(reply)):
+            where = {"item_id": item["id"], "output_index": i}
+            if item["type"] == "message":
+                if rest or not self.sent:
+                    yield self.text(rest)
+                part, place = item["content"][0], {**where, "content_index": 0}
+                yield self._event("response.output_text.done", text=part["text"], logprobs=[], **place)
+                yield self._event("response.content_part.done", part=part, **place)
+            else:
+                begun, given = {**item, "arguments": "", "status": "in_progress"}, item["arguments"]
+                yield self._event("response.output_item.added", output_index=i, item=begun)
+                yield self._event("response.function_call_arguments.delta", delta=given, **where)
+                done = {"arguments": given, "name": item["name"]}
+                yield self._event("response.function_call_arguments.done", **done, **where)
+            yield self._event("response.output_item.done", output_index=i, item=item)
+        whole_answer = write(reply, self.request, self.created)
+        yield self._event(f"response.{whole_answer['status']}", response=whole_answer)
+
+    def fail(self, status: int, why: str) -> bytes:
+        return self._event("error", code=str(status), message=why, param=None)
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        self._number += 1
+        return named_event(kind, {"sequence_number": self._number, **more})
 
 
-def _head(reply: Reply, request: Request, created: int) -> dict[str, Any]:
-    about = {"id": f"resp_{reply.id}", "object": "response", "created_at": created, "model": request.model or "policy"}
+def _head(id: str, request: Request, created: int) -> dict[str, Any]:
+    about = {"id": f"resp_{id}", "object": "response", "created_at": created, "model": request.model or "policy"}
     return {**about, "error": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
 
 
@@ -152,12 +166,14 @@ def _items(reply: Reply) -> list[dict[str, Any]]:
     """The message, if anything was said, and the calls."""
     found: list[dict[str, Any]] = []
     if reply.content or not reply.tool_calls:
-        part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
-        found.append(
-            {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "status": "completed", "content": [part]}
-        )
+        found.append(_message(reply.id, reply.content))
     for i, call in enumerate(reply.tool_calls):
         made = {"type": "function_call", "id": f"fc_{reply.id}_{i}", "call_id": call["id"], "name": call["name"]}
         given = json.dumps(call["arguments"], ensure_ascii=False)
         found.append({**made, "arguments": given, "status": "completed"})
     return found
+
+
+def _message(id: str, said: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+    return {"type": "message", "id": f"msg_{id}", "role": "assistant", "status": "completed", "content": [part]}

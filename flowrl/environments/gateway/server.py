@@ -7,14 +7,16 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
 from types import ModuleType
 from typing import Any
 
 from ...errors import WorkerError
 from . import anthropic_messages, chat_completions, responses
-from .requests import Refused, read_body
-from .sessions import Session
+from .events import Events
+from .requests import Refused, Reply, read_body
+from .sessions import Piece, Session
 
 _LARGEST = 8 << 20  # bytes of a body
 _STRANGE = 64 << 10  # the same of who shows no key
@@ -24,6 +26,11 @@ _READING = 30.0  # seconds that a request may take to come, once it has begun
 _IDLE = 300.0  # seconds between two requests of a connection
 _CLOSED = 10_000  # sessions whose end is remembered
 _PROTOCOLS = {protocol.PATH: protocol for protocol in (chat_completions, responses, anthropic_messages)}
+_EVENTS: Mapping[str, type[Events]] = {
+    chat_completions.PATH: chat_completions.ChatEvents,
+    responses.PATH: responses.ResponseEvents,
+    anthropic_messages.PATH: anthropic_messages.MessageEvents,
+}
 _OVER = "the episode of this session is over"
 
 
@@ -106,8 +113,8 @@ class Gateway:
             self._connections.discard(task)
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
-    async def answer(self, method: str, path: str, key: str, body: bytes) -> tuple[int, bytes | Iterable[bytes]]:
-        """The status and the body of an answer, or events of a stream."""
+    async def answer(self, method: str, path: str, key: str, body: bytes) -> tuple[int, bytes | AsyncGenerator[bytes]]:
+        """The status and the body of an answer, or events of a stream, which begins with its first text."""
         protocol = _PROTOCOLS.get(path)
         try:
             session = self._session(key)
@@ -121,15 +128,22 @@ class Gateway:
             if protocol is responses:
                 asked = responses.with_whole_input(asked, session.responses)
             request = protocol.read(asked)
-            reply = await session.ask(request)
-            if protocol is responses and asked.get("store") is not False:
-                session.keep(f"resp_{reply.id}", responses.items_behind(asked, reply))
+            pieces = session.ask_streamed(request)
+            first = await (anext(pieces) if request.stream else session.ask(request))
         except Refused as refused:
             return refused.status, _written((protocol or chat_completions).refuse(refused.status, refused.why))
+
+        def keep(reply: Reply) -> None:
+            if protocol is responses and asked.get("store") is not False:
+                session.keep(f"resp_{reply.id}", responses.items_behind(asked, reply))
+
         created = int(time.time())
         if request.stream:
-            return 200, protocol.stream(reply, request, created)
-        return 200, _written(protocol.write(reply, request, created))
+            events = _EVENTS[protocol.PATH](first.id, first.prompt_tokens, request, created)
+            return 200, _streamed(events, first, pieces, keep)
+        assert isinstance(first, Reply), "pieces are of streams"
+        keep(first)
+        return 200, _written(protocol.write(first, request, created))
 
     def largest_body(self, key: str) -> int:
         """How many bytes are read for a key: few for one that opens nothing."""
@@ -167,18 +181,47 @@ class _Connection:
                 most = self._gateway.largest_body(key)
                 body = await asyncio.wait_for(self._body(request, most), self._gateway._reading)
                 method, target = request.method.decode("ascii", "replace"), request.target.decode("ascii", "replace")
-                status, answer = await self._gateway.answer(method, target.partition("?")[0], key, body)
+                if not await self._while_there(self._answer(method, target.partition("?")[0], key, body)):
+                    return
             except h11.RemoteProtocolError as error:
-                status, why = error.error_status_hint, str(error)
-                answer = _written(chat_completions.refuse(status, why))
+                await self._refuse(error.error_status_hint, str(error))
             except Refused as refused:
-                status, answer = refused.status, _written(chat_completions.refuse(refused.status, refused.why))
-            if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-                return
-            await asyncio.wait_for(self._send(status, answer), self._gateway._idle)
+                await self._refuse(refused.status, refused.why)
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
+
+    async def _answer(self, method: str, path: str, key: str, body: bytes) -> None:
+        status, answer = await self._gateway.answer(method, path, key, body)
+        await self._send(status, answer)
+
+    async def _refuse(self, status: int, why: str) -> None:
+        if self._http.our_state in (self._h11.IDLE, self._h11.SEND_RESPONSE):
+            await self._send(status, _written(chat_completions.refuse(status, why)))
+
+    async def _while_there(self, job: Coroutine[Any, Any, None]) -> bool:
+        """Do something to its end, unless the peer closes its side: then nobody waits for it. Whether it was done."""
+        doing, gone = asyncio.ensure_future(job), asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                doing.result()
+            return doing.done()
+        finally:
+            doing.cancel()
+            gone.cancel()
+            await asyncio.gather(doing, gone, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        """Wait until the peer has closed; what it sends meanwhile is of its next requests."""
+        kept = 0
+        while kept < _HEAD:
+            found = await self._reader.read(_HEAD)
+            if not found:
+                return
+            kept += len(found)
+            self._http.receive_data(found)
+        await asyncio.Event().wait()  # it sends more than is read ahead
 
     async def _event(self) -> Any:
         while (event := self._http.next_event()) is self._h11.NEED_DATA:
@@ -199,7 +242,7 @@ class _Connection:
                 raise Refused(413, f"the body is larger than {largest} bytes")
         return bytes(found)
 
-    async def _send(self, status: int, answer: bytes | Iterable[bytes]) -> None:
+    async def _send(self, status: int, answer: bytes | AsyncGenerator[bytes]) -> None:
         whole = isinstance(answer, bytes)
         headers = [
             ("content-type", "application/json" if whole else "text/event-stream"),
@@ -210,11 +253,34 @@ class _Connection:
         if status == 429:
             headers.append(("retry-after", "1"))
         self._writer.write(self._http.send(self._h11.Response(status_code=status, headers=headers)))
-        for part in [answer] if isinstance(answer, bytes) else answer:
-            self._writer.write(self._http.send(self._h11.Data(data=part)))
-            await self._writer.drain()
-        self._writer.write(self._http.send(self._h11.EndOfMessage()))
-        await self._writer.drain()
+        if isinstance(answer, bytes):
+            await self._write(self._h11.Data(data=answer))
+        else:
+            async with aclosing(answer):
+                async for part in answer:
+                    await self._write(self._h11.Data(data=part))
+        await self._write(self._h11.EndOfMessage())
+
+    async def _write(self, event: Any) -> None:
+        self._writer.write(self._http.send(event))
+        await asyncio.wait_for(self._writer.drain(), self._gateway._idle)
+
+
+async def _streamed(
+    events: Events, first: Piece | Reply, pieces: AsyncGenerator[Piece | Reply], keep: Callable[[Reply], None]
+) -> AsyncGenerator[bytes]:
+    """The events of an answer. One that is refused in its midst says so."""
+    async with aclosing(pieces):
+        found = first
+        try:
+            while isinstance(found, Piece):
+                yield events.text(found.text)
+                found = await anext(pieces)
+        except Refused as refused:
+            yield events.fail(refused.status, refused.why)
+            return
+        keep(found)
+        yield events.end(found)
 
 
 def _key(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -7,40 +7,92 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from .requests import Refused, Reply, Request
+from .shown_text import sure_text
 
 _AT_ONCE = 64  # calls of a session that wait for an answer
 _PER_SECOND = 200.0  # calls of a session that begin in a second
 _KEPT = 256  # responses of a session that a later call may go on from by their ids
 
 
+@dataclass(frozen=True)
+class Begun:
+    """An answer that is being sampled: the id of its reply, the tokens before it, and what makes text of its ids.
+
+    ``text_of`` is None where the text of more tokens may not begin with that of fewer.
+    """
+
+    id: str
+    prompt_tokens: int
+    text_of: Callable[[Sequence[int]], str] | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of the text of an answer that is being sampled, with what its reply has too: ``Piece("1f", 12, "2")``."""
+
+    id: str
+    prompt_tokens: int
+    text: str
+
+
 @dataclass(eq=False)
 class ModelCall:
-    """A call of an agent that waits for its answer."""
+    """A call of an agent that waits for its answer.
+
+    Whoever plays the episode begins it, shows its ids as they come where it ``streams``, and answers it, from any
+    thread. ``is_gone``: the agent waits no longer.
+    """
 
     request: Request
     loop: asyncio.AbstractEventLoop
     answered: asyncio.Future[Reply]
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: Begun | None = None
+    ids: Sequence[int] = ()
+    is_gone: bool = False
+    _told: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether ids are to be shown as they come."""
+        return self.request.stream and self.begun is not None and self.begun.text_of is not None
+
+    def show(self, ids: Sequence[int]) -> None:
+        """Show what is sampled so far."""
+        self.ids = ids
+        if not self._told:
+            self._told = True
+            self._call(self._tell)
 
     def answer(self, reply: Reply) -> None:
-        """Answer it, from any thread."""
+        """Answer it."""
         self._settle(lambda: self.answered.set_result(reply))
 
     def refuse(self, refused: Refused) -> None:
-        """Refuse it, from any thread."""
+        """Refuse it."""
         self._settle(lambda: self.answered.set_exception(refused))
 
     def _settle(self, how: Callable[[], None]) -> None:
         def settle() -> None:
             if not self.answered.done():
                 how()
+            self.changed.set()
 
+        self._call(settle)
+
+    def _tell(self) -> None:
+        self._told = False
+        self.changed.set()
+
+    def _call(self, fn: Callable[[], None]) -> None:
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(settle)
+            self.loop.call_soon_threadsafe(fn)
 
 
 @dataclass(frozen=True)
@@ -69,16 +121,34 @@ class Session:
 
     async def ask(self, request: Request) -> Reply:
         """Wait for the answer to a request, in the loop of the server. Raises Refused."""
+        async with aclosing(self.ask_streamed(request)) as found:
+            while not isinstance(reply := await anext(found), Reply):
+                pass
+            return reply
+
+    async def ask_streamed(self, request: Request) -> AsyncGenerator[Piece | Reply]:
+        """The same, with pieces of its text before the reply, where the request is for a stream."""
         loop = asyncio.get_running_loop()
-        call = ModelCall(request, loop, loop.create_future())
+        call, sent = ModelCall(request, loop, loop.create_future()), ""
         with self._lock:
             self._admit()
             self._calls.append(call)
             self._under_way.add(call)
             self._wake()
         try:
-            return await call.answered
+            while not call.answered.done():
+                await call.changed.wait()
+                call.changed.clear()
+                if call.answered.done() or call.begun is None or call.begun.text_of is None or not call.ids:
+                    continue
+                said = sure_text(call.begun.text_of(call.ids), request)
+                if len(said) > len(sent) and said.startswith(sent):
+                    yield Piece(call.begun.id, call.begun.prompt_tokens, said[len(sent) :])
+                    sent = said
+            yield call.answered.result()
         finally:
+            call.is_gone = not call.answered.done()
+            call.answered.cancel()
             with self._lock:
                 self._under_way.discard(call)
 
@@ -103,8 +173,9 @@ class Session:
         while True:
             loop = asyncio.get_running_loop()
             with self._lock:
-                if self._calls:
-                    return self._calls.popleft()
+                while self._calls:
+                    if not (call := self._calls.popleft()).is_gone:
+                        return call
                 if self._ended is not None:
                     return self._ended
                 waiting: asyncio.Future[None] = loop.create_future()

@@ -3,7 +3,8 @@
 Whoever collects the answers waits for calls that are quick, so that what happens next depends on the answers and not on
 who was first. It looks at those under way every other millisecond. One that waits for something at a few looks is slow:
 it is left to its thread, and the others go on in another one. A call that computes, or that the machine keeps from
-computing, is given ten times as long, so that how busy the machine is does not tell a quick one from a slow one.
+computing, is given ten times as long, so that how busy the machine is does not tell a quick one from a slow one; and so
+is an async one while anything in this process does, which may be what it waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .failed_rewards import Late
 from .printed_output import PRINTING
 from .rows_in_progress import Notes, Row
 from .run_rows import Steps, called
-from .waiting_thread import WaitingThread
+from .waiting_thread import WaitingProcess, WaitingThread
 
 PATIENCE = 5.0  # looks that others wait for a call that waits; half as many after each that took longer
 _LOOK = 0.002  # seconds between two looks, at least
@@ -77,6 +78,7 @@ class CodeCalls:
         self._busy_hands = 0
         self._loop: _Loop | None = None
         self._loops: list[_Loop] = []
+        self._process = WaitingProcess()
         self._closed = False
 
     def begin(self, calls: Sequence[CodeCall]) -> None:
@@ -201,8 +203,11 @@ class CodeCalls:
 
     def _slow_in_loops(self) -> list[CodeCall]:
         """The async calls that others have waited for long enough."""
+        if not any(call.is_async for call in self._quick):
+            return []
+        waits = self._process.waits()
         for loop in self._loops:
-            loop.look()
+            loop.look(1.0 if waits else _COMPUTES)
         slow: list[CodeCall] = []
         for call in self._quick:
             loop = next((loop for loop in self._loops if call in loop.calls), None)
@@ -294,11 +299,11 @@ class _Loop:
                 self._calls._begun(call)
         self.loop.call_soon_threadsafe(self._start, calls)
 
-    def look(self) -> None:
-        """Count a look."""
+    def look(self, counts: float) -> None:
+        """Count a look; ``counts`` is what it counts where the loop has gone round."""
         within, self.is_held_up = self.within, False
         if self._answered == self._asked:
-            self.looks += 1.0
+            self.looks += counts
             self._asked += 1
             self.loop.call_soon_threadsafe(self._answer, self._asked)
         elif within is not None and within is self._seen and self._thread is not None:

@@ -131,6 +131,30 @@ class AnthropicMessages(Asks):
             return "".join(stream.text_stream)
 
 
+class Streams(Asks):
+    """Three turns, each as a stream of another client; the pieces of each are its whole text, which goes back."""
+
+    def agent(self, task: Any) -> str:
+        from anthropic import Anthropic
+        from openai import OpenAI
+
+        client = OpenAI(base_url=task.base_url, api_key=task.api_key)
+        messages: list[Any] = [{"role": "user", "content": task.row["prompt"]}]
+        chunks = client.chat.completions.create(model="policy", messages=messages, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        messages += [{"role": "assistant", "content": "".join(pieces)}, {"role": "user", "content": "Sure?"}]
+        events = [*client.responses.create(model="policy", input=messages, stream=True)]
+        pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+        said = [("".join(pieces), events[-1].response.output_text)]  # type: ignore[union-attr]
+        messages += [{"role": "assistant", "content": said[0][0]}, {"role": "user", "content": "Really?"}]
+        other = Anthropic(base_url=task.base_url.removesuffix("/v1"), api_key=task.api_key)
+        with other.messages.stream(model="policy", messages=messages, max_tokens=8) as stream:
+            pieces = [*stream.text_stream]
+            said.append(("".join(pieces), stream.get_final_text()))
+        assert all(shown == whole for shown, whole in said), said
+        return said[-1][1]
+
+
 class LangChain(Asks):
     """An agent of LangChain with a tool."""
 

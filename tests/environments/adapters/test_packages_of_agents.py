@@ -37,6 +37,12 @@ def test_clients_of_two_protocols_have_conversations_of_one_branch(folder, agent
     assert found["calls"] == [2, 2] and found["forks"] == [0, 0]
 
 
+def test_pieces_of_a_stream_are_its_text_to_each_client(folder):
+    found = said_by("agent_play.py", folder, "Streams")["Streams"]
+    expect_played(found)
+    assert found["calls"] == [3, 3] and found["forks"] == [0, 0]
+
+
 def test_an_agent_of_langchain_goes_on_with_its_conversation(folder):
     found = said_by("agent_play.py", folder, "LangChain")["LangChain"]
     expect_played(found)

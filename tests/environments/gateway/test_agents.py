@@ -10,12 +10,13 @@ from collections import Counter
 
 import pytest
 import torch
-from letters import build_tokenizer, model_of
+from letters import model_of
+from talking_agent import Talks, chat, post, tokenizer
 
 import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
-from flowrl.environments import AgentEnvironment, metric, reward
+from flowrl.environments import AgentEnvironment, reward
 from flowrl.environments.gateway.requests import Refused
 from flowrl.environments.gateway.responses import with_whole_input
 from flowrl.environments.gateway.sessions import Session
@@ -23,16 +24,6 @@ from flowrl.errors import ProgramError, RewardError, WorkerError
 
 pytest.importorskip("h11", reason="the gateway needs the package h11")
 pytestmark = pytest.mark.filterwarnings("ignore:.*rollout failed")
-TEMPLATE = (
-    "{% for m in messages %}{{ 'a' if m.role == 'user' else 'b' if m.role == 'tool' else '' }}{{ m.content }}"
-    "{% if m.role == 'assistant' %};{% endif %}{% endfor %}"
-)
-
-
-def tokenizer():
-    made = build_tokenizer()
-    made.chat_template = TEMPLATE
-    return made
 
 
 def letters(ids):
@@ -52,41 +43,6 @@ def play(env, rows=4, **how):
         return worker.rollout(batch, policy=player(), **how)
     finally:
         worker.close()
-
-
-def post(task, path, body, **headers):
-    """What a client does that knows an address and a key."""
-    sent = {"Authorization": f"Bearer {task.api_key}", "Content-Type": "application/json", **headers}
-    url = task.base_url.removesuffix("/v1") + path
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), sent), timeout=60) as answer:
-        found = answer.read().decode()
-    return found if answer.headers["Content-Type"] == "text/event-stream" else json.loads(found)
-
-
-def chat(task, messages, **more):
-    return post(task, "/v1/chat/completions", {"model": "policy", "messages": messages, **more})
-
-
-class Talks(AgentEnvironment):
-    """Three turns of one conversation."""
-
-    def rows(self):
-        return []
-
-    def agent(self, task):
-        messages = [{"role": "system", "content": "c"}, {"role": "user", "content": task.row["prompt"]}]
-        for turn in range(3):
-            answer = chat(task, messages)["choices"][0]["message"]
-            messages += [answer, {"role": "user", "content": "de"[turn % 2]}]
-        return "".join(message["content"] or "" for message in messages)
-
-    @reward()
-    def length(self, state):
-        return float(len(state.result or ""))
-
-    @metric
-    def turns_seen(self, state):
-        return float(state.turn)
 
 
 def test_later_calls_extend_the_ids_of_earlier_ones():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from flows import metrics, module_of
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.environments import AgentEnvironment, reward
 from flowrl.placement.plan.plan import Place, Plan, Pool
 
 SPLIT = {"actor": {"train": Place("train"), "generate": Place("model")}, "game": Place("games")}
@@ -132,3 +134,53 @@ def test_a_run_of_replaced_episodes_goes_on_to_the_same_bits(tmp_path):
     whole = breaking().run(out=tmp_path / "whole", quiet=True)
     breaking().run(out=tmp_path / "parts", quiet=True, steps=1)
     assert breaking().run(out=tmp_path / "parts", quiet=True, resume=True).weights_digest == whole.weights_digest
+
+
+def test_agents_on_a_rank_are_sampled_what_they_are_in_one_process(tmp_path):
+    """Rewards are equal to the last digit, and all that was sampled is in the rows."""
+    pytest.importorskip("h11", reason="the gateway needs the package h11")
+    module = module_of("stale_flow")
+
+    def asking():
+        made = fl.Flow("play")
+        actor = made.worker(fl.Actor, module.MODEL, lr=1e-2, max_tokens=4, name="actor")
+        game = made.worker(Asks, name="game")
+
+        @made.program
+        def play(steps: int = 3):
+            for step, batch in made.steps(module.arithmetic.prompts(4), steps):
+                batch = rl.group_advantages(game.rollout(batch, policy=actor, n=2))
+                made.log(step, actor.update(batch, loss=rl.ppo_clip()), reward=batch.rewards.mean())
+
+        return made
+
+    asking().run(out=tmp_path / "alone", quiet=True)
+    run_direct(asking(), plan(), tmp_path / "ranks")
+    alone, ranks = ([line["reward"] for line in metrics(tmp_path / name)] for name in ("alone", "ranks"))
+    assert alone == ranks and len(set(alone)) > 1
+    assert all(line["game.rollout/delivered_fraction"] == 1 for line in metrics(tmp_path / "ranks"))
+
+
+class Asks(AgentEnvironment):
+    """Two turns of a conversation, as any client has them."""
+
+    chat = False
+
+    def rows(self):
+        return []
+
+    def agent(self, task):
+        def ask(messages):
+            body = json.dumps({"messages": messages}).encode()
+            head = {"Authorization": f"Bearer {task.api_key}"}
+            request = urllib.request.Request(f"{task.base_url}/chat/completions", body, head)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["choices"][0]["message"]
+
+        messages = [{"role": "user", "content": "1"}]
+        messages += [ask(messages), {"role": "user", "content": "2"}]
+        return "".join(message["content"] or "" for message in [*messages, ask(messages)])
+
+    @reward()
+    def length(self, state):
+        return sum(ord(letter) for letter in state.result) / 100

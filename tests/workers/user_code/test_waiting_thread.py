@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from flowrl.workers.user_code.waiting_thread import WaitingThread
+from flowrl.workers.user_code.waiting_thread import WaitingProcess, WaitingThread
 
 
 class Watched:
@@ -58,3 +58,26 @@ def test_a_thread_that_has_ended_waits():
     thread = Watched(lambda stop: None)
     thread.worker.join(60)
     assert thread.looks(1) == [True]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody can tell")
+def test_a_process_waits_where_all_of_its_threads_do():
+    def looks():
+        watched, found = WaitingProcess(), []
+        for _ in range(20):
+            time.sleep(0.005)
+            found.append(watched.waits())
+        return sum(found)
+
+    def compute(stop):
+        while not stop.is_set():
+            sum(range(1000))
+
+    waiting = Watched(lambda stop: stop.wait(60))
+    assert looks() >= 10
+    computing = Watched(compute)
+    try:
+        assert looks() <= 3
+    finally:
+        waiting.end()
+        computing.end()

@@ -1,0 +1,250 @@
+"""A stream shows text while it is sampled, in each protocol, and who hangs up ends the sampling."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+from letters import model_of
+from talking_agent import Talks, tokenizer
+
+import flowrl as fl
+from flowrl.batch import CallInfo
+
+pytest.importorskip("h11", reason="the gateway needs the package h11")
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+ASKED = [{"role": "user", "content": "ab"}]
+LENGTH = 40  # tokens of an answer
+
+
+class Stops(fl.testing.FakeEngine):
+    """Makes ``after`` tokens of a row, and goes on when it is told so."""
+
+    def __init__(self, after=5, **how):
+        super().__init__(**{"vocab": 8, "stop": (), "tokenizer": tokenizer(), **how})
+        self.after, self.stands, self.go = after, threading.Event(), threading.Event()
+        self.left = []
+
+    def step(self):
+        if any(len(row.ids) == self.after for row in self._rows.values()) and not self.go.is_set():
+            self.stands.set()
+            self.go.wait(0.02)  # it is looked at meanwhile who is gone
+            return []
+        found = super().step()
+        self.left += [row for row in found if row.reason != "aborted"]
+        return found
+
+
+def play(agent, engine=None, rows=1, **how):
+    """Episodes of an agent; what it is given, besides the task, is the engine."""
+    made = engine or Stops()
+    kind = type("Asks", (Talks,), {"agent": lambda self, task: agent(task, made), "timeout": 30.0})
+    source = fl.data.rows([{"prompt": "ab", "answer": str(i)} for i in range(rows)], batch=rows, shuffle=False)
+    batch = source.to_batch(source.cursor().draw(), 0, tokenizer()).with_call(CallInfo(seed=3, op="talk.rollout"))
+    actor = fl.open(fl.Actor(model_of(), max_tokens=LENGTH), name="actor", engine=made)
+    worker = fl.open(kind(), name="talk")
+    try:
+        return worker.rollout(batch, policy=actor, **how)
+    finally:
+        worker.close()
+
+
+class Peer:
+    """A connection to the gateway, on which a request was sent."""
+
+    def __init__(self, task, path, body):
+        url = urlsplit(task.base_url)
+        self.socket = socket.create_connection((url.hostname, url.port), timeout=60)
+        sent = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {task.api_key}\r\n"
+        self.socket.sendall(f"{head}Connection: close\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+        self.file = self.socket.makefile("rb")
+
+    def status(self):
+        found = int(self.file.readline().split()[1])
+        while self.file.readline().strip():
+            pass
+        return found
+
+    def events(self):
+        """The data of events as they come."""
+        for line in self.file:
+            if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                yield json.loads(line[6:])
+
+    def close(self):
+        self.file.close()
+        self.socket.close()
+
+
+def text_of(event):
+    """What an event of any protocol adds to the text."""
+    if "choices" in event:
+        return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    if event["type"] == "content_block_delta":
+        return event["delta"].get("text", "")
+    return event["delta"] if event["type"] == "response.output_text.delta" else ""
+
+
+BODIES = {
+    CHAT: {"messages": ASKED, "stream": True},
+    MESSAGES: {"messages": ASKED, "max_tokens": 100, "stream": True},
+    RESPONSES: {"input": "ab", "stream": True},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_text_comes_while_the_engine_stands(path):
+    """Half of the answer is not sampled before the agent has read the first of it."""
+    seen = {}
+
+    def agent(task, engine):
+        peer = Peer(task, path, BODIES[path])
+        assert peer.status() == 200
+        seen["events"] = []
+        for event in peer.events():
+            seen["events"].append(event)
+            if not engine.go.is_set() and text_of(event):
+                seen["ended"] = len(engine.left)
+                engine.go.set()
+        peer.close()
+        return "".join(map(text_of, seen["events"]))
+
+    found = play(agent)
+    assert seen["ended"] == 0 and set(found.outcome.to_list()) == {"finished"}
+    [ids] = found.response_ids.to_list()
+    said = tokenizer().decode(
+        [i for i, m in zip(ids, found.response_mask.to_list()[0], strict=True) if m], skip_special_tokens=True
+    )
+    assert "".join(map(text_of, seen["events"])) == said and len(ids) == LENGTH
+    assert sum(bool(text_of(event)) for event in seen["events"]) >= 2
+    if path == RESPONSES:
+        assert [event["sequence_number"] for event in seen["events"]] == [*range(len(seen["events"]))]
+        last = seen["events"][-1]["response"]
+        assert last["output"][0]["content"][0]["text"] == said
+        kinds = [event["type"] for event in seen["events"]]
+        assert [k for k in dict.fromkeys(kinds) if k != "response.output_text.delta"] == [
+            "response.created",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.incomplete",
+        ]
+    if path == MESSAGES:
+        assert [*dict.fromkeys(event["type"] for event in seen["events"])] == [
+            "message_start",
+            "content_block_start",
+            "content_block_delta",
+            "content_block_stop",
+            "message_delta",
+            "message_stop",
+        ]
+        assert seen["events"][0]["message"]["usage"]["input_tokens"] > 0
+    if path == CHAT:
+        assert len({event["id"] for event in seen["events"]}) == 1
+        assert seen["events"][-1]["usage"]["completion_tokens"] == LENGTH
+
+
+def test_a_stream_has_all_log_probabilities_in_the_end():
+    def agent(task, engine):
+        engine.go.set()
+        peer = Peer(task, CHAT, {**BODIES[CHAT], "logprobs": True})
+        assert peer.status() == 200
+        told = [c["logprobs"]["content"] for e in peer.events() for c in e["choices"] if c.get("logprobs")]
+        peer.close()
+        return [each["logprob"] for part in told for each in part]
+
+    kept = []
+    found = play(lambda *given: kept.append(agent(*given)) or "done")
+    assert kept[0] == pytest.approx(found.sampling_logprobs.to_list()[0], abs=1e-6) and len(kept[0]) == LENGTH
+
+
+def test_a_text_that_stops_is_not_shown_and_ends_a_stream():
+    said = []
+
+    def agent(task, engine):
+        engine.go.set()
+        whole = Peer(task, CHAT, BODIES[CHAT])
+        whole.status()
+        text = "".join(map(text_of, whole.events()))
+        stop = text[6:9]
+        again = Peer(task, CHAT, {**BODIES[CHAT], "stop": [stop]})
+        again.status()
+        events = [*again.events()]
+        said.append((stop, "".join(map(text_of, events)), [e["choices"][0] for e in events if e["choices"]][-1]))
+        return "done"
+
+    play(agent)
+    (stop, text, last) = said[0]
+    assert stop not in text and last["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_ends_the_sampling_and_may_ask_again(path, stream):
+    """The row leaves the batch with the tokens that it has, which are in no row; what is asked then is answered."""
+    kept = []
+
+    def agent(task, engine):
+        peer = Peer(task, path, {**BODIES[path], "stream": stream})
+        if stream:
+            assert peer.status() == 200
+            next(event for event in peer.events() if text_of(event))
+        assert engine.stands.wait(60)
+        kept.append(engine)
+        peer.close()
+        for _ in range(6000):
+            if not engine.running():
+                break
+            threading.Event().wait(0.01)
+        assert engine.running() == [] and engine.left == [], "it stands, so that nothing ends by itself"
+        engine.go.set()
+        again = Peer(task, path, {**BODIES[path], "stream": False})
+        assert again.status() == 200
+        return "done"
+
+    found = play(agent)
+    assert found.outcome.to_list() == ["finished"] and found.turns.to_list() == [1] and found.forks.to_list() == [0]
+    assert sum(found.response_mask.to_list()[0]) == LENGTH and found.sampled_tokens.to_list() == [LENGTH + 5]
+
+
+def test_agents_that_hang_up_have_so_many_calls_at_most():
+    def agent(task, engine):
+        for _ in range(3):
+            engine.stands.clear()
+            peer = Peer(task, CHAT, BODIES[CHAT])
+            assert engine.stands.wait(60)
+            peer.close()
+            while engine.running():
+                threading.Event().wait(0.01)
+        peer = Peer(task, CHAT, BODIES[CHAT])
+        return str(peer.status())
+
+    found = play(agent, turns=3)
+    assert found.outcome.to_list() == ["truncated_turns"] and found.sampled_tokens.to_list() == [15]
+    assert found.response_ids.to_list() == [[]]
+
+
+def test_a_limit_in_the_midst_of_a_stream_is_an_error_in_it():
+    """Its time is up while the engine stands: the status was sent, and the stream says why it ends."""
+    for path in BODIES:
+        last = []
+
+        def agent(task, engine, path=path, last=last):
+            peer = Peer(task, path, BODIES[path])
+            last.append(peer.status())
+            last.extend(peer.events())
+            return "done"
+
+        found = play(agent, seconds=3.0)
+        assert found.outcome.to_list() == ["truncated_wall"], path
+        for _ in range(6000):
+            if "error" in json.dumps(last[-1]):
+                break
+            threading.Event().wait(0.01)
+        assert last[0] == 200 and "the episode of this session is over" in json.dumps(last[-1]), path
