@@ -72,8 +72,9 @@ class OpenGroups:
         if name not in self.servers:
             trained = self.open(name)
             server = self.servers[name] = self._open(name, serving=True)
+            keeps = self.client.copies > 1 and set(server.ranks).isdisjoint(trained.ranks)
             try:
-                server.install(trained.in_use(), trained.version)
+                server.install(trained.stage() if keeps else trained.in_use(), trained.version)
             except BaseException:
                 del self.servers[name]
                 raise

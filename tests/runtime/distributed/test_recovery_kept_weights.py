@@ -40,7 +40,7 @@ def lost_behind(monkeypatch):
     return die
 
 
-@pytest.mark.parametrize("step", [3, 5])
+@pytest.mark.parametrize("step", [1, 3, 5])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_the_only_rank_that_samples_takes_its_weights_from_where_they_were_set_aside(
     tmp_path, monkeypatch, lost_behind, step, copies

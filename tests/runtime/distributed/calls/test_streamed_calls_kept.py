@@ -99,7 +99,7 @@ def check_equal(found, wanted, close: float = CLOSE) -> None:
         (11, "fifo", "continue", 2, {}),
         (11, "window", "drain", 2, {}),
         (14, "window", "interrupt", 2, {"copies": 2}),
-        (6, "fifo", "interrupt", 1, {"copies": 2}),
+        (17, "fifo", "interrupt", 1, {"copies": 2}),
     ],
 )
 def test_rows_of_a_lost_rank_go_on_from_what_it_had_told(
