@@ -116,7 +116,11 @@ PAGES = (
                 "fl.environments.verify.Ran",
             ),
             "Ask": ("fl.environments.verify.Judge", "fl.environments.verify.score_of_ten"),
-            "What is said": ("fl.environments.verify.Verdict", "fl.environments.verify.VerifierFailed"),
+            "What is said": (
+                "fl.environments.verify.Verdict",
+                "fl.environments.verify.VerdictCache",
+                "fl.environments.verify.VerifierFailed",
+            ),
         },
     ),
     Page(

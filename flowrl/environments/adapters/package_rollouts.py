@@ -22,11 +22,11 @@ class PackageRollouts(AgentEnvironment):
 
     def _failure(self, result: Any, *, cut: bool) -> Exception | None:
         """What failed in an episode, and neither the policy nor a limit that has ``cut`` it is to blame for."""
-        raise NotImplementedError
+        raise NotImplementedError(f"the adapter {type(self).__name__} does not say what failed in an episode")
 
     def _stopped_by(self, result: Any) -> str | None:
         """The name of the end of an episode."""
-        raise NotImplementedError
+        raise NotImplementedError(f"the adapter {type(self).__name__} does not say how an episode ended")
 
     async def _calls(self, game: Game, i: int, episode: Episode, play: Any) -> None:
         late: OutOfTime | None = None

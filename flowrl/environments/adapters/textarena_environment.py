@@ -57,16 +57,19 @@ class TextArenaEnvironment(SteppedEnvironment):
 
     def opponent(self, state: Any, observation: str, luck: random.Random) -> str:
         """Give the action of another player, from what that player sees."""
-        raise NotImplementedError
+        raise self._without_opponent()
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
         """The tasks: a seed each, and the first observation as the prompt."""
         if self.players > 1 and type(self).opponent is TextArenaEnvironment.opponent:
-            raise WorkerError(
-                f"{type(self).__name__}: '{self.id}' has {self.players} players, and the policy is one of them.",
-                fix="Define opponent(self, state, observation, luck), which gives an action, in a subclass.",
-            )
+            raise self._without_opponent()
         return [{"prompt": _Game(self, i).first, "task_seed": i} for i in range(self.seed, self.seed + self.tasks)]
+
+    def _without_opponent(self) -> WorkerError:
+        return WorkerError(
+            f"{type(self).__name__}: '{self.id}' has {self.players} players, and the policy is one of them.",
+            fix="Define opponent(self, state, observation, luck), which gives an action, in a subclass.",
+        )
 
     def setup(self, state: Any) -> None:
         """Make a game, and reset it with the seed of the task."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from .answers import choice, exact, final_answer, numeric
 from .commands import Ran, run_command
 from .judge import Judge, score_of_ten
+from .known_answers import VerdictCache
 from .mathematics import symbolic
 from .sandbox import Limits
 from .unit_tests import code_of, unit_tests
@@ -23,6 +24,7 @@ __all__ = [
     "Limits",
     "Ran",
     "Verdict",
+    "VerdictCache",
     "VerifierFailed",
     "code_of",
     "final_answer",

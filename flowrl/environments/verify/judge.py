@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -11,13 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import UsageError
+from .known_answers import KnownAnswers, name_of
 from .verdict import VerifierFailed
 
 QUESTION = """A question was answered.
@@ -92,7 +91,7 @@ class Judge:
         self.key_variable, self.seconds, self.retries = key_variable, seconds, retries
         self._more = more
         self._room = threading.BoundedSemaphore(concurrency)
-        self._answers = _Answers(None if cache is None else Path(cache))
+        self._answers = KnownAnswers(None if cache is None else Path(cache))
 
     def __getstate__(self) -> dict[str, Any]:
         """As it is sent to another process: what it was made with."""
@@ -104,15 +103,12 @@ class Judge:
     def __call__(self, prompt: str = "", response: str = "", **columns: Any) -> float:
         """The grade of a response."""
         body = self._body(self.question.format(prompt=prompt, response=response, **columns))
-        return self._answers.number(self._name(body), lambda: self._ask(body), self._read)
+        return self._answers.read(name_of([self.base_url, body]), lambda: self._ask(body), self._read)
 
     def _body(self, question: str) -> dict[str, Any]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         messages = [*system, {"role": "user", "content": question}]
         return {"model": self.model, "messages": messages, "temperature": 0, **self._more}
-
-    def _name(self, body: Mapping[str, Any]) -> str:
-        return hashlib.sha256(json.dumps([self.base_url, body], sort_keys=True).encode()).hexdigest()
 
     def _read(self, said: str) -> float:
         number = self.read(said)
@@ -193,44 +189,3 @@ def _content(said: bytes) -> str:
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise OSError(f"it is no chat completion: {said[:300].decode(errors='replace')}") from error
     return content if isinstance(content, str) else ""
-
-
-class _Answers:
-    """What was said, by the content of the request: in memory, and in a file of lines where one is named."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._lock = path, threading.Lock()
-        self._known: dict[str, Future[str]] = {}
-        if path is not None and path.exists():
-            for line in path.read_text().splitlines():
-                with suppress(ValueError, LookupError, TypeError):  # a line that was cut off
-                    found = json.loads(line)
-                    self._known[found["request"]] = _there(found["said"])
-
-    def number(self, name: str, ask: Callable[[], str], read: Callable[[str], float]) -> float:
-        """The number of a request, which is asked for where it is not known; one without a number is not kept."""
-        with self._lock:
-            known = self._known.get(name)
-            own = None if known else self._known.setdefault(name, Future())
-        if own is None:
-            assert known is not None, "somebody asks, or has asked"
-            return read(known.result())
-        try:
-            said = ask()
-            number = read(said)
-        except BaseException as error:
-            with self._lock:
-                del self._known[name]
-            own.set_exception(error)
-            raise
-        own.set_result(said)
-        if self._path is not None:
-            with self._lock, self._path.open("a") as file:
-                file.write(json.dumps({"request": name, "said": said}) + "\n")
-        return number
-
-
-def _there(said: str) -> Future[str]:
-    found: Future[str] = Future()
-    found.set_result(said)
-    return found

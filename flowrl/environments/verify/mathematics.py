@@ -12,11 +12,13 @@ import sys
 import time
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ...errors import WorkerError
+from .known_answers import VerdictCache
 from .verdict import Verdict, VerifierFailed
 
 #: How an answer ends: right, wrong, none that can be read, none found within its time, more memory than it may have, or
@@ -28,13 +30,13 @@ _WALL = 60.0  # seconds by the clock that a machine may be busy with other thing
 _LONGEST = 20_000  # characters of a response, from its end
 
 
-def symbolic(response: str, answer: str, *, seconds: float = 5.0) -> Verdict:
+def symbolic(response: str, answer: str, *, seconds: float = 5.0, cache: VerdictCache | None = None) -> Verdict:
     r"""1 where the mathematics of a response's answer has the value that is expected, else 0.
 
     Both are read by the package math-verify (``pip install math-verify``), as LaTeX, expressions, numbers, sets or
     intervals. It runs in a process of its own, which ends where an answer takes ``seconds`` on a CPU, or too much
-    memory. Raises ValueError where what is expected is no mathematics, and VerifierFailed, an OSError, where the
-    machine does not answer.
+    memory. With a ``cache`` equal responses are compared with equal answers once. Raises ValueError where what is
+    expected is no mathematics, and VerifierFailed, an OSError, where the machine does not answer.
 
     >>> from flowrl.environments import verify
     >>> verify.symbolic(r"It is \boxed{\frac{2}{4}}.", "0.5").outcome
@@ -42,9 +44,15 @@ def symbolic(response: str, answer: str, *, seconds: float = 5.0) -> Verdict:
     """
     if find_spec("math_verify") is None:
         raise WorkerError("verify.symbolic needs the package math-verify.", fix="pip install math-verify.")
-    expected = str(answer)
-    asked = {"response": response[-_LONGEST:], "answer": _written(expected), "seconds": seconds}
-    said = _pool().ask(asked)
+    asked = {"response": response[-_LONGEST:], "answer": _written(str(answer)), "seconds": seconds}
+    if cache is None:
+        return _compared(asked, answer)
+    return cache.graded(["symbolic", version("math-verify"), asked], lambda: _compared(asked, answer))
+
+
+def _compared(asked: dict[str, Any], answer: str) -> Verdict:
+    """Compare the mathematics of a response with what is expected."""
+    said, seconds = _pool().ask(asked), asked["seconds"]
     if "ended" in said:
         outcome = "timed_out" if said["ended"] == signal.SIGPROF else "crashed"
         why = f"it took more than {seconds} s" if outcome == "timed_out" else f"signal {said['ended']} ended it"

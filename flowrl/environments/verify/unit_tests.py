@@ -6,9 +6,11 @@ import json
 import math
 import re
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .known_answers import VerdictCache
 from .sandbox import Limits, opened_sandbox
 from .verdict import Verdict
 
@@ -38,6 +40,7 @@ def unit_tests(
     limits: Limits | None = None,
     partial: bool = True,
     packages: bool = False,
+    cache: VerdictCache | None = None,
 ) -> Verdict:
     """Run the code of a response against tests in a sandbox; its reward is the share of them that passes.
 
@@ -52,6 +55,7 @@ def unit_tests(
     What is expected is compared outside the sandbox, except in the third kind: there code that looks for it can find
     out how to pass. Each test has a process and ``limits`` of its own. The outcome is that of the first test that does
     not pass; after one that broke a limit no further one is run. ``packages`` lets the code import what is installed.
+    With a ``cache`` equal code is run against equal tests once, also where it draws random numbers.
 
     Raises VerifierFailed, an OSError, where the sandbox fails: no answer is to blame for that, and a rollout counts it
     as ``infrastructure_failure``. Raises ValueError for tests that are none.
@@ -64,8 +68,17 @@ def unit_tests(
     code = code_of(response)
     if problem := _refusal(code):
         return Verdict(0.0, "refused", OUTCOMES, why=problem, total=len(listed))
+    limits = limits or Limits()
+    if cache is None:
+        return _run(code, listed, limits, partial=partial, packages=packages)
+    asked = ["unit_tests", sys.version, code, listed, limits.record, partial, packages]
+    return cache.graded(asked, lambda: _run(code, listed, limits, partial=partial, packages=packages))
+
+
+def _run(code: str, listed: Sequence[Test], limits: Limits, *, partial: bool, packages: bool) -> Verdict:
+    """Run code against its tests."""
     passed, outcome, why = 0, "passed", ""
-    with opened_sandbox(limits or Limits(), packages=packages) as sandbox:
+    with opened_sandbox(limits, packages=packages) as sandbox:
         for test in listed:
             word = secrets.token_hex(8)
             how, said = _outcome(sandbox.run({**_asked(test), "code": code, "word": word}), test, word)
