@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from letters import model_of
+from policy_ranks import Near, PolicyRank, handle
 from talking_agent import Talks, tokenizer
 
 import flowrl as fl
@@ -38,7 +39,7 @@ class Stops(fl.testing.FakeEngine):
         return found
 
 
-def play(agent, engine=None, rows=1, **how):
+def play(agent, engine=None, rows=1, policy=None, **how):
     """Episodes of an agent; what it is given, besides the task, is the engine."""
     made = engine or Stops()
     kind = type("Asks", (Talks,), {"agent": lambda self, task: agent(task, made), "timeout": 30.0})
@@ -47,7 +48,7 @@ def play(agent, engine=None, rows=1, **how):
     actor = fl.open(fl.Actor(model_of(), max_tokens=LENGTH), name="actor", engine=made)
     worker = fl.open(kind(), name="talk")
     try:
-        return worker.rollout(batch, policy=actor, **how)
+        return worker.rollout(batch, policy=policy or actor, **how)
     finally:
         worker.close()
 
@@ -211,6 +212,30 @@ def test_who_hangs_up_ends_the_sampling_and_may_ask_again(path, stream):
     found = play(agent)
     assert found.outcome.to_list() == ["finished"] and found.turns.to_list() == [1] and found.forks.to_list() == [0]
     assert sum(found.response_mask.to_list()[0]) == LENGTH and found.sampled_tokens.to_list() == [LENGTH + 5]
+
+
+def test_who_hangs_up_ends_the_sampling_on_another_rank_too():
+    """There a stream is sent when the answer is complete."""
+    engine, said = Stops(after=2), []
+
+    def agent(task, engine):
+        peer = Peer(task, CHAT, BODIES[CHAT])
+        assert engine.stands.wait(30)
+        peer.close()
+        for _ in range(3000):
+            if not engine.running():
+                break
+            threading.Event().wait(0.01)
+        assert engine.running() == [] and engine.left == []
+        engine.go.set()
+        again = Peer(task, CHAT, BODIES[CHAT])
+        assert again.status() == 200
+        said.append("".join(map(text_of, again.events())))
+        return "done"
+
+    found = play(agent, engine, policy=handle(Near({0: PolicyRank(engine)})))
+    assert found.outcome.to_list() == ["finished"] and found.turns.to_list() == [1]
+    assert sum(found.response_mask.to_list()[0]) == 3 and found.sampled_tokens.to_list() == [5] and said[0]
 
 
 def test_agents_that_hang_up_have_so_many_calls_at_most():
