@@ -88,7 +88,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--bound", type=float, default=0.05, help="seconds that another row may end later (0.05)")
+    parser.add_argument("--bound", type=float, default=0.1, help="seconds that another row may end later (0.1)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     worst = 0.0
