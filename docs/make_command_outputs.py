@@ -68,6 +68,10 @@ def _said(words: list[str]) -> str:
 # -- tables ----------------------------------------------------------------------------------------------------
 
 
+def _gigabytes(size: float | None) -> str:
+    return "" if size is None else f"{size / 1e9:.4g}"
+
+
 def devices() -> str:
     """The figures of every kind of device, per device, and where each is from."""
     head = ("figure", *KINDS)
@@ -79,6 +83,7 @@ def devices() -> str:
         ("to its node, GB/s", *(f"{k.link / 1e9:.4g}" for k in KINDS.values())),
         ("to other nodes, GB/s", *(f"{k.network / 1e9:.4g}" for k in KINDS.values())),
         ("to its host, GB/s", *(f"{k.host / 1e9:.4g}" for k in KINDS.values())),
+        ("its share of host memory, GB", *(_gigabytes(k.host_memory) for k in KINDS.values())),
     ]
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + _sources()

@@ -76,23 +76,23 @@ _LLAMA = {"model": "llama-3.1-8b", "nodes": 2, "recompute": True}
 _SPARSE = {"model": "qwen3-30b-a3b", "nodes": 4}
 _LATENT = {"model": "deepseek-v3", "prompts": 16, "most": 1536, "recompute": True}
 #: Layouts of the recipes, NeMo-RL r0.4.0 to r0.6.0, examples/configs/recipes/llm/performance. Their expert parallelism
-#: is folded into the ranks of data and tensor parallelism; here experts have the same ranks, as ``ep`` and ``tp``.
+#: is folded: whole experts lie on the ranks of data, context and tensor parallelism of a stage.
 _LAYOUTS: Mapping[str, Mapping[str, object]] = {
     "llama": _LLAMA | {"train": "dp=8,pp=2", "generate": "dp=16"},
     "llama off": _LLAMA | {"train": "dp=4,pp=2", "generate": "dp=8", "trainers": 8},
     "llama off v0.5": _LLAMA | {"train": "dp=8", "generate": "dp=8", "trainers": 8},
     "32b": {"model": "qwen3-32b", "nodes": 4, "train": "dp=2,pp=4,tp=4", "generate": "dp=8,tp=4"},
     "32b off": {"model": "qwen3-32b", "nodes": 8, "train": "dp=2,pp=4,tp=4", "generate": "dp=8,tp=4", "trainers": 32},
-    "30b": _SPARSE | {"train": "dp=4,ep=8", "generate": "dp=16,tp=2"},
-    "30b v0.4": _SPARSE | {"train": "dp=2,ep=8,tp=2", "generate": "dp=8,tp=4"},
-    "30b off": _SPARSE | {"train": "ep=8,pp=2", "generate": "dp=8,tp=2", "trainers": 16},
-    "30b off v0.4": _SPARSE | {"train": "ep=8,tp=2", "generate": "dp=4,tp=4", "trainers": 16},
-    "235b": _BIG | {"nodes": 16, "train": "pp=8,cp=2,ep=4,tp=2", "generate": "dp=8,tp=16"},
-    "235b 256": _BIG | {"nodes": 32, "train": "pp=8,dp=2,cp=2,ep=4,tp=2", "generate": "dp=16,tp=16"},
-    "671b": _LATENT | {"nodes": 32, "train": "pp=16,ep=16", "generate": "dp=8,tp=32"},
-    "671b 512": _LATENT | {"nodes": 64, "train": "pp=16,dp=2,ep=16", "generate": "dp=16,tp=32"},
-    "671b off": _LATENT | {"nodes": 64, "train": "pp=16,ep=16", "generate": "dp=8,tp=32", "trainers": 256},
-    "235b off": _BIG | {"nodes": 32, "train": "pp=8,ep=4,tp=4", "generate": "dp=16,tp=8", "trainers": 128},
+    "30b": _SPARSE | {"train": "dp=32,folded_ep=8", "generate": "dp=16,tp=2"},
+    "30b v0.4": _SPARSE | {"train": "dp=16,tp=2,folded_ep=8", "generate": "dp=8,tp=4"},
+    "30b off": _SPARSE | {"train": "dp=8,pp=2,folded_ep=8", "generate": "dp=8,tp=2", "trainers": 16},
+    "30b off v0.4": _SPARSE | {"train": "dp=8,tp=2,folded_ep=8", "generate": "dp=4,tp=4", "trainers": 16},
+    "235b": _BIG | {"nodes": 16, "train": "pp=8,dp=4,cp=2,tp=2,folded_ep=16", "generate": "dp=8,tp=16"},
+    "235b 256": _BIG | {"nodes": 32, "train": "pp=8,dp=8,cp=2,tp=2,folded_ep=16", "generate": "dp=16,tp=16"},
+    "671b": _LATENT | {"nodes": 32, "train": "pp=16,dp=16,folded_ep=16", "generate": "dp=8,tp=32"},
+    "671b 512": _LATENT | {"nodes": 64, "train": "pp=16,dp=32,folded_ep=16", "generate": "dp=16,tp=32"},
+    "671b off": _LATENT | {"nodes": 64, "train": "pp=16,dp=16,folded_ep=16", "generate": "dp=8,tp=32", "trainers": 256},
+    "235b off": _BIG | {"nodes": 32, "train": "pp=8,dp=4,tp=4,folded_ep=16", "generate": "dp=16,tp=8", "trainers": 128},
 }
 #: By release: average tokens of a row, and seconds of a step. NeMo-RL, docs/about/performance-summary.md of r0.4.0 (at
 #: commit cff17f83b), r0.5.0 and r0.6.0, H100 in BF16. The step of each is an average over five.

@@ -29,12 +29,13 @@ from ..schedule.events import Memory
 from ..schedule.fly_program import Flight, Made
 from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
-from ..schedule.simulation import Simulation, bars_of, pool_times, steady
+from ..schedule.simulation import Simulation, bars_of, pool_times, steady, steady_error
 from ..schedule.virtual_clock import VirtualClock
 from ..schedule.wait_graph import WaitRecorder, Waits
 from .call_seconds import Faster, NoTime, Pace, prompts_of
 from .row_lengths import RowLengths, Tokens
 
+_SURE = 0.003  # by what part a steady step may be off before it is said
 _MOST_STALENESS = 30  # of the steps whose waits are looked at; above, more of the same are open at a time
 
 
@@ -323,7 +324,7 @@ class Study:
             setup.staleness,
             flown.events,
             assumed=tuple(f"not ({c})   {at}" for c, at in flight.assumed.items()),
-            notes=self._notes(),
+            notes=(*self._notes(), *self._notes_on_steps(flown.commits, setup.staleness)),
             workers=self.workers,
             hosts=tuple(use.to_json() for use in self.host_memory),
         )
@@ -370,6 +371,16 @@ class Study:
                     f"{work.node}: activations are taken to be recomputed in the backward pass (assumed for "
                     f"{work.backend}); {work.role.name} does so with gradient_checkpointing=True"
                 )
+
+    def _notes_on_steps(self, commits: Mapping[int, float], staleness: int) -> Iterator[str]:
+        """How sure a steady step is where rows are drawn: more steps in flight may seem slower by that."""
+        lengths = [work.load.lengths for work in self._alone.values()]
+        error, steps = steady_error(commits, staleness)
+        if error > _SURE and any(each is not None and each.varies for each in lengths):
+            yield (
+                f"a steady step is an average of {steps} steps whose rows are drawn, right to {error:.1%} (a standard "
+                "error): compare bounds of staleness with more steps, or by the seconds of all of them"
+            )
 
     def _notes_on_lengths(self) -> Iterator[str]:
         if isinstance(self.costs, Calibrated) and self.tokens == Tokens():

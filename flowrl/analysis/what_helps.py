@@ -1,4 +1,4 @@
-"""Why a step takes as long as it does: the critical path of its schedule, and what would make it how much shorter."""
+"""Why a step takes as long as it does: its critical path, what would shorten it, why the next best plan is slower."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ..placement.cost.roofline import Roofline
 from ..placement.plan.plan import Plan
+from ..placement.search.find_placement import Found
 from ..schedule.report.figures import duration, percent, title_of
 from ..schedule.simulation import Bar, Simulation
 from .call_seconds import Faster
@@ -38,13 +39,26 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Term:
+    """A node on which the runner-up loses: ``Term("actor.update", seconds=12.0, other=28.6)`` of the two paths."""
+
+    node: str
+    seconds: float
+    other: float
+
+
+@dataclass(frozen=True)
 class Explained:
-    """The critical path with the longest first, changes with the best first, and what the figures rest on."""
+    """The critical path with the longest first, changes with the best first, and what the figures rest on.
+
+    ``lost_on``: of a search, where the runner-up loses, the most first.
+    """
 
     step_seconds: float
     path: tuple[Stretch, ...]
     changes: tuple[Change, ...]
     uncertain: tuple[str, ...]
+    lost_on: tuple[Term, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield it in words."""
@@ -54,6 +68,9 @@ class Explained:
             yield f"{change.what}: a step of {duration(change.step_seconds)}, {percent(change.saved)} less"
         if not self.changes:
             yield "nothing that was tried makes a step shorter"
+        for term in self.lost_on:
+            other, ours = duration(term.other), duration(term.seconds)
+            yield f"the runner-up loses on {term.node}: {other} of its critical path, here {ours}"
         yield from (f"uncertain: {what}" for what in self.uncertain)
 
     def to_json(self) -> dict[str, Any]:
@@ -68,6 +85,24 @@ def explained(study: Study, flown: Simulation, steps: int | None = None) -> Expl
     changes = [Change(what, seconds, 1 - seconds / whole) for what, seconds in tried if whole]
     worth = sorted((c for c in changes if c.saved > _WORTH), key=lambda c: -c.saved)
     return Explained(whole, critical_path(flown), tuple(worth), tuple(_uncertain(study)))
+
+
+def explained_search(study: Study, found: Found, steps: int | None = None) -> Explained:
+    """Explain the best plan of a search for a study, and on which nodes the runner-up is slower."""
+    best = study.under(found.plan)
+    flown = best.simulate(steps)
+    terms: tuple[Term, ...] = ()
+    if found.runner_up is not None:
+        terms = lost_on(flown, study.under(found.runner_up.plan).simulate(steps))
+    return replace(explained(best, flown, steps), lost_on=terms)
+
+
+def lost_on(best: Simulation, other: Simulation) -> tuple[Term, ...]:
+    """Return the nodes that take more of the other's critical path than of the best one's, the most first."""
+    ours, theirs = ({at.node: at.seconds for at in critical_path(flown)} for flown in (best, other))
+    terms = [Term(node, ours.get(node, 0.0), seconds) for node, seconds in theirs.items()]
+    worth = [term for term in terms if term.other - term.seconds > _WORTH * best.step_seconds]
+    return tuple(sorted(worth, key=lambda term: term.seconds - term.other))
 
 
 def critical_path(flown: Simulation) -> tuple[Stretch, ...]:

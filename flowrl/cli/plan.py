@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..analysis.search_problem import corrects, find_plan
+from ..analysis.study import Study
+from ..analysis.what_helps import explained_search
 from ..errors import CheckError, UsageError
 from ..flow import Flow
 from ..placement.cluster.cluster import Cluster
@@ -39,6 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--staleness", metavar="S,...", help="bounds to choose from (0, and 1 if every loss corrects for it)"
     )
+    parser.add_argument("--explain", action="store_true", help="the critical path, what would help, why the next loses")
     parser.add_argument("--format", default="text", help=", ".join(FORMATS))
     parser.add_argument("--out", "-o", metavar="FILE", help="write the plan (YAML), or with --show the picture")
 
@@ -64,14 +67,15 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
     report = flow.check(name, **given.parameters[name])
     if report.errors:
         raise CheckError(report.errors)
-    result = _search(flow, name, given.parameters[name], options)
+    study, result = _search(flow, name, given.parameters[name], options)
+    told = explained_search(study, result, steps_flown(flow, name)) if options.explain else None
     hours = hours_of(options, result.plan.cluster, result.step_seconds)
     if options.format == "json":
-        print(json.dumps(_record(result) | ({"machines": hours.to_json()} if hours else {}), indent=1))
+        more = {"explained": told.to_json()} if told else {}
+        print(json.dumps(_record(result) | more | ({"machines": hours.to_json()} if hours else {}), indent=1))
     else:
-        print(
-            "\n".join((explain(result), *(f"{word[0].upper()}{word[1:]}." for word in (hours.words if hours else ()))))
-        )
+        words = (*(told.lines() if told else ()), *(hours.words if hours else ()))
+        print("\n".join((explain(result), *(f"{word[0].upper()}{word[1:]}." for word in words))))
     if options.out:
         _write(result, options.out)
     elif options.format == "text":
@@ -93,12 +97,13 @@ def show_command(words: Sequence[str]) -> int:
     return 0
 
 
-def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argparse.Namespace) -> Found:
+def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argparse.Namespace) -> tuple[Study, Found]:
     cluster = _cluster(options.cluster)
     plan = Plan(cluster=cluster)
     study = study_of(flow, name, parameters, options, plan)
     bounds = _bounds(options.staleness) if options.staleness else (0, 1) if corrects(study) else (0,)
-    return find_plan(study, flow.graph(name, **parameters), cluster, bounds, steps=steps_flown(flow, name))
+    graph, steps = flow.graph(name, **parameters), steps_flown(flow, name)
+    return study, find_plan(study, graph, cluster, bounds, steps=steps)
 
 
 def _cluster(text: str) -> Cluster:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 from .virtual_clock import Span
@@ -172,6 +175,30 @@ def pool_times(pools: Mapping[str, str], bars: Sequence[Bar], makespan: float) -
     return tuple(found)
 
 
+def steady_window(count: int, staleness: int) -> tuple[int, int]:
+    """Return the steps between whose ends a steady step is measured, of at least two."""
+    first = max(min(count // 2, count - 1) - 1, 0)
+    last = max(count - 1 - (staleness if count > 3 else 0), first + 1)
+    if last - first > staleness:  # steps that are open together may end together: of such rounds, whole ones
+        first += (last - first) % (staleness + 1)
+    return first, last
+
+
+def steady_error(commits: Mapping[int, float], staleness: int) -> tuple[float, int]:
+    """Return by what part a steady step may be off, a standard error, and of how many steps it is an average.
+
+    Of rounds of steps that are open together, which end together; 0 where there are not two of them.
+    """
+    times = [commits[k] for k in sorted(commits)]
+    if len(times) < 2:
+        return 0.0, len(times)
+    first, last = steady_window(len(times), staleness)
+    ends = times[first : last + 1 : staleness + 1]
+    rounds = [b - a for a, b in pairwise(ends)]
+    mean = fmean(rounds) if rounds else 0.0
+    return (stdev(rounds) / mean / sqrt(len(rounds)) if len(rounds) > 1 and mean else 0.0), last - first
+
+
 def steady(commits: Mapping[int, float], makespan: float, staleness: int) -> float:
     """Seconds of a steady step: between commits, without the filling at the start and the draining at the end.
 
@@ -181,8 +208,5 @@ def steady(commits: Mapping[int, float], makespan: float, staleness: int) -> flo
     count = len(times)
     if count < 2:
         return makespan / max(count, 1)
-    first = max(min(count // 2, count - 1) - 1, 0)
-    last = max(count - 1 - (staleness if count > 3 else 0), first + 1)
-    if last - first > staleness:  # steps that are open together may end together: of such rounds, whole ones
-        first += (last - first) % (staleness + 1)
+    first, last = steady_window(count, staleness)
     return (times[last] - times[first]) / (last - first)

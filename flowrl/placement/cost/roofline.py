@@ -180,8 +180,11 @@ class Roofline:
         return self._decoded[key]
 
     def _at_once(self, work: Work, rows: float) -> int:
-        """Rows of a replica that run at once: waves of them are even."""
-        return ceil(rows / ceil(rows / self.rows_at_once(work)))
+        """Rows of a replica that run at once: waves of equal ones are even; of others one enters as another leaves."""
+        most = self.rows_at_once(work)
+        if work.load.lengths is not None and work.load.lengths.varies:
+            return min(ceil(rows), most)
+        return ceil(rows / ceil(rows / most))
 
     def token_seconds(self, work: Work, rows: float) -> float:
         """Return the seconds of a token for so many rows of a replica, all of them at once."""
@@ -202,7 +205,10 @@ class Roofline:
         """
         width = engine_bytes(work.role, fp8=work.fp8_weights)
         weights = parameters_on_device(work.role, work.mesh, sharded=False) * width
-        row = _kv_bytes(work, work.load.prompt + work.load.response)
+        lengths, tokens = work.load.lengths, work.load.response
+        if lengths is not None and lengths.varies:
+            tokens = lengths.running  # its cache grows with each token
+        row = _kv_bytes(work, work.load.prompt + tokens)
         free = work.kv_cache or room(self._hardware(work).memory) - work.held - weights
         rows = max(1, int(free / row)) if row else work.load.rows
         return min(rows, work.most_rows or rows)
