@@ -252,7 +252,9 @@ class Colocated:
     def publish_least(self, pair: tuple[str, str], source: tuple[Set, Spot], target: tuple[Set, Spot]) -> float:
         """Return seconds that the same does not take less than, as is soon known of a roofline."""
         costs, total = self.parallelism.costs, 0.0
-        for train, generate in self.problem.pairs if isinstance(costs, Roofline) else ():
+        if not isinstance(costs, Roofline):
+            return 0.0
+        for train, generate in self.problem.pairs:
             if train in self.units[pair[0]] and generate in self.units[pair[1]]:
                 sender, receiver = self.settle(*source), self.settle(*target)
                 assert sender is not None and receiver is not None, "a publish was asked of sets that do not fit"

@@ -195,8 +195,9 @@ class Parallelism:
     ) -> tuple[float, ...]:
         key = (member.name, mesh, backend, devices[0], len(devices), held, offload, "memory" in self.relaxed)
         if key not in self._seconds:
-            how = {"held": held, "offload": offload}
-            works = [self.placed(w, mesh, backend, devices, member.name, **how) for w in member.works]
+            works = [
+                self.placed(w, mesh, backend, devices, member.name, held=held, offload=offload) for w in member.works
+            ]
             self._seconds[key] = tuple(self.costs.seconds(w) for w in works)
         return self._seconds[key]
 
