@@ -32,7 +32,9 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser = new_parser("doctor", "[RUN]")
     parser.add_argument("run", nargs="?", type=Path, help="the folder of a run; without one, the machine is looked at")
     parser.add_argument(
-        "--test", action="store_true", help="without RUN: train a tiny model in each runtime, in a minute or two"
+        "--test",
+        action="store_true",
+        help="without RUN: train a tiny model in each runtime and with each backend, in minutes",
     )
     parser.add_argument("--format", default="text", choices=("text", "json"), help="text, json")
     parser.add_argument("--out", "-o", metavar="FILE", help="write to a file instead of the screen")
@@ -42,17 +44,17 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
 def _look_at_machine(options: argparse.Namespace) -> int:
     """Print what the machine has, and with ``--test`` what became of each runtime."""
     from .machine.machine_report import this_machine
-    from .machine.self_test import PLANS, try_runtime
+    from .machine.self_test import TRIED, try_runtime
 
     machine = this_machine(Path.cwd())
-    runtimes = [name for name in PLANS if name == "local" or machine.can(name)] if options.test else []
+    runtimes = [name for name in TRIED if name == "local" or machine.can(name)] if options.test else []
     as_json = options.format == "json"
     if not as_json and not options.out:
         print(machine.text(), flush=True)  # the tests take a while
     tested = [try_runtime(name) for name in runtimes]
     fine = machine.is_fine and all(test.passed for test in tested)
     verdict = "fine: " if fine else "not fine: "
-    verdict += _verdict(machine.is_fine, tested, [name for name in PLANS if name not in runtimes] if tested else [])
+    verdict += _verdict(machine.is_fine, tested, [name for name in TRIED if name not in runtimes] if tested else [])
     lines = [*(["", "self test", *(f"  {test.line()}" for test in tested)] if tested else []), "", verdict]
     if as_json:
         record = {**machine.to_json(), "tested": [asdict(test) for test in tested], "fine": fine}
@@ -72,5 +74,10 @@ def _verdict(complete: bool, tested: Sequence[Trial], left_out: Sequence[str]) -
         return f"no training with {' or '.join(failed)}."
     if not tested:
         return "what every run needs is there; flowrl doctor --test tries it."
-    trains = f"this machine trains with {' and '.join(test.runtime for test in tested)}"
-    return trains + (f"; {', '.join(left_out)} was not tried, as it is not installed." if left_out else ".")
+    trains = f"this machine trains with {_listed([test.runtime for test in tested])}"
+    few = "was not tried, as it is not" if len(left_out) == 1 else "were not tried, as they are not"
+    return trains + (f"; {_listed(left_out)} {few} installed." if left_out else ".")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,10 +1,11 @@
-"""The self test of a machine: a tiny warm-up and a few steps of GRPO in each runtime, and by each backend for CPUs."""
+"""The self test of a machine: a tiny warm-up and a few steps of GRPO in each runtime, and by each backend on CPUs."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,11 +17,15 @@ from pathlib import Path
 from ...placement.backends import names_of
 from ...shipped import find_plan
 
-SECONDS = 300  # of one runtime, at most: it takes 10 to 20 where nothing else runs
+SECONDS = 300  # of one runtime, at most: it takes 10 to 20 where nothing else runs, and an engine up to a minute
+LINES = 20  # of what a process says at its end
 WORDS = "--program warmup,grpo --warmup.steps 12 --warmup.rows 32 --grpo.steps 2 --prompts-per-step 4 --group-size 4"
 #: What is tried, with the runtime and the shipped plan for it: runtimes, and backends that have a plan of their own.
 PLANS = {"local": ("local", "one_process"), "ray": ("ray", "ranks_2_cpu")}
 PLANS |= {name: ("ray", f"ranks_{name}_cpu") for name in names_of("train") if find_plan(f"ranks_{name}_cpu")}
+#: Backends that only generate: one process trains, and such an engine samples the rows of its steps.
+ENGINES = tuple(name for name in names_of("generate") if name not in names_of("train"))
+TRIED = (*PLANS, *ENGINES)
 
 
 @dataclass(frozen=True)
@@ -45,38 +50,65 @@ def try_runtime(runtime: str) -> Trial:
     return Trial(runtime, passed, time.monotonic() - began, said)
 
 
+def engine_plan(engine: str) -> str:
+    """Return the plan, as its file says it, of a process that trains beside an engine that generates."""
+    return f"""\
+pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
+place:
+  actor:
+    train:    {{pool: train}}
+    generate: {{pool: rollout, engine: {engine}}}
+"""
+
+
 def _run(runtime: str, folder: Path) -> tuple[bool, str]:
-    words = [
-        sys.executable,
-        "-m",
-        "flowrl",
-        "run",
-        "grpo",
-        *WORDS.split(),
-        "--runtime",
-        PLANS[runtime][0],
-        "--no-save",
-        "--quiet",
-    ]
-    words += ["--plan", str(find_plan(PLANS[runtime][1])), "--out", str(folder / "run")]
+    if runtime in ENGINES:
+        how, plan = "local", folder / "plan.yaml"
+        plan.write_text(engine_plan(runtime), encoding="utf-8")
+    else:
+        how, plan = PLANS[runtime][0], find_plan(PLANS[runtime][1])
+    words = [sys.executable, "-m", "flowrl", "run", "grpo", *WORDS.split(), "--runtime", how, "--no-save", "--quiet"]
+    status, said = _said_by([*words, "--plan", str(plan), "--out", str(folder / "run")], folder)
+    if status is None:
+        return False, "\n".join([f"no end after {SECONDS} s. Its process has said:", *said])
+    if status:
+        return False, "\n".join(["its process says:", *said])
+    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return _judge([json.loads(line) for line in lines], engine=runtime in ENGINES)
+
+
+def _said_by(words: list[str], folder: Path) -> tuple[int | None, list[str]]:
+    """Run a process; returns its status, None where it was ended as it took too long, and the last lines that it said.
+
+    It leads a group of its own, which ends with it: engines start processes, too.
+    """
     home = str(Path(__file__).parents[3])
     path = os.pathsep.join(p for p in (home, os.environ.get("PYTHONPATH")) if p)
-    try:
-        done = subprocess.run(
-            words, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=SECONDS
+    environment = {**os.environ, "PYTHONPATH": path}
+    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        return False, f"no end after {SECONDS} s."
-    if done.returncode:
-        return False, "\n".join(["its process says:", *(done.stderr or done.stdout).strip().splitlines()[-20:]])
-    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return _judge([json.loads(line) for line in lines])
+        try:
+            status = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    texts = [(folder / name).read_text(encoding="utf-8", errors="replace").strip() for name in ("stderr", "stdout")]
+    return status, (texts[0] or texts[1]).splitlines()[-LINES:]
 
 
-def _judge(steps: list[Mapping[str, float | str]]) -> tuple[bool, str]:
-    """Return whether the steps of a run are those of one that learns, and in words what they show."""
-    losses = [float(step["loss"]) for step in steps if step["program"] == "warmup"]
-    rewards = [float(step["reward"]) for step in steps if step["program"] == "grpo"]
+def _judge(steps: list[Mapping[str, float | str | None]], engine: bool = False) -> tuple[bool, str]:
+    """Return whether the steps of a run are those of one that learns, and in words what they show.
+
+    ``engine``: rows were sampled by another engine than the trainer, whose log-probabilities are held against its own.
+    """
+    losses = [_number(step.get("loss")) for step in steps if step["program"] == "warmup"]
+    rl = [step for step in steps if step["program"] == "grpo"]
+    rewards = [_number(step.get("reward")) for step in rl]
     if (len(losses), len(rewards)) != (12, 2):
         return (
             False,
@@ -87,4 +119,16 @@ def _judge(steps: list[Mapping[str, float | str]]) -> tuple[bool, str]:
     falls = f"the loss of {len(losses)} supervised steps goes from {losses[0]:.2f} to {losses[-1]:.2f}"
     if losses[-1] >= losses[0]:
         return False, f"{falls}: it does not fall."
-    return True, f"{falls}, {len(rewards)} steps of GRPO run."
+    if not engine:
+        return True, f"{falls}, {len(rewards)} steps of GRPO run."
+    apart, bound = (max(_number(step.get(name)) for step in rl) for name in ("gap_max", "gap_bound"))
+    tokens = sum(_number(step.get("gap_tokens")) for step in rl)
+    gap = f"its log-probabilities and the trainer's are {apart:.2g} apart at most"
+    if not apart <= bound:
+        return False, f"{gap}, and {bound:.2g} is what their rounding explains."
+    return True, f"{falls}, {len(rewards)} steps of GRPO run; it has sampled {tokens:g} tokens, and {gap}."
+
+
+def _number(value: object) -> float:
+    """A number of a record, where one that was not finite is null."""
+    return float(value) if isinstance(value, (int, float)) else math.nan
