@@ -32,7 +32,13 @@ def open_run(path: str | Path) -> OpenedRun:
     ('done', [{'program': 'grpo', 'step': 0, 'reward': 0.5}], {'programs': ['grpo'], 'seed': 5})
     """
     folder = Path(path)
-    if not (folder / "run.json").exists() and not (folder / "checkpoints").is_dir():
+    try:
+        is_one = (folder / "run.json").exists() or (folder / "checkpoints").is_dir()
+    except OSError as error:
+        raise UsageError(
+            f"{shown(str(folder))} cannot be read: {error.strerror}.", fix="Name a folder of yours that holds a run."
+        ) from None
+    if not is_one:
         raise UsageError(f"{shown(str(folder))} holds no run.", fix="Name the folder of a run, such as runs/first.")
     record, note = read_record(folder)
     return OpenedRun(folder, record, note)
@@ -57,7 +63,7 @@ class OpenedRun:
     @property
     def status(self) -> str:
         """``running``, ``done``, ``interrupted`` or ``failed``; ``running`` also stands in a run that was killed."""
-        return str(self.record.get("status", ""))
+        return str(self.record.get("status") or "")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -71,16 +77,25 @@ class OpenedRun:
 
     def graph(self, program: str | None = None) -> Graph:
         """Return the graph of a program, by default of the only or the largest one. Raises UsageError for another."""
-        graphs: Mapping[str, Any] = self.record.get("graphs", {})
+        graphs: Mapping[str, Any] = self.record.get("graphs") or {}
         if program is None and "graph" in self.record:
-            return Graph.from_json(self.record["graph"])
+            return self._graph_of(self.record["graph"])
         if program is None or program not in graphs:
             raise UsageError(
-                f"{shown(str(self.folder))} has no graph of '{program}'.",
+                f"{shown(str(self.folder))} has no graph{'' if program is None else f' of {shown(repr(program))}'}.",
                 have=graphs,
                 fix=did_you_mean(program or "", graphs, "Name a program of the run."),
             )
-        return Graph.from_json(graphs[program])
+        return self._graph_of(graphs[program])
+
+    def _graph_of(self, said: Mapping[str, Any]) -> Graph:
+        try:
+            return Graph.from_json(said)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"the graph in {shown(str(self.folder / 'run.json'))} is none that this flowrl reads: {error}.",
+                fix="Open the run with the flowrl that wrote it, or draw the graph of its script: flowrl graph SCRIPT.",
+            ) from None
 
     def metrics(self, program: str | None = None) -> list[dict[str, Any]]:
         """Return what was logged, a dictionary for each step, of all programs or of one.
@@ -106,7 +121,7 @@ class OpenedRun:
         :meth:`each_row` goes through a large one without holding it.
         """
         for name, value in (("skip", skip), ("count", count)):
-            if value is not None and value < 0:
+            if (name, value) != ("count", None) and (type(value) is not int or value < 0):
                 raise UsageError(f"rows({name}={value!r}): it is a number of rows, 0 or more.")
         found = (row for row in self.each_row(program) if step is None or row.get("step") == step)
         return list(islice(found, skip, None if count is None else skip + count))
@@ -125,11 +140,13 @@ class OpenedRun:
                 yield line
 
     def __repr__(self) -> str:
-        return f"<run {shown(str(self.folder))}: {', '.join(self.record.get('programs', ()))}; {self.status}>"
+        return (
+            f"<run {shown(str(self.folder))}: {', '.join(map(str, self.record.get('programs') or ()))}; {self.status}>"
+        )
 
     def _repr_html_(self) -> str:
         """Its last metrics, its last alarms and the curve of its rewards, for a notebook."""
-        last = {line.get("program", ""): line for line in self._lines("metrics")}
+        last = {str(line.get("program", "")): line for line in self._lines("metrics")}
         numbers = [(program, n, value) for program, line in last.items() for n, value in line.items() if n != "program"]
         alarms = [(_clock(event.get("time")), event.get("text", "")) for event in self.events("alarm")][-10:]
         return (
@@ -141,4 +158,7 @@ class OpenedRun:
 
 def _clock(time: Any) -> str:
     """A time of an event as people read it; empty where it is none."""
-    return strftime("%Y-%m-%d %H:%M:%S", localtime(time)) if isinstance(time, (int, float)) else ""
+    try:
+        return strftime("%Y-%m-%d %H:%M:%S", localtime(time)) if isinstance(time, (int, float)) else ""
+    except (ValueError, OverflowError, OSError):  # not finite, or beyond the calendar
+        return ""

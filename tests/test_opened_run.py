@@ -68,6 +68,30 @@ def test_programs_steps_and_kinds_are_told_apart(tmp_path: Path) -> None:
     assert HOSTILE not in run._repr_html_() and "&lt;img" in run._repr_html_()
 
 
+def test_what_is_damaged_or_of_another_flowrl_is_told_or_left_out(tmp_path: Path) -> None:
+    times = [1e300, float("nan"), "yesterday", None]
+    events = [{"kind": "alarm", "time": time, "text": "odd"} for time in times]
+    run = written(tmp_path / "run", metrics=[{"program": ["grpo"], "step": 0}], events=events)
+    assert run._repr_html_().count("odd") == 4 and "grpo" in run._repr_html_()
+    with pytest.raises(UsageError, match=r"has no graph\.\n"):
+        run.graph()
+    for graph in ({}, [], "x", {"program": "grpo", "nodes": 3}):
+        write_record(run.folder, {"programs": None, "status": None, "graph": graph, "graphs": None})
+        odd = fl.open_run(run.folder)
+        assert (odd.status, odd.plan, repr(odd)) == ("", {}, f"<run {run.folder}: ; >")
+        with pytest.raises(UsageError, match="is none that this flowrl reads"):
+            odd.graph()
+    with pytest.raises(UsageError, match="cannot be read: File name too long"):
+        fl.open_run("x" * 5000)
+
+
+@pytest.mark.parametrize("wrong", [{"count": 1.5}, {"count": True}, {"skip": None}, {"skip": "3"}, {"count": -1}])
+def test_numbers_of_rows_that_are_none_are_refused(tmp_path: Path, wrong: dict) -> None:
+    run = written(tmp_path / "run", trajectories=[{"program": "grpo", "step": 0}])
+    with pytest.raises(UsageError, match="it is a number of rows, 0 or more"):
+        run.rows(**wrong)
+
+
 def test_rows_come_in_pages_of_fifty_and_a_large_file_is_not_held(tmp_path: Path) -> None:
     run = written(tmp_path / "run", trajectories=[{"program": "grpo", "step": s} for s in range(500)])
     assert [row["step"] for row in run.rows()] == list(range(50))

@@ -12,7 +12,8 @@ FIRST = ("finish_reason", "outcome", "source", "opponent")  # come first, and ar
 NAMES = 12  # labels of a program
 VALUES = 24  # of a label: a field with more is none
 LONGEST = 60  # characters of a value: a field with a longer one is none
-KINDS = 4000  # of the rows of a program: where there are more, the label with the most values is given up
+LARGEST = 1 << 62  # number of a value: one beyond it is shown as this
+KINDS = 4000  # of the rows of a program, by its labels: where there are more, that with the most values is given up
 #: Fields that are listed or found otherwise, or are measures.
 NEVER = frozenset(
     (
@@ -45,13 +46,17 @@ class KindsOfRows:
         self._values: dict[str, dict[str, set[str]]] = {}  # by program and name
         self._none: dict[str, set[str]] = {}  # names of a program that turned out to be no labels
         self._rows: Counter[int] = Counter()  # that were added to each kind
+        self._last = 0  # number that was given to a kind
+        for program, name in connection.execute("SELECT program, name FROM no_labels"):
+            self._none.setdefault(program, set()).add(name)
         for id, program, labels in connection.execute("SELECT id, program, labels FROM kinds"):
             found = tuple((name, value) for name, value in json.loads(labels))
             self._ids[program, found] = id
+            self._last = max(self._last, id)
             for name, value in found:
-                self._values.setdefault(program, {}).setdefault(name, set()).add(value)
-        for program, name in connection.execute("SELECT program, name FROM no_labels"):
-            self._none.setdefault(program, set()).add(name)
+                if name not in self._none.get(program, ()):
+                    self._values.setdefault(program, {}).setdefault(name, set()).add(value)
+        self._kinds = Counter(program for program, found in self._ids if self._are_labels(program, found))
 
     def kind_of(self, program: str, record: Mapping[str, Any]) -> int:
         """Return the number of the kind of a row."""
@@ -61,17 +66,20 @@ class KindsOfRows:
             labels = tuple(sorted(found[1]))
             id = self._ids.get((program, labels))
             if id is None:
-                if labels and self._has_many(program):
+                if labels and self._kinds[program] >= KINDS:
                     values = self._values[program]
                     self._give_up(program, max(values, key=lambda name: (len(values[name]), name)))
                     return self.kind_of(program, record)
-                self._ids[program, labels] = id = 1 + max(self._ids.values(), default=0)
+                self._ids[program, labels] = id = self._last = self._last + 1
+                self._kinds[program] += 1
             self._met[found] = id
         self._rows[id] += 1
         return id
 
-    def _has_many(self, program: str) -> bool:
-        return sum(of == program for of, _ in self._ids) >= KINDS * (1 + len(self._none.get(program, ())))
+    def _are_labels(self, program: str, found: Labels) -> bool:
+        """Whether none of these was given up."""
+        none = self._none.get(program, ())
+        return not any(name in none for name, _ in found)
 
     def write(self) -> None:
         """Write which kinds there are, with how many rows, and which names are no labels."""
@@ -93,7 +101,7 @@ class KindsOfRows:
             if kind is str:
                 text: str = value
             else:
-                text = str(value).lower() if abs(value) < 1 << 62 else str(1 << 62)
+                text = str(max(-LARGEST, min(value, LARGEST))).lower()
             if not text:
                 continue
             values = known.get(name)
@@ -117,7 +125,9 @@ class KindsOfRows:
         return True
 
     def _give_up(self, program: str, name: str) -> None:
-        self._values[program].pop(name, None)
+        if self._values[program].pop(name, None) is not None:
+            gone = sum(of == program and self._are_labels(of, f) and name in dict(f) for of, f in self._ids)
+            self._kinds[program] -= gone
         self._none.setdefault(program, set()).add(name)
 
 

@@ -63,10 +63,14 @@ def test_programs_have_labels_of_their_own_and_lines_without_one_are_left_out(tm
 
 def test_hostile_labels_are_texts_or_none(tmp_path: Path) -> None:
     short, half = "' OR 1=1; --\u202e\0", "\ud800"
-    rows = [row(0, 0, 0, source=short, level=10**40), row(0, 1, 0, **{half: "a", "b": half, HOSTILE: "c"})]
+    rows = [
+        row(0, 0, 0, source=short, level=10**40),
+        row(0, 3, 0, level=-(10**40)),
+        row(0, 1, 0, **{half: "a", "b": half, HOSTILE: "c"}),
+    ]
     store = indexed(tmp_path, [*rows, row(0, 2, 0, source="x", opponent=HOSTILE)])
     found = labels(store)
-    assert found["source"] == {short: 1, "x": 1} and found["level"] == {str(1 << 62): 1}
+    assert found["source"] == {short: 1, "x": 1} and found["level"] == {str(-(1 << 62)): 1, str(1 << 62): 1}
     assert not {half, "b", HOSTILE, "opponent"} & set(found)
     with store.reading() as connection:
         assert [
@@ -86,6 +90,23 @@ def test_kinds_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert kinds_with(connection, "grpo", {"c": ["1"]})[1] == 35
         taken = search_rows(connection, Filter("grpo", labels={"c": ["1"]}))
     assert taken["count"] == 35 and {each["step"] % 2 for each in taken["rows"]} == {1}
+
+
+def test_fields_that_are_no_labels_leave_the_number_of_kinds_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row with many long texts, each given up for its length, has no more kinds than another; nor when it is reopened."""
+    monkeypatch.setattr(row_labels, "KINDS", 8)
+    long = {f"text {n}": "x" * 61 for n in range(9)}
+    rows = [row(n, n, 0, answer=None, a=n % 7, b=n % 5, c=n % 2, **long) for n in range(70)]
+    store = indexed(tmp_path, rows)
+    assert "a" not in labels(store) and labels(store)["c"] == {"0": 35, "1": 35}
+    with store.reading() as connection:
+        assert connection.execute("SELECT count(*) FROM kinds").fetchone()[0] <= 3 * 8
+        kinds = row_labels.KindsOfRows(connection)
+        live = [found for (_, found) in kinds._ids if kinds._are_labels("grpo", found)]
+        assert kinds._kinds["grpo"] == len(live) <= 8
+        assert "a" not in kinds._values["grpo"], "what was given up stays so"
 
 
 def test_many_names_leave_room_for_the_known_ones(tmp_path: Path) -> None:

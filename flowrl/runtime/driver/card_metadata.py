@@ -13,7 +13,7 @@ import yaml
 from ...hub import cached_file
 
 _ON_HUB = r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?"  # the name of a model or of a data set
-_DATA_SET = re.compile(rf"({_ON_HUB})\[.+\](?:, streamed by \d+)?(?: where .*)?")
+_DATA_SET = re.compile(rf"({_ON_HUB})\[.+\](?:, streamed by \d+)?(?: where .*)?", re.DOTALL)
 _LICENCE = ("license", "license_name", "license_link")
 #: What a model is used for, by the end of the name of its architecture.
 _TASKS = {
@@ -54,14 +54,15 @@ def front_matter(metadata: Mapping[str, Any]) -> str:
 
 def _base_model(record: Mapping[str, Any], worker: str) -> str:
     """The name on the hub of the model that a worker began with; empty where it has none."""
-    workers: Mapping[str, str] = record.get("inputs", {}).get("workers", {})
+    workers: Mapping[str, str] = (record.get("inputs") or {}).get("workers") or {}
     said = _named(workers.get(f"{worker}: model.name", workers.get(f"{worker}: model")))
     return said if re.fullmatch(_ON_HUB, said) else ""
 
 
 def _data_sets(record: Mapping[str, Any], worker: str) -> Iterator[str]:
     """The names on the hub of what the programs draw from that update a worker."""
-    programs = zip(record.get("graphs", {}).values(), record.get("inputs", {}).get("data", ()), strict=False)
+    data: Any = (record.get("inputs") or {}).get("data") or ()
+    programs = zip((record.get("graphs") or {}).values(), data, strict=False)
     for graph, sources in programs:
         if any(node.get("worker") == worker and node.get("updates") for node in graph.get("nodes", ())):
             for name, said in sources.items():

@@ -80,6 +80,16 @@ def test_data_sets_of_the_hub_are_named_that_the_model_was_trained_on() -> None:
     assert "datasets" not in card_metadata(record("gpt2", first, worker="critic"), "actor"), "an evaluation's, say"
 
 
+@pytest.mark.parametrize("lacks", [{}, {"inputs": None, "graphs": None}, {"inputs": {"workers": None, "data": None}}])
+def test_a_record_that_lacks_all_gives_what_is_always_so(lacks: dict[str, Any]) -> None:
+    assert card_metadata(lacks, "actor") == BASE
+
+
+def test_a_data_set_is_named_though_its_condition_has_several_lines() -> None:
+    data = {"source: rows": "my/levels[train] where level\n is 3"}
+    assert card_metadata(record("gpt2", data), "actor")["datasets"] == ["my/levels"]
+
+
 def test_it_reads_what_a_run_records_of_its_models_and_data() -> None:
     def given(source: Any) -> dict[str, str]:
         return dict(run_inputs._flat("source", identity(source)))
