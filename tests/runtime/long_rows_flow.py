@@ -4,6 +4,7 @@ keeps them."""
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ MODEL = fl.Model(
     tokenizer=arithmetic.build_tokenizer,
 )
 PROMPTS, GROUP, STEPS = 4, 3, 4
+PACE = 0.0
 
 
 class Witness(fl.Worker):
@@ -45,8 +47,18 @@ def length(prompt: str, response: str) -> float:
     return len(response) * 0.1 + sum(c in "13579" for c in response)
 
 
+class Paced(fl.Actor):
+    """An actor whose engine takes ``PACE`` seconds more for each token, so that something can happen meanwhile."""
+
+    def open(self, opening) -> None:
+        super().open(opening)
+        if PACE:
+            step = self.engine.step
+            self.engine.step = lambda: time.sleep(PACE) or step()
+
+
 flow = fl.Flow("long_rows")
-actor = flow.worker(fl.Actor, MODEL, lr=1e-30, max_tokens=48, temperature=1.1, top_k=12)
+actor = flow.worker(Paced, MODEL, lr=1e-30, max_tokens=48, temperature=1.1, top_k=12)
 ref = flow.worker(fl.Reference, of=actor)
 reward = flow.worker(fl.FunctionReward, length)
 witness = flow.worker(Witness)

@@ -188,6 +188,7 @@ def test_long_rows_of_a_killed_rank_go_on_from_what_it_had_told(cluster, tmp_pat
     here = plan("dp=1", "hf", generate=2, staleness=2, publish="interrupt")
     how = {"quiet": True, "runtime": "ray", "plan": here, "trajectories": 12, "trajectories_every": 1}
     module.flow.run(out=tmp_path / "calm", **how)
+    monkeypatch.setattr(module, "PACE", 0.05)
     advance, killed = EngineOnRanks.advance, []
 
     def kills(engine, what):
