@@ -135,3 +135,41 @@ def test_the_heavier_the_tail_the_more_is_gained_by_four_steps_in_flight_over_on
         assert four < one
         gains.append(one / four)
     assert gains == sorted(gains) and gains[0] < 1.25 and gains[-1] > 1.4
+
+
+def test_a_search_is_explained_with_where_its_runner_up_loses(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = ["plan", "algorithms/grpo.py", "--cluster", "h100-80:1x4", "--model", "actor=qwen3-0.6b", "--steps", "8"]
+    words += ["--lengths", "fixed:1024", "--prompt-tokens", "512", "--prompts-per-step", "64"]
+    assert main([*words, "--explain"]) == 0
+    text = capsys.readouterr().out
+    assert "Critical path: actor.generate" in text and "Uncertain: " in text
+    assert main([*words, "--explain", "--format", "json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    told = record["explained"]
+    assert record["runner_up"] is not None and told["lost_on"]
+    assert sum(at["seconds"] for at in told["path"]) == pytest.approx(record["step_s"], rel=1e-6)
+    lost = [term["other"] - term["seconds"] for term in told["lost_on"]]
+    assert lost == sorted(lost, reverse=True) and min(lost) > 0
+    assert f"The runner-up loses on {told['lost_on'][0]['node']}: " in text
+    assert main([*words, "--format", "json"]) == 0
+    assert "explained" not in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("form", ["table", "json", "html"])
+def test_what_lies_on_hosts_is_told_in_every_form_and_too_much_is_refused(capsys, monkeypatch, tmp_path, form):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "algorithms" / "plans" / "colocated_8.yaml").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("cluster:"))
+    words = ["simulate", "algorithms/grpo.py", "--steps", "4", "--model", "actor=qwen3-30b-a3b", "--format", form]
+    words += ["--lengths", "fixed:1024", "--prompt-tokens", "1024"]
+    for memory, fits in (("1TiB", True), ("60GB", False)):
+        cluster = f"cluster: {{device: h100-80, nodes: 1, devices_per_node: 8, host_memory: {memory}}}"
+        (tmp_path / "plan.yaml").write_text(text.replace(line, cluster))
+        status = main([*words, "--plan", str(tmp_path / "plan.yaml")])
+        out, err = capsys.readouterr()
+        assert (status == 0) == fits
+        if fits:
+            assert {"table": "host memory of", "json": '"hosts": [{', "html": "<h2>Host memory</h2>"}[form] in out
+        else:
+            assert "of host memory beside the 10% that stay free, and has 60 GB" in out + err
