@@ -140,9 +140,8 @@ class OpenedRun:
                 yield line
 
     def __repr__(self) -> str:
-        return (
-            f"<run {shown(str(self.folder))}: {', '.join(map(str, self.record.get('programs') or ()))}; {self.status}>"
-        )
+        programs = ", ".join(map(str, self.record.get("programs") or ()))
+        return f"<run {shown(str(self.folder))}: {programs}; {self.status}>"
 
     def _repr_html_(self) -> str:
         """Its last metrics, its last alarms and the curve of its rewards, for a notebook."""

@@ -58,10 +58,14 @@ def filter_of(words: Words, labels: Mapping[str, Collection[str]]) -> Filter:
         raise BadQuestionError(f"There is no order '{_shown(order)}'; there are {', '.join(ORDERS)}.")
     bounds = [name for _, *names in _BOUNDS for name in names]
     known = {"program", "text", "order", "after", *bounds, *ALSO}
-    for name in words:
-        if name not in known and not name.startswith(LABEL):
+    for name, values in words.items():
+        if name.startswith(LABEL):
+            continue
+        if name not in known:
             has = ", ".join([*bounds, f"{LABEL}NAME"])
             raise BadQuestionError(f"There is no filter '{_shown(name)}'; there are {has}.")
+        if len(values) > 1 and name != "after":
+            raise BadQuestionError(f"{name}= is there {len(values)} times, and one of them would count.")
     asked = Filter(
         text_of(words, "program"),
         text_of(words, "text"),

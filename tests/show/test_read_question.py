@@ -40,6 +40,8 @@ def test_all_of_it_is_read() -> None:
         ({"is__source": "poems"}, "No row has 'poems' as its source; there are math."),
         ({"is__source": "' OR 1=1 --"}, "No row has '' OR 1=1 --' as its source; there are math."),
         ({"is__source": "x" * 5000}, "xxx...' as its source"),
+        ({"first": ["1", "2"]}, "first= is there 2 times, and one of them would count."),
+        ({"text": ["a", "b", "a"]}, "text= is there 3 times"),
         ({"after": ["1"]}, "after= is there twice"),
         ({"after": ["1", "x"]}, "after=x is no number."),
         ({"after": ["1", "2", "3"]}, "after= is there twice"),

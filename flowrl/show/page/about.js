@@ -24,7 +24,7 @@ export function draw(place) {
     fill(place, answer.waits ? waits(answer.waits) : "", answer.note ? h("p", { class: "warn" }, answer.note) : "",
       h("section", {}, h("h2", {}, "What was run"), h("div", { class: "detail" }, h("dl", { class: "fields" }, [["Folder", answer.folder], ...rows].map(([name, text]) => [h("dt", {}, name), h("dd", {}, h("bdi", {}, text))])))),
       record.plan ? h("section", {}, h("h2", {}, "Plan"), h("div", { class: "detail" }, typeof record.plan === "object" ? tree(record.plan) : h("pre", {}, record.plan))) : "",
-      foretold.programs.map(forecast),
+      foretold.programs.length ? foretold.programs.map(forecast) : h("p", { class: "faint forecast" }, "No forecast: the run was given no plan, or sizes that it needs are not known."),
       record.versions ? h("section", {}, h("h2", {}, "Versions"), h("dl", { class: "tiles" }, Object.entries(record.versions).map(([name, version]) => h("div", {}, h("dt", {}, name), h("dd", {}, version))))) : "");
   }
   show();
