@@ -7,8 +7,9 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,12 +25,31 @@ _NOT_SAID = ("step", "seconds", "tokens_per_second")  # of an evaluation
 SHOWN = ("reward", "response_length", "tokens_per_second", "loss", "grad_norm", "kl")
 
 
+class _Heedless:
+    """A stream whose reader may go: ``tee`` that was ended, or a terminal that was closed, ends no run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # of a pipe, of a terminal, of a file that is closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Progress:
-    """Shows steps as they commit. Use as a context manager around a run."""
+    """Shows steps as they commit. Use as a context manager around a run. A run goes on where nobody can read it."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.console = Console(file=sys.stderr, soft_wrap=True)
+        self.console = Console(file=cast("TextIO", _Heedless(sys.stderr)), soft_wrap=True)
         self._live: Live | None = None
         self._program, self._steps, self._step = "", None, 0
         self._opening, self._opened = "", set[str]()

@@ -1,6 +1,9 @@
 """What a person sees of a run: what is opened, how far it is, and which figures come first."""
 
+import contextlib
 import io
+import os
+import sys
 
 import pytest
 from rich.console import Console
@@ -71,3 +74,23 @@ def test_the_loss_of_each_worker_comes_before_its_approximate_kl(shown):
     names = ["reward", "actor/loss", "critic/loss", "actor/kl", "actor/approx_kl", "grade"]
     places = [said.index(f"{name} ") for name in names]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("lost", ["pipe", "closed"])
+def test_a_display_that_nobody_can_read_any_more_ends_nothing(monkeypatch, lost):
+    read, write = os.pipe()
+    stream = os.fdopen(write, "w")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress() as shown:
+        shown.note("before")
+        assert os.read(read, 100) == b"before\n"
+        os.close(read)
+        if lost == "closed":
+            with contextlib.suppress(OSError):
+                stream.close()
+        shown.start("grpo", 3, 0)
+        shown.note("nobody reads this")
+        shown.step({"step": 0, "reward": 0.5, "seconds": 1.0}, [])
+    monkeypatch.undo()
+    with contextlib.suppress(OSError):
+        stream.close()
