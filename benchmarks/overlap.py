@@ -2,10 +2,10 @@
 
     python benchmarks/overlap.py [--rounds 3] [--steps 16] [--runtime ray] [--docs]
 
-Four runs of ``overlap_driver.py`` in turns, so many rounds of them: one step after another (S=0) and one step apart
-(S=1), with responses of one length, and with log-normal ones, where publishes interrupt. The costs of a prediction are
-calibrated by the run with S=0 of the same round; nothing of the run that is predicted goes into it. ``ideal`` is the
-longer of generate with publish and all else, as S=0 measured them. Medians over rounds.
+Six runs of ``overlap_driver.py`` in turns, so many rounds of them: one step after another (S=0) and one step apart
+(S=1), with responses of one length, and with log-normal ones of two kinds, where publishes interrupt. The costs of a
+prediction are calibrated by the run with S=0 of the same round; nothing of the run that is predicted goes into it.
+``ideal`` is the longer of generate with publish and all else, as S=0 measured them. Medians over rounds.
 
 ``--docs`` writes the table into ``docs/schedule.md``, and ``docs/images/overlap.svg``, which has some steps of the last
 round, measured and simulated. Two idle cores are needed: the ranks have one each.
@@ -40,14 +40,18 @@ WARM = 3  # steps at the beginning that are left out
 
 @dataclass(frozen=True)
 class Kind:
-    """A pair of runs: ``Kind("one length", "drain", lognormal=False)``. ``publish`` is that of S=1."""
+    """A pair of runs: ``Kind("one length", "drain")``. ``publish`` is that of S=1, ``sigma`` of log-normal lengths."""
 
     name: str
     publish: str
-    lognormal: bool
+    sigma: float = 0.0
 
 
-KINDS = (Kind("one length", "drain", lognormal=False), Kind("log-normal", "interrupt", lognormal=True))
+KINDS = (
+    Kind("one length", "drain"),
+    Kind("log-normal, 0.7", "interrupt", sigma=0.7),  # the longest of 64 has 5 times as many tokens as the median
+    Kind("log-normal, 1.0", "interrupt", sigma=1.0),  # 10 times
+)
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,13 @@ def words(kind: Kind, staleness: int, asked: argparse.Namespace) -> list[str]:
     """What the driver is told."""
     publish = kind.publish if staleness else "drain"
     said = ["--staleness", str(staleness), "--publish", publish, "--steps", str(asked.steps)]
-    more = ["--lognormal"] * kind.lognormal
+    more = ["--sigma", str(kind.sigma)] if kind.sigma else []
     return [*said, "--epochs", str(asked.epochs), "--runtime", asked.runtime, *more]
 
 
 def run(kind: Kind, staleness: int, asked: argparse.Namespace, out: Path) -> Path:
     """Run the driver in a process of its own; return the folder of the run."""
-    folder = out / f"{kind.name.replace(' ', '-')}-{staleness}"
+    folder = out / f"{kind.sigma}-{staleness}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     driver = str(ROOT / "benchmarks" / "overlap_driver.py")
     command = [sys.executable, driver, str(folder), *words(kind, staleness, asked)]
@@ -107,7 +111,7 @@ def one_round(kind: Kind, asked: argparse.Namespace, out: Path) -> tuple[Pair, S
     alone, apart = (run(kind, staleness, asked, out) for staleness in (0, 1))
     costs = calibrate(alone)
     print(f"\n{kind.name}, S=0\n{costs.report()}", flush=True)
-    tokens = tokens_of_run(alone, "overlap") if kind.lognormal else Tokens()
+    tokens = tokens_of_run(alone, "overlap") if kind.sigma else Tokens()
     found = [measured(folder, "overlap", plan(s, "drain", asked.runtime)) for s, folder in enumerate((alone, apart))]
     assert found[0] is not None and found[1] is not None, "both runs have calls"
     flown = [predict(kind, staleness, asked, costs, tokens) for staleness in (0, 1)]

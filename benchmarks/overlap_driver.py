@@ -1,10 +1,11 @@
 """The run that ``overlap.py`` measures: GRPO on two ranks, of which one trains and the other generates.
 
-    python benchmarks/overlap_driver.py OUT [--steps 12] [--staleness 0] [--publish drain] [--lognormal]
+    python benchmarks/overlap_driver.py OUT [--steps 12] [--staleness 0] [--publish drain] [--sigma 1.0]
                                        [--epochs 1] [--runtime ray]
 
-Every response has 128 tokens, or with ``--lognormal`` a length by its row's seed, whose logarithm is normal; so a
-step asks for the same work under every plan. The rows of a call leave the engine one by one under each of them.
+Every response has 128 tokens, or with ``--sigma`` a length by its row's seed, whose logarithm is normal with that
+standard deviation; so a step asks for the same work under every plan. The rows of a call leave the engine one by one
+under each of them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from tasks import arithmetic
 
 MODEL = {**(arithmetic.MODEL.config or {}), "max_position_embeddings": 1024}
-LOGNORMAL = "--lognormal" in sys.argv
-TOKENS, MEDIAN, SIGMA, MOST = 128, 40.0, 1.0, 900
+SIGMA = float(sys.argv[sys.argv.index("--sigma") + 1]) if "--sigma" in sys.argv else 0.0
+TOKENS, MEDIAN, MOST = 128, 40.0, 900
 
 
 def length(seed: int) -> int:
     """Tokens of the row with a seed."""
-    if not LOGNORMAL:
+    if not SIGMA:
         return TOKENS
     part = ((seed * 0x9E3779B97F4A7C15 >> 11) % (1 << 32) + 0.5) / (1 << 32)
     return min(MOST, max(1, round(MEDIAN * math.exp(SIGMA * NormalDist().inv_cdf(part)))))
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--publish", choices=("drain", "interrupt", "continue"), default="drain")
-    parser.add_argument("--lognormal", action="store_true")
+    parser.add_argument("--sigma", type=float, default=0.0, help="0 gives all responses one length")
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     asked = parser.parse_args()
     flow.run(
