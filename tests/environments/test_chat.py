@@ -122,11 +122,9 @@ def test_a_template_that_cannot_go_on_ends_the_run_before_its_first_step(tmp_pat
         pytest.importorskip("h11", reason="the gateway needs the package h11")
     with pytest.raises(ModelError, match="writes an answer anew once messages follow it") as error:
         open_flow(tmp_path, REWRITES, kind=kind, runtime=runtime)
-    file, _, line = str(error.value.at).partition(":")
-    assert STEPS == [] and file.endswith("test_chat.py")
-    assert "game = flow.worker(" in Path(__file__).read_text().splitlines()[int(line) - 1], (
-        "as it opens, not as it plays"
-    )
+    at = error.value.at
+    assert STEPS == [] and at is not None and at.file.endswith("test_chat.py")
+    assert "game = flow.worker(" in Path(__file__).read_text().splitlines()[at.line - 1], "as it opens, not as it plays"
 
 
 @pytest.mark.parametrize("kind", ["agent", "chat"])

@@ -55,11 +55,7 @@ class WaitingThread:
 
 
 class WaitingProcess:
-    """Looks at all threads of this process but the one that asks.
-
-    >>> WaitingProcess().waits()
-    False
-    """
+    """Looks at all threads of this process but the one that asks."""
 
     def __init__(self) -> None:
         self._waiting = Waiting(time.process_time, _ALIVE)

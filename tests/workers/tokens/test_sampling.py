@@ -80,7 +80,7 @@ def test_every_call_that_samples_takes_every_word_of_sampling():
     assert parameters(fl.Actor.generate) == {*words, "n", "support"}
     turn = {"max_tokens": "turn_tokens"}
     assert parameters(fl.Env.rollout) == {turn.get(n, n) for n in words} | {"n", "policy", "turns"} | {
-        *("tokens", "seconds", "on_error", "retries", "backoff", "max_failed", "branches", "messages")
+        *("tokens", "seconds", "on_error", "retries", "backoff", "max_failed", "spare", "branches", "messages")
     }
     declared = set(inspect.signature(fl.Actor).parameters)
     assert words - {"greedy"} <= declared
