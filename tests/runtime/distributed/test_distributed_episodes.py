@@ -28,11 +28,11 @@ class Count(fl.Env):
         return state + 1, "1", float(len(action)), state == 2
 
 
-def flow():
+def flow(environment=Count):
     module = module_of("stale_flow")
     made = fl.Flow("play")
     actor = made.worker(fl.Actor, module.MODEL, lr=1e-2, max_tokens=4, name="actor")
-    game = made.worker(Count, name="game")
+    game = made.worker(environment, name="game")
 
     @made.program
     def play(steps: int = 3):
@@ -139,23 +139,8 @@ def test_a_run_of_replaced_episodes_goes_on_to_the_same_bits(tmp_path):
 def test_agents_on_a_rank_are_sampled_what_they_are_in_one_process(tmp_path):
     """Rewards are equal to the last digit, and all that was sampled is in the rows."""
     pytest.importorskip("h11", reason="the gateway needs the package h11")
-    module = module_of("stale_flow")
-
-    def asking():
-        made = fl.Flow("play")
-        actor = made.worker(fl.Actor, module.MODEL, lr=1e-2, max_tokens=4, name="actor")
-        game = made.worker(Asks, name="game")
-
-        @made.program
-        def play(steps: int = 3):
-            for step, batch in made.steps(module.arithmetic.prompts(4), steps):
-                batch = rl.group_advantages(game.rollout(batch, policy=actor, n=2))
-                made.log(step, actor.update(batch, loss=rl.ppo_clip()), reward=batch.rewards.mean())
-
-        return made
-
-    asking().run(out=tmp_path / "alone", quiet=True)
-    run_direct(asking(), plan(), tmp_path / "ranks")
+    flow(Asks).run(out=tmp_path / "alone", quiet=True)
+    run_direct(flow(Asks), plan(), tmp_path / "ranks")
     alone, ranks = ([line["reward"] for line in metrics(tmp_path / name)] for name in ("alone", "ranks"))
     assert alone == ranks and len(set(alone)) > 1
     assert all(line["game.rollout/delivered_fraction"] == 1 for line in metrics(tmp_path / "ranks"))
