@@ -270,8 +270,9 @@ class Server:
         try:
             self._publish(asked)
         finally:
-            for row in running:
-                self._begin(row)
+            if self.resting is None:  # it is awake, whatever has gone wrong
+                for row in running:
+                    self._begin(row)
 
     def sleep(self, asked: dict[str, Any]) -> None:
         """Free what holds keys, values and weights, until the next publish; rows go on after it."""
