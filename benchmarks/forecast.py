@@ -37,13 +37,15 @@ DRIVER = ROOT / "benchmarks" / "forecast_driver.py"
 PAGE = ROOT / "docs" / "simulator.md"
 OPEN, CLOSE = "<!-- table: forecast, written by benchmarks/forecast.py -->", "<!-- end -->"
 CALIBRATED_BY = "2 ranks, colocated"
+STEPS = 29  # of the run that others are predicted from: two to warm up, and each of its sizes three times
 
 
 @dataclass(frozen=True)
 class Case:
     """A run: ``Case("1 + 1 ranks, S=1", train=1, rollout=1, staleness=1)``; ``rollout`` 0 is one pool for both.
 
-    ``ends``: how many letters end a response; 0 has all of ``tokens``.
+    ``ends``: how many letters end a response; 0 has all of ``tokens``. With ``sizes`` steps differ: ``n`` rows of a
+    prompt or up to so many times as many, of ``tokens`` or up to so many times as many.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Case:
     tokens: int = 64
     engine: str = "hf"
     ends: int = 0
+    n: int = 4
+    sizes: int = 1
 
     def plan(self) -> str:
         """Return the plan as a file has it. The trainer shards its weights over its ranks, engines are replicas."""
@@ -79,22 +83,23 @@ class Case:
 
     def words(self, steps: int) -> list[str]:
         """What the program is told."""
-        said = {"steps": steps, "prompts-per-step": self.prompts, "tokens": self.tokens, "ends": self.ends}
+        said = {"steps": steps, "prompts-per-step": self.prompts, "n": self.n, "tokens": self.tokens}
+        said |= {"ends": self.ends, "sizes": self.sizes}
         return [word for name, value in said.items() for word in (f"--{name}", str(value))]
 
-    @property
-    def lengths(self) -> list[str]:
-        """What the simulator is told of lengths."""
-        return [] if self.ends else ["--lengths", f"fixed:{self.tokens}"]
+    def lengths(self, run: Path) -> list[str]:
+        """What the simulator is told of lengths: that of all rows, or how those of the run are distributed."""
+        return ["--run", str(run)] if self.ends else ["--lengths", f"fixed:{self.tokens}"]
 
 
 def cases(engine: str) -> list[Case]:
     """The runs of an engine, the one first that the others are predicted from."""
     made = [
-        Case(CALIBRATED_BY, 2, ends=3, tokens=160),
+        Case(CALIBRATED_BY, 2, n=2, tokens=40, sizes=3),
         Case("2 ranks, colocated, one length", 2),
         Case("2 ranks, colocated, twice as long", 2, tokens=128),
         Case("2 ranks, colocated, twice the rows", 2, prompts=16),
+        Case("2 ranks, colocated, lengths vary", 2, ends=3, tokens=160),
         Case("1 rank, colocated", 1),
         Case("1 + 1 ranks", 1, 1),
         Case("1 + 1 ranks, S=1", 1, 1, staleness=1),
@@ -134,7 +139,10 @@ def call(python: str, words: Sequence[str], folder: Path) -> str:
 
 
 def run(case: Case, python: str, steps: int, folder: Path) -> Path:
-    """Run a case; return the folder of the run."""
+    """Run a case, unless its folder has the run; return the folder of the run."""
+    if (folder / "run" / "timeline.html").exists():
+        return folder / "run"
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "plan.yaml").write_text(case.plan())
     words = ["run", str(DRIVER), "--plan", "plan.yaml", "--runtime", "ray", "--out", "run", "--no-save"]
@@ -152,15 +160,15 @@ def took(case: Case, run: Path) -> float:
 def predict(case: Case, by: Path, steps: int, folder: Path) -> float:
     """Seconds of a steady step that the simulator predicts from a run of another plan."""
     words = ["simulate", str(DRIVER), "--plan", str(folder / "plan.yaml"), "--runtime", "ray", "--format", "json"]
-    words += ["--calibrated-by", str(by), *case.lengths, *case.words(steps)]
+    words += ["--calibrated-by", str(by), *case.lengths(folder / "run"), *case.words(steps)]
     return json.loads(call(sys.executable, words, folder))["step_s"]
 
 
 def one_round(engine: str, asked: argparse.Namespace, found: dict[Case, Found], out: Path) -> None:
     """Run the first case of an engine, then predict and run each other."""
-    python = asked.vllm if engine == "vllm" else sys.executable
+    python = os.path.abspath(asked.vllm) if engine == "vllm" else sys.executable
     first, *others = cases(engine)
-    by = run(first, python, 2 * asked.steps, out / "by")
+    by = run(first, python, STEPS, out / "by")
     print(call(sys.executable, ["calibrate", str(by), "--efficiency", "efficiency.yaml"], out), flush=True)
     for number, case in enumerate(others):
         if asked.only and asked.only not in case.name:
@@ -177,7 +185,7 @@ def table(found: dict[Case, Found]) -> list[str]:
     lines = ["| engine | plan | rows of | predicted s | measured s | ratio |", "|---|---|---|---|---|---|"]
     for case, seconds in found.items():
         p, m = median(seconds.predicted), median(seconds.measured)
-        rows = f"{4 * case.prompts} x {case.tokens}"
+        rows = f"{case.n * case.prompts} x {'up to ' if case.ends else ''}{case.tokens}"
         lines.append(f"| {case.engine} | {case.name} | {rows} | {p:.3f} | {m:.3f} | {p / m:.2f} |")
     off = sorted(seconds.off for seconds in found.values())
     return [*lines, "", f"Off by {100 * median(off):.0f} % in the middle, {100 * off[-1]:.0f} % at most."]
@@ -201,7 +209,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--vllm", metavar="PYTHON", help="a Python with vLLM; without it only hf is looked at")
     parser.add_argument("--docs", action="store_true", help="write the page")
-    parser.add_argument("--keep", type=Path, help="keep the folders of the runs below this one")
+    parser.add_argument(
+        "--keep", type=Path, help="keep the folders of the runs below this one; those that are there are not run again"
+    )
     asked = parser.parse_args()
     out = asked.keep or Path(tempfile.mkdtemp())
     found: dict[Case, Found] = {}

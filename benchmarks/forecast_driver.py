@@ -66,9 +66,12 @@ reward = flow.worker(fl.FunctionReward, share_of_digits)
 
 
 @flow.program
-def forecast(steps: int = 8, prompts_per_step: int = 8, n: int = 4, tokens: int = 64, ends: int = 0) -> None:
+def forecast(
+    steps: int = 8, prompts_per_step: int = 8, n: int = 4, tokens: int = 64, ends: int = 0, sizes: int = 1
+) -> None:
     for step, batch in flow.steps(prompts(prompts_per_step), steps):
-        batch = actor.generate(batch, n=n, max_tokens=tokens, stop=tuple(range(2, 2 + ends)))
+        rows, longest = n * (1 + step % sizes), tokens * (1 + step // sizes % sizes)
+        batch = actor.generate(batch, n=rows, max_tokens=longest, stop=tuple(range(2, 2 + ends)))
         batch = reward.score(batch)
         batch = rl.group_advantages(batch)
         metrics = actor.update(batch, loss=rl.ppo_clip())

@@ -38,7 +38,7 @@ AGES = {"S=0": 0, "uncorrected": 4, "ppo_clip": 4, "decoupled_ppo": 4, "truncate
 COLOURS = dict(zip(AGES, ("#555555", "#b3462e", "#0b6e8a", "#5a8f29", "#8a5fb0"), strict=True))
 
 
-def train(name: str, seed: int, steps: int, lr: float, warm: str, out: str) -> None:
+def train(name: str, seed: int, steps: int, lr: float, falling: bool, warm: str, out: str) -> None:
     """One run, in this process."""
     sys.path.insert(0, str(ROOT / "algorithms"))
     import flowrl as fl
@@ -64,7 +64,8 @@ def train(name: str, seed: int, steps: int, lr: float, warm: str, out: str) -> N
             batch = rl.advantages(batch)
             if name not in ("S=0", "ppo_clip"):
                 batch = actor.logprobs(batch)
-            metrics = actor.update(batch, loss=loss, epochs=2, allow_stale=not loss.corrects_stale)
+            rate = lr * (1 - step / steps) if falling else lr
+            metrics = actor.update(batch, loss=loss, epochs=2, lr=rate, allow_stale=not loss.corrects_stale)
             flow.log(step, metrics, reward=batch.rewards.mean(), version=batch.versions.mean())
 
     plan = Path(out) / "plan.yaml"
@@ -75,11 +76,12 @@ def train(name: str, seed: int, steps: int, lr: float, warm: str, out: str) -> N
 
 def launch(name: str, seed: int, options: argparse.Namespace, warm: Path) -> dict[str, Any]:
     out = options.out / f"{name}-{seed}"
-    asked, kept = {"steps": options.steps, "lr": options.lr}, out / "result.json"
+    asked = {"steps": options.steps, "lr": options.lr, "falling": options.falling}
+    kept = out / "result.json"
     if kept.exists() and (found := json.loads(kept.read_text()))["asked"] == asked:
         return found["result"]
     words = [sys.executable, __file__, "--one", name, str(seed), "--warm", str(warm), "--out", str(out)]
-    words += ["--steps", str(options.steps), "--lr", str(options.lr)]
+    words += ["--steps", str(options.steps), "--lr", str(options.lr), *(["--falling"] if options.falling else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -128,6 +130,7 @@ def main() -> None:
     parser.add_argument("--warm", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--falling", action="store_true", help="the learning rate falls to 0 in a line")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default=",".join(AGES), help="which of them, with commas between")
     parser.add_argument("--at-once", type=int, default=2, help="runs, with a core each")
@@ -135,7 +138,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "stale")
     options = parser.parse_args()
     if options.one:
-        train(options.one[0], int(options.one[1]), options.steps, options.lr, options.warm, str(options.out))
+        name, seed = options.one
+        train(name, int(seed), options.steps, options.lr, options.falling, options.warm, str(options.out))
         return
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from learn import warm_up
@@ -153,7 +157,7 @@ def main() -> None:
     if options.dry:
         return
     (ROOT / "docs" / "stale.json").write_text(
-        json.dumps({"steps": options.steps, "lr": options.lr, "runs": runs}) + "\n"
+        json.dumps({"steps": options.steps, "lr": options.lr, "falling": options.falling, "runs": runs}) + "\n"
     )
     draw(runs, ROOT / "docs" / "images" / "stale.png")
 

@@ -144,7 +144,7 @@ def study(row: Row, efficiency: Efficiency) -> Study:
     plan = read(plan_text(row))
     mean = _mean(row.average - PROMPT, row.most - PROMPT)
     tokens = Tokens(PROMPT, "lognormal", (mean, SIGMA, float(row.most - PROMPT)))
-    return _flow(row).study(plan, costs=Roofline(plan.cluster, efficiency), tokens=tokens)
+    return _flow(row).study(plan, costs=Roofline(plan.cluster, efficiency, shares_prompts=False), tokens=tokens)
 
 
 def predict(row: Row, efficiency: Efficiency) -> float:
@@ -277,7 +277,7 @@ def _verl_mean(row: Verl) -> float:
 def _verl_study(row: Verl, mean: float) -> Study:
     tokens = Tokens(_VERL_PROMPT, "lognormal", (mean, _VERL_SIGMA, float(_VERL_MOST)))
     plan = read(_verl_plan(row))
-    costs = Roofline(plan.cluster, Efficiency.published())
+    costs = Roofline(plan.cluster, Efficiency.published(), shares_prompts=False)
     return _verl_flow(row.apart).study(plan, costs=costs, tokens=tokens)
 
 

@@ -9,12 +9,12 @@ from statistics import median
 from typing import Any
 
 from ..errors import PlanError
-from ..placement.cost.calibrated_costs import SWAPS, Calibrated, Fit
+from ..placement.cost.calibrated_costs import SWAPS, Calibrated, Call, Fit
 from ..placement.cost.efficiency import Efficiency
 from ..placement.cost.engine_curve import EngineCurve
 from ..placement.cost.per_device_counts import rows_of_replica
 from ..placement.cost.roofline import Roofline
-from ..placement.cost.work import Work
+from ..placement.cost.work import Work, Workload
 from .study import Study
 
 _LEAST = 1e-6  # part of a peak
@@ -63,20 +63,29 @@ def fit_efficiency(study: Study, costs: Calibrated) -> FittedEfficiency:
     ``study``: the program of the run under its plan, with its lengths. Of each kind of call one figure is fitted:
     ``train``, ``forward``, ``link`` and ``network`` for publishes, ``host`` for workers that leave the memory of a pool
     and come back, ``row_s`` for user code, and of an engine ``step_s``, with its curve also ``slot_s`` and ``prefill``.
-    Where an op took a part of its time whatever its tokens were, that is ``call_s``. A figure that would have to be
-    above the peak is 1, and the call is off. Raises PlanError for a run none of whose calls are the program's.
+    Where passes took a part of their time whatever their tokens were, that is ``call_s``; where they send weights
+    between CPUs it tells ``link`` and ``network``, and what publishes take besides is ``publish_s``. A figure that
+    would have to be above the peak is 1, and the call is off. Raises PlanError for a run none of whose calls are the
+    program's.
     """
     fits = ((work, costs.fits.get(work.node) or costs.fits.get(work.title)) for work in _works(study))
     measured = [(work, fit) for work, fit in fits if fit is not None]
     if not measured:
         what = f"no call of {costs.run} is one of this program on devices."
         raise PlanError(what, have=costs.fits, fix="Name a run of this program.")
-    took = [(work, fit.seconds(work.load.tokens)) for work, fit in measured]
-    found = Efficiency(name=costs.run, call_s=_overhead(measured))
+    took = [
+        (work, costs.seconds(work) if work.kind == "generate" else fit.seconds(work.load.tokens))
+        for work, fit in measured
+    ]
+    found = Efficiency(name=costs.run)
+    if any(work.kind == "train" and work.role.assumes_recomputation(work.backend) for work, _ in measured):
+        found = replace(found, recomputation=0.0)  # what the driver did not say was not done
     roofline = Roofline(study.plan.cluster)
-    parts = ((("train",), ("train",)), (("forward",), ("forward",)), (("publish",), ("link", "network")))
-    for kinds, names in (*parts, (SWAPS, ("host",))):
-        found = _fitted(found, names, [(w, s) for w, s in took if w.kind in kinds], roofline)
+    for kind in ("train", "forward"):
+        calls = [call for work, fit in measured if work.kind == kind for call in _calls_of(work, fit, costs)]
+        found = _passes(found, kind, calls, roofline)
+    found = _publishes(found, [(w, s) for w, s in took if w.kind == "publish"], roofline)
+    found = _fitted(found, ("host",), [(w, s) for w, s in took if w.kind in SWAPS], roofline)
     found = _external(found, [(w, s) for w, s in took if w.kind == "external"])
     for work, seconds in took:
         if work.kind == "generate":
@@ -98,14 +107,97 @@ def _works(study: Study) -> Iterable[Work]:
         yield from (study.swap(pool, resident, what) for resident in memory.sizes for what in SWAPS)
 
 
-def _overhead(measured: Iterable[tuple[Work, Fit]]) -> float:
-    """Seconds of a call that do not follow its tokens, in the middle of those that tell; of each optimizer step."""
-    told = [
-        fit.base / (work.minibatches * work.epochs)
-        for work, fit in measured
-        if work.kind in ("train", "forward") and fit.per_token
-    ]
-    return median(told) if told else 0.0
+def _calls_of(work: Work, fit: Fit, costs: Calibrated) -> list[tuple[Work, float]]:
+    """The calls of an op as works with their own rows and tokens; where costs have none, some that the fit says."""
+    calls = [call for call in costs.calls.get(work.node) or costs.calls.get(work.title, ()) if call.rows]
+    if calls:
+        return [(_of_size(work, call), call.seconds) for call in calls]
+    rows = {work.load.rows, *((work.load.rows // 2, work.load.rows // 4) if fit.per_token else ())}
+    works = [replace(work, load=replace(work.load, rows=count)) for count in sorted(rows) if count]
+    return [(each, fit.seconds(each.load.tokens)) for each in works]
+
+
+def _of_size(work: Work, call: Call) -> Work:
+    """The work of a call: its prompts are as long as those of others, and as many rows are to one."""
+    load, rows = work.load, int(call.rows)
+    prompt = min(load.prompt, call.tokens / rows)
+    prompts = max(1, load.rows // load.group)
+    response = call.tokens / rows - prompt
+    return replace(work, load=Workload(rows, prompt, response, group=max(1, rows // prompts)))
+
+
+def _passes(found: Efficiency, kind: str, calls: Sequence[tuple[Work, float]], roofline: Roofline) -> Efficiency:
+    """The part of the peak that forward passes or updates reach, and seconds of each that do not follow its size.
+
+    Both are fitted to relative errors of all calls. The seconds of one are those that are known already, or none,
+    unless the calls tell more (Schwarz 1978). On CPUs, which compute nothing while they send, they are the traffic of
+    sharded weights, as far as there is any: that fits ``link`` and ``network``.
+    """
+    found = _fitted(found, (kind,), calls, roofline)
+    there = replace(roofline, efficiency=replace(found, call_s=0.0))
+    looked = [(work, seconds, there.terms(work)) for work, seconds in calls if seconds > 0]
+    sends = any(_sends(work, roofline) for work, _, _ in looked)
+    rows: list[tuple[float, float, float]] = []
+    for work, seconds, terms in looked:
+        computed = terms["compute"] + terms.get("bubble", 0.0)
+        sent = terms["weights"] if sends else 0.0
+        beside = sum(terms.values()) - computed - sent
+        rows.append(((sent if sends else _times_called(work)) / seconds, computed / seconds, 1 - beside / seconds))
+    if not any(computed for _, computed, _ in rows):
+        return found
+    known = 0.0 if sends else found.call_s
+    fitted = {call: _slower(rows, call) for call in (known, *_call_seconds(rows))}
+    left = {call: sum((y - call * c - slower * x) ** 2 for c, x, y in rows) for call, slower in fitted.items()}
+    call = min(left, key=left.__getitem__)
+    if left[call] >= left[known] * len(rows) ** (-1 / len(rows)):
+        call = known
+    if fitted[call]:
+        found = _with(found, (kind,), min(1.0, getattr(found, kind) / fitted[call]))
+    if not sends:
+        return replace(found, call_s=call)
+    wanted = call * sum(terms["weights"] for _, _, terms in looked)
+
+    def seconds_sent(part: float) -> float:
+        there = replace(roofline, efficiency=_with(found, ("link", "network"), part))
+        return sum(there.terms(work)["weights"] for work, _, _ in looked)
+
+    return _with(found, ("link", "network"), _solved(seconds_sent, wanted, least=_LEAST, most=1.0, falls=True))
+
+
+def _sends(work: Work, roofline: Roofline) -> bool:
+    """Whether a call's seconds tell how fast weights are sent: they are sharded over CPUs."""
+    kinds = {roofline.cluster.kind(device).name for device in work.devices} if roofline.cluster is not None else set()
+    return kinds == {"cpu"} and roofline.terms(work).get("weights", 0.0) > 0
+
+
+def _times_called(work: Work) -> int:
+    """How many optimizer steps an update makes; a forward pass is one."""
+    return work.minibatches * work.epochs if work.kind == "train" else 1
+
+
+def _publishes(found: Efficiency, took: Sequence[tuple[Work, float]], roofline: Roofline) -> Efficiency:
+    """How fast links are; where other calls have told that, the seconds of a publish that its bytes do not take."""
+    if found.link == Efficiency().link:
+        return _fitted(found, ("link", "network"), took, roofline)
+    there = replace(roofline, efficiency=found)
+    left = [seconds - there.seconds(work) for work, seconds in took if there.seconds(work)]
+    return replace(found, publish_s=max(0.0, sum(left) / len(left))) if left else found
+
+
+def _slower(rows: Sequence[tuple[float, float, float]], call: float) -> float:
+    """How many times as long computing takes, by least squares, where a call has so many seconds besides."""
+    return max(0.0, sum((y - call * c) * x for c, x, y in rows) / sum(x * x for _, x, _ in rows))
+
+
+def _call_seconds(rows: Sequence[tuple[float, float, float]]) -> list[float]:
+    """The seconds of a call that calls tell, by least squares; none where they are all of one size, or below 0."""
+    cc, cx, xx = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    cy, xy = (sum(r[i] * r[2] for r in rows) for i in (0, 1))
+    settled = cc * xx - cx * cx
+    if len(rows) < 3 or settled < 1e-6 * cc * xx:
+        return []
+    call = (cy * xx - xy * cx) / settled
+    return [call] if call > 0 else []
 
 
 def _fitted(
@@ -138,6 +230,11 @@ def _engine(found: Efficiency, work: Work, took: float, curve: EngineCurve | Non
         lengths = work.load.lengths
         each = curve.row + curve.context * (lengths.prompt + lengths.running)
         one, many = (bare.token_seconds(work, n) for n in (1, rows))
+        if many - one > each * (rows - 1):  # computing is faster than was taken
+            faster = min(1.0, found.decode * (many - one) / max(each * (rows - 1), 1e-12))
+            found = replace(found, decode=faster)
+            bare = replace(bare, efficiency=replace(bare.efficiency, decode=faster))
+            one, many = (bare.token_seconds(work, n) for n in (1, rows))
         slot = max(0.0, (each * (rows - 1) - (many - one)) / (rows - 1))
         step = max(0.0, curve.step + each - one - slot)
         found = replace(found, slot_s=slot, step_s=step / work.mesh["pp"])
@@ -155,7 +252,7 @@ def _prefill(found: Efficiency, work: Work, curve: EngineCurve, roofline: Roofli
     def seconds(part: float) -> float:
         return replace(roofline, efficiency=replace(found, prefill=part)).terms(work)["prefill"]
 
-    return replace(found, prefill=_solved(seconds, target, least=_LEAST, most=1.0, falls=True)) if target else found
+    return replace(found, prefill=_solved(seconds, target, least=_LEAST, most=1.0, falls=True))
 
 
 def _solved(seconds: Callable[[float], float], wanted: float, *, least: float, most: float, falls: bool) -> float:

@@ -212,10 +212,11 @@ class Study:
         if isinstance(costs, Calibrated) and self.tokens == Tokens():
             fit = costs.fits.get(self.ids.get(made.call.place, "")) or costs.fits.get(made.call.title)
             return Workload(made.rows, 0, fit.row_tokens if fit is not None else 0)
-        lengths = self.lengths.of(made)
+        lengths, group = self.lengths.of(made), max(1, made.rows // max(1, made.prompts or made.rows))
         if not lengths.varies:
-            return Workload(made.rows, lengths.prompt, lengths.mean)
-        return Workload(made.rows, lengths.prompt, lengths.mean, lengths.longest(made.rows), lengths)
+            return Workload(made.rows, lengths.prompt, lengths.mean, group=group)
+        longest = lengths.longest(made.rows)
+        return Workload(made.rows, lengths.prompt, lengths.mean, longest, lengths, group)
 
     @cached_property
     def lengths(self) -> RowLengths:

@@ -109,7 +109,8 @@ class Backend:
 
     What it costs: ``sequence_parallel``: activations are split along ``tp`` everywhere. ``optimizer_over_copies``: the
     optimizer's state is split over the copies of a weight too. ``chunked_logits``: those of a micro-batch are never all
-    there. ``recomputes``: activations are taken to be recomputed where a driver does not say.
+    there. ``recomputes``: activations are taken to be recomputed where a driver does not say. ``shares_prompts``: what
+    rows of a group begin with is computed once for several of them, where that is less work.
     ``proposed``: the search proposes it.
     """
 
@@ -142,6 +143,7 @@ class Backend:
     optimizer_over_copies: bool = False
     chunked_logits: bool = False
     recomputes: bool = True
+    shares_prompts: bool = False
     proposed: bool = False
 
     @property
@@ -205,6 +207,7 @@ _ROWS = (
         freezes=("dp",),
         chunked_logits=True,
         recomputes=False,
+        shares_prompts=True,
     ),
     Backend(
         "fsdp2",
@@ -218,6 +221,7 @@ _ROWS = (
         adapters=("dp", "fsdp"),
         freezes=("dp", "fsdp", "tp"),
         chunked_logits=True,
+        shares_prompts=True,
         proposed=True,
     ),
     Backend(

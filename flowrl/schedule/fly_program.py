@@ -37,7 +37,7 @@ class Clock(Protocol):
 class Made:
     """A call of a flown program: ``Made(call, rows=512)``, with the rows of its batch after it.
 
-    ``sources`` are those that its rows were drawn from.
+    ``sources`` are those that its rows were drawn from; ``prompts`` as many as were drawn, 0 where that is not known.
     """
 
     call: TCall
@@ -45,6 +45,7 @@ class Made:
     rows: int
     inputs: tuple[int, ...] = ()
     sources: tuple[Any, ...] = ()
+    prompts: int = 0
 
 
 class Flight(Tracer):
@@ -151,10 +152,11 @@ class Flight(Tracer):
     ) -> TCall:
         given = dict(arguments or {})
         makers = dict.fromkeys(use.call for use in uses if use.call is not None)
-        rows, sources = 0, dict[int, Any]()
+        rows, prompts, sources = 0, 0, dict[int, Any]()
         for value in find(list(given.values())):
             if isinstance(value, BatchValue):
                 rows = rows or self.count(value.ref.rows)
+                prompts = prompts or self.count(value.ref.rows, expanded=False)
                 sources |= {id(s): s for s in self.sources(value.ref.rows)}
                 if op.rows != "same":  # rows made anew take along every field
                     makers |= dict.fromkeys(use.call for use in self.reads.uses(value) if use.call is not None)
@@ -164,7 +166,7 @@ class Flight(Tracer):
             rows *= n
         self._regrouped[call.index] = rows
         self._from[call.index] = tuple(sources.values())
-        groups = self._note(Made(call, self._opened, rows, tuple(makers), self._from[call.index]))
+        groups = self._note(Made(call, self._opened, rows, tuple(makers), self._from[call.index], prompts))
         owner = None if op.owner in ("batch", "rl", "data", "user") and worker == op.owner else worker
         values = list(find(list(given.values())))
         scheduled = self.scheme.call(
@@ -191,19 +193,22 @@ class Flight(Tracer):
             return ref.call is None or ref.call in self._cuttable
         return isinstance(value, BatchValue) or (isinstance(ref, TNumber) and ref.calls <= self._cuttable)
 
-    def count(self, rows: Rows) -> int:
-        """How many rows a term of the trace stands for; a filter is taken to keep all."""
+    def count(self, rows: Rows, *, expanded: bool = True) -> int:
+        """How many rows a term of the trace stands for; a filter is taken to keep all.
+
+        Without ``expanded`` those that it had before a call made several of each.
+        """
         kind, *rest = rows
         if kind == "draw":
             return self._sizes.get(rest[0], 0)
         if kind == "regroup":
             return self._regrouped.get(rest[0], 0)
         if kind == "concat":
-            return sum(self.count(part) for part in rest)
+            return sum(self.count(part, expanded=expanded) for part in rest)
         if kind == "expand" and len(rest) == 2 and isinstance(rest[1], int):
-            return self.count(rest[0]) * rest[1]
+            return self.count(rest[0], expanded=expanded) * (rest[1] if expanded else 1)
         inner: Rows | int = rest[0] if rest else 0
-        return 0 if isinstance(inner, int) else self.count(inner)
+        return 0 if isinstance(inner, int) else self.count(inner, expanded=expanded)
 
     def sources(self, rows: Rows) -> tuple[Any, ...]:
         """The sources behind a term of the trace."""

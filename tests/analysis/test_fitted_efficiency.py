@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,16 @@ from flowrl.analysis.fitted_efficiency import fit_efficiency
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.cli.arguments.script import load_script
 from flowrl.errors import PlanError
-from flowrl.placement.cost.calibrated_costs import Calibrated, Fit
+from flowrl.placement.cost.calibrated_costs import Calibrated, Call, Fit
 from flowrl.placement.cost.efficiency import Efficiency
 from flowrl.placement.cost.engine_curve import EngineCurve
 from flowrl.placement.cost.roofline import Roofline
+from flowrl.placement.cost.work import Workload
 from flowrl.placement.plan.plan import Plan
+from flowrl.placement.plan.plan_file import read
 
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"
-TRUE = Efficiency(train=0.31, forward=0.37, link=0.5, network=0.5, step_s=0.004, row_s=0.02)
+TRUE = Efficiency(train=0.31, forward=0.37, link=0.5, network=0.5, recomputation=0.0, step_s=0.004, row_s=0.02)
 FIXED = Tokens(512, "fixed", (1024.0,))
 
 
@@ -87,8 +90,73 @@ def test_what_a_call_takes_whatever_its_tokens_is_no_part_of_a_peak():
     slow = run.fits["actor.update"].base
     fits = {**run.fits, "actor.update": Fit(2.0, slow / update.load.tokens, error=0.02, calls=8)}
     found = fit_efficiency(study, Calibrated("run", fits, run.step)).efficiency
-    assert found.call_s == pytest.approx(2.0 / update.minibatches / update.epochs)
+    assert found.call_s == pytest.approx(2.0 / update.minibatches / update.epochs, rel=0.02)
     assert found.train == pytest.approx(TRUE.train, rel=0.05)
+
+
+def sizes_of(work, sizes=((2, 0.5), (4, 0.5), (2, 1.0), (4, 1.0), (2, 2.0), (4, 2.0))):
+    """The work of an op with other numbers of rows to a prompt, and other lengths of responses."""
+    load = work.load
+    prompts = load.rows // load.group
+    return [
+        replace(work, load=Workload(prompts * group, load.prompt, load.response * longer, group=group))
+        for group, longer in sizes
+    ]
+
+
+def called(study, work, true: Efficiency) -> Calibrated:
+    """A run that called an op so: its calls, and a publish."""
+    costs = Roofline(study.plan.cluster, true)
+    calls = [
+        Call(work.title, number, costs.seconds(each), each.load.tokens, each.load.rows)
+        for number, each in enumerate(sizes_of(work))
+    ]
+    publish = study.publish("actor")
+    fits = {work.title: Fit.of(calls), publish.title: Fit(costs.seconds(publish), calls=6)}
+    return Calibrated("run", fits, Fit(0.0), calls={work.title: calls})
+
+
+CPUS = """\
+cluster: {device: cpu, nodes: 1, devices_per_node: RANKS}
+pools: {train: {devices: "0-LAST"}, cpu: {processes: 1}}
+place:
+  actor:
+    train:    {pool: train, mesh: {fsdp: RANKS}, backend: fsdp2}
+    generate: {pool: train, mesh: {dp: RANKS}}
+  ref: {pool: train, mesh: {fsdp: RANKS}, backend: fsdp2}
+  reward: {pool: cpu}
+"""
+
+
+def study_of_cpus(ranks: int, costs=None):
+    flow = load_script(str(ALGORITHMS / "grpo.py"))
+    plan = read(CPUS.replace("RANKS", str(ranks)).replace("LAST", str(ranks - 1)))
+    return flow.study(plan, "grpo", tokens=Tokens(24, "fixed", (64.0,)), costs=costs, steps=4, runtime="ray")
+
+
+def test_sharded_weights_on_cpus_tell_the_link_and_publishes_what_they_take_besides():
+    """One run on two ranks: what its updates take whatever their size is traffic, which one rank does not have."""
+    true = Efficiency(train=0.6, link=0.05, network=0.05, publish_s=0.07, recomputation=0.0)
+    study = study_of_cpus(2)
+    update = next(w for w in study.works.values() if w.title == "actor.update")
+    assert update.load.group > 1, "rows of a prompt are trained on together"
+    found = fit_efficiency(study, called(study, update, true)).efficiency
+    for name in ("train", "link", "network", "publish_s", "recomputation"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-3), name
+    for ranks in (1, 2, 4):
+        there = study_of_cpus(ranks)
+        work = next(w for w in there.works.values() if w.title == "actor.update")
+        told, truth = (Roofline(there.plan.cluster, each).seconds(work) for each in (found, true))
+        assert told == pytest.approx(truth, rel=1e-3)
+
+
+def test_rows_that_share_their_prompt_tell_the_part_of_a_peak():
+    """Calls with two and four rows to a prompt: fitted to their tokens alone they would be off."""
+    true = Efficiency(train=0.6, call_s=0.05, recomputation=0.0)
+    study = study_of_cpus(1)
+    update = next(w for w in study.works.values() if w.title == "actor.update")
+    found = fit_efficiency(study, called(study, update, true)).efficiency
+    assert (found.train, found.call_s) == (pytest.approx(0.6), pytest.approx(0.05))
 
 
 def test_a_machine_faster_than_its_peak_is_told_as_an_error():

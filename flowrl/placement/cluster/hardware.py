@@ -47,6 +47,11 @@ class Hardware:
         """``h100-80``, or ``h100-80 and l40s``."""
         return " and ".join(dict.fromkeys(k.name for k in self.kinds))
 
+    @property
+    def is_host(self) -> bool:
+        """Whether they are CPUs, which move bytes themselves."""
+        return all(k.name == "cpu" for k in self.kinds)
+
     def flops(self, dtype_bytes: float) -> float:
         """Return peak operations per second of the slowest device in the dtype of that many bytes."""
         name = {1: "fp8", 2: "bf16", 4: "fp32"}.get(round(dtype_bytes), "bf16")

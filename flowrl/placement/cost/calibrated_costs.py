@@ -96,7 +96,8 @@ class Calibrated:
     ``step``: all ops of a step together, one after another, whose error is that of these costs. Ops that the run did
     not have cost 0, and so does a publish inside one pool. They hold for the machine, plan and model of the run.
     ``places``: where each op was measured, as :func:`placed` says it. ``curves``: how fast the engine of an op that
-    samples was, by batch and length, where the calls of the run tell.
+    samples was, by batch and length, where the calls of the run tell. ``calls``: those that the fits are of, by title;
+    a file has none.
     """
 
     run: str
@@ -105,6 +106,7 @@ class Calibrated:
     at: Mapping[str, At] = field(default_factory=dict[str, At])
     places: Mapping[str, str] = field(default_factory=dict[str, str])
     curves: Mapping[str, EngineCurve] = field(default_factory=dict[str, EngineCurve])
+    calls: Mapping[str, Sequence[Call]] = field(default_factory=dict[str, Sequence[Call]])
 
     @property
     def error(self) -> float | None:
@@ -202,19 +204,21 @@ def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
     seen, held_out = set(steps[:half]), set(steps[half:])
     titles = dict.fromkeys(c.title for c in calls if c.step >= steps[0])
     fits: dict[str, Fit] = {}
+    warm: dict[str, Sequence[Call]] = {}
     guesses: dict[int, list[tuple[float, float]]] = {}
     for title in titles:
         mine = [c for c in calls if c.title == title and c.step >= steps[0]]
         first = [c for c in mine if c.step in seen]
         guess = Fit.of(first) if first else None
         pairs = [(guess.seconds(c.tokens), c.seconds) for c in mine if c.step in held_out] if guess else []
-        fits[title] = _with_error(Fit.of(mine), pairs)
+        fits[title], warm[title] = _with_error(Fit.of(mine), pairs), mine
         for call in (c for c in mine if c.step in held_out):
             guesses.setdefault(call.step, []).append((guess.seconds(call.tokens) if guess else 0.0, call.seconds))
     sums = [(sum(p for p, _ in pairs), sum(m for _, m in pairs)) for pairs in guesses.values()] if half else []
     step = _with_error(Fit(0.0, calls=len(steps)), sums)
     places, replicas = _places(Path(run), titles)
-    return Calibrated(shown(str(run)), fits, step, places=places, curves=_curves(lines, steps, replicas))
+    curves = _curves(lines, steps, replicas)
+    return Calibrated(shown(str(run)), fits, step, places=places, curves=curves, calls=warm)
 
 
 def placed(backend: str, mesh: Mesh) -> str:

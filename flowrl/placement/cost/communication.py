@@ -23,7 +23,7 @@ def model_of(work: Work) -> ModelShape:
     return work.role.model
 
 
-def activations(work: Work, hardware: Hardware, tokens: float, passes: int) -> float:
+def activations(work: Work, hardware: Hardware, tokens: float, passes: float) -> float:
     """Return seconds of what ranks exchange while ``tokens`` of a replica go ``passes`` times through the layers.
 
     It comes in micro-batches, which are not rounded up: with one token more a step must not become faster.
@@ -209,16 +209,19 @@ def publish_least(work: Work, hardware: Hardware) -> float:
 Received = Callable[[Role, Mesh, tuple[int, ...], Mesh, tuple[int, ...], LayoutRules, Cluster | None], Passing]
 
 
+def in_one_process(work: Work) -> bool:
+    """Whether a publish is between two workers of a process, whose copies share their memory."""
+    return work.source is not None and not work.source[1] and work.pool == work.source_pool
+
+
 def publish(work: Work, hardware: Hardware, received: Received = publish_bytes) -> float:
     """From the ranks that train to those that generate: each slice from a holder to everyone who lacks it.
 
     It takes as long as the busiest device sends or receives, inside its node or to and from others.
     """
-    if work.source is None:
+    if work.source is None or in_one_process(work):
         return 0.0
     source, devices = work.source
-    if not devices and work.pool == work.source_pool:  # one process: the copies share their memory
-        return 0.0
     rules = backend(work.backend).layout
     busiest = received(work.role, source, devices, work.mesh, work.devices, rules, hardware.cluster)
     all_of_them = tuple(dict.fromkeys((*devices, *work.devices)))

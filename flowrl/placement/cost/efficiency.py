@@ -20,14 +20,16 @@ _SOURCES = {
     "network": "assumed",
     "host": "assumed",
     "overlap": "assumed: FSDP and gradient traffic runs beside the computation",
+    "recomputation": "assumed: activations are recomputed where a driver says nothing of it",
     "experts": "assumed: products of experts are as fast as those of dense layers",
     "step_s": "assumed: scheduling and sampling of one decoded token",
     "slot_s": "assumed: none beside step_s",
     "call_s": "assumed: none beside what tokens take",
+    "publish_s": "assumed: none beside what bytes take",
     "row_s": "assumed: one row of a reward or environment without a given time, on one process",
 }
 #: Figures that may be above 1 or are 0 where nothing is added.
-_SECONDS = ("step_s", "slot_s", "call_s", "row_s")
+_SECONDS = ("step_s", "slot_s", "call_s", "publish_s", "row_s")
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,11 @@ class Efficiency:
 
     Factors of peak operations (``train``, ``forward``, ``prefill``, ``decode``), of bandwidths (``memory``, ``link``,
     ``network``, ``host``), the part of the computation that traffic of weights and gradients can hide behind
-    (``overlap``), of what dense products reach the part that those of experts do (``experts``), and seconds that
-    nothing else accounts for: ``step_s`` per decoded token, ``slot_s`` for each row in it, ``call_s`` of a
-    forward pass and of an optimizer step, ``row_s`` per external row. ``name`` is how a report calls them, nothing for
-    those that are assumed; ``error``: by what part seconds were off, where that was measured.
+    (``overlap``), of what dense products reach the part that those of experts do (``experts``), how much there is of
+    the recomputation that is assumed where a driver says nothing (``recomputation``), and seconds that nothing else
+    accounts for: ``step_s`` per decoded token, ``slot_s`` for each row in it, ``call_s`` of a forward pass and of an
+    optimizer step, ``publish_s`` of a publish, ``row_s`` per external row. ``name`` is how a report calls them, nothing
+    for those that are assumed; ``error``: by what part seconds were off, where that was measured.
     """
 
     train: float = 0.40
@@ -52,10 +55,12 @@ class Efficiency:
     host: float = 0.70
     overlap: float = 0.50
     experts: float = 1.0
+    recomputation: float = 1.0
     step_s: float = 1e-3
     slot_s: float = 0.0
     row_s: float = 1e-2
     call_s: float = 0.0
+    publish_s: float = 0.0
     error: float | None = None
     sources: Mapping[str, str] = field(default_factory=lambda: _SOURCES, compare=False)
     name: str = ""
@@ -109,7 +114,7 @@ def _figure(entry: Entry) -> float:
         number = float(entry.text)
     except ValueError:
         number = math.nan
-    least = 0 if entry.name == "overlap" else 1e-6
+    least = 0 if entry.name in ("overlap", "recomputation") else 1e-6
     if not least <= number <= 1:
         fix = f"Write the part of the peak that is reached, above 0 and at most 1: {entry.name}: 0.4."
         raise PlanError(f"'{entry.name}': '{entry.text}' is no part of a peak.", at=entry.at, fix=fix)

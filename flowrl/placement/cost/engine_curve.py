@@ -125,6 +125,8 @@ def _shares(replicas: int) -> tuple[int, ...]:
 def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
     """Fit figures of at least 0 to relative errors; of sets of parts the smallest that is about as good as any.
 
+    Of sets of one size that are about as good it is the first in the order of the parts.
+
     A token of a prompt takes at most what a row takes in a step of the average call: it is the same arithmetic, and
     the weights are not read for it alone. Calls that brought about as many tokens of prompts tell nothing of one.
     """
@@ -140,8 +142,10 @@ def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
     brought = [call.prompt for call in calls]
     told = [p for p in range(len(PARTS)) if p != _PROMPT or max(brought) - min(brought) > _VARIES * max(brought)]
     best, least = (0.0,) * len(PARTS), math.inf
+    worth = len(rows) ** (-1 / len(rows))  # what a further part has to leave of the rest (Schwarz 1978)
+    exact = 1e-18 * len(rows)
     for size in range(1, len(PARTS) + 1):
-        found, left = best, least
+        sets: list[tuple[float, tuple[float, ...]]] = []
         for chosen in combinations(told, size):
             figures = _solve(rows, chosen)
             if figures is None or min(figures) < 0:
@@ -150,11 +154,13 @@ def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
             if whole[_PROMPT] > (1 + 1e-6) * sum(f * m for f, m in zip(whole, most, strict=True)):
                 continue
             rest = sum((1 - sum(f * row[c] for f, c in zip(figures, chosen, strict=True))) ** 2 for row in rows)
-            if rest < left:
-                left, found = rest, tuple(whole)
-        if left < least * len(rows) ** (-1 / len(rows)):  # a further part is worth it (Schwarz 1978)
-            best, least = found, left
-        if least < 1e-18 * len(rows):
+            sets.append((rest, tuple(whole)))
+        if not sets:
+            continue
+        left = min(rest for rest, _ in sets)
+        if left < least * worth:
+            least, best = next((rest, whole) for rest, whole in sets if rest * worth <= max(left, exact))
+        if least < exact:
             break
     return EngineCurve(*best, replicas=replicas)
 

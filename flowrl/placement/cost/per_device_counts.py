@@ -97,17 +97,29 @@ def optimizer_parameters(role: Role, mesh: Mesh, backend: str = REFERENCE) -> fl
     return (1 - role.frozen) * (dense + parts.experts / split / mesh.experts["ep"])
 
 
-def forward_operations(role: Role, rows: float, load: Workload, expert: float = 1.0) -> float:
+def forward_operations(
+    role: Role, rows: float, load: Workload, expert: float = 1.0, *, shares_prompts: bool = False
+) -> float:
     """Return operations of one forward pass over whole rows, prompts and responses.
 
     Two for each parameter that a token meets, the head on response tokens alone, and causal attention:
     ``2 layers heads head_dim length^2`` for a row (half of Narayanan et al. 2021, arXiv:2104.04473, appendix, which
     counts the masked half too). An operation of an expert counts as ``expert`` ones: as many as it takes the time of.
+
+    With ``shares_prompts`` 2, 4, 8 and so on of the rows of a group, or all, are one sequence that has their prompt
+    once, where that is less: a mask keeps them apart, and every pair of tokens is computed.
     """
     assert role.model is not None
-    length = load.prompt + load.response
-    layers = 2 * _body(role, expert) * length + _attention(role.model) * length**2 / 2
-    return rows * (layers + _head(role) * load.response)
+    body, pair = 2 * _body(role, expert), _attention(role.model)
+
+    def layers(together: int) -> float:
+        tokens = load.prompt + together * load.response
+        return (body * tokens + pair * tokens**2 / (1 if together > 1 else 2)) / together
+
+    options = {1}
+    if shares_prompts:
+        options |= {1 << k for k in range(load.group.bit_length())} | {load.group}
+    return rows * (min(map(layers, options)) + _head(role) * load.response)
 
 
 def prefill_operations(role: Role, rows: float, load: Workload, expert: float = 1.0) -> float:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
+from ..backends import backend as row_of
 from ..cluster.cluster import Cluster
 from ..cluster.hardware import Hardware
 from . import communication as traffic
@@ -49,8 +50,9 @@ class Roofline:
     over the processes. A worker without a model costs the same way, whatever its op. Of devices of several kinds the
     slowest decides. ``steady``: a generate of rows that vary takes what it takes an engine that other steps keep full.
     ``received`` gives the bytes of a publish: the reshard planner, which raises PlanError for a mesh
-    that does not divide the model, or ``traffic.publish_bytes``, a closed form. Left out: sharing of a network by pools
-    that work at once, prompts shared by a group, experts that are chosen unevenly, stragglers other than ``longest``.
+    that does not divide the model, or ``traffic.publish_bytes``, a closed form. Without ``shares_prompts`` rows of a
+    group are trained on one by one, whatever the backend does. Left out: sharing of a network by pools that work at
+    once, experts that are chosen unevenly, stragglers other than ``longest``.
     """
 
     cluster: Cluster | None = None
@@ -58,6 +60,7 @@ class Roofline:
     row_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     received: traffic.Received = traffic.planned_bytes
     steady: bool = False
+    shares_prompts: bool = True
     _seen: dict[tuple[int, int], tuple[tuple[int, ...], Hardware]] = field(
         init=False, default_factory=dict[Any, Any], repr=False, compare=False
     )
@@ -79,7 +82,9 @@ class Roofline:
         if kind == "none" or (kind not in ("publish", "offload", "onload") and not work.load.rows):
             return 0.0
         if kind == "publish":
-            return traffic.publish(work, self._hardware(work), self.received)
+            if work.source is None or traffic.in_one_process(work):
+                return 0.0
+            return traffic.publish(work, self._hardware(work), self.received) + self.efficiency.publish_s
         if kind in ("offload", "onload"):
             return work.moved / self._hardware(work).host / self.efficiency.host
         if kind == "external" or work.role.model is None:
@@ -115,6 +120,8 @@ class Roofline:
     def _generate(self, work: Work) -> dict[str, float]:
         """A token for every row at a time: the slower of reading memory and computing, then what ranks exchange.
 
+        A CPU, whose caches hold little of it, does one after the other.
+
         Rows that the KV cache has no room for wait for the next wave; waves are even. With ``longest`` the last wave
         is as long as its longest response, all others as the mean: finished rows make room. Where lengths are
         distributed, rows enter as others leave, and the engine is the faster the fewer run.
@@ -145,8 +152,9 @@ class Roofline:
         cache = _kv_bytes(work, load.prompt + answered) * mesh["pp"] / groups
         reading = (weights + running * cache) / hardware.bandwidth / e.memory
         operations = decode_operations(work.role, running, load, 1 / e.experts) / load.response * mesh["pp"] / groups
+        computing = self._compute(work, operations, e.decode)
         return {
-            "decode": max(reading, self._compute(work, operations, e.decode)),
+            "decode": reading + computing if hardware.is_host else max(reading, computing),
             "exchange": traffic.decoded_token(work, hardware, running, groups),
             "steps": e.step_s * mesh["pp"] + e.slot_s * running,
         }
@@ -217,7 +225,7 @@ class Roofline:
         rows = rows_of_replica(work.load, work.mesh, work.processes)
         terms = self._passes(work, rows, operations=1, passes=1, part=self.efficiency.forward)
         tokens = rows * (work.load.prompt + work.load.response)
-        weights = self._exposed(terms, self._weights(work, tokens, 1))
+        weights = self._exposed(work, terms, self._weights(work, tokens, 1))
         return terms | {"weights": weights, "call": self.efficiency.call_s}
 
     def _train(self, work: Work) -> dict[str, float]:
@@ -229,23 +237,26 @@ class Roofline:
         role, hardware = work.role, self._hardware(work)
         load = replace(work.load, rows=ceil(work.load.rows / work.minibatches))
         rows = rows_of_replica(load, work.mesh, work.processes)
-        again = 1 if role.recomputes(work.backend) else 0
+        again = 1.0 if role.recomputes(work.backend) else 0.0
+        if role.assumes_recomputation(work.backend):
+            again *= self.efficiency.recomputation
         operations = (2 if role.lora else 3 - role.frozen) + again
         terms = self._passes(work, rows, operations, 2 + again, self.efficiency.train)
         tokens = rows * (load.prompt + load.response)
         weights = self._weights(work, tokens, 2 if role.lora else 3)
-        exposed = self._exposed(terms, weights + traffic.gradients(work, hardware))
+        exposed = self._exposed(work, terms, weights + traffic.gradients(work, hardware))
         terms |= {"weights": exposed, "optimizer": self._optimizer(work), "call": self.efficiency.call_s}
         return {name: seconds * work.minibatches * work.epochs for name, seconds in terms.items()}
 
-    def _passes(self, work: Work, rows: float, operations: float, passes: int, part: float) -> dict[str, float]:
+    def _passes(self, work: Work, rows: float, operations: float, passes: float, part: float) -> dict[str, float]:
         """``operations`` times those of a forward pass, ``passes`` times its exchanges, and the bubble of pp.
 
         With m micro-batches on p stages everything takes (m + p - 1) / m as long (Narayanan et al. 2021,
         arXiv:2104.04473, section 2.2). There are at least as many micro-batches as stages where rows suffice.
         """
         tokens, depth = rows * (work.load.prompt + work.load.response), work.mesh["pp"]
-        once = forward_operations(work.role, rows, work.load, 1 / self.efficiency.experts)
+        shares = self.shares_prompts and row_of(work.backend).shares_prompts
+        once = forward_operations(work.role, rows, work.load, 1 / self.efficiency.experts, shares_prompts=shares)
         compute = self._compute(work, operations * once, part)
         exchange = traffic.activations(work, self._hardware(work), tokens, passes)
         micro_batches = max(tokens / micro_tokens(work.load, work.micro), min(rows, depth), 1)
@@ -261,8 +272,10 @@ class Roofline:
         copies = traffic.host_copies(work, hardware, tokens, times) / self.efficiency.host
         return traffic.sharded_weights(work, hardware, tokens, times) + copies
 
-    def _exposed(self, terms: Mapping[str, float], seconds: float) -> float:
-        """What is left of the traffic when part of the computation hides it."""
+    def _exposed(self, work: Work, terms: Mapping[str, float], seconds: float) -> float:
+        """What is left of the traffic when part of the computation hides it: none where a CPU does both."""
+        if self._hardware(work).is_host:
+            return seconds
         return max(0.0, seconds - self.efficiency.overlap * terms["compute"])
 
     def _optimizer(self, work: Work) -> float:

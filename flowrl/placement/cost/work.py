@@ -18,7 +18,7 @@ class Workload:
     """The rows of one call: ``Workload(rows=1024, prompt=1024, response=1024)``, tokens per row on average.
 
     ``longest`` is the most tokens of a response, where that is known to differ from ``response``; ``lengths`` is how
-    those of a generate are distributed, where they vary.
+    those of a generate are distributed, where they vary. ``group``: so many rows are to one prompt.
     """
 
     rows: int
@@ -26,6 +26,7 @@ class Workload:
     response: float
     longest: float = 0.0
     lengths: Lengths | None = None
+    group: int = 1
 
     @property
     def tokens(self) -> float:

@@ -90,6 +90,20 @@ def test_noise_is_in_the_error():
     assert curve.step == pytest.approx(1e-2, rel=0.25)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_calls_of_several_sizes_tell_what_larger_ones_take(seed):
+    """Steps that differ in rows and lengths: noise does not make one part of another."""
+    chance, calls = random.Random(seed), list[SampledCall]()
+    for number in range(18):
+        rows, longest = (16, 32, 48)[number % 3], (40, 80, 120)[number // 3 % 3]
+        truth = longest * (5e-3 + 1e-4 * rows)
+        calls.append(sampled(number, truth * math.exp(chance.gauss(0, 0.02)), 24, [longest] * rows))
+    curve = fit_curve(calls)
+    assert curve is not None and curve.step == pytest.approx(5e-3, rel=0.1)
+    more = sampled(0, 160 * (5e-3 + 1e-4 * 64), 24, [160] * 64)  # longer than all of them, and of more rows
+    assert curve.of_call(more) == pytest.approx(more.seconds, rel=0.15)
+
+
 def test_calls_that_are_alike_have_no_curve():
     assert fit_curve([sampled(n, 1.0, 10, [64] * 16) for n in range(20)]) is None, "a step and a row are one there"
     assert fit_curve([sampled(n, 1.0, 10, [n + 1, 60]) for n in range(5)]) is None, "too few"

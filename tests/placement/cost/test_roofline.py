@@ -84,6 +84,33 @@ def test_attention_adds_the_square_of_the_length_halved_by_causality():
     assert IDEAL.seconds(work("forward", model=model)) == pytest.approx(operations / 1e12)
 
 
+def test_rows_of_a_group_have_their_prompt_once_where_that_is_less():
+    group = Workload(8, 500, 500, group=4)
+    once = 2 * 1e6 * 2 * (500 + 4 * 500) / 1e12  # two trees
+    assert IDEAL.seconds(work("forward", load=group)) == pytest.approx(once)
+    assert IDEAL.seconds(work("forward", load=group, backend="megatron")) == pytest.approx(0.016), "it does not"
+    whole = Roofline(NODES, Efficiency.ideal(), shares_prompts=False)
+    assert whole.seconds(work("forward", load=group)) == pytest.approx(0.016)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "together"), [(100, 1000, 1), (50, 100, 2), (150, 100, 4), (2000, 100, 8)]
+)
+def test_so_many_rows_share_a_prompt_as_make_the_least_work(prompt, response, together):
+    """Every pair of tokens of a tree is computed, of a row alone the half."""
+    body, pair = 2 * sizes(SMALL).body, 4 * 4 * 8 * 16
+
+    def operations(rows: int) -> float:
+        tokens = prompt + rows * response
+        return 8 / rows * (body * tokens + pair * tokens**2 / (1 if rows > 1 else 2))
+
+    least = min(range(1, 9), key=operations)
+    load = Workload(8, prompt, response, group=8)
+    head = 2 * SMALL.vocab * SMALL.hidden * 8 * response
+    assert IDEAL.seconds(work("forward", model=SMALL, load=load)) == pytest.approx((operations(least) + head) / 1e12)
+    assert least == together
+
+
 def test_training_is_three_forwards_and_four_with_recomputation():
     step = 28 * 1e6 / 1e12  # gradient 2, weight 2, master 2 * 4, moments 2 * 2 * 4 bytes for each parameter
     assert IDEAL.seconds(work("train", checkpointing=False)) == pytest.approx(3 * 0.016 + step)
@@ -125,6 +152,12 @@ def test_decode_reads_the_weights_for_every_token_and_the_cache_of_every_row():
     cache = 1024 * (500 + 250)  # the mean context
     expected = 500 * (weights + 8 * cache) / 1e12
     assert READING.terms(work("generate", model=SMALL, load=load))["decode"] == pytest.approx(expected)
+
+
+def test_a_cpu_reads_and_computes_one_after_the_other():
+    cpu = Roofline(Cluster((Nodes("cpu", 1, 1),)), Efficiency.ideal())
+    reading, computing = 2e6 / 1e11, 2 * 1e6 * 8 / 1e11
+    assert cpu.terms(work("generate"))["decode"] == pytest.approx(500 * (reading + computing))
 
 
 def test_decode_of_many_rows_is_compute_bound():
@@ -269,6 +302,21 @@ def test_computation_hides_part_of_the_traffic_of_weights():
     assert Roofline(NODES).terms(work("forward", "fsdp=4"))["weights"] == 0
 
 
+def test_a_cpu_hides_no_traffic_as_it_sends_itself():
+    hides = Roofline(Cluster((Nodes("cpu", 1, 4),)), replace(Efficiency.ideal(), overlap=1.0))
+    assert hides.terms(work("forward", "fsdp=4"))["weights"] == pytest.approx(3 / 4 * 2e6 / 1e11)
+
+
+def test_recomputation_that_nobody_asked_for_is_that_of_the_efficiencies():
+    assumed = work("train", backend="fsdp2")
+    assert assumed.role.assumes_recomputation("fsdp2") is False, "a role says it unless its driver is silent"
+    silent = work("train", backend="fsdp2", checkpointing=None)
+    none = Roofline(NODES, replace(Efficiency.ideal(), recomputation=0.0))
+    assert IDEAL.terms(silent)["compute"] == pytest.approx(4 * 0.016)
+    assert none.terms(silent)["compute"] == pytest.approx(3 * 0.016)
+    assert none.terms(work("train", checkpointing=True))["compute"] == pytest.approx(4 * 0.016), "its driver asked"
+
+
 def test_the_optimizer_works_on_its_shard():
     step = 28e-6
     assert IDEAL.terms(work("train", "fsdp=4"))["optimizer"] == pytest.approx(step / 4)
@@ -289,6 +337,15 @@ def test_a_publish_to_other_devices_sends_a_shard():
     source = (Mesh.of("fsdp=8"), tuple(range(8)))
     call = work("publish", "dp=4,tp=2", devices=range(8, 16), source=source, pool="b", source_pool="a")
     assert IDEAL.seconds(call) == pytest.approx(1e6 / 1e10)
+
+
+def test_a_publish_takes_seconds_besides_its_bytes():
+    source = (Mesh.of("fsdp=8"), tuple(range(8)))
+    call = work("publish", "dp=4,tp=2", devices=range(8, 16), source=source, pool="b", source_pool="a")
+    slow = Roofline(NODES, replace(Efficiency.ideal(), publish_s=0.25))
+    assert slow.seconds(call) == pytest.approx(IDEAL.seconds(call) + 0.25)
+    one = replace(call, source=(Mesh(), ()), devices=(), pool="cpu", source_pool="cpu", mesh=Mesh())
+    assert slow.seconds(one) == 0, "workers of one process share their memory"
 
 
 @pytest.mark.parametrize(
