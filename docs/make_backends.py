@@ -49,6 +49,8 @@ TRAITS: dict[str, Callable[[Backend], Any]] = {
     "takes new weights by": lambda row: _words(row.publishes),
     "log-probabilities of what it samples": lambda row: _words(row.logprobs),
     "leaves the memory of its devices between its turns": lambda row: row.sleeps,
+    "computes a prompt once for all rows to it": lambda row: row.reads_prompts_once,
+    "has keys and values of a prompt once": lambda row: row.keeps_prompts_once,
     "gradients": lambda row: row.gradients or False,
     "`offload: true`": lambda row: row.offload,
     "options beside it": lambda row: _words(tuple(option.name for option in row.options)),

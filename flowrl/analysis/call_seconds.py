@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -11,11 +11,13 @@ from ..placement.cost.calibrated_costs import Calibrated
 from ..placement.cost.continuous_batch import Engine
 from ..placement.cost.cost_model import Costs
 from ..placement.cost.length_distribution import Lengths
+from ..placement.cost.link_parts import link_parts
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Work, Workload
 from ..schedule.engine_slots import Rows
 from ..schedule.events import Call
 from ..schedule.fly_program import Made
+from ..schedule.shared_links import Parts
 
 if TYPE_CHECKING:
     from .study import Study
@@ -41,6 +43,12 @@ class NoTime:
 
     def swap(self, pool: str, resident: str, what: str) -> float:
         return 0.0
+
+    def parts(self, call: Call) -> Parts:
+        return {}
+
+    def publish_parts(self, worker: str) -> Parts:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -73,10 +81,17 @@ def _engine_of(costs: Costs, work: Work) -> Engine | None:
     return costs.engine(work) if isinstance(costs, (Roofline, Calibrated, Faster)) else None
 
 
+def _parts_of(costs: Costs, work: Work) -> Parts:
+    """The parts of links that a work keeps busy, by costs that know its links."""
+    if isinstance(costs, Faster):
+        return _parts_of(costs.costs, work)
+    return link_parts(costs, work) if isinstance(costs, Roofline) else {}
+
+
 @lru_cache(maxsize=64)  # the same calls under another plan have rows of the same lengths
 def _groups(lengths: Lengths, rows: int, seed: str, size: int) -> Sequence[Sequence[float]]:
     """The lengths of so many rows, by groups of a size."""
-    drawn = lengths.draw(rows, seed)
+    drawn = lengths.draw(rows, seed, size)
     return [drawn[i : i + size] for i in range(0, rows, size)]
 
 
@@ -91,6 +106,7 @@ class Pace:
         self._known: dict[tuple[str, Workload], float] = {}
         self._engines: dict[tuple[str, Workload], Engine] = {}
         self._moves: dict[tuple[str, ...], float] = {}
+        self._shares: dict[Hashable, Parts] = {}
 
     def note(self, made: Made) -> int:
         """Remember a call before it is issued. Returns its prompt groups."""
@@ -140,6 +156,18 @@ class Pace:
 
     def publish(self, worker: str) -> float:
         return self._move(("publish", worker), lambda: self._study.publish(worker))
+
+    def parts(self, call: Call) -> Parts:
+        work = self._works.get(call.id)
+        return {} if work is None else self._parts((work.node, work.load), lambda: work)
+
+    def publish_parts(self, worker: str) -> Parts:
+        return self._parts(worker, lambda: self._study.publish(worker))
+
+    def _parts(self, key: Hashable, work: Callable[[], Work]) -> Parts:
+        if key not in self._shares:
+            self._shares[key] = _parts_of(self._study.cost_model, work())
+        return self._shares[key]
 
     def swap(self, pool: str, resident: str, what: str) -> float:
         return self._move((pool, resident, what), lambda: self._study.swap(pool, resident, what))

@@ -85,10 +85,10 @@ def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
         have = dict.fromkeys(str(line["program"]) for line in records_within(traffic) if line.get("responses"))
         what = f"the run {shown(str(run))} has no rows that '{program}' has sampled."
         raise PlanError(what, have=list(have), fix="Name a run of this program.")
-    prompt, quantiles = sampled
-    lengths = Lengths(prompt, inf, "measured", quantiles)
-    kind, numbers = ("measured", quantiles) if varies else ("fixed", (lengths.mean,))
-    return Tokens(prompt, kind, numbers, source=shown(str(run)))
+    prompt, quantiles, alike = sampled
+    if varies:
+        return Tokens(prompt, "measured", quantiles, shown(str(run)), min(alike, 1.0))
+    return Tokens(prompt, "fixed", (Lengths(prompt, inf, "measured", quantiles).mean,), source=shown(str(run)))
 
 
 def _with_reasons(bars: list[Bar]) -> tuple[Bar, ...]:

@@ -42,14 +42,18 @@ def moved(run: Path, program: str) -> Moved | None:
     return Moved(single["calls"], reads, makes, single["weights"], dict(sorted(lags.items())))
 
 
-def sampled_lengths(run: Path, program: str) -> tuple[float, tuple[float, ...]] | None:
-    """Tokens of an average prompt of a run, and quantiles of its responses; None for a run that sampled nothing."""
+def sampled_lengths(run: Path, program: str) -> tuple[float, tuple[float, ...], float] | None:
+    """Tokens of an average prompt of a run, quantiles of its responses, and how alike those to one prompt are.
+
+    None for a run that sampled nothing.
+    """
     lines = [line for line in records_within(run / "traffic.jsonl") if line.get("program") == program]
     prompts, responses = ([line[what] for line in lines if line.get(what)] for what in ("prompts", "responses"))
     if not prompts or not responses:
         return None
     middle = [fmean(part) for part in zip(*prompts, strict=True)]
-    return fmean(middle), tuple(fmean(part) for part in zip(*responses, strict=True))
+    alike = [line["alike"] for line in lines if line.get("alike") is not None]
+    return fmean(middle), tuple(fmean(p) for p in zip(*responses, strict=True)), max(0.0, fmean(alike or [0.0]))
 
 
 def with_moved(graph: Graph, found: Moved) -> Graph:

@@ -1,4 +1,4 @@
-"""Which settings of a plan make its step shorter: chunks, publishes, staleness, caches and offload, as simulated."""
+"""Which settings of a plan make its step shorter: chunks, publishes, staleness, further devices, caches, offload."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..placement.backends import backend
+from ..placement.cluster.mesh import Mesh
 from ..placement.plan.plan import Place, Plan
 from ..placement.search.find_placement import Refined
 from .call_seconds import prompts_of
@@ -62,6 +63,7 @@ def _settings(study: Study, staleness: Sequence[int]) -> Iterator[tuple[str, Var
     yield "publish", _publishes(study)
     for worker, use, place in list(study.plan.roles()):
         if use == "generate":
+            yield f"{worker} devices", _other_kinds(study, worker, place)
             yield f"{worker} kv_cache", _caches(study, worker, place)
         elif backend(place.backend).offload:
             yield f"{worker} offload", _offload(study, worker, use, place)
@@ -89,6 +91,30 @@ def _publishes(study: Study) -> Variants:
         for mode in rows[0].publishes:
             if all(mode in row.publishes for row in rows):
                 yield f"publish: {mode}", study.plan.but(pipeline=replace(study.plan.pipeline, publish=mode))
+
+
+def _other_kinds(study: Study, worker: str, place: Place) -> Variants:
+    """Further replicas of an engine on devices of another kind that no pool has, whole ones inside nodes."""
+    plan, cluster, pool = study.plan, study.plan.cluster, study.plan.pools[place.pool]
+    alone = [p for _, _, p in plan.roles() if p.pool == place.pool] == [place]
+    replicas = place.mesh["pp"] == 1 and place.mesh.data == place.mesh["dp"]  # further ones are behind the others
+    if cluster is None or not alone or not pool.devices or not replicas:
+        return
+    size = place.mesh.size // place.mesh["dp"]
+    free = set(range(cluster.size)) - {device for each in plan.pools.values() for device in each.devices}
+    kinds = {cluster.kind(device).name for device in pool.devices}
+    yield f"{worker} on {len(pool.devices)} devices of one kind", plan
+    for kind in dict.fromkeys(cluster.kind(device).name for device in sorted(free)):
+        more: list[int] = []
+        for node in range(cluster.nodes):
+            here = [device for device in cluster.devices_of(node) if device in free]
+            more += here[: len(here) // size * size] if here and cluster.kind(here[0]).name == kind else []
+        if kind in kinds or not more:
+            continue
+        wider = Mesh({**place.mesh.axes, "dp": place.mesh["dp"] + len(more) // size})
+        pools = {**plan.pools, pool.name: replace(pool, devices=(*pool.devices, *more))}
+        places = {**plan.place, worker: {**plan.place[worker], "generate": replace(place, mesh=wider)}}
+        yield f"{worker} also on {len(more)} x {kind}", plan.but(pools=pools, place=places)
 
 
 def _caches(study: Study, worker: str, place: Place) -> Variants:

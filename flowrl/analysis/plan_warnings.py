@@ -9,6 +9,7 @@ from ..errors import At
 from ..graph.may_see_older_weights import trained_on
 from ..graph.tracing.trace_records import Lint
 from ..placement.backends import backend
+from ..placement.cost.mixed_replicas import replicas_by_kind
 from ..placement.cost.work import Role
 from ..placement.plan.plan import Place
 from .call_seconds import prompts_of
@@ -42,16 +43,21 @@ def slow_network(study: Study) -> Iterator[Lint]:
 
 
 def several_kinds(study: Study) -> Iterator[Lint]:
-    """Yield a remark for each pool of models with devices of several kinds: the least counts."""
+    """Yield a remark for each pool of models with devices of several kinds: the least counts, but for replicas."""
     cluster = study.plan.cluster
     taken = {place.pool for _, _, place, _ in placed_models(study)}
+    generates = [work for work in study.works.values() if work.kind == "generate"]
+    dealt = {work.pool for work in generates if len(replicas_by_kind(work, cluster)) > 1}
     for name, pool in study.plan.pools.items():
         if cluster is None or name not in taken:
             continue
         kinds = dict.fromkeys(cluster.kind(device).name for device in pool.devices)
         if len(kinds) > 1:
             what = f"pool '{name}' has devices of several kinds, {' and '.join(kinds)}: each call is as slow as on the"
-            yield Lint("kinds", f"{what} slowest, and the smallest memory counts.", pool.at or file_of(study))
+            what = f"{what} slowest, and the smallest memory counts."
+            if name in dealt:
+                what += " A forecast deals rows to the replicas of an engine by their speed; a run deals them evenly."
+            yield Lint("kinds", what, pool.at or file_of(study))
 
 
 def models_on_processes(study: Study) -> Iterator[Lint]:

@@ -22,13 +22,14 @@ RESPONSE = 1024
 class Tokens:
     """What is said of lengths: ``Tokens(prompt=1024, kind="lognormal", numbers=(800, 1.0))``; None: not said.
 
-    ``source``: the run that they were measured in, where it is one.
+    ``source``: the run that they were measured in, where it is one. ``alike``: the correlation of rows to one prompt.
     """
 
     prompt: float | None = None
     kind: str = "fixed"
     numbers: tuple[float, ...] = ()
     source: str = ""
+    alike: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class RowLengths:
         if tokens.kind == "fixed":
             return Lengths(prompt, max(response, tokens.numbers[0]), tokens.kind, tokens.numbers)
         if tokens.kind == "lognormal" and len(tokens.numbers) == 3:
-            return Lengths(prompt, tokens.numbers[2], tokens.kind, tokens.numbers[:2])
-        return Lengths(prompt, self._most(made, tokens.numbers[0]), tokens.kind, tokens.numbers)
+            return Lengths(prompt, tokens.numbers[2], tokens.kind, tokens.numbers[:2], tokens.alike)
+        return Lengths(prompt, self._most(made, tokens.numbers[0]), tokens.kind, tokens.numbers, tokens.alike)
 
     def _most(self, made: Made, mean: float) -> float:
         """The call's ``max_tokens``; no limit where what was said is longer on average: another model's lengths."""

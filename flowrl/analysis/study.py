@@ -204,6 +204,7 @@ class Study:
             offload=place.offload,
             fp8_weights=use == "generate" and bool(place.options.get("fp8_weights")),
             fp8_cache=use == "generate" and bool(place.options.get("fp8_cache")),
+            said=tuple(place.options.items()) if use == "generate" else (),
         )
 
     def load(self, made: Made) -> Workload:
@@ -215,7 +216,7 @@ class Study:
         lengths, group = self.lengths.of(made), max(1, made.rows // max(1, made.prompts or made.rows))
         if not lengths.varies:
             return Workload(made.rows, lengths.prompt, lengths.mean, group=group)
-        longest = lengths.longest(made.rows)
+        longest = lengths.longest(made.rows, group)
         return Workload(made.rows, lengths.prompt, lengths.mean, longest, lengths, group)
 
     @cached_property

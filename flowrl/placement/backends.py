@@ -19,7 +19,7 @@ class Option:
     """What a plan may say beside an engine: ``Option("rows", 256, "rows of one batch, at most", least=1)``.
 
     The default says what it is: a whole number or None, a number (``2.0``), ``false`` or a text (``""``). Numbers are
-    not below ``least``. ``run``: whether runs have it; others are for check, search and simulation.
+    not below ``least`` or above ``most``. ``run``: whether runs have it; others are for check, search and simulation.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Option:
     what: str
     least: float = 0
     run: bool = True
+    most: float = inf
 
     @property
     def form(self) -> str:
@@ -35,7 +36,8 @@ class Option:
             return "true or false"
         if isinstance(self.default, str):
             return "a text"
-        return f"{'a number' if isinstance(self.default, float) else 'a whole number'} from {self.least:g} up"
+        most = "up" if self.most == inf else f"to {self.most:g}"
+        return f"{'a number' if isinstance(self.default, float) else 'a whole number'} from {self.least:g} {most}"
 
     @property
     def example(self) -> str:
@@ -51,7 +53,7 @@ class Option:
         if isinstance(self.default, str):
             return isinstance(value, str)
         kinds = (int, float) if isinstance(self.default, float) else int
-        return isinstance(value, kinds) and self.least <= value < inf
+        return isinstance(value, kinds) and self.least <= value <= self.most and value < inf
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Backend:
     none: it never does. ``orders``: those in which it hands over prompt groups. A row with a module names of both what
     runs do, too. ``logprobs``: of the tokens that it samples, ``raw`` (the policy's), ``processed`` (of what was
     sampled from) and the ``support`` of the latter. ``sleeps``: it leaves the memory of its devices between its turns.
+    ``reads_prompts_once``: it computes a prompt once for all rows to it, and ``keeps_prompts_once``: has the keys and
+    values of it once, unless a plan turns its ``prefix_cache`` off.
     ``gradients``: the dtype in which those of bf16 training are added up.
 
     ``layout``: how its weights lie on a mesh.
@@ -127,6 +131,8 @@ class Backend:
     orders: tuple[str, ...] = ("fifo",)
     logprobs: tuple[str, ...] = ()
     sleeps: bool = True
+    reads_prompts_once: bool = False
+    keeps_prompts_once: bool = False
     gradients: str = ""
     layout: LayoutRules = LayoutRules()
     offload: bool = False
@@ -186,11 +192,21 @@ def _fused(experts: str) -> tuple[Fused, ...]:
     return Fused(f"{experts}.w13_weight", gate_up, dim=1), Fused(f"{experts}.w2_weight", down), _QKV, _GATE_UP
 
 
-#: Of engines that compute with fewer bits than the trainer.
-_FP8 = (
+#: Of engines that compute with fewer bits than the trainer, or several tokens of a row at a time.
+_FORECAST = (
     Option("fp8_weights", False, "matrices of the layers in fp8; embeddings and head stay as they are", run=False),
     Option("fp8_cache", False, "keys and values in fp8", run=False),
+    Option(
+        "speculative", 0, "tokens that are drafted for a row in a step; the model judges them in one pass", run=False
+    ),
+    Option("accepted", 0.7, "the probability that a drafted token is kept", run=False, most=1),
+    Option("draft", 0.05, "what drafting a token takes, as a part of a step of the model", run=False),
 )
+
+
+def _chunk(tokens: int) -> Option:
+    return Option("prefill_chunk", tokens, "tokens of prompts that a step reads beside its decode; 0: none", run=False)
+
 
 _ROWS = (
     Backend(
@@ -202,6 +218,7 @@ _ROWS = (
         publishes=PUBLISH,
         orders=ORDERS,
         logprobs=("raw", "processed", "support"),
+        reads_prompts_once=True,
         gradients="fp32",
         adapters=("dp",),
         freezes=("dp",),
@@ -255,6 +272,8 @@ _ROWS = (
         publishes=("drain", "interrupt"),
         orders=ORDERS,
         logprobs=("raw", "processed", "support"),
+        reads_prompts_once=True,
+        keeps_prompts_once=True,
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(
             Option("kv_cache", 1.0, "GiB for keys and values", least=0.0625),
@@ -264,7 +283,8 @@ _ROWS = (
             Option("packed", True, "pack matrices as they are published; else compute with them where they lie"),
             Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
             Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
-            *_FP8,
+            _chunk(2048),  # max_num_batched_tokens of an engine that nobody has told of another
+            *_FORECAST,
         ),
         run_axes=("dp", "tp"),
         cpu_alone=True,
@@ -282,6 +302,8 @@ _ROWS = (
         publishes=("drain",),
         logprobs=("raw", "processed"),
         sleeps=False,
+        reads_prompts_once=True,
+        keeps_prompts_once=True,
         layout=LayoutRules(64, longer="last", fused=_fused("experts")),
         options=(
             Option("python", "", "the Python that has SGLang; that of the rank unless it is said"),
@@ -292,7 +314,8 @@ _ROWS = (
             Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
             Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
             Option("patience", 120.0, "seconds in which the server has to answer, or to go on", least=1),
-            *_FP8,
+            _chunk(0),  # it reads prompts between steps unless it is started with enable_mixed_chunk
+            *_FORECAST,
         ),
         run_axes=("dp",),
         cpu_alone=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
@@ -26,6 +26,7 @@ from .events import (
     Take,
 )
 from .machine import Machine
+from .shared_links import Parts, SharedLinks
 
 
 class Pace(Protocol):
@@ -38,6 +39,11 @@ class Pace(Protocol):
 
     def publish(self, worker: str) -> float: ...
     def swap(self, pool: str, resident: str, what: str) -> float: ...
+    def parts(self, call: Call) -> Parts:
+        """The parts of links that a call keeps busy, where others may want them too."""
+        ...
+
+    def publish_parts(self, worker: str) -> Parts: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,11 @@ class VirtualClock:
         self._engines: dict[str, EngineSlots] = {}  # by pool
         self._wakes: dict[str, int] = {}  # by pool: the number of the wake that counts
         self._spans: dict[tuple[int, int], int] = {}  # call and chunk in an engine: the place of its span
+        self._links = SharedLinks()
+        self._through: dict[Hashable, Callable[[], None]] = {}  # what follows when something on the links is through
+        self._watched = 0  # times that it was looked when the next of them is
+        self._open: dict[tuple[int, int], list[Callable[[], None]]] = {}  # calls without a known end: who follows them
+        self._tails: dict[str, tuple[int, int]] = {}  # by pool: the last of these that it was handed
         self._calls: dict[int, Call] = {}
         self._titles: dict[int, str] = {}
         self._sources: dict[int, frozenset[int]] = {}  # the generates whose rows came into a call
@@ -194,9 +205,11 @@ class VirtualClock:
         self.tell(event)
 
     def _later(self, seconds: float, event: _Due, pool: str = "") -> None:
+        self._at(self.time + seconds, event, pool)
+
+    def _at(self, time: float, event: _Due, pool: str = "") -> None:
         self._number += 1
-        pauses = self._pauses.get(pool, 0.0)
-        heapq.heappush(self._due, (self.time + seconds, self._number, event, pool, pauses))
+        heapq.heappush(self._due, (time, self._number, event, pool, self._pauses.get(pool, 0.0)))
 
     def _start(self, command: Start) -> None:
         call = self._calls[command.id]
@@ -207,6 +220,11 @@ class VirtualClock:
         rows = self.pace.rows(call) if call.serves else None
         if rows is None:
             seconds = self.pace.seconds(call) / command.chunks
+            parts = self.pace.parts(call) if seconds > 0 and not call.serves else {}
+            ahead = {self._tails[p] for p in call.pools if call.queues and self._tails.get(p) in self._open}
+            if parts or ahead:
+                self._run_open(call, command, seconds, parts, begin, ahead)
+                return
             self._busy |= dict.fromkeys(call.pools, begin + seconds)
             self._note_home(command)
             self._span(call, command, begin, begin + seconds)
@@ -217,6 +235,65 @@ class VirtualClock:
             self._later(begin + seconds - self.time, finished, call.pools[0] if call.serves else "")
         else:
             self._run_rows(call, command, rows, begin)
+
+    def _run_open(
+        self, call: Call, command: Start, seconds: float, parts: Parts, begin: float, ahead: set[tuple[int, int]]
+    ) -> None:
+        """A call whose end depends on who else passes its links, or that begins after such a call of its pool."""
+        key, place, waits = (call.id, command.chunk), len(self.flown.spans), set(ahead)
+        self._note_home(command)
+        self._span(call, command, begin, begin)  # until it is known when it begins and ends
+        self._open[key] = []
+        self._tails |= dict.fromkeys(call.pools, key)
+
+        def done() -> None:
+            self.flown.spans[place] = replace(self.flown.spans[place], end=self.time)
+            self._busy |= dict.fromkeys(call.pools, self.time)
+            following = self._open.pop(key)
+            self._finish(Finished(*key))
+            for begins in following:
+                begins()
+
+        def begins() -> None:
+            self.flown.spans[place] = replace(self.flown.spans[place], start=self.time)
+            if parts:
+                self._share(key, seconds, parts, done)
+            else:
+                self._later(seconds, done)
+
+        def follow(other: tuple[int, int]) -> None:
+            waits.discard(other)
+            if not waits:
+                self._at(max(begin, self.time), begins)
+
+        for other in ahead:
+            self._open[other].append(lambda other=other: follow(other))
+        if not ahead and begin > self.time:
+            self._at(begin, begins)
+        elif not ahead:
+            begins()
+
+    def _share(self, key: Hashable, seconds: float, parts: Parts, done: Callable[[], None]) -> None:
+        """Have something take so many seconds, or longer while others pass the same links."""
+        self._links.begin(key, seconds, parts, time=self.time)
+        self._through[key] = done
+        self._watch_links()
+
+    def _watch_links(self) -> None:
+        """Come back when the next thing on the links is through, unless others have come or gone by then."""
+        self._watched += 1
+        number, time = self._watched, self._links.next()
+
+        def look() -> None:
+            if number != self._watched:
+                return
+            through = self._links.finish(time)
+            self._watch_links()
+            for key in through:
+                self._through.pop(key)()
+
+        if time < inf:
+            self._at(time, look)
 
     def _run_rows(self, call: Call, command: Start, rows: Rows, begin: float) -> None:
         """Rows enter the engine as others leave it; a call is in when its last row is."""
@@ -261,21 +338,35 @@ class VirtualClock:
         title = f"{command.worker}.publish"
         self._titles[command.id] = title
         self._note_home(command)
-        if self.machine.setup.publish != "drain":  # running requests stand still meanwhile
-            self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
-            self._hold_rows(pool, seconds)
-        if seconds > 0:
-            span = Span(title, command.step, (pool,), self.time, self.time + seconds, self._because)
-            self.flown.spans.append(span)
-        self._later(seconds, Finished(command.id))
+        running = self.machine.setup.publish != "drain"  # requests, which stand still meanwhile
+        if running:
+            self._hold(pool, seconds, again=self.machine.setup.publish == "interrupt")
+        if not seconds > 0:
+            self._later(seconds, Finished(command.id))
+            return
+        span = Span(title, command.step, (pool,), self.time, self.time + seconds, self._because)
+        place = len(self.flown.spans)
+        self.flown.spans.append(span)
 
-    def _hold_rows(self, pool: str, seconds: float) -> None:
-        """Have rows that run wait for a publish, and pay for keys and values that are computed again."""
+        def done() -> None:
+            self.flown.spans[place] = replace(span, end=self.time)
+            if running and self.time > span.end:  # others were on its links
+                self._hold(pool, self.time - span.end, again=False)
+            self._finish(Finished(command.id))
+
+        if parts := self.pace.publish_parts(command.worker):
+            self._share(("publish", command.id), seconds, parts, done)
+        else:
+            self._later(seconds, Finished(command.id))
+
+    def _hold(self, pool: str, seconds: float, *, again: bool) -> None:
+        """Have requests that run wait for a publish; ``again``: and pay for keys and values that are computed again."""
+        self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
         if pool in self._engines:
             self._go_on(pool)
             batch = self._engines[pool].batch
             batch.stall(seconds)
-            if self.machine.setup.publish == "interrupt":
+            if again:
                 batch.interrupt()
             self._go_on(pool)
 

@@ -23,6 +23,7 @@ class Times:
     by_title: dict[str, float] = field(default_factory=dict)
     chance: random.Random | None = None
     engine: Callable[[Call], Rows | None] = lambda call: None
+    shares: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)
 
     def seconds(self, call: Call) -> float:
         if self.chance is not None:
@@ -31,6 +32,12 @@ class Times:
 
     def rows(self, call: Call) -> Rows | None:
         return self.engine(call)
+
+    def parts(self, call: Call) -> dict[tuple[str, str], float]:
+        return self.shares.get(call.title, {})
+
+    def publish_parts(self, worker: str) -> dict[tuple[str, str], float]:
+        return self.shares.get(f"{worker}.publish", {})
 
     def publish(self, worker: str) -> float:
         return (

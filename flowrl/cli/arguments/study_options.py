@@ -48,7 +48,9 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run", metavar="DIR", help="take the lengths of prompts and responses from this run")
     parser.add_argument(
-        "--lengths", metavar="KIND:NUMBERS", help="of responses: fixed:1024, lognormal:MEAN,SIGMA, uniform:LEAST,MOST"
+        "--lengths",
+        metavar="KIND:NUMBERS",
+        help="of responses: fixed:1024, lognormal:MEAN,SIGMA, uniform:LEAST,MOST; alike=0.6 behind: within a prompt",
     )
     parser.add_argument("--prompt-tokens", type=whole_number, metavar="N", help="of a prompt, on average")
     parser.add_argument(
@@ -146,8 +148,8 @@ def _tokens(program: str, options: argparse.Namespace, *, whole: bool) -> Tokens
             raise UsageError(f"--run and {other} both say how long rows are.", fix="Leave one out.")
         return tokens_of_run(Path(options.run), program, varies=not whole)
     if options.lengths:
-        kind, numbers = read_lengths(options.lengths)
-        return Tokens(options.prompt_tokens, kind, numbers)
+        kind, numbers, alike = read_lengths(options.lengths)
+        return Tokens(options.prompt_tokens, kind, numbers, alike=alike)
     return Tokens(options.prompt_tokens)
 
 

@@ -117,16 +117,42 @@ def gradients(work: Work, hardware: Hardware) -> float:
     return seconds + hardware.along(lie, "dp", "cp").all_reduce(experts, lie["dp"] * lie["cp"])
 
 
+def seconds_by_channel(work: Work, hardware: Hardware, tokens: float, passes: int, times: int) -> tuple[float, float]:
+    """Return how long links inside nodes, and the network between them, are busy for all of this in an update.
+
+    Of what goes ``passes`` times through the layers, of weights that are gathered as often as ``times`` says, and of
+    gradients where that is more than once; whether computation hides it or not.
+    """
+    mesh, model = work.mesh, model_of(work)
+    parts = max(1.0, tokens / micro_tokens(work.load, work.micro))
+    layers, each = passes * model.layers / stages(model, mesh), tokens / parts
+    busy = (
+        (mesh, ("tp",), parts * layers * tensor_parallel(work, hardware, each)),
+        (mesh, ("cp",), parts * layers * context_parallel(work, hardware, each)),
+        (mesh.experts, ("ep",), parts * layers * expert_parallel(work, hardware, each)),
+        (mesh, ("pp",), parts * min(passes, 2) * stage_to_stage(work, hardware, each)),
+        (mesh, ("fsdp",), sharded_weights(work, hardware, tokens, times)),
+        (mesh, ("dp", "cp", "ep"), gradients(work, hardware) if times > 1 else 0.0),
+    )
+    between = sum(seconds for lie, axes, seconds in busy if seconds and hardware.crosses(lie, *axes))
+    return sum(seconds for *_, seconds in busy) - between, between
+
+
 @dataclass(frozen=True)
 class Passing:
     """Bytes of a publish that pass the busiest device, sent or received: ``Passing(inside=2e9, between=16e9)``.
 
     ``inside``: to and from devices of its node, the most that any has; ``between``: the same of other nodes. The link
-    of a node is the sum of its devices' shares, so it is never busier than the busiest of them.
+    of a node is the sum of its devices' shares, so it is never busier than the busiest of them. ``relayed``: bytes that
+    pass it inside its node after they came from another one. ``sent`` and ``received`` are the first two of those that
+    send what they hold, and of those that receive, what is relayed to them included, where they are known.
     """
 
     inside: float = 0.0
     between: float = 0.0
+    relayed: float = 0.0
+    sent: tuple[float, float] | None = None
+    received: tuple[float, float] | None = None
 
 
 def publish_bytes(
@@ -176,7 +202,7 @@ def planned_bytes(
     if role.model is None or not devices or not to:  # without devices there are no shards to compare
         return publish_bytes(role, source, devices, mesh, to, rules, cluster)
     move = plan_reshard(role.model, source, mesh, devices, to, cluster=cluster, grouping="row", rules=rules)
-    return Passing(*move.busiest)
+    return Passing(move.at_once, move.busiest[1], move.relayed, move.busiest_sender, move.busiest_receiver)
 
 
 @lru_cache(maxsize=1024)
@@ -198,11 +224,24 @@ def publish_least(work: Work, hardware: Hardware) -> float:
     if mesh.folded == 1:  # without its copies
         mesh = Mesh({axis: size for axis, size in mesh.axes.items() if axis != "dp"})
     size, copy = _shards(work.role.model, mesh, backend(work.backend).layout)
-    most = max(size, copy * (len(work.devices) // mesh.size) / len(devices))
     both = Hardware.of(hardware.cluster, (*devices, *work.devices), hardware.link, hardware.network)
+    if both.one_node:
+        most = max(size, copy * (len(work.devices) // mesh.size) / len(devices))
+        return both.channel().send(most) * (1 - 1e-9)
+    copies = _nodes_with_a_copy(hardware.cluster, work.devices, mesh.size)
+    most = max(size, copies * work.role.model.bytes / len(devices))
     _, apart = both.oversubscribed()
-    inside, between = both.channel().send(most), both.channel(1, apart, apart).send(most)
-    return (inside if both.one_node else min(inside, between)) * (1 - 1e-9)
+    return min(both.channel().send(most), both.channel(1, apart, apart).send(most)) * (1 - 1e-9)
+
+
+def _nodes_with_a_copy(cluster: Cluster | None, devices: tuple[int, ...], size: int) -> int:
+    """In how many nodes there is a whole copy at least, each on so many devices in a row; it comes there once."""
+    found: set[int] = set()
+    for first in range(0, len(devices) - size + 1, size):
+        nodes = {cluster.node(device) for device in devices[first : first + size]} if cluster is not None else {0}
+        if len(nodes) == 1:
+            found |= nodes
+    return max(1, len(found))
 
 
 #: What passes the busiest device, of a publish between these meshes and devices.
@@ -217,17 +256,42 @@ def in_one_process(work: Work) -> bool:
 def publish(work: Work, hardware: Hardware, received: Received = publish_bytes) -> float:
     """From the ranks that train to those that generate: each slice from a holder to everyone who lacks it.
 
-    It takes as long as the busiest device sends or receives, inside its node or to and from others.
+    It takes as long as the busiest device sends or receives, inside its node or to and from others, and then passes on
+    in its node what came from another one.
     """
+    busiest = _passing(work, hardware, received)
+    first, then = (
+        _sending(work, hardware, *size) for size in ((busiest.inside, busiest.between), (busiest.relayed, 0))
+    )
+    return max(first) + then[0]
+
+
+def publish_by_channel(
+    work: Work, hardware: Hardware, received: Received = publish_bytes
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return how long a publish keeps the links inside nodes and the network busy: of who trains, of who generates."""
+    busiest = _passing(work, hardware, received)
+    ends = (side or (busiest.inside, busiest.between) for side in (busiest.sent, busiest.received))
+    sent, got = (_sending(work, hardware, *side) for side in ends)
+    return sent, got
+
+
+def _passing(work: Work, hardware: Hardware, received: Received) -> Passing:
+    """What passes the busiest device."""
     if work.source is None or in_one_process(work):
-        return 0.0
+        return Passing()
     source, devices = work.source
     rules = backend(work.backend).layout
-    busiest = received(work.role, source, devices, work.mesh, work.devices, rules, hardware.cluster)
+    return received(work.role, source, devices, work.mesh, work.devices, rules, hardware.cluster)
+
+
+def _sending(work: Work, hardware: Hardware, inside: float, between: float) -> tuple[float, float]:
+    """Seconds of so many bytes inside a node, and of so many between nodes."""
+    devices = work.source[1] if work.source is not None else ()
     all_of_them = tuple(dict.fromkeys((*devices, *work.devices)))
     both = Hardware.of(hardware.cluster, all_of_them, hardware.link, hardware.network)
     _, apart = both.oversubscribed()
-    return max(both.channel().send(busiest.inside), both.channel(1, apart, apart).send(busiest.between))
+    return both.channel().send(inside), both.channel(1, apart, apart).send(between)
 
 
 def _activation(work: Work, tokens: float) -> float:

@@ -19,7 +19,8 @@ class Engine:
     """How fast an engine is: ``Engine(slots=256, step=lambda rows: 0.01 + 1e-5 * rows, prefill=1e-5, prompt=512)``.
 
     ``slots`` rows run at once, at most. ``step``: seconds of one token of each of so many running rows. ``prefill``:
-    seconds for one token of a prompt, in which nobody else goes on; ``prompt``: tokens of a prompt. ``again``: of a
+    seconds for one token of a prompt, in which nobody else goes on; ``prompt``: tokens of a prompt that a row brings.
+    ``beside``: by rows that run, the part of these seconds that their tokens hide. ``again``: of a
     token that is computed again, where that differs. ``call``: seconds that a call takes whatever it asks for.
     """
 
@@ -29,6 +30,7 @@ class Engine:
     prompt: float = 0.0
     again: float | None = None
     call: float = 0.0
+    beside: Callable[[int], float] | None = None
 
 
 class Moved(NamedTuple):
@@ -160,8 +162,9 @@ class ContinuousBatch:
             tokens, weight, key = self._waiting.popleft()
             self._number += 1
             heapq.heappush(self._running, (self._token + tokens, self._number, weight, key, tokens))
+            hidden = self.engine.beside(self._active) if self.engine.beside is not None else 0.0
             self._active += weight
-            self._stalled += self.engine.prefill * self.engine.prompt * weight
+            self._stalled += self.engine.prefill * self.engine.prompt * weight * (1 - hidden)
             entered[key] = entered.get(key, 0) + 1
         return [Moved(key, self.time, count, 0) for key, count in entered.items()]
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import NormalDist
 
 from ...errors import UsageError, did_you_mean
+from .group_correlation import draw_normals, part_below_longest
 
 _KINDS = ("fixed", "lognormal", "uniform")
 
@@ -23,13 +24,23 @@ class Lengths:
     ``fixed`` has one number, the length; ``lognormal`` the mean and the sigma of the logarithm, before ``most`` cuts
     the longest; ``uniform`` the shortest and the longest; ``measured`` quantiles from the shortest to the longest,
     equal parts of the rows apart. No response is longer than ``most``. Without a kind every response has ``most``
-    tokens.
+    tokens. ``alike``: the correlation of rows to one prompt, from 0, where the prompt says nothing, to 1
+    (:mod:`flowrl.placement.cost.group_correlation`).
     """
 
     prompt: float
     most: float
     kind: str = "fixed"
     numbers: tuple[float, ...] = ()
+    alike: float = 0.0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept: works are keys of what is known already, and a measured distribution has many numbers."""
+        return hash((self.prompt, self.most, self.kind, self.numbers, self.alike))
 
     @cached_property
     def mean(self) -> float:
@@ -41,9 +52,9 @@ class Lengths:
         """Tokens that a running response has so far, on average over rows and time: longer rows run for longer."""
         return self._moment(2) / 2 / self.mean if self.mean else 0.0
 
-    def longest(self, rows: int) -> float:
-        """Tokens of the longest of so many responses, as a rule."""
-        return self.quantile(1 - 0.5 / rows) if rows else 0.0
+    def longest(self, rows: int, group: int = 1) -> float:
+        """Tokens of the longest of so many responses, as a rule; ``group`` of them are to one prompt."""
+        return self.quantile(part_below_longest(rows, group, self.alike)) if rows else 0.0
 
     def spread(self, rows: int) -> list[float]:
         """Return the lengths of so many responses, equal parts of the distribution, the shortest first."""
@@ -90,6 +101,10 @@ class Lengths:
             return f"{self.most:g}"
         if self.kind == "fixed":
             return f"{self.mean:.4g}"
+        return self._words + (f", correlated by {self.alike:.2g} within a prompt" if self.alike else "")
+
+    @property
+    def _words(self) -> str:
         if self.kind == "uniform":
             return f"uniform from {self.numbers[0]:g} to {self.numbers[1]:g}"
         if self.kind == "lognormal":
@@ -102,18 +117,33 @@ class Lengths:
         """Whether rows have lengths of their own."""
         return self.kind != "fixed"
 
-    def draw(self, rows: int, seed: str) -> Sequence[float]:
-        """Return lengths of so many rows, the same ones for the same seed.
+    def draw(self, rows: int, seed: str, group: int = 1) -> Sequence[float]:
+        """Return lengths of so many rows, the same ones for the same seed; ``group`` rows in a row are to one prompt.
 
         Quantiles that were measured are those of a step, so its rows have them all, in some order.
         """
         chance = random.Random(seed)
+        if self.alike and group > 1 and self.varies:
+            return self._of_normals(list(draw_normals(chance, rows, group, self.alike)))
         if self.kind == "measured" and rows > 1:
             parts = [i / (rows - 1) * (len(self.numbers) - 1) for i in range(rows)]
             chance.shuffle(parts)
             return [min(max(1.0, self._between(part)), self.most) for part in parts]
         one = self._one()
         return [min(max(1.0, one(chance)), self.most) for _ in range(rows)]
+
+    def _of_normals(self, numbers: Sequence[float]) -> Sequence[float]:
+        """The lengths whose places among all lengths are those of some normal numbers."""
+        if self.kind == "measured":
+            order, parts = sorted(range(len(numbers)), key=numbers.__getitem__), [0.0] * len(numbers)
+            for place, row in enumerate(order):
+                parts[row] = place / max(1, len(numbers) - 1)
+        else:
+            parts = [NormalDist().cdf(number) for number in numbers]
+        if self.kind == "lognormal":
+            mu, sigma = self._normal
+            return [min(max(1.0, math.exp(mu + sigma * number)), self.most) for number in numbers]
+        return [min(max(1.0, self.quantile(part)), self.most) for part in parts]
 
     def _one(self) -> Callable[[random.Random], float]:
         if self.kind == "lognormal":
@@ -141,14 +171,19 @@ def _moment(low: float, high: float, most: float, power: int) -> float:
     return (inside + most**power * (high - top) if high > top else inside) / (high - low)
 
 
-def read_lengths(text: str) -> tuple[str, tuple[float, ...]]:
-    """Read ``fixed:1024``, ``lognormal:800,1.0`` (mean, sigma), ``lognormal:800,1.0,4096`` (and the most) or
-    ``uniform:1,2048``. Raises UsageError."""
+def read_lengths(text: str) -> tuple[str, tuple[float, ...], float]:
+    """Read ``fixed:1024``, ``lognormal:800,1.0`` (mean, sigma), ``lognormal:800,1.0,4096`` (and the most),
+    ``uniform:1,2048``, or ``lognormal:800,1.0,alike=0.6``: the correlation of rows to one prompt comes last.
+
+    Raises UsageError.
+    """
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
         fix = did_you_mean(kind, _KINDS, form="Did you mean {}?")
         raise UsageError(f"--lengths {text}: '{kind}' is no distribution.", have=_KINDS, fix=fix)
     wanted = {"fixed": (1,), "uniform": (2,), "lognormal": (2, 3)}[kind]
+    rest, _, said = rest.partition(",alike=")
+    alike = _alike(text, kind, said) if said else 0.0
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
         numbers = tuple(float(part) for part in rest.split(","))
@@ -158,4 +193,18 @@ def read_lengths(text: str) -> tuple[str, tuple[float, ...]]:
             kind
         ]
         raise UsageError(f"--lengths {text}: these are no lengths.", fix=f"Write {fix}, such as lognormal:800,1.0.")
-    return kind, numbers
+    return kind, numbers, alike
+
+
+def _alike(text: str, kind: str, said: str) -> float:
+    """The correlation of rows to one prompt. Raises UsageError."""
+    if kind == "fixed":
+        fix = "Take it out, or write lognormal:800,1.0,alike=0.6."
+        raise UsageError(f"--lengths {text}: rows of one length have no correlation.", fix=fix)
+    number = math.nan
+    with suppress(ValueError):
+        number = float(said)
+    if not 0 <= number <= 1:
+        what = f"--lengths {text}: alike is the correlation of rows to one prompt, from 0 to 1, not {said}."
+        raise UsageError(what, fix="Write alike=0.6 at the end, or leave it out.")
+    return number

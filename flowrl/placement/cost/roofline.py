@@ -8,7 +8,7 @@ and are no promise of seconds. ``flowrl calibrate`` gives those.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
@@ -22,6 +22,7 @@ from .communication import model_of
 from .continuous_batch import Engine, between_points, seconds_of
 from .efficiency import Efficiency
 from .length_distribution import Lengths
+from .mixed_replicas import deal_rows, replicas_by_kind, together
 from .per_device_counts import (
     decode_operations,
     engine_bytes,
@@ -39,6 +40,7 @@ from .work import Work, Workload
 from .worker_memory import room
 
 _STAND_INS = 256  # rows that are looked at one by one
+_POINTS = 8  # numbers of rows between none and all, at which it is looked how much of prefill decode hides
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,12 @@ class Roofline:
     A pool without devices runs on the device kind ``cpu``, each of its processes as one such device.
     ``row_seconds``: seconds of one row by title, for ops that run user code (``{"reward.score": 0.2}``); rows spread
     over the processes. A worker without a model costs the same way, whatever its op. Of devices of several kinds the
-    slowest decides. ``steady``: a generate of rows that vary takes what it takes an engine that other steps keep full.
+    slowest decides, but replicas of an engine get rows by their speed. ``steady``: a generate of rows that vary takes
+    what it takes an engine that other steps keep full.
     ``received`` gives the bytes of a publish: the reshard planner, which raises PlanError for a mesh
     that does not divide the model, or ``traffic.publish_bytes``, a closed form. Without ``shares_prompts`` rows of a
-    group are trained on one by one, whatever the backend does. Left out: sharing of a network by pools that work at
-    once, experts that are chosen unevenly, stragglers other than ``longest``.
+    group are trained on one by one, whatever the backend does. Left out: experts that are chosen unevenly, stragglers
+    other than ``longest``; the simulator has pools share links.
     """
 
     cluster: Cluster | None = None
@@ -65,6 +68,7 @@ class Roofline:
         init=False, default_factory=dict[Any, Any], repr=False, compare=False
     )
     _decoded: dict[object, float] = field(init=False, default_factory=dict[object, float], repr=False, compare=False)
+    _rows_dealt: dict[Work, list[Work]] = field(init=False, default_factory=dict[Any, Any], repr=False, compare=False)
 
     @property
     def source(self) -> str:
@@ -84,25 +88,37 @@ class Roofline:
         if kind == "publish":
             if work.source is None or traffic.in_one_process(work):
                 return 0.0
-            return traffic.publish(work, self._hardware(work), self.received) + self.efficiency.publish_s
+            return traffic.publish(work, self.hardware(work), self.received) + self.efficiency.publish_s
         if kind in ("offload", "onload"):
-            return work.moved / self._hardware(work).host / self.efficiency.host
+            return work.moved / self.hardware(work).host / self.efficiency.host
         if kind == "external" or work.role.model is None:
             row = self.row_seconds.get(work.title, self.efficiency.row_s)
             return row * ceil(work.load.rows / max(1, work.processes, work.mesh.data))
         return sum(self.terms(work).values())
 
+    def _dealt(self, work: Work) -> list[Work]:
+        """The replicas of a generate on each kind of devices, with the rows that they get; one where there is one."""
+        if len(self.hardware(work).kinds) < 2:
+            return [work]
+        if work not in self._rows_dealt:
+            parts = replicas_by_kind(work, self.cluster)
+            if len(parts) > 1:
+                parts = deal_rows(parts, lambda part: sum(self._generate(part).values()))
+            self._rows_dealt[work] = parts
+        return self._rows_dealt[work]
+
     def publish_least(self, work: Work) -> float:
         """Return seconds that a publish between different devices does not take less than, as is soon known."""
-        return traffic.publish_least(work, self._hardware(work)) if self.received is traffic.planned_bytes else 0.0
+        return traffic.publish_least(work, self.hardware(work)) if self.received is traffic.planned_bytes else 0.0
 
     def terms(self, work: Work) -> dict[str, float]:
         """Return the seconds of a generate, forward or train by what takes them; they add up to :meth:`seconds`."""
         if work.kind == "generate":
-            return self._generate(work)
+            return max((self._generate(part) for part in self._dealt(work)), key=lambda found: sum(found.values()))
         return self._train(work) if work.kind == "train" else self._forward(work)
 
-    def _hardware(self, work: Work) -> Hardware:
+    def hardware(self, work: Work) -> Hardware:
+        """Return the devices of a call."""
         devices, size = work.devices, work.mesh.size
         known = self._seen.get((id(devices), size))
         if known is None or known[0] is not devices:  # many works have the same devices, and to hash them takes long
@@ -115,7 +131,7 @@ class Roofline:
         """Seconds of so many operations of a replica, on its shards, at ``part`` of their peak."""
         shards = work.mesh["tp"] * stages(model_of(work), work.mesh) * work.mesh["cp"]
         width = 1 if work.fp8_weights else model_of(work).dtype_bytes
-        return operations / shards / self._hardware(work).flops(width) / part
+        return operations / shards / self.hardware(work).flops(width) / part
 
     def _generate(self, work: Work) -> dict[str, float]:
         """A token for every row at a time: the slower of reading memory and computing, then what ranks exchange.
@@ -128,63 +144,111 @@ class Roofline:
         """
         load = work.load
         rows = rows_of_replica(load, work.mesh, work.processes)
-        prefill = self._prefill(work, rows)
+        prefill = self._prefill(work, work.decoding.prompts_read(rows, load.group))
         if not load.response:
             return {"prefill": prefill, "decode": 0.0, "exchange": 0.0, "steps": 0.0}
         if load.lengths is not None and load.lengths.varies:
-            return {"prefill": prefill, "decode": self._of_rows_that_vary(work, rows)}
+            return {"prefill": prefill, "decode": self._of_rows_that_vary(work, rows, prefill)}
         waves = ceil(rows / self.rows_at_once(work))
         steps = (waves - 1) * load.response + max(load.response, load.longest)
         running = rows * load.response / steps
+        prefill *= 1 - self._part_beside(work, rows / waves)
         return {"prefill": prefill, **{k: s * steps for k, s in self._token(work, running, rows / waves).items()}}
 
     def _token(self, work: Work, running: float, together: float) -> dict[str, float]:
         """Seconds of a token for ``running`` rows, of at most ``together`` in a wave.
 
         With pp the rows go round in as many groups as there are stages, each of which reads the weights of a stage when
-        it comes by, and begins anew for each.
+        it comes by, and begins anew for each. Where tokens are drafted a pass judges several of each row, and what it
+        and the drafts take is shared by those that are kept.
         """
-        mesh, load, hardware, e = work.mesh, work.load, self._hardware(work), self.efficiency
-        groups = min(mesh["pp"], max(1.0, together))
-        weights = touched_parameters(work.role, mesh, together / groups) * engine_bytes(work.role, fp8=work.fp8_weights)
+        drafted = work.decoding.speculative
+        terms = self._pass(work, running, together, 1 + drafted)
+        if not drafted:
+            return terms
+        draft = drafted * work.decoding.draft * sum(self._pass(work, running, together, 1).values())
+        return {name: seconds / work.decoding.kept for name, seconds in (terms | {"draft": draft}).items()}
+
+    def _pass(self, work: Work, running: float, together: float, judged: int) -> dict[str, float]:
+        """Seconds of a pass over ``judged`` tokens of each row that runs."""
+        groups, e, hardware = self._groups(work, together), self.efficiency, self.hardware(work)
+        both = self._read_and_computed(work, running, together, judged)
+        return {
+            "decode": sum(both) if hardware.is_host else max(both),
+            "exchange": traffic.decoded_token(work, hardware, running * judged, groups),
+            "steps": e.step_s * work.mesh["pp"] + e.slot_s * running,
+        }
+
+    def _groups(self, work: Work, together: float) -> float:
+        return min(work.mesh["pp"], max(1.0, together))
+
+    def _read_and_computed(self, work: Work, running: float, together: float, judged: int) -> tuple[float, float]:
+        """Seconds in which a pass reads weights, keys and values, and in which it computes."""
+        mesh, load, hardware, e = work.mesh, work.load, self.hardware(work), self.efficiency
+        groups = self._groups(work, together)
+        weights = touched_parameters(work.role, mesh, together * judged / groups)
+        weights *= engine_bytes(work.role, fp8=work.fp8_weights)
         weights *= mesh["pp"] / stages(model_of(work), mesh)  # every stage takes as long as the fullest
         answered = load.response / 2 if load.lengths is None else load.lengths.running
         cache = _kv_bytes(work, load.prompt + answered) * mesh["pp"] / groups
-        reading = (weights + running * cache) / hardware.bandwidth / e.memory
-        operations = decode_operations(work.role, running, load, 1 / e.experts) / load.response * mesh["pp"] / groups
-        computing = self._compute(work, operations, e.decode)
-        return {
-            "decode": reading + computing if hardware.is_host else max(reading, computing),
-            "exchange": traffic.decoded_token(work, hardware, running, groups),
-            "steps": e.step_s * mesh["pp"] + e.slot_s * running,
-        }
+        tokens = decode_operations(work.role, running * judged, load, 1 / e.experts) / load.response
+        computed = self._compute(work, tokens * mesh["pp"] / groups, e.decode)
+        return (weights + running * cache) / hardware.bandwidth / e.memory, computed
 
-    def _prefill(self, work: Work, rows: float) -> float:
+    def _prefill(self, work: Work, prompts: float) -> float:
         e = self.efficiency
-        computed = self._compute(work, prefill_operations(work.role, rows, work.load, 1 / e.experts), e.prefill)
-        return computed + traffic.activations(work, self._hardware(work), rows * work.load.prompt, passes=1)
+        computed = self._compute(work, prefill_operations(work.role, prompts, work.load, 1 / e.experts), e.prefill)
+        return computed + traffic.activations(work, self.hardware(work), prompts * work.load.prompt, passes=1)
+
+    def _part_beside(self, work: Work, together: float) -> float:
+        """The part of prefill that decode hides while rows come in one after another, up to so many."""
+        beside = self._beside(work, together)
+        return sum(beside(ceil((i + 0.5) / _POINTS * together)) for i in range(_POINTS)) / _POINTS if beside else 0.0
+
+    def _beside(self, work: Work, rows: float) -> Callable[[int], float] | None:
+        """By rows that run, the part of prefill that their step hides; None where prompts are not read beside it.
+
+        A chunk is computed while the step reads memory, as far as the step's own computing leaves that time.
+        """
+        tokens, chunk = rows * work.load.prompt, work.decoding.chunk
+        if not chunk or not tokens or not work.load.response or self.hardware(work).is_host:
+            return None
+        each = self._prefill(work, rows) / tokens * chunk
+
+        def part(running: int) -> float:
+            read, computed = self._read_and_computed(work, running, running, 1 + work.decoding.speculative)
+            return min(1.0, max(0.0, read - computed) / each) if running else 0.0
+
+        return between_points(part)
 
     def _replica(self, work: Work, rows: float) -> Engine:
         """The engine of one replica with so many rows."""
-        tokens = rows * work.load.prompt
-        prefill = self._prefill(work, rows) / tokens if tokens else 0.0
+        tokens, prompts = rows * work.load.prompt, work.decoding.prompts_read(rows, work.load.group)
+        whole = self._prefill(work, rows)
+        prefill = whole / tokens if tokens else 0.0
+        brought = self._prefill(work, prompts) / prefill / rows if prefill else work.load.prompt
         step = between_points(lambda n: sum(self._token(work, n, n).values()))
-        return Engine(self._at_once(work, rows), step, prefill, work.load.prompt)
+        return Engine(self._at_once(work, rows), step, prefill, brought, beside=self._beside(work, rows))
 
-    def _of_rows_that_vary(self, work: Work, rows: float) -> float:
+    def _of_rows_that_vary(self, work: Work, rows: float, prefill: float) -> float:
         """Seconds of decoding: of the rows alone, or where other steps keep the engine full, of as many tokens in it.
 
-        What others hold on a device matters through the rows that run at once alone, so few engines are looked at.
+        Less what it hides of ``prefill``. What others hold on a device matters through the rows that run at once alone,
+        so few engines are looked at.
         """
         load, at_once = work.load, self._at_once(work, rows)
-        key = (work.role, load, work.mesh, work.devices, work.processes, work.fp8_weights, work.fp8_cache, at_once)
+        engines = work.fp8_weights, work.fp8_cache, work.decoding
+        key = (work.role, load, work.mesh, work.devices, work.processes, *engines, at_once)
         if key not in self._decoded:
             engine = self._replica(work, rows)
             if self.steady:
                 sizes = {at_once, *(1 << k for k in range(at_once.bit_length()))}
-                self._decoded[key] = rows * load.response * min(engine.step(n) / n for n in sizes)
-            else:
+                hidden = prefill * max((engine.beside(n) for n in sizes), default=0.0) if engine.beside else 0.0
+                self._decoded[key] = rows * load.response * min(engine.step(n) / n for n in sizes) - hidden
+            elif engine.beside is None:
                 self._decoded[key] = seconds_of(replace(engine, prefill=0.0), *_stand_ins(load, ceil(rows)))
+            else:
+                self._decoded[key] = seconds_of(engine, *_stand_ins(load, ceil(rows))) - prefill
         return self._decoded[key]
 
     def _at_once(self, work: Work, rows: float) -> int:
@@ -199,11 +263,23 @@ class Roofline:
         return sum(self._token(work, rows, rows).values())
 
     def engine(self, work: Work) -> Engine:
-        """Return the replicas of a generate as one engine, among which its rows are divided evenly."""
+        """Return the replicas of a generate as one engine, among which its rows are divided evenly.
+
+        Those on devices of several kinds get rows by their speed.
+        """
+        if len(parts := self._dealt(work)) > 1:
+            return together([self.engine(part) for part in parts], [part.load.rows for part in parts])
         rows = rows_of_replica(work.load, work.mesh, work.processes)
         replicas = max(1, ceil(work.load.rows / rows))
         one = self._replica(work, rows)
-        return Engine(one.slots * replicas, lambda n: one.step(ceil(n / replicas)), one.prefill / replicas, one.prompt)
+        beside = one.beside
+        return Engine(
+            one.slots * replicas,
+            lambda n: one.step(ceil(n / replicas)),
+            one.prefill / replicas,
+            one.prompt,
+            beside=(lambda n: beside(ceil(n / replicas))) if beside is not None else None,
+        )
 
     def rows_at_once(self, work: Work) -> int:
         """Return rows of a replica whose KV cache fits beside the weights and what others hold; one at least.
@@ -216,8 +292,8 @@ class Roofline:
         lengths, tokens = work.load.lengths, work.load.response
         if lengths is not None and lengths.varies:
             tokens = lengths.running  # its cache grows with each token
-        row = _kv_bytes(work, work.load.prompt + tokens)
-        free = work.kv_cache or room(self._hardware(work).memory) - work.held - weights
+        row = _kv_bytes(work, work.decoding.prompt_kept(work.load.prompt, work.load.group) + tokens)
+        free = work.kv_cache or room(self.hardware(work).memory) - work.held - weights
         rows = max(1, int(free / row)) if row else work.load.rows
         return min(rows, work.most_rows or rows)
 
@@ -234,7 +310,7 @@ class Roofline:
         Adapters leave out the gradients of the weights themselves: their backward pass costs one forward. Weights that
         are frozen do so for their part.
         """
-        role, hardware = work.role, self._hardware(work)
+        role, hardware = work.role, self.hardware(work)
         load = replace(work.load, rows=ceil(work.load.rows / work.minibatches))
         rows = rows_of_replica(load, work.mesh, work.processes)
         again = 1.0 if role.recomputes(work.backend) else 0.0
@@ -258,7 +334,7 @@ class Roofline:
         shares = self.shares_prompts and row_of(work.backend).shares_prompts
         once = forward_operations(work.role, rows, work.load, 1 / self.efficiency.experts, shares_prompts=shares)
         compute = self._compute(work, operations * once, part)
-        exchange = traffic.activations(work, self._hardware(work), tokens, passes)
+        exchange = traffic.activations(work, self.hardware(work), tokens, passes)
         micro_batches = max(tokens / micro_tokens(work.load, work.micro), min(rows, depth), 1)
         return {
             "compute": compute,
@@ -268,13 +344,13 @@ class Roofline:
 
     def _weights(self, work: Work, tokens: float, times: int) -> float:
         """Seconds until the layers at work are on a device, from other devices and from the host."""
-        hardware = self._hardware(work)
+        hardware = self.hardware(work)
         copies = traffic.host_copies(work, hardware, tokens, times) / self.efficiency.host
         return traffic.sharded_weights(work, hardware, tokens, times) + copies
 
     def _exposed(self, work: Work, terms: Mapping[str, float], seconds: float) -> float:
         """What is left of the traffic when part of the computation hides it: none where a CPU does both."""
-        if self._hardware(work).is_host:
+        if self.hardware(work).is_host:
             return seconds
         return max(0.0, seconds - self.efficiency.overlap * terms["compute"])
 
@@ -287,8 +363,8 @@ class Roofline:
         moved = 2 * width + 24 if width < 4 else 2 * width + 20  # fp32 weights are their own master: read as well
         size = optimizer_parameters(work.role, work.mesh, work.backend) * moved
         if work.offload:
-            return size / self._hardware(work).host / self.efficiency.host
-        return size / self._hardware(work).bandwidth / self.efficiency.memory
+            return size / self.hardware(work).host / self.efficiency.host
+        return size / self.hardware(work).bandwidth / self.efficiency.memory
 
 
 def _kv_bytes(work: Work, tokens: float) -> float:
@@ -304,14 +380,15 @@ def _stand_ins(load: Workload, rows: int) -> tuple[list[float], list[int]]:
     come in an order that depends on nothing.
     """
     assert load.lengths is not None
-    return _spread(load.lengths, load.rows, rows)
+    return _spread(load.lengths, load.rows, rows, load.group)
 
 
 @lru_cache(maxsize=256)
-def _spread(distributed: Lengths, all_rows: int, rows: int) -> tuple[list[float], list[int]]:
+def _spread(distributed: Lengths, all_rows: int, rows: int, group: int) -> tuple[list[float], list[int]]:
     """The same of a distribution: sizes of replicas are few."""
-    lengths = distributed.spread(rows)
-    lengths[-1] = max(lengths[-1], distributed.longest(all_rows))
+    longest = distributed.longest(all_rows, group)
+    lengths = [min(length, longest) for length in distributed.spread(rows)]
+    lengths[-1] = longest
     weights = [1] * rows
     if rows > _STAND_INS:
         tail = _STAND_INS // 4

@@ -8,6 +8,7 @@ from ..backends import REFERENCE
 from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
+from .decoding import Decoding, Said
 from .length_distribution import Lengths
 
 KINDS = ("generate", "forward", "train", "external", "none", "publish", "offload", "onload")
@@ -83,8 +84,8 @@ class Work:
     own, whatever the pool. ``kv_cache`` and ``most_rows``: the bytes of a KV cache on each device and the rows of a
     replica in one batch that the plan says beside the engine, 0 where it says none. ``holder``: the worker that calls
     a policy which serves it, where that is another one. ``fp8_weights`` and ``fp8_cache``: an engine has the matrices
-    of its layers, or keys and values, in a byte each. ``offload``: its weights, gradients and optimizer are in host
-    memory.
+    of its layers, or keys and values, in a byte each; ``said``: all that the plan says beside the engine. ``offload``:
+    its weights, gradients and optimizer are in host memory.
     """
 
     node: str
@@ -112,6 +113,12 @@ class Work:
     offload: bool = False
     fp8_weights: bool = False
     fp8_cache: bool = False
+    said: Said = ()
+
+    @property
+    def decoding(self) -> Decoding:
+        """How its engine reads prompts and draws tokens."""
+        return Decoding.of(self.backend, self.said)
 
     @property
     def use(self) -> str:

@@ -11,6 +11,7 @@ from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
 from ..plan.plan import Place, Plan
+from .decoding import Decoding
 from .per_device_counts import (
     engine_bytes,
     kv_bytes,
@@ -28,6 +29,7 @@ RESERVE_BYTES, RESERVE_PART = 1.5e9, 0.05
 CHUNKED_LOGITS = 128 << 20
 #: Rows that an engine draws a token for at once (assumed), as far as its logits go.
 SAMPLED_ROWS = 256
+_PLAIN = Decoding()
 
 
 def reserve(memory: float) -> float:
@@ -195,13 +197,22 @@ def reading(role: Role, mesh: Mesh, load: Workload, *, backend: str = REFERENCE,
     )
 
 
-def generating(role: Role, mesh: Mesh, load: Workload, *, fp8_weights: bool = False, fp8_cache: bool = False) -> Usage:
+def generating(
+    role: Role,
+    mesh: Mesh,
+    load: Workload,
+    *,
+    fp8_weights: bool = False,
+    fp8_cache: bool = False,
+    decoding: Decoding = _PLAIN,
+) -> Usage:
     """Return an engine's copy of the weights, whole over fsdp, and its KV cache."""
     model, rows = _model(role), rows_of_replica(load, mesh)
     width, less = engine_bytes(role, fp8=fp8_weights), model.dtype_bytes if fp8_cache else 1
     weights = parameters_on_device(role, mesh, sharded=False) * width + _adapters(role, mesh, whole=True)
     longest = load.prompt + max(load.response, load.longest)
     least = kv_bytes(model, mesh, longest) / less
+    row = kv_bytes(model, mesh, decoding.prompt_kept(load.prompt, load.group) + load.response) / less
     prefill = min(micro_tokens(load), rows * load.prompt) / mesh["cp"]
     vocabulary = 4.0 * model.vocab / mesh["tp"]
     return Usage(
@@ -209,13 +220,13 @@ def generating(role: Role, mesh: Mesh, load: Workload, *, fp8_weights: bool = Fa
         "generate",
         idle={"weights": weights},
         working={
-            "kv cache": max(least, kv_bytes(model, mesh, rows * _length(load)) / less),
+            "kv cache": max(least, rows * row),
             "activations": layer_activations(model, mesh, prefill),
             "logits": min(rows, SAMPLED_ROWS) * vocabulary,
         },
         least={"kv cache": least},
         rows=rows,
-        row=kv_bytes(model, mesh, _length(load)) / less,
+        row=row,
     )
 
 
@@ -264,7 +275,8 @@ def over_base(usage: Usage, role: Role, mesh: Mesh, owner: str) -> Usage:
 def _generating(role: Role, place: Place, other: Place | None, load: Workload, *, reads: bool) -> Usage:
     """Same pool, mesh and backend as the other use: one copy serves both. Otherwise it is another layout of its own."""
     said = {name: bool(place.options.get(name)) for name in ("fp8_weights", "fp8_cache")}
-    usage = generating(role, place.mesh, load, **said)
+    decoding = Decoding.of(place.backend, tuple(place.options.items()))
+    usage = generating(role, place.mesh, load, **said, decoding=decoding)
     same = other and (other.pool, other.mesh, other.backend) == (place.pool, place.mesh, place.backend)
     if not (same and (role.trains or reads)):
         return usage

@@ -231,9 +231,16 @@ class Plan:
 
         return load(path)
 
-    def but(self, *, pipeline: Pipeline | None = None, place: Mapping[str, Mapping[str, Place]] | None = None) -> Plan:
-        """Return the same plan with another pipeline, or other places."""
-        return Plan(self.pools, place or self.place, self.cluster, pipeline or self.pipeline, file=self.file)
+    def but(
+        self,
+        *,
+        pipeline: Pipeline | None = None,
+        place: Mapping[str, Mapping[str, Place]] | None = None,
+        pools: Mapping[str, Pool] | None = None,
+    ) -> Plan:
+        """Return the same plan with another pipeline, other places, or pools of other devices."""
+        where = (pools or self.pools, place or self.place)
+        return Plan(*where, self.cluster, pipeline or self.pipeline, file=self.file)
 
     def placing(self, worker: str, use: str, place: Place) -> Plan:
         """Return the same plan with another place for one use of a worker."""

@@ -1,5 +1,6 @@
 """Which of several holders sends a piece to each of those that lack it: in their node, and who has sent least.
 
+To another node a piece goes once: of those there that lack it, one gets it and passes it on. They take turns at that.
 Equal pieces of weights that are cut alike are dealt together, so that what everybody sends can be counted without a
 list of millions of moves: :func:`share_out` counts what :func:`deal` lists.
 """
@@ -34,6 +35,36 @@ class Lot:
     def targets(self) -> Sequence[int]:
         """Return the targets, in order."""
         return [t for t in self.group if t not in self.others] if self.others else self.group
+
+    def by_node(self, node: Node | None) -> list[tuple[int, ...]]:
+        """Return the targets to which it is sent once: each of those in the node of a holder, all of another node."""
+        if self.inside or node is None:
+            return [(target,) for target in self.targets()]
+        there: dict[object, list[int]] = {}
+        for target in self.targets():
+            there.setdefault(node(target), []).append(target)
+        return [tuple(group) for group in there.values()]
+
+
+class Turns:
+    """Who brings a piece into a node, of so many targets there: whoever has brought least so far.
+
+    It is counted by the place among the targets of a node, so that nodes that are alike are dealt alike, and at once.
+    """
+
+    def __init__(self) -> None:
+        self._brought: dict[tuple[int, int], Counter[int]] = {}
+
+    def list(self, first: int, count: int, size: int, times: int) -> list[int]:
+        """Return the place for each of ``times`` pieces; ``first`` is the first target of all that are to have it."""
+        return deal(self._brought.setdefault((first, count), Counter()), range(count), size, times)
+
+    def share(self, first: int, count: int, size: int, times: int) -> dict[int, int]:
+        """Return by place how much of the same it brings."""
+        brought = self._brought.setdefault((first, count), Counter())
+        shares = dict(share_out(brought, range(count), size, times))
+        brought.update(shares)
+        return shares
 
 
 def lots_of(targets: Sequence[int], pieces: Iterable[tuple[Box, tuple[int, ...]]], node: Node | None) -> Iterator[Lot]:
@@ -71,11 +102,13 @@ class Passing:
     """What passes each process, lot by lot, without lists of who gets what.
 
     ``sent``: numbers of all moves so far by who sends, ``inside`` those inside a node, ``near`` the latter by who
-    receives.
+    receives. ``passed_on`` and ``taken_over``: of the same those that came from another node before.
     """
 
     def __init__(self, node: Node | None) -> None:
         self.sent, self.inside, self.near = Counter[int](), Counter[int](), Counter[int]()
+        self.passed_on, self.taken_over = Counter[int](), Counter[int]()
+        self._turns = Turns()
         self._nodes: dict[int, object] = {}
         self._node = node
 
@@ -86,6 +119,7 @@ class Passing:
         for target in targets:
             by_node.setdefault(self._at(target), []).append(target)
         near, own = dict[object, int](), dict[int, int]()  # numbers that a node has here, those of its own of a target
+        away: dict[tuple[object, ...], dict[int, Counter[int]]] = {}  # by nodes without them: who brings how much
         for size, holders in sizes:
             whole, served = size * times, 0
             sources: dict[object, list[int]] = {}
@@ -103,11 +137,31 @@ class Passing:
                 if lacking:
                     self._send(beside, size, times * lacking, inside=True)
             if served < len(targets):
-                self._send(holders, size, times * (len(targets) - served), inside=False)
+                lacking = tuple(name for name in by_node if name not in sources)
+                self._send(holders, size, times * len(lacking), inside=False)
+                brings = away.setdefault(lacking, {})
+                for count in sorted({len(by_node[name]) for name in lacking}):
+                    shares = self._turns.share(targets[0], count, size, times) if count > 1 else {}
+                    brings.setdefault(count, Counter()).update(shares)
         for name, numbers in near.items():
             for target in by_node[name]:
                 if more := numbers - own.get(target, 0):
                     self.near[target] += more
+        for lacking, brings in away.items():
+            for name in lacking:
+                self._pass_on(by_node[name], brings[len(by_node[name])])
+
+    def _pass_on(self, there: Sequence[int], brought: Mapping[int, int]) -> None:
+        """Count what the targets of a node give each other of what they have brought, by their places."""
+        whole = sum(brought.values())
+        for place, target in enumerate(there):
+            gives, gets = brought.get(place, 0) * (len(there) - 1), whole - brought.get(place, 0)
+            if gives:
+                for of in (self.sent, self.inside, self.passed_on):
+                    of[target] += gives
+            if gets:
+                self.near[target] += gets
+                self.taken_over[target] += gets
 
     def _send(self, sources: Sequence[int], size: int, count: int, *, inside: bool) -> None:
         for source, numbers in share_out(self.sent, sources, size, count):

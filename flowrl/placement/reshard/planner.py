@@ -81,10 +81,37 @@ class Reshard:
     @cached_property
     def busiest(self) -> tuple[float, float]:
         """The most bytes that a device sends or receives inside its node, and to or from other nodes."""
-        passing, size = self.plan.traffic, self.src.model.dtype_bytes
-        inside = (max(of.values(), default=0) for of in (passing.sent_inside, passing.received_inside))
-        between = (max(of.values(), default=0) for of in (passing.sent_between, passing.received_between))
-        return float(max(inside) * size), float(max(between) * size)
+        passing = self.plan.traffic
+        inside = max(self._most(passing.sent_inside), self._most(passing.received_inside))
+        return inside, max(self._most(passing.sent_between), self._most(passing.received_between))
+
+    @cached_property
+    def busiest_sender(self) -> tuple[float, float]:
+        """The most bytes that a device sends of what it holds inside its node, and to other nodes."""
+        passing = self.plan.traffic
+        held = Counter(passing.sent_inside) - Counter(passing.passed_on)
+        return self._most(held), self._most(passing.sent_between)
+
+    @cached_property
+    def busiest_receiver(self) -> tuple[float, float]:
+        """The most bytes that a device receives inside its node, and from other nodes."""
+        passing = self.plan.traffic
+        return self._most(passing.received_inside), self._most(passing.received_between)
+
+    @cached_property
+    def relayed(self) -> float:
+        """The most bytes that a device passes on or takes over inside its node, of what came from another one."""
+        return max(self._most(self.plan.traffic.passed_on), self._most(self.plan.traffic.taken_over))
+
+    @cached_property
+    def at_once(self) -> float:
+        """The most bytes that a device sends or receives inside its node without waiting for others."""
+        passing = self.plan.traffic
+        received = Counter(passing.received_inside) - Counter(passing.taken_over)
+        return max(self.busiest_sender[0], self._most(received))
+
+    def _most(self, numbers: Mapping[int, int]) -> float:
+        return float(max(numbers.values(), default=0) * self.src.model.dtype_bytes)
 
     @cached_property
     def node_links(self) -> dict[int, tuple[int, int]] | None:
@@ -121,6 +148,7 @@ class Reshard:
         """Yield the slices that devices lack, computed while they are read: for a large model, millions.
 
         Each comes from a holder in the same node if there is one, and of those from the one that sent least so far.
+        What no holder of a node has comes to it once; others there get it from who got it (``relayed``).
         """
         return (move for move in self.plan.moves() if not move.local)
 

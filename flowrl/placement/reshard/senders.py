@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import PlanError
 from .box_tree import BoxTree
 from .boxes import Box, minus, shared, shown, touching, volume, without
-from .dealing import Lot, Node, Passing, deal, lots_of
+from .dealing import Lot, Node, Passing, Turns, deal, lots_of
 
 #: The boxes that one process holds, or is to have, by weight. Boxes may overlap.
 Holding = Mapping[str, Sequence[Box]]
@@ -26,12 +26,16 @@ Held = tuple[Box, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One box on its way: ``Move("model.norm.weight", source=3, target=0, box=((0, 32),))``."""
+    """One box on its way: ``Move("model.norm.weight", source=3, target=0, box=((0, 32),))``.
+
+    ``relayed``: the source does not hold it, and passes on to its node what it has got from another one.
+    """
 
     name: str
     source: int
     target: int
     box: Box
+    relayed: bool = False
 
     @property
     def local(self) -> bool:
@@ -48,13 +52,16 @@ class Move:
 class Traffic:
     """Numbers that pass each process, to and from others in its node and to and from other nodes.
 
-    Without nodes everything is inside.
+    Without nodes everything is inside. ``passed_on`` and ``taken_over`` are those of what is sent and received inside a
+    node that came from another one, and so move after the rest.
     """
 
     sent_inside: Mapping[int, int]
     sent_between: Mapping[int, int]
     received_inside: Mapping[int, int]
     received_between: Mapping[int, int]
+    passed_on: Mapping[int, int] = field(default_factory=dict[int, int])
+    taken_over: Mapping[int, int] = field(default_factory=dict[int, int])
 
     @property
     def sent(self) -> dict[int, int]:
@@ -167,12 +174,46 @@ class Alike:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Dealt:
+    """A box of each weight of a part on its way to the targets ``there``, the ``i``-th of ``count`` such.
+
+    ``sources`` by weight and i; ``brings``: by weight the place of the target that gets it for all of them.
+    """
+
+    box: Box
+    sources: Sequence[int]
+    i: int
+    count: int
+    there: tuple[int, ...]
+    brings: Sequence[int] = ()
+
+    def move(self, name: str, number: int, target: int) -> Move:
+        """Return the move of a weight to one of the targets."""
+        if self.brings and (bringer := self.there[self.brings[number]]) != target:
+            return Move(name, bringer, target, self.box, relayed=True)
+        return Move(name, self.sources[number * self.count + self.i], target, self.box)
+
+
+def _deal_lot(
+    lot: Lot, groups: Sequence[tuple[int, ...]], first: int, weights: int, sent: Counter[int], turns: Turns
+) -> Iterator[_Dealt]:
+    """Who sends the box of a lot, of so many weights, to each group of targets that gets it once."""
+    size = volume(lot.box)
+    sources = deal(sent, lot.sources, size, weights * len(groups))
+    sizes = sorted({len(there) for there in groups if len(there) > 1})
+    brings = {count: turns.list(first, count, size, weights) for count in sizes}
+    for i, there in enumerate(groups):
+        yield _Dealt(lot.box, sources, i, len(groups), there, brings.get(len(there), ()))
+
+
 @dataclass(frozen=True)
 class MovePlan:
     """All that every process is to have, each number once, from a process that holds it.
 
     ``MovePlan((alike, ...))``. What a process holds it takes from itself, the rest from the holders in its own ``node``
-    where there are any, and of those from the one that sent least so far. The same for the same input, wherever it is
+    where there are any, and of those from the one that sent least so far. What a node has no holder of comes to it
+    once: one of those there gets it, and passes it on to the others. The same for the same input, wherever it is
     computed and however weights are put together.
     """
 
@@ -195,44 +236,43 @@ class MovePlan:
         for part in self._together:
             for targets in _groups(part):
                 passing.add(targets, part.sizes(targets[0]), len(part.names))
-        near, inside = passing.near, passing.inside
-        return Traffic(inside, passing.sent - inside, near, Counter(self.received) - near)
+        near, inside, relayed = passing.near, passing.inside, (passing.passed_on, passing.taken_over)
+        return Traffic(inside, passing.sent - inside, near, Counter(self.received) - near, *relayed)
 
     def moves(self) -> Iterator[Move]:
         """Yield the moves in the order of weights, then of targets; for a large model, millions.
 
         Raises PlanError for a box that nobody holds.
         """
-        sent: Counter[int] = Counter()
+        sent, turns = Counter[int](), Turns()
         found: list[tuple[str, list[Move]]] = []
         for part in self._together:
-            found += self._moves_of(part, sent)
+            found += self._moves_of(part, sent, turns)
         for _, moves in sorted(found, key=lambda pair: pair[0]):
             yield from moves
 
-    def _moves_of(self, part: Alike, sent: Counter[int]) -> Iterator[tuple[str, list[Move]]]:
+    def _moves_of(self, part: Alike, sent: Counter[int], turns: Turns) -> Iterator[tuple[str, list[Move]]]:
         """The moves of each weight of a part, targets in order, and of each what it has itself first."""
-        dealt: dict[int, list[tuple[Box, list[int], int, int]]] = {}  # by target: a box, and its places among sources
-        for lot in self._lots(part):
-            targets = lot.targets()
-            sources = deal(sent, lot.sources, volume(lot.box), len(part.names) * len(targets))
-            for i, target in enumerate(targets):
-                dealt.setdefault(target, []).append((lot.box, sources, i, len(targets)))
+        dealt: dict[int, list[_Dealt]] = {}  # by target
+        for targets in _groups(part):
+            passed_on = Counter[int]()
+            for lot in lots_of(targets, part.pieces(targets[0]), self.node):
+                for one in _deal_lot(lot, lot.by_node(self.node), targets[0], len(part.names), sent, turns):
+                    for target in one.there:
+                        dealt.setdefault(target, []).append(one)
+                    for place in one.brings:
+                        passed_on[one.there[place]] += volume(lot.box) * (len(one.there) - 1)
+            sent.update(passed_on)
         here = {target: part.own(target) for target in sorted(part.wanted)}
         order = {t: {box: i for i, (box, _) in enumerate(part.pieces(t))} for t in dealt}
         for target, boxes in dealt.items():
-            boxes.sort(key=lambda one, place=order[target]: place[one[0]])
+            boxes.sort(key=lambda one, place=order[target]: place[one.box])
         for number, name in enumerate(part.names):
             moves: list[Move] = []
             for target, own in here.items():
                 moves += (Move(name, target, target, box) for box in own)
-                for box, sources, i, targets in dealt.get(target, ()):
-                    moves.append(Move(name, sources[number * targets + i], target, box))
+                moves += (one.move(name, number, target) for one in dealt.get(target, ()))
             yield name, moves
-
-    def _lots(self, part: Alike) -> Iterator[Lot]:
-        for targets in _groups(part):
-            yield from lots_of(targets, part.pieces(targets[0]), self.node)
 
     @cached_property
     def _together(self) -> tuple[Alike, ...]:

@@ -142,7 +142,7 @@ def search(
     runner_up = next((c.placed for c in both if c.choice.sets != chosen.sets), None)
     binding, gain = binding_of(both[0].asked, chosen) if why else ("none", 0.0)
     level = changes(best, runner_up) if runner_up is not None else ()
-    bound = asked.bound() if simulated is not None else None
+    bound = asked.bound() if simulated is not None and not _mixed(best.plan) else None
     return Found(
         problem,
         best,
@@ -157,6 +157,13 @@ def search(
         bound,
         tried,
     )
+
+
+def _mixed(plan: Plan) -> bool:
+    """Whether a pool has devices of several kinds, which is no placement that the bound is of."""
+    cluster = plan.cluster
+    pools = (pool.devices for pool in plan.pools.values())
+    return cluster is not None and any(len({cluster.kind(d).name for d in devices}) > 1 for devices in pools)
 
 
 def _step(candidate: Candidate) -> float:

@@ -167,3 +167,4 @@ def _add_traffic(whole: Traffic, more: Traffic) -> None:
                 known[name] = known.get(name, 0) + size
     whole.prompts += more.prompts
     whole.responses += more.responses
+    whole.sources += more.sources

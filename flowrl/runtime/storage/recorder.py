@@ -20,6 +20,7 @@ from ...errors import LONGEST, At, cut
 from ...graph.tracing.log_names import Logged, Names
 from ...marks import unlike
 from ...placement.backends import packages
+from ...placement.cost.group_correlation import correlation
 from ...workers.engine import Published
 from ..values.call import outcome
 from ..values.process_memory import ProcessMemory
@@ -127,8 +128,11 @@ class Recorder:
             timeline.append(where | said | {"call": timing.call, "piece": timing.chunk} | self._waited(timing))
         self.write_all("timeline", timeline)
         traffic = step.traffic
-        lengths = {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
-        moved = asdict(replace(traffic, prompts=[], responses=[])) | lengths
+        moved = asdict(replace(traffic, prompts=[], responses=[], sources=[]))
+        del moved["sources"]
+        alike = correlation(traffic.responses, traffic.sources)
+        moved |= {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
+        moved |= {"alike": None if alike is None else round(alike, 6)}
         self.write("traffic", {"program": program, "step": step.number, **moved})
         self.write_all(
             "digests", [{"program": program, "step": step.number, **line} for line in digest_lines(step.made)]

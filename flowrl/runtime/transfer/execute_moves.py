@@ -51,6 +51,7 @@ def execute(
 
     ``me`` is the number of this process in the moves and on the wire; without a wire all its moves are local. Numbers
     travel in the target's dtype. ``source`` and ``target`` share no memory, but for a box that is the same in both.
+    What comes to several processes of a node comes to one of them, and from it to the others: last of all.
     When it returns, what this process is to have is there, and the shards of ``source`` may be written again.
 
     Raises RunError naming source, target and the first weight for a process that is gone, does not come within
@@ -72,7 +73,9 @@ def execute(
             greetings = _greet(messages, wire)
             _copy(moves, me, carrier)
             _agree(greetings, wire)
-            _exchange(messages, carrier, wire)
+            _exchange([m for m in messages if not m.relayed], carrier, wire)
+            relay = Carrier(me, by_name(target), by_name(target), staging)  # what has come is passed on from there
+            _exchange([m for m in messages if m.relayed], relay, wire)
     return Moved(
         received=sum(m.size for m in messages if m.target == me),
         sent=sum(m.size for m in messages if m.source == me),

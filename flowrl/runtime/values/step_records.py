@@ -90,8 +90,9 @@ class Traffic:
     """What moved in a step: ``Traffic(reads={"actor.update": {"tokens": 3152}}, weights={"actor.publish": 401184})``.
 
     ``calls`` of each node of the graph, ``reads`` and ``makes`` their bytes by field; ``weights``: bytes that each
-    publish has moved; ``prompts`` and ``responses``: tokens of the rows that were sampled; ``lags``: prompt groups that
-    were trained on, by the publishes between their oldest token and the weights.
+    publish has moved; ``prompts`` and ``responses``: tokens of the rows that were sampled, ``sources`` the prompts that
+    the responses are to; ``lags``: prompt groups that were trained on, by the publishes between their oldest token and
+    the weights.
     """
 
     calls: dict[str, int] = field(default_factory=dict[str, int])
@@ -100,6 +101,7 @@ class Traffic:
     weights: dict[str, int] = field(default_factory=dict[str, int])
     prompts: list[int] = field(default_factory=list[int])
     responses: list[int] = field(default_factory=list[int])
+    sources: list[Any] = field(default_factory=list[Any])
     lags: dict[int, int] = field(default_factory=dict[int, int])
 
 

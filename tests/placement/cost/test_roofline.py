@@ -512,7 +512,7 @@ def test_folded_experts_take_the_memory_and_the_traffic_of_their_own_mesh():
     assert sizes[plain] == pytest.approx((parts.dense + parts.experts) / 4 / layers)
     works = {m: Work("u", "u", "train", role, load, m, devices, backend="megatron") for m in (folded, plain)}
     assert all(costs.terms(works[m])["compute"] == costs.terms(works[plain])["compute"] for m in works)
-    hardware = costs._hardware(works[folded])
+    hardware = costs.hardware(works[folded])
     assert traffic.tensor_parallel(works[folded], hardware, 8192) * 2 == traffic.tensor_parallel(
         works[plain], hardware, 8192
     )

@@ -78,7 +78,9 @@ def test_every_number_comes_once_from_a_holder(case, near):
             for move in moves:
                 if (move.target, move.name) == (target, name):
                     assert move.numbers > 0
-                    assert any(shared(move.box, box) == move.box for box in held[move.source][name])
+                    whose = wanted if move.relayed else held
+                    assert any(shared(move.box, box) == move.box for box in whose[move.source][name])
+                    assert not move.relayed or (near and move.source % 2 == target % 2)
                     own = have.get((target, name), np.zeros(shapes[name], bool))[at(move.box)]
                     assert own.all() if move.local else not own.any()
                     if near and not move.local:

@@ -178,11 +178,11 @@ def test_transfers_carried_out_give_every_device_its_part(move):
     memory = {d: {e: value[e] for e in had} for d, had in old.items()}
     arrived = {d: {} for d in move.devices}
     inside = 0
-    for t in move.transfers():
+    for t in sorted(move.transfers(), key=lambda t: t.relayed):  # what has come to a node is passed on last
         for at in product(*(range(a, b) for a, b in t.box)):
             element = t.name, at
             assert element not in arrived[t.target] and element not in memory.get(t.target, {})
-            arrived[t.target][element] = memory[t.source][element]
+            arrived[t.target][element] = (arrived if t.relayed else memory)[t.source][element]
             inside += move.cluster.node(t.source) == move.cluster.node(t.target)
     size = move.src.model.dtype_bytes
     for device, received in zip(move.devices, move.received, strict=True):

@@ -52,6 +52,15 @@ CASES = {
     "tiny buckets": (MODEL, "fsdp=4", range(4), "tp=4", range(4), "float32", "float32", 100),
     "stages": (MODEL, "pp=3", range(3), "tp=2,dp=2", range(4), "float32", "float32", 1000),
     "nested": (UNIFORM, "tp=4", range(4), "dp=2,tp=2", range(4), "bfloat16", "bfloat16", 1 << 20),
+    "passed on": (MODEL, "1", (0,), "dp=3", (1, 2, 3), "float32", "float32", 1000),
+    "passed on, rounded": (MODEL, "fsdp=2", (0, 1), "dp=2", (2, 3), "float32", "bfloat16", 1000),
+    "passed on by some": (MODEL, "dp=2", (0, 1), "dp=3", (1, 2, 3), "float32", "float32", 1 << 20),
+}
+#: Where processes are, of cases with several nodes: what comes to a node comes there once, and is passed on.
+NODES = {
+    "passed on": lambda process: min(process, 1),
+    "passed on, rounded": lambda process: process // 2,
+    "passed on by some": lambda process: process // 2,
 }
 #: Into the parameters of an engine's ranks. Name: (model, source, its processes, tp, its processes, engine).
 ENGINES = {
@@ -93,7 +102,7 @@ def planned(case):
     ranks = dict(zip(move.devices, move.ranks, strict=True))
     held = {p: holdings(shards_of(model, Mesh.of(src), r, before)) for r, p in enumerate(sources)}
     wanted = {p: holdings(shards_of(model, Mesh.of(dst), r, after)) for p, r in ranks.items()}
-    return plan_moves(held, wanted), ranks, move
+    return plan_moves(held, wanted, node=NODES.get(case)), ranks, move
 
 
 def run_case(case, me, wire):
@@ -320,6 +329,19 @@ def test_bytes_are_those_of_the_plan(found, case):
         assert moved.received == moves.received.get(p, 0)
         assert moved.sent == moves.sent.get(p, 0)
         assert moved.local == moves.local.get(p, 0)
+
+
+@pytest.mark.parametrize("case", NODES)
+def test_every_number_comes_to_a_node_once_and_is_passed_on_there(case):
+    moves, ranks, move = planned(case)
+    node = NODES[case]
+    across = [m for m in moves.moves if not m.local and node(m.source) != node(m.target)]
+    assert sum(m.numbers for m in across) == MODEL.parameters
+    assert len({(node(m.target), m.name, m.box) for m in across}) == len(across)
+    relayed = [m for m in moves.moves if m.relayed]
+    assert sum(m.numbers for m in relayed) == MODEL.parameters * (len([p for p in ranks if node(p) == 1]) - 1)
+    assert {m.source for m in relayed} == {p for p in ranks if node(p) == 1}, "they take turns"
+    assert moves.total == move.total // MODEL.dtype_bytes * moves.dtypes["model.norm.weight"][1]
 
 
 @pytest.mark.parametrize("case", CASES)

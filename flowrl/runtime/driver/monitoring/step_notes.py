@@ -110,6 +110,7 @@ class StepNotes:
                 step.lengths.setdefault(name, []).extend(lengths)
                 step.traffic.prompts += row_tokens(result, "prompt_ids")
                 step.traffic.responses += lengths
+                step.traffic.sources += [(node, key[0]) for key in result.keys] if lengths else []
 
     def note_slots(self, call: Call, slots: DecodeSlots) -> None:
         """Note which decode slots of an engine a call has used."""
