@@ -169,7 +169,7 @@ def publish_bytes(
     A shard of the destination less the shard of the source that the device has already, if it has one: for nested
     meshes on the same devices that is (t p - t_g p_g) / (t_g p_g t p) M, HybridFlow's table 2 (arXiv:2409.19256).
     Adapters are merged on the way, so that all weights move. ``rules`` make no difference to it. Inside a pool whose
-    source replicas are each in one node, nothing crosses the network.
+    source replicas are each in one node, nothing crosses the network. To other nodes it crosses once for each of them.
     """
     if role.model is None:
         return Passing()
@@ -180,7 +180,9 @@ def publish_bytes(
     near = same and not Hardware.of(cluster, devices).crosses(source, "pp", "fsdp", "ep", "tp")
     if near or Hardware.of(cluster, tuple(dict.fromkeys((*devices, *to)))).one_node:
         return Passing(inside=size)
-    return Passing(between=size)
+    nodes = len({cluster.node(device) for device in to}) if cluster is not None else 1
+    brought = size / max(1, len(to) * mesh["dp"] // mesh.size // nodes)  # by each of the replicas of a node
+    return Passing(between=brought, relayed=size - brought)
 
 
 @lru_cache(maxsize=4096)

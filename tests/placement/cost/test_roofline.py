@@ -333,10 +333,14 @@ def test_the_slowest_device_decides():
 # publish, offload, user code
 
 
-def test_a_publish_to_other_devices_sends_a_shard():
-    source = (Mesh.of("fsdp=8"), tuple(range(8)))
-    call = work("publish", "dp=4,tp=2", devices=range(8, 16), source=source, pool="b", source_pool="a")
-    assert IDEAL.seconds(call) == pytest.approx(1e6 / 1e10)
+def test_a_publish_to_other_devices_sends_a_shard_once_to_a_node_where_it_is_passed_on():
+    source, to = (Mesh.of("fsdp=8"), tuple(range(8))), tuple(range(8, 16))
+    call = work("publish", "dp=4,tp=2", devices=to, source=source, pool="b", source_pool="a")
+    assert IDEAL.seconds(call) == pytest.approx(1e6 / 4 / 1e10 + 1e6 * 3 / 4 / 1e11)
+    closed = traffic.publish_bytes(call.role, source[0], source[1], call.mesh, to, cluster=NODES)
+    assert (closed.between, closed.relayed) == (1e6 / 4, 1e6 * 3 / 4)
+    one = work("publish", "tp=8", devices=to, source=source, pool="b", source_pool="a")
+    assert IDEAL.seconds(one) == pytest.approx(2e6 / 8 / 1e10), "of one replica a node has everything once"
 
 
 def test_a_publish_takes_seconds_besides_its_bytes():
@@ -367,10 +371,10 @@ def test_a_publish_inside_a_pool_fetches_what_is_missing(source, mesh, best, row
 
 
 def test_a_publish_takes_as_long_as_the_busiest_sender():
-    """One rank that trains, eight that generate with whole models: the eighth part of them is not what it sends."""
+    """One rank that trains, eight that generate with whole models: it sends each of four weights to one of them."""
     source, to = (Mesh(), (0,)), tuple(range(8, 16))
     call = work("publish", "dp=8", devices=to, source=source, pool="b", source_pool="a")
-    assert IDEAL.seconds(call) == pytest.approx(8 * 2e6 / 1e10)
+    assert IDEAL.seconds(call) == pytest.approx(2e6 / 1e10 + 7 * 2e6 / 4 / 1e11)
     beside = work("publish", "dp=7", devices=range(1, 8), source=source, pool="b", source_pool="a")
     assert IDEAL.seconds(beside) == pytest.approx(7 * 2e6 / 1e11)
 
