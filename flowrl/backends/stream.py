@@ -49,6 +49,9 @@ class Stream:
         self._broken: BaseException | None = None
         self._under_way: asyncio.Future[None] | None = None
         self.steps = 0  # so far
+        self._holder = object()  # has the turn while the weights are written
+        self.follows = False  # publishes come in between, and its rows say of which version each token is
+        self.kept_cache = False  # rows have gone on through a publish with the keys and values that they had
 
     def submit(
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
@@ -90,6 +93,27 @@ class Stream:
                 self.engine.pause()
                 install()
                 self.engine.resume(version, keep_cache=how == "continue")
+
+    def hold(self) -> None:
+        """Stop between two tokens, until :meth:`let_go`: whoever waits for a turn waits for that. One holds it, and may
+        do so again."""
+        with self._changed:
+            if self._holder not in self._line:
+                self._line.append(self._holder)
+            self._changed.wait_for(lambda: self._line[0] is self._holder)
+
+    def let_go(self) -> None:
+        """Go on; nothing where it is not held."""
+        with self._changed:
+            if self._holder in self._line:
+                self._line.remove(self._holder)
+                self._changed.notify_all()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Stop between two tokens inside the block: the weights may be written."""
+        with self._turn():
+            yield
 
     # -- turns --------------------------------------------------------------------------------------------------------
 

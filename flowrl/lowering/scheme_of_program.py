@@ -80,4 +80,10 @@ def scheme_of(
         nodes,
         main,
         arguments,
+        rowwise=frozenset(h.name for h in handles if _streams_rows(h.cls)),
     )
+
+
+def _streams_rows(cls: type[Any]) -> bool:
+    """Whether environments ask the engine of a worker row by row."""
+    return hasattr(cls, "streams_rows") and cls.streams_rows()

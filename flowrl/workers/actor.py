@@ -238,15 +238,17 @@ class Actor(TrainedModel):
         """How many tokens a row may have, prompt and response; None where the model does not say."""
         return self.generating_engine().positions
 
+    @classmethod
+    def streams_rows(cls) -> bool:
+        """Whether environments may ask its engine row by row; a subclass with a :meth:`respond` of its own is asked
+        through that."""
+        return cls.respond is Actor.respond
+
     @property
     def stream(self) -> Any:
-        """The stream of its engine, where rows leave one by one; None for one that answers in whole calls.
-
-        A subclass with a :meth:`respond` of its own is asked through that.
-        """
-        if type(self).respond is not Actor.respond:
-            return None
-        return getattr(self.generating_engine(), "stream", None)
+        """The stream of its engine, where rows leave one by one; None for one that answers in whole calls, or does not
+        generate."""
+        return getattr(self.engine, "stream", None) if self.streams_rows() else None
 
     def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments) -> Sampled:
         """One response per prompt, for an environment that holds this handle.

@@ -128,7 +128,7 @@ class Env(Player):
     def _anchors_are_observations(self) -> bool:
         return type(self).anchor is Env.anchor
 
-    @op(reads=_columns, adds=_adds, rows="expand", cost="external", pieces=True, marks=_played)
+    @op(reads=_columns, adds=_adds, rows="expand", cost="external", pieces=True, joins=True, marks=_played)
     @takes(
         policy=worker("respond", form="the handle of a worker that samples", fix="Write policy=actor."),
         n=whole(least=1, fix="Give n= 1 or more."),

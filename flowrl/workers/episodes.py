@@ -10,7 +10,8 @@ from typing import Any
 from ..batch import Batch, Column, Key
 from ..errors import RunError
 from ..graph.ops.field_types import FieldType, parse_fields
-from ..marks import Marks, spelled, vocabulary
+from ..marks import Marks, marks, spelled, vocabulary
+from .policy_calls import Answer
 from .tokens.packed_tokens import marked
 from .tokens.sampling import GENERATED, sampled_marks
 from .user_code.failed_rewards import Died
@@ -79,6 +80,7 @@ class Episode:
     begun: bool = False  # its environment has reset
     late: bool = False  # its seconds have run out
     sampled: list[int] = field(default_factory=list[int])  # all ids that came from the engine, in their order
+    kept_cache: bool = False  # some came from keys and values that were kept through a publish
     wasted: int = 0  # tokens that were sampled for it and are not in it
     retries: int = 0  # attempts that failed and were played anew
     replaced: int = 0  # episodes before this one in its place, which failed
@@ -113,10 +115,12 @@ class Episode:
             return
         self._append(ids, -1, [0.0] * len(ids), [0.0] * len(ids), [0] * len(ids))
 
-    def act(self, ids: list[int], rollout: list[float], sampling: list[float], versions: list[int]) -> None:
+    def act(self, answer: Answer) -> None:
         """Append what the policy sampled, as it was sampled."""
-        self.sampled += ids
-        self._append(ids, len(self.turn_rewards), rollout, sampling, versions)
+        self.sampled += answer.ids
+        self.kept_cache |= answer.kept_cache
+        rollout, sampling = answer.rollout_logprobs, answer.sampling_logprobs
+        self._append(answer.ids, len(self.turn_rewards), rollout, sampling, answer.versions)
 
     def give(self, reward: float) -> None:
         """Add a reward to the latest turn."""
@@ -228,7 +232,8 @@ def columns_of(
     )
     check_ids(made, [e for _, e in own])
     whole = made if known is None else known.select(*made.fields).concat(made).take_keys(keys)
-    return marked(whole.columns, _marks(whole, policy))
+    kept = any(each.kept_cache for _, episode in own for each in (episode, *episode.branches))
+    return marked(whole.columns, _marks(whole, policy) | ({"versions": marks(cache="kept")} if kept else {}))
 
 
 def check_ids(made: Batch, episodes: Sequence[Episode]) -> None:

@@ -186,7 +186,7 @@ class Player(Worker):
             given = (episode.state, action)
             state, observation, reward, outcome = await self._code(game, i, "step", given, check_step)
             episode.wasted -= len(answer.ids)
-            episode.act(answer.ids, answer.rollout_logprobs, answer.sampling_logprobs, answer.versions)
+            episode.act(answer)
             episode.temperature, episode.cut = answer.temperature, not answer.stopped
             episode.state, episode.observation, episode.outcome = state, observation, outcome
             episode.turn_rewards.append(reward)

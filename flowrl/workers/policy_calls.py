@@ -51,7 +51,10 @@ class Ask:
 
 @dataclass(slots=True)
 class Answer:
-    """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended."""
+    """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended.
+
+    ``kept_cache``: some of these come from keys and values that were kept through a publish.
+    """
 
     ids: list[int]
     rollout_logprobs: list[float]
@@ -59,6 +62,7 @@ class Answer:
     versions: list[int]
     temperature: float
     stopped: bool  # by a stop token
+    kept_cache: bool = False
 
 
 class PolicyCalls(Protocol):
@@ -212,11 +216,13 @@ class StreamedCalls:
     def _answer(self, row: SampledRow) -> tuple[int, Answer]:
         of = self._calls[row.call]
         self._used += len(row.ids)
-        several = len(row.versions) > 1  # the weights were changed meanwhile
-        versions = list(row.token_versions) if several else [of.version] * len(row.ids)
+        several = len(row.versions) > 1  # the weights have changed meanwhile
+        told = several or self._stream.follows
+        versions = list(row.token_versions) if told else [of.version] * len(row.ids)
         plain = list(row.rollout_logprobs)
         own = plain if of.is_policy else list(row.sampling_logprobs)
-        answer = Answer(list(row.ids), plain, own, versions, of.temperature, row.reason == "stop")
+        kept = several and self._stream.kept_cache
+        answer = Answer(list(row.ids), plain, own, versions, of.temperature, row.reason == "stop", kept)
         return of.asks[row.row].session, answer
 
     def forget(self, sessions: Collection[int]) -> Mapping[int, int]:

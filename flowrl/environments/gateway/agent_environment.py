@@ -254,7 +254,7 @@ def _lay(chain: Sequence[Call], episode: Episode, trained: set[Call]) -> None:
             none = [0.0] * len(ids)
             episode._append(ids, -1, none, none, [0] * len(ids))
         if call not in trained:
-            episode.act(answer.ids, answer.rollout_logprobs, answer.sampling_logprobs, answer.versions)
+            episode.act(answer)
         trained.add(call)
         episode.turn_states.append(0)
         episode.turn_rewards.append(0.0)

@@ -77,11 +77,15 @@ class RankConfig:
 
 @dataclass(frozen=True)
 class Serving:
-    """Where the copy of a policy is that an environment calls: its ranks, and the version of its weights."""
+    """Where the copy of a policy is that an environment calls: its ranks, and the version of its weights.
+
+    ``follows``: publishes come while it is asked, and rows go on under their weights.
+    """
 
     name: str
     ranks: tuple[int, ...]
     version: int
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,9 @@ class Polled:
     """What has come of calls for the engine of a policy: ``Polled((row,), open=7, latest=2, first=0, steps=12)``.
 
     ``rows`` have ended, ``open`` are so many others, of the calls up to number ``latest``. ``first`` is how many steps
-    the engine had made when the first of these calls came, ``steps`` how many now.
+    the engine had made when the first of these calls came, ``steps`` how many now. ``version`` is that of the weights,
+    at which no row can be ahead of them, and ``kept_cache`` whether rows have kept keys and values through a publish,
+    where publishes come in between.
     """
 
     rows: tuple[SampledRow, ...]
@@ -123,6 +129,8 @@ class Polled:
     latest: int
     first: int
     steps: int
+    version: int = 0
+    kept_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +158,11 @@ class RankCall:
     frees: tuple[int, ...] = ()
     policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
     kept: ToldTokens | None = None
+
+    @property
+    def joins(self) -> bool:
+        """Whether others of the kind are beside it."""
+        return any(policy.follows for policy in self.policies.values())
 
 
 #: Those of :class:`flowrl.runtime.values.row_digests.RowDigests`, without the keys.

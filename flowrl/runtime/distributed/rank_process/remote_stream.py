@@ -77,6 +77,8 @@ class RemoteStream:
 
     def __init__(self, at: Serving, peers: Peers, offers: Offers) -> None:
         self._at, self._peers, self._offers = at, peers, offers
+        self.follows, self.kept_cache = at.follows, False
+        self._version = at.version  # of the newest weights that an engine was known to have
         self._name = secrets.token_hex(8)
         self._engines = [_Engine(rank, place) for place, rank in enumerate(at.ranks)]
         self._homes: dict[int, int] = {}  # places of ranks, by the seed of a row
@@ -207,7 +209,7 @@ class RemoteStream:
     def _tell(self, engine: _Engine, *, waits: bool) -> None:
         queued, engine.queued = engine.queued, []
         engine.latest = max([engine.latest, *(asked.number for asked in queued)])
-        words = (self._at.name, self._at.version, self._name, queued, PATIENCE if waits else 0.0)
+        words = (self._at, self._name, queued, PATIENCE if waits else 0.0)
         self._polls.append(_Poll(engine, self._peers.call(engine.rank, "poll", *words), waits))
 
     def _hear(self, seconds: float) -> None:
@@ -232,6 +234,8 @@ class RemoteStream:
             polled: Polled = answer
             engine.first = polled.first if engine.first is None else engine.first
             engine.steps = max(engine.steps, polled.steps)
+            if self.follows:
+                self._version, self.kept_cache = max(self._version, polled.version), self.kept_cache | polled.kept_cache
             for row in polled.rows:
                 self._take_row(engine, row)
         except WrongAnswer as error:
@@ -244,7 +248,7 @@ class RemoteStream:
         number = None if call is None else call.rows.get((engine.place, row.row))
         if call is None or number is None or number not in call.left | call.aborted:
             raise WrongAnswer(f"row {row.row} of call {row.call} was not asked for, or was answered before.")
-        check_row(row, self._at.version)
+        check_row(row, self._version)
         engine.used += len(row.ids)
         if number in call.left:
             self._drop(engine.place, call, [row.row])
