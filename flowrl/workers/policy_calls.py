@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .decode_slots import EngineSlots, count_slots, counts_slots
-from .streaming import SampledRow
+from .streaming import SampledRow, SampleRequest
 from .tokens.packed_tokens import pack
 from .tokens.sampling import SamplingArguments
 
@@ -38,7 +38,7 @@ class Ask:
     """What a session asks for: tokens behind ``tokens``, of which ``start`` were sampled or observed before.
 
     ``Ask(7, [5, 6, 2], seed=91, start=1)``. ``most``: tokens at most; None is as the call says. ``listener`` is told of
-    the tokens as they come, by an engine that says so, and its row is ended where it is gone.
+    the tokens as they come, by an engine that tells them, and its row is ended where it is gone.
     """
 
     session: int
@@ -155,6 +155,16 @@ class _Streamed:
     is_policy: bool
 
 
+@dataclass(slots=True)
+class _Heard:
+    """A row that somebody listens to, and the tokens that it was shown."""
+
+    of: _Streamed
+    ask: Ask
+    listener: Listener
+    shown: list[int] = field(default_factory=list[int])
+
+
 class StreamedCalls:
     """Rows of an engine's batch, which sessions join whenever they have something to ask."""
 
@@ -162,8 +172,8 @@ class StreamedCalls:
         self._policy, self._stream, self._said = policy, stream, said
         self._calls: dict[int, _Streamed] = {}  # by number
         self._sessions: set[int] = set()
-        self._heard: dict[tuple[int, int], tuple[_Streamed, Ask]] = {}  # those with a listener, by call and row
-        self._tokens_of = getattr(stream, "tokens_of", None)
+        self._heard: dict[tuple[int, int], _Heard] = {}  # by call and row
+        self._tokens_since = getattr(stream, "tokens_since", None)
         self._counts = not hasattr(stream, "take_slots")  # else the stream does, of several engines
         self._steps = stream.steps if self._counts else 0
         self._used = 0  # decode slots
@@ -178,11 +188,13 @@ class StreamedCalls:
         for said, group in _together(asks, self._said):
             prompts, seeds, starts = _columns(group)
             how = self._policy.how(said)
-            call = self._stream.submit(prompts, 1, seeds, how, starts)
+            call = self._stream.submit(SampleRequest(prompts, 1, seeds, how, starts))
             version = self._policy.read_version()
             self._sessions.update(ask.session for ask in group)
             made = self._calls[call.number] = _Streamed(call, group, version, how.row_temperature, how.is_policy)
-            self._heard |= {(call.number, i): (made, ask) for i, ask in enumerate(group) if ask.listener is not None}
+            for i, ask in enumerate(group):
+                if ask.listener is not None:
+                    self._heard[call.number, i] = _Heard(made, ask, ask.listener)
 
     def answers(self) -> list[tuple[int, Answer]]:
         """Go on by a token; return the rows that have ended, in the order of sessions."""
@@ -198,16 +210,26 @@ class StreamedCalls:
         for row in ended:
             self._heard.pop((row.call, row.row), None)
         gone: dict[Any, list[int]] = {}
-        for (_, row), (of, ask) in self._heard.items():
-            assert ask.listener is not None, "it is heard"
-            if ask.listener.is_gone:
-                gone.setdefault(of.call, []).append(row)
-            elif ask.listener.streams and self._tokens_of is not None:
-                ask.listener.show(self._tokens_of(of.call, row))
+        known: dict[Any, dict[int, int]] = {}
+        for (_, row), heard in self._heard.items():
+            if heard.listener.is_gone:
+                gone.setdefault(heard.of.call, []).append(row)
+            elif heard.listener.streams:
+                known.setdefault(heard.of.call, {})[row] = len(heard.shown)
         for call, rows in gone.items():
             for row in rows:
                 del self._heard[call.number, row]
+        if known and self._tokens_since is not None:
+            self._show(self._tokens_since(known))
         return list(self._stream.abort_rows(gone))
+
+    def _show(self, grown: Sequence[SampledRow]) -> None:
+        """Show tokens to those that listen to their rows."""
+        for row in grown:
+            heard = self._heard.get((row.call, row.row))
+            if heard is not None and heard.listener.streams:
+                heard.shown += row.ids
+                heard.listener.show(tuple(heard.shown))
 
     def _answer(self, row: SampledRow) -> tuple[int, Answer]:
         of = self._calls[row.call]
@@ -226,7 +248,7 @@ class StreamedCalls:
             for each in self._calls.values()
             if (rows := [row for row, ask in enumerate(each.asks) if ask.session in sessions])
         }
-        self._heard = {place: each for place, each in self._heard.items() if each[1].session not in sessions}
+        self._heard = {place: each for place, each in self._heard.items() if each.ask.session not in sessions}
         tokens: dict[int, int] = {}
         for row in self._stream.abort_rows(wanted):
             session = self._calls[row.call].asks[row.row].session

@@ -401,7 +401,7 @@ def test_what_could_be_drawn_is_recorded_of_rows_that_a_publish_interrupts(tmp_p
     """They leave the engine one by one; an update refuses a token that its support lacks."""
     asked = []
     submit = NetBatch.submit
-    monkeypatch.setattr(NetBatch, "submit", lambda self, *a: asked.append(a[3]) or submit(self, *a))
+    monkeypatch.setattr(NetBatch, "submit", lambda self, r: asked.append(r.sampling) or submit(self, r))
     places = {"policy": {"train": Place("train"), "generate": Place("rollout")}}
     places |= {"ref": Place("train"), "reward": Place("rest")}
     pools = {"train": "cpu", "rollout": "cpu", "rest": "cpu"}
