@@ -71,8 +71,7 @@ class RunningRow:
         for version, tokens in row.versions:
             self._extend(version, tokens)
         if self.of_call is not None and row.support is not None:
-            self.support.ids.extend(row.support.ids)
-            self.support.sizes.extend(row.support.sizes)
+            self.support.extend(row.support)
             self.of_call.count(len(self.support.sizes), len(row.support.ids))
 
     def record(self, ids: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ from .model_options import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, S
 from .streaming import EngineCall, SampleRequest
 from .tokens.packed_tokens import marked
 from .tokens.prompt_template import asked_columns, written
+from .tokens.row_support import not_recorded
 from .tokens.sampling import (
     SamplingArguments,
     Stop,
@@ -186,18 +187,14 @@ class Actor(TrainedModel):
         each response token has; 0 is the whole vocabulary. ``logprobs``, ``entropies`` and ``update`` take it, so a
         ratio to ``sampling_logprobs`` is exact. Raises ModelError where the engine does not record it.
         """
-        how = replace(self.how(SamplingArguments.of(locals())), support=support)
+        how = self.how(SamplingArguments.of(locals()))
         if support:
             check_penalty(how.repetition_penalty)
         children = batch.expand(n)
         request = SampleRequest(batch["prompt_ids"], n, children.row_seeds(), how)
         sampled = yield EngineCall(self.generating_engine(), request)
         if support and sampled.support is None:
-            raise ModelError(
-                "support=True: this engine does not record which tokens could be drawn.",
-                fix="Take another engine in the plan, or leave support=True out and read rollout_logprobs: of the "
-                "whole vocabulary.",
-            )
+            raise not_recorded()
         return marked(sampled_fields(children, sampled, self.read_version()), self._sampled_marks(how))
 
     def how(self, said: SamplingArguments) -> Sampling:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch, Column, Key
 from ..errors import RunError
@@ -14,6 +14,10 @@ from ..marks import Marks, spelled, vocabulary
 from .tokens.packed_tokens import marked
 from .tokens.sampling import GENERATED, sampled_marks
 from .user_code.failed_rewards import Died
+
+if TYPE_CHECKING:
+    from .policy_calls import Answer
+    from .tokens.row_support import RowSupport
 
 PLAYED = (
     GENERATED
@@ -25,6 +29,8 @@ PLAYED = (
 MARKED = "failed: bool[], failed_why: any"
 #: What a rollout that keeps the branches of episodes adds besides.
 BRANCHED = "branches: any"
+#: What a rollout adds besides that records which tokens could be drawn.
+RECORDED = "support_ids: i32[*support], support_sizes: i32[*response]"
 #: What a rollout that keeps the conversations adds besides.
 TOLD = "conversation: any"
 
@@ -90,6 +96,7 @@ class Episode:
     scores: dict[str, float] = field(default_factory=dict[str, float])  # what each function that grades it gave
     conversation: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # messages, where they are kept
     branches: list[Episode] = field(default_factory=list["Episode"])  # the others, where its history forked
+    support: RowSupport | None = None  # which tokens could be drawn, where that is recorded; any where one was observed
 
     @property
     def over(self) -> bool:
@@ -111,12 +118,29 @@ class Episode:
         if not self._fits(len(ids) + 1):
             self.full = True
             return
-        self._append(ids, -1, [0.0] * len(ids), [0.0] * len(ids), [0] * len(ids))
+        self.add_context(ids)
 
-    def act(self, ids: list[int], rollout: list[float], sampling: list[float], versions: list[int]) -> None:
+    def add_context(self, ids: Sequence[int]) -> None:
+        """Append tokens that are not trained."""
+        self.tokens += ids
+        self.turn_ids += [-1] * len(ids)
+        self.rollout_logprobs += [0.0] * len(ids)
+        self.sampling_logprobs += [0.0] * len(ids)
+        self.versions += [0] * len(ids)
+        if self.support is not None:
+            self.support.skip(len(ids))
+
+    def act(self, answer: Answer) -> None:
         """Append what the policy sampled, as it was sampled."""
-        self.sampled += ids
-        self._append(ids, len(self.turn_rewards), rollout, sampling, versions)
+        self.sampled += answer.ids
+        self.tokens += answer.ids
+        self.turn_ids += [len(self.turn_rewards)] * len(answer.ids)
+        self.rollout_logprobs += answer.rollout_logprobs
+        self.sampling_logprobs += answer.sampling_logprobs
+        self.versions += answer.versions
+        if self.support is not None:
+            assert answer.support is not None, "it was asked for"
+            self.support.extend(answer.support)
 
     def give(self, reward: float) -> None:
         """Add a reward to the latest turn."""
@@ -124,15 +148,6 @@ class Episode:
             self.turn_rewards[-1] += reward
         else:
             self.grade += reward
-
-    def _append(
-        self, ids: list[int], turn: int, rollout: list[float], sampling: list[float], versions: list[int]
-    ) -> None:
-        self.tokens += ids
-        self.turn_ids += [turn] * len(ids)
-        self.rollout_logprobs += rollout
-        self.sampling_logprobs += sampling
-        self.versions += versions
 
     @property
     def is_as_sampled(self) -> bool:
@@ -149,10 +164,17 @@ class Episode:
             "rollout_logprobs": self.rollout_logprobs,
             "sampling_logprobs": self.sampling_logprobs,
             "versions": self.versions,
+            **self._recorded,
         }
 
+    @property
+    def _recorded(self) -> dict[str, list[int]]:
+        """The fields of RECORDED, where they are kept."""
+        support = self.support
+        return {} if support is None else {"support_ids": list(support.ids), "support_sizes": list(support.sizes)}
+
     def fields(self, also: Sequence[str] = ()) -> dict[str, list[Any]]:
-        """The fields of this row, in lists of one; and those of MARKED, BRANCHED and TOLD that are in ``also``."""
+        """The fields of this row, in lists of one; and those besides that are in ``also``."""
         found = {
             "response_ids": self.tokens,
             "tokens": self.prompt + self.tokens,
@@ -182,6 +204,7 @@ class Episode:
             "failed_why": self.why,
             "branches": [each.branch for each in self.branches],
             "conversation": self.conversation,
+            **self._recorded,
         }
         found |= {name: value for name, value in more.items() if name in also}
         return {name: [value] for name, value in found.items()}
@@ -249,7 +272,7 @@ def _typed(declared: str) -> dict[str, FieldType]:
     return {name: type_ for name, type_ in parse_fields(declared).items() if type_ is not None}
 
 
-_TYPES, _MORE = _typed(PLAYED), _typed(f"{MARKED}, {BRANCHED}, {TOLD}")
+_TYPES, _MORE = _typed(PLAYED), _typed(f"{MARKED}, {BRANCHED}, {TOLD}, {RECORDED}")
 
 
 def _column(type_: FieldType, rows: list[Any]) -> Column:

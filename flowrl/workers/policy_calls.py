@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .decode_slots import EngineSlots, count_slots, counts_slots
 from .streaming import SampledRow, SampleRequest
 from .tokens.packed_tokens import pack
+from .tokens.row_support import RowSupport, not_recorded, rows_of_columns
 from .tokens.sampling import SamplingArguments
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..batch import Column
+    from .model_options import Sampling
 
 
 class Listener(Protocol):
@@ -51,7 +53,10 @@ class Ask:
 
 @dataclass(slots=True)
 class Answer:
-    """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended."""
+    """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended.
+
+    ``support``, where it was asked for: which tokens could be drawn at each place.
+    """
 
     ids: list[int]
     rollout_logprobs: list[float]
@@ -59,6 +64,19 @@ class Answer:
     versions: list[int]
     temperature: float
     stopped: bool  # by a stop token
+    support: RowSupport | None = None
+
+    def until(self, count: int) -> Answer:
+        """Return its first tokens alone, of which the last one stops it."""
+        return replace(
+            self,
+            ids=self.ids[:count],
+            rollout_logprobs=self.rollout_logprobs[:count],
+            sampling_logprobs=self.sampling_logprobs[:count],
+            versions=self.versions[:count],
+            stopped=True,
+            support=None if self.support is None else self.support.until(count),
+        )
 
 
 class PolicyCalls(Protocol):
@@ -121,16 +139,19 @@ class WholeCalls:
         for said, group in _together(asks, self._said):
             sampled = self._policy.respond(*_columns(group), said)
             version = self._policy.read_version()
+            if said.support and sampled.support is None:
+                raise not_recorded()
             rows = zip(
                 group,
                 sampled.ids.to_list(),
                 sampled.rollout_logprobs.to_list(),
                 sampled.sampling_logprobs.to_list(),
                 sampled.finished.tolist(),
+                [None] * len(group) if sampled.support is None else rows_of_columns(sampled.support),
                 strict=True,
             )
-            for ask, ids, plain, own, stopped in rows:
-                answer = Answer(ids, plain, own, [version] * len(ids), sampled.temperature, stopped)
+            for ask, ids, plain, own, stopped, support in rows:
+                answer = Answer(ids, plain, own, [version] * len(ids), sampled.temperature, stopped, support)
                 found.append((ask.session, answer))
         return found
 
@@ -151,8 +172,7 @@ class _Streamed:
     call: Any
     asks: list[Ask]
     version: int
-    temperature: float
-    is_policy: bool
+    how: Sampling
 
 
 @dataclass(slots=True)
@@ -191,7 +211,7 @@ class StreamedCalls:
             call = self._stream.submit(SampleRequest(prompts, 1, seeds, how, starts))
             version = self._policy.read_version()
             self._sessions.update(ask.session for ask in group)
-            made = self._calls[call.number] = _Streamed(call, group, version, how.row_temperature, how.is_policy)
+            made = self._calls[call.number] = _Streamed(call, group, version, how)
             for i, ask in enumerate(group):
                 if ask.listener is not None:
                     self._heard[call.number, i] = _Heard(made, ask, ask.listener)
@@ -237,8 +257,11 @@ class StreamedCalls:
         several = len(row.versions) > 1  # the weights were changed meanwhile
         versions = list(row.token_versions) if several else [of.version] * len(row.ids)
         plain = list(row.rollout_logprobs)
-        own = plain if of.is_policy else list(row.sampling_logprobs)
-        answer = Answer(list(row.ids), plain, own, versions, of.temperature, row.reason == "stop")
+        own = plain if of.how.is_policy else list(row.sampling_logprobs)
+        if of.how.support and row.support is None:
+            raise not_recorded()
+        temperature, stopped = of.how.row_temperature, row.reason == "stop"
+        answer = Answer(list(row.ids), plain, own, versions, temperature, stopped, row.support)
         return of.asks[row.row].session, answer
 
     def forget(self, sessions: Collection[int]) -> Mapping[int, int]:
