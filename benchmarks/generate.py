@@ -98,7 +98,7 @@ class Bench:
 
     def hf_rows(self) -> int:
         """Rows one by one, in a continuous batch."""
-        self.engine.submit(self.prompts, self.samples, self.seeds, self.sampling)
+        self.engine.submit(fl.testing.SampleRequest(self.prompts, self.samples, self.seeds, self.sampling))
         made = 0
         while self.engine.running():
             made += sum(len(row.ids) for row in self.engine.step())

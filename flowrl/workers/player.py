@@ -114,7 +114,7 @@ class Player(Worker):
         """Play an episode, anew where it fails, and then another one in its place, while there are; keep the last."""
         failing, attempt, retries, replaced = game.failing, 0, 0, 0
         while True:
-            episode = Episode(None, "", game.prompts[i], game.room)
+            episode = game.begin(i)
             try:
                 await self._to_the_end(game, i, episode)
                 break
@@ -180,7 +180,7 @@ class Player(Worker):
                 len(episode.tokens),
                 limits.most(len(episode.sampled)),
             )
-            answer = await sampled(ask)
+            answer = await game.sampled(ask)
             episode.wasted += len(answer.ids)  # until the environment has taken them
             action = game.tokenizer.decode(answer.ids, skip_special_tokens=True)
             given = (episode.state, action)

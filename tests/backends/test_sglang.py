@@ -23,7 +23,7 @@ from flowrl.backends.sglang.engine import KEY
 from flowrl.batch import Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
 from flowrl.workers.model_options import Build, Lora, Model, Sampling
-from flowrl.workers.streaming import FailedCall
+from flowrl.workers.streaming import FailedCall, SampleRequest
 
 torch.set_num_threads(1)
 FEW = PROMPTS[:4]
@@ -111,12 +111,12 @@ def test_rows_are_those_of_the_reference_engine(server, engines, sampling):
 def test_rows_come_one_by_one_and_calls_share_a_batch(server, engines):
     ours, theirs = engines
     wanted = [theirs.generate(prompts(), 2, seeds(8, first), Sampling(16)).ids.to_list() for first in (0, 100)]
-    one = ours.submit(prompts(), 2, seeds(8), Sampling(16))
+    one = ours.submit(SampleRequest(prompts(), 2, seeds(8), Sampling(16)))
     rows_there(server, 8)
     left, ended = [], 0
     for _ in range(3):
         ended += server.step()
-    two = ours.submit(prompts(), 2, seeds(8, 100), Sampling(16))
+    two = ours.submit(SampleRequest(prompts(), 2, seeds(8, 100), Sampling(16)))
     rows_there(server, 16 - ended)
     while server.requests:
         ended += server.step()
@@ -129,7 +129,7 @@ def test_rows_come_one_by_one_and_calls_share_a_batch(server, engines):
 def test_aborted_rows_keep_their_tokens_and_go_on_from_them(server, engines):
     ours, theirs = engines
     whole = theirs.generate(prompts(), 2, seeds(8), Sampling(40, stop=())).ids.to_list()
-    call = ours.submit(prompts(), 2, seeds(8), Sampling(40))
+    call = ours.submit(SampleRequest(prompts(), 2, seeds(8), Sampling(40)))
     rows_there(server, 8)
     for _ in range(5):
         server.step()
@@ -146,7 +146,7 @@ def test_aborted_rows_keep_their_tokens_and_go_on_from_them(server, engines):
     longer = prompts([FEW[one.row // 2] + list(one.ids)])
     more = ours.generate(longer, 1, seeds(8)[one.row :][:1], Sampling(40 - len(one.ids)), torch.tensor([len(one.ids)]))
     assert list(one.ids) + more.ids.to_list()[0] == whole[one.row]
-    late = ours.submit(prompts(), 1, seeds(4), Sampling(4))  # these may not have come to the server yet
+    late = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(4)))  # these may not have come to the server yet
     found = ours.abort(late) + until(ours, lambda rows: not ours.running())
     assert len([row for row in found if row.call == late]) == 4
 
@@ -155,7 +155,7 @@ def test_aborted_rows_keep_their_tokens_and_go_on_from_them(server, engines):
 def test_new_weights_in_the_middle_of_rows(server, engines, how):
     ours, theirs = engines
     before = theirs.generate(prompts(), 1, seeds(4), Sampling(16)).ids.to_list()
-    call = ours.submit(prompts(), 1, seeds(4), Sampling(16))
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(16)))
     rows_there(server, 4)
     for _ in range(4):
         server.step()
@@ -163,7 +163,7 @@ def test_new_weights_in_the_middle_of_rows(server, engines, how):
     assert ours.step() == [] and ("pause_generation", {"mode": "in_place"}) in server.asked
     train(theirs, 2)
     ours.take_weights(theirs.plain_weights())
-    held = ours.submit(prompts([[20]]), 1, seeds(1), Sampling(3))
+    held = ours.submit(SampleRequest(prompts([[20]]), 1, seeds(1), Sampling(3)))
     assert (held, 0) in ours.running() and len(server.requests) <= 4, "it waits for the end of the pause"
     ours.resume(7, keep_cache=how == "continue")
     modes = [said["mode"] for path, said in server.asked if path == "pause_generation"]
@@ -182,7 +182,7 @@ def test_new_weights_in_the_middle_of_rows(server, engines, how):
 def test_rows_that_are_aborted_in_a_pause_have_what_is_known_of_them(server, engines):
     ours, theirs = engines
     whole = theirs.generate(prompts(), 1, seeds(4), Sampling(60)).ids.to_list()
-    call = ours.submit(prompts(), 1, seeds(4), Sampling(60))
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(60)))
     rows_there(server, 4)
     for _ in range(35):  # the first 33 of each are told
         server.step()
@@ -194,7 +194,7 @@ def test_rows_that_are_aborted_in_a_pause_have_what_is_known_of_them(server, eng
         ours.step()
         assert time.monotonic() < deadline
     ours.pause()
-    held = ours.submit(prompts([[20]]), 1, seeds(1), Sampling(3))
+    held = ours.submit(SampleRequest(prompts([[20]]), 1, seeds(1), Sampling(3)))
     assert [row.ids for row in ours.abort(held)] == [()]
     (first,) = ours.abort(call, long[:1])
     assert list(first.ids) == whole[first.row][:33] and first.versions == ((0, 33),)
@@ -236,7 +236,7 @@ def test_an_answer_that_is_not_right_fails_its_call_and_names_the_row(server, en
 
 def test_log_probabilities_that_are_not_finite_fail_the_call_and_no_other(server, engines):
     ours, _ = engines
-    bad = ours.submit(prompts(), 1, seeds(4), Sampling(3))
+    bad = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(3)))
     rows_there(server, 4)
     server.fault, server.auto = "nan", True
     (failure,) = [each for each in until(ours, lambda rows: not ours.running()) if isinstance(each, FailedCall)]
@@ -247,7 +247,7 @@ def test_log_probabilities_that_are_not_finite_fail_the_call_and_no_other(server
 def test_a_row_that_is_answered_twice_is_an_error(server, engines):
     ours, _ = engines
     server.fault, server.auto = "twice", True
-    call = ours.submit(prompts(), 1, seeds(4), Sampling(3))
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(3)))
     found = until(ours, lambda rows: any(isinstance(each, FailedCall) for each in rows))
     assert f"of call {call} was answered twice" in str(found[-1].error)
 
@@ -259,7 +259,7 @@ def test_a_connection_that_ends_too_early_is_an_error_with_the_rows(server, engi
         made, wanted = (e.generate(prompts(), 1, seeds(4), Sampling(12)).ids for e in (ours, theirs))
         assert made.equal(wanted)
     server.fault = "dies with rows"
-    ours.submit(prompts(), 1, seeds(4), Sampling(12))
+    ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
     with pytest.raises(RunError, match=r"is gone .*It had rows \(call.row\) 3.0, 3.1"):
         until(ours, lambda rows: False)
 
@@ -272,7 +272,7 @@ def test_a_server_that_does_not_go_on_is_named_within_its_bound(folder, fault):
     ours.calls.client.patience = 1.0
     try:
         with server.changed:
-            ours.submit(prompts(), 1, seeds(4), Sampling(12))
+            ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
             server.auto = False
             server.fault = fault
         if fault == "hang":
@@ -295,7 +295,7 @@ def test_a_server_that_is_silent_and_well_is_waited_for(folder):
     server = Scripted(folder, auto=False)
     ours = open_engine("sglang", build(url=server.url, patience=300.0))
     try:
-        ours.submit(prompts(), 1, seeds(4), Sampling(3))
+        ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(3)))
         ours.calls.client.patience = 1.0
         rows_there(server, 4)
         until(ours, lambda rows: ("health_generate", None) in server.asked)
@@ -342,7 +342,7 @@ def test_sums_are_those_that_the_real_server_gave(tmp_path):
 
 def test_nothing_of_a_call_is_left_when_the_engine_is_closed(server, engines):
     ours, _ = engines
-    ours.submit(prompts(), 1, seeds(4), Sampling(12))
+    ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
     rows_there(server, 4)
     until(ours, lambda rows: ours.calls._streams)
     ours.close()
@@ -351,7 +351,7 @@ def test_nothing_of_a_call_is_left_when_the_engine_is_closed(server, engines):
 
 def test_weights_are_not_written_while_rows_run(server, engines):
     ours, _ = engines
-    ours.submit(prompts(), 1, seeds(4), Sampling(12))
+    ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
     with pytest.raises(RunError, match="written while 4 rows were being sampled"):
         ours.weights_written()
 
@@ -365,7 +365,7 @@ def test_what_a_server_would_die_of_does_not_come_to_it(server, engines):
         ([[3] * POSITIONS], f"row 0 has {POSITIONS} tokens"),
     ):
         with pytest.raises(DataError, match=said):
-            ours.submit(prompts(rows), 1, seeds(len(rows)), Sampling(4))
+            ours.submit(SampleRequest(prompts(rows), 1, seeds(len(rows)), Sampling(4)))
     with pytest.raises(RunError, match="does not record which tokens could be drawn"):
         ours.generate(prompts(), 1, seeds(4), replace(Sampling(4), support=True))
     ours.pause()
@@ -376,7 +376,7 @@ def test_what_a_server_would_die_of_does_not_come_to_it(server, engines):
 
 def test_memory_is_released_without_rows_and_weights_are_published_again(server, engines):
     ours, theirs = engines
-    ours.submit(prompts(), 1, seeds(4), Sampling(12))
+    ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
     with pytest.raises(RunError, match="while 4 rows run"):
         ours.release_memory()
     server.auto = True

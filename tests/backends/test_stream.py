@@ -13,6 +13,7 @@ from flowrl.batch import Column
 from flowrl.errors import DataError, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.model_options import Sampling
+from flowrl.workers.streaming import SampleRequest
 
 WAIT = 60  # seconds, far more than any of this takes
 
@@ -23,7 +24,7 @@ def prompts(rows=((3,), (5, 1))):
 
 def submitted(engine, rows=((3,), (5, 1)), n=1, seed=0, tokens=8):
     column = prompts(rows)
-    return stream_of(engine).submit(column, n, torch.arange(seed, seed + len(rows) * n), Sampling(max_tokens=tokens))
+    return stream_of(engine).submit(SampleRequest(column, n, torch.arange(seed, seed + len(rows) * n), Sampling(max_tokens=tokens)))
 
 
 def test_an_engine_has_one_stream():
@@ -84,10 +85,10 @@ def test_calls_begin_together_or_not_at_all():
     engine = FakeEngine(vocab=8, stop=())
     stream, sampling = engine.stream, Sampling(max_tokens=3)
     good, wrong = prompts([[3]]), prompts([[9]])
-    calls = stream.submit_all([(good, 1, torch.tensor([seed]), sampling, None) for seed in range(3)])
+    calls = stream.submit_all([SampleRequest(good, 1, torch.tensor([seed]), sampling) for seed in range(3)])
     assert [len(call.sampled().ids) for call in calls] == [1, 1, 1] and engine.steps == 3
     with pytest.raises(DataError, match="has the token 9"):
-        stream.submit_all([(each, 1, torch.tensor([0]), sampling, None) for each in (good, wrong)])
+        stream.submit_all([SampleRequest(each, 1, torch.tensor([0]), sampling) for each in (good, wrong)])
     assert engine.running() == []
 
 
@@ -249,7 +250,7 @@ def test_any_order_of_calls_aborts_and_publishes_loses_nothing_and_says_what_mad
         if do == "submit":
             rows, n, first = [[chance.randrange(1, vocab)]] * chance.randrange(1, 4), chance.randrange(1, 4), len(asked)
             sampling = Sampling(chance.randrange(1, 15), temperature=chance.choice([0.5, 1.0]))
-            call = engine.submit(prompts(rows), n, torch.arange(100 * first, 100 * first + len(rows) * n), sampling)
+            call = engine.submit(SampleRequest(prompts(rows), n, torch.arange(100 * first, 100 * first + len(rows) * n), sampling))
             asked[call] = rows[0][0], len(rows) * n, 100 * first, sampling
         elif do == "abort" and engine.running():
             call, row = chance.choice(engine.running())

@@ -7,7 +7,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ...errors import DataError, EngineLost, ModelError, RunError
 from ...placement.backends import backend
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.streaming import FailedCall, SampledRow, check_kept, gathered
+from ...workers.streaming import FailedCall, SampledRow, SampleRequest, gathered
 from ..continuous import check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite, not_finite
@@ -181,7 +181,7 @@ class SGLangEngine(Mirrored):
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generation.generate.generate`."""
         if self._paused:
             raise RunError("The engine is paused.", fix="Call resume() first.")
-        call, rows = self._begin(prompts, n, seeds, sampling, starts), []
+        call, rows = self.submit(SampleRequest(prompts, n, seeds, sampling, starts)), []
         while len(rows) < len(seeds):
             for found in self.calls.take():
                 if found.call != call:
@@ -194,21 +194,16 @@ class SGLangEngine(Mirrored):
         check_finite("log-probabilities of sampled tokens", made.rollout_logprobs.values, self.mirror.parameters)
         return made
 
-    def _begin(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
+    # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
+
+    def submit(self, request: SampleRequest) -> int:
         """Send a call, or hold it in a pause; return its number. The server takes tokens that are kept as prompt."""
+        sampling = request.sampling
         if sampling.support:
             raise RunError("SGLang does not record which tokens could be drawn.", fix="Leave support=True out.")
-        most, before = check_lengths(self.positions, prompts.lengths), check_kept(kept, len(seeds), sampling)
+        most, before = check_lengths(self.positions, request.prompts.lengths), request.kept_rows()
         stops = frozenset({*self.mirror.eos_ids, *sampling.stop})
-        texts = [tuple(row.tolist()) for row in prompts]
+        texts = [tuple(row.tolist()) for row in request.prompts]
         for number, text in enumerate(texts):
             if wrong := [token for token in text if not 0 <= token < self._vocab]:
                 what = f"The prompt of row {number} has the token {wrong[0]}; the model has {self._vocab}."
@@ -217,9 +212,8 @@ class SGLangEngine(Mirrored):
             self._publish()
         self._submitted += 1
         call, rows = self._submitted, []
-        firsts = [0] * len(seeds) if starts is None else starts.tolist()
-        for row, (seed, start) in enumerate(zip(seeds.tolist(), firsts, strict=True)):
-            text, had = texts[row // n], before.get(row)
+        for row, (seed, start) in enumerate(zip(request.seeds.tolist(), request.row_starts, strict=True)):
+            text, had = texts[row // request.n], before.get(row)
             if had is not None and had.reason != "aborted":
                 continue
             limit = sampling.max_tokens if most is None else min(sampling.max_tokens, most - len(text))
@@ -232,20 +226,6 @@ class SGLangEngine(Mirrored):
         else:
             self.calls.begin(rows, sampling)
         return call
-
-    # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
-
-    def submit(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None = None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
-        """Begin a call whose rows leave one by one."""
-        return self._begin(prompts, n, seeds, sampling, starts, kept)
 
     def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
         """Return what rows have got, as far as the server has told of it and the weights are known."""

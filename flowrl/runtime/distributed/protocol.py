@@ -5,25 +5,22 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...batch import CallInfo, Column, Key
+from ...batch import CallInfo, Key
 from ...errors import LONGEST, FlowError, NotFinite, RunError, cut
 from ...graph.ops.op import Op
 from ...workers.base import Worker
 from ...workers.decode_slots import EngineSlots
 from ...workers.engine import Engine
-from ...workers.model_options import Build, Model, Sampling
+from ...workers.model_options import Build, Model
 from ...workers.model_worker import ModelWorker
-from ...workers.streaming import SampledRow
+from ...workers.streaming import SampledRow, SampleRequest
 from ...workers.tokens.tokenizer import Tokenizers
 from ...workers.user_code.failed_rewards import Failures
 from ..values.process_memory import ProcessMemory
 from ..values.remote_batch import Kind
 from .told_tokens import ToldTokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -104,14 +101,10 @@ class Offers:
 
 @dataclass(frozen=True)
 class Asked:
-    """A call for the engine of a policy: the arguments of ``generate``, and the number by which who asks knows it."""
+    """A call for the engine of a policy, and the number by which who asks knows it."""
 
     number: int
-    prompts: Column
-    n: int
-    seeds: Tensor
-    sampling: Sampling
-    starts: Tensor | None = None
+    request: SampleRequest
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ....errors import RunError
-from ....workers.streaming import SampledRow
+from ....workers.streaming import SampledRow, SampleRequest
 from ..protocol import Asked, Polled
 
 #: Seconds that who waits for rows is kept waiting, before it is told that there are none yet and asks again.
@@ -39,7 +39,7 @@ class RowStream(Protocol):
 
     steps: int
 
-    def submit_all(self, asked: Sequence[Any]) -> Sequence[Any]: ...
+    def submit_all(self, requests: Sequence[SampleRequest]) -> Sequence[Any]: ...
     def step(self) -> None: ...
     def has_news(self, calls: Iterable[Any]) -> bool: ...
     def take(self, calls: Iterable[Any]) -> list[SampledRow]: ...
@@ -120,7 +120,7 @@ class PolicyRows:
     def _join(self, caller: _Caller, asked: Sequence[Asked]) -> None:
         begun: Sequence[OpenCall] = ()
         try:
-            begun = self.stream.submit_all([(a.prompts, a.n, a.seeds, a.sampling, a.starts) for a in asked])
+            begun = self.stream.submit_all([each.request for each in asked])
         finally:
             with self._changed:
                 caller.calls |= {a.number: call for a, call in zip(asked, begun, strict=False)}

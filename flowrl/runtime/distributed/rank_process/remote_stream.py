@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING
 
 from ....errors import WrongAnswer
 from ....workers.decode_slots import EngineSlots
-from ....workers.model_options import Sampling
-from ....workers.streaming import SampledRow
+from ....workers.streaming import SampledRow, SampleRequest
 from ....workers.tokens.check_sampled import check_row
 from ..balance_rows import by_prefix
 from ..protocol import Asked, Failed, Offers, Polled, Serving
 from .policy_rows import PATIENCE
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ....batch import Column
     from .peers import Begun, Peers
 
@@ -88,11 +85,10 @@ class RemoteStream:
         self._found: list[SampledRow] = []
         self._numbers = 0
 
-    def submit(
-        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
-    ) -> RemoteCall:
+    def submit(self, request: SampleRequest) -> RemoteCall:
         """Begin a call of one row for each prompt. The ranks are told of it by the next :meth:`rows_of`."""
-        assert n == 1, "who asks a policy row by row has a prompt for each"
+        assert request.n == 1 and not request.kept, "who asks a policy row by row has a prompt for each"
+        prompts, seeds, starts = request.prompts, request.seeds, request.starts
         self._numbers += 1
         at: list[tuple[int, int]] = [(0, 0)] * len(prompts)
         sizes = [int(length) + 1 for length in prompts.lengths]
@@ -101,7 +97,8 @@ class RemoteStream:
                 continue
             engine = self._engines[place]
             some = None if starts is None else starts[rows]
-            engine.queued.append(Asked(self._numbers, prompts.take(rows), 1, seeds[rows], sampling, some))
+            part = replace(request, prompts=prompts.take(rows), seeds=seeds[rows], starts=some)
+            engine.queued.append(Asked(self._numbers, part))
             engine.seeds.update(seeds[rows].tolist())
             engine.load += sum(sizes[row] for row in rows)
             engine.open += len(rows)
