@@ -66,6 +66,17 @@ class Player(Worker):
         if self._grades_groups:
             self._grade_groups(game)
 
+    @classmethod
+    def asks_of_template(cls) -> bool:
+        """Whether :meth:`check_template` knows what it asks of a chat template; here it asks nothing."""
+        return False
+
+    def check_template(self, tokenizer: Any, warn: Callable[[str], None]) -> None:
+        """Look at a policy's chat template without being open. Raises ModelError where no turn can follow another with
+        it, and warns of what a run would warn of."""
+        self._warn = warn
+        self._expect_template(tokenizer)
+
     def _look_at_template(self, tokenizer: Any) -> None:
         """Look at a policy's chat template, once."""
         if tokenizer is not self._template_of:

@@ -217,6 +217,7 @@ class StreamedCalls:
             for i, ask in enumerate(group):
                 if ask.listener is not None:
                     self._heard[call.number, i] = _Heard(made, ask, ask.listener)
+        self._show_grown()  # an engine elsewhere learns who listens
 
     def answers(self) -> list[tuple[int, Answer]]:
         """Go on by a token; return the rows that have ended, in the order of sessions."""
@@ -232,22 +233,24 @@ class StreamedCalls:
         for row in ended:
             self._heard.pop((row.call, row.row), None)
         gone: dict[Any, list[int]] = {}
-        known: dict[Any, dict[int, int]] = {}
         for (_, row), heard in self._heard.items():
             if heard.listener.is_gone:
                 gone.setdefault(heard.of.call, []).append(row)
-            elif heard.listener.streams:
-                known.setdefault(heard.of.call, {})[row] = len(heard.shown)
         for call, rows in gone.items():
             for row in rows:
                 del self._heard[call.number, row]
-        if known and self._tokens_since is not None:
-            self._show(self._tokens_since(known))
+        self._show_grown()
         return list(self._stream.abort_rows(gone))
 
-    def _show(self, grown: Sequence[SampledRow]) -> None:
-        """Show tokens to those that listen to their rows."""
-        for row in grown:
+    def _show_grown(self) -> None:
+        """Show tokens to those that listen to their rows, as far as the engine tells them."""
+        known: dict[Any, dict[int, int]] = {}
+        for (_, row), heard in self._heard.items():
+            if heard.listener.streams:
+                known.setdefault(heard.of.call, {})[row] = len(heard.shown)
+        if not known or self._tokens_since is None:
+            return
+        for row in self._tokens_since(known):
             heard = self._heard.get((row.call, row.row))
             if heard is not None and heard.listener.streams:
                 heard.shown += row.ids

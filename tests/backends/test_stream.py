@@ -281,3 +281,22 @@ def test_any_order_of_calls_aborts_and_publishes_loses_nothing_and_says_what_mad
         whole = row.ids[-1:] == (0,) or len(row.ids) == sampling.max_tokens
         assert (row.reason == "stop") == (row.ids[-1:] == (0,)) and whole == (row.reason != "aborted")
     assert crossed and {row.reason for row in found} >= {"stop", "aborted"}
+
+
+def test_nobody_makes_a_step_while_a_stream_is_held():
+    engine, found = FakeEngine(stop=()), {}
+    call = submitted(engine, tokens=3)
+    engine.stream.hold()
+    engine.stream.hold()  # a publish that is made again
+    waiting = threading.Thread(target=lambda: found.update(rows=call.sampled()))
+    waiting.start()
+    while len(engine.stream._line) < 2:
+        waiting.join(0.001)
+    assert engine.steps == 0 and not found
+    engine.stream.let_go()
+    waiting.join(WAIT)
+    assert found["rows"].ids.lengths.tolist() == [3, 3]
+    engine.stream.let_go()
+    with engine.stream.held():
+        assert len(engine.stream._line) == 1
+    assert len(list(submitted(engine, tokens=2))) == 2

@@ -6,12 +6,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import DataError, WorkerError
+from ..opened_once import opened_once
 from ...workers.base import Opening
 from ...workers.episodes import GraderFailed
 from ..gateway import responses
@@ -77,7 +77,7 @@ class NeMoGymEnvironment(PackageRollouts):
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @opened_once
     def _paths(self) -> list[str]:
         """What the server can be asked. Raises WorkerError where none is there, or another one."""
         who = type(self).__name__

@@ -7,11 +7,11 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
+from ..opened_once import opened_once
 from ...workers.base import Opening
 from ..gateway.agents import Task
 from .packages import import_package
@@ -94,11 +94,11 @@ class TasksetEnvironment(VerifiersRollouts):
             self._wait_for(_leave(*served))
         super().close()
 
-    @cached_property
+    @opened_once
     def _made(self) -> Any:
         return self.make()
 
-    @cached_property
+    @opened_once
     def _tasks(self) -> list[Any]:
         view = self._made.taskset
         if not view.bounded and self.tasks is None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from functools import cached_property
 from typing import Any
 
 from ...workers.base import Opening
+from ..opened_once import opened_once
 from .event_loop import start_loop
 from .package_rollouts import PackageRollouts
 
@@ -29,7 +29,7 @@ class VerifiersRollouts(PackageRollouts):
             loop.call_soon_threadsafe(loop.stop)
         super().close()
 
-    @cached_property
+    @opened_once
     def _loop(self) -> asyncio.AbstractEventLoop:
         """The loop in which all rollouts run, as an environment may share clients and locks among them."""
         return start_loop("flowrl-verifiers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, WorkerError
@@ -17,6 +17,7 @@ from ...workers.tokens.row_support import RowSupport
 from ...workers.user_code.code_calls import CodeCall
 from ..chat import ids_behind
 from ..environment import Environment, Message, State
+from ..opened_once import opened_once
 from ..tool_calls import MARKS, read_tool_calls
 from .agents import Task, run_program, start_agent
 from .call_tree import Call, CallTree
@@ -98,7 +99,7 @@ class AgentEnvironment(Environment):
         if gateway is not None:
             gateway.close()
 
-    @cached_property
+    @opened_once
     def _gateway(self) -> Gateway:
         return Gateway()
 

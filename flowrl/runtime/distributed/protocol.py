@@ -114,7 +114,8 @@ class Polled:
     ``rows`` have ended, ``open`` are so many others, of the calls up to number ``latest``. ``first`` is how many steps
     the engine had made when the first of these calls came, ``steps`` how many now. ``version`` is that of the weights,
     at which no row can be ahead of them, and ``kept_cache`` whether rows have kept keys and values through a publish,
-    where publishes come in between.
+    where publishes come in between. ``grown`` are rows that somebody listens to, with the tokens alone that were not
+    known there.
     """
 
     rows: tuple[SampledRow, ...]
@@ -124,6 +125,7 @@ class Polled:
     steps: int
     version: int = 0
     kept_cache: bool = False
+    grown: tuple[SampledRow, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -60,16 +60,21 @@ class Policies:
             return Failed.of(error)
 
     def poll(
-        self, at: Serving, caller: str, asked: Sequence[Asked], seconds: float = PATIENCE
+        self,
+        at: Serving,
+        caller: str,
+        asked: Sequence[Asked],
+        seconds: float = PATIENCE,
+        heard: Mapping[int, Mapping[int, int]] | None = None,
     ) -> Polled | Failed:
-        """Have calls join the batch of a policy; return the rows that have ended."""
+        """Have calls join the batch of a policy; see :meth:`PolicyRows.poll`."""
         try:
             policy: Any = self.follow(at.name) if at.follows else self.serving(at.name)
             here = policy.version
             is_other = here < at.version if at.follows else here != at.version
             if self.specs[self._serving_key(at.name)].serving and is_other:
                 raise WrongAnswer(f"the weights here are version {here}, and the call is for version {at.version}.")
-            polled = self._rows_of(at.name).poll(caller, asked, seconds)
+            polled = self._rows_of(at.name).poll(caller, asked, seconds, heard)
             return replace(polled, version=policy.version, kept_cache=policy.stream.kept_cache) if at.follows else polled
         except Exception as error:
             return Failed.of(error)
