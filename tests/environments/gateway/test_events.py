@@ -97,10 +97,18 @@ BODIES = {
 }
 
 
+def on_a_rank(engine):
+    """The policy on another rank, with the same engine."""
+    rank = PolicyRank(engine)
+    rank.workers["actor", False] = fl.open(fl.Actor(model_of(), max_tokens=LENGTH), name="actor", engine=engine)
+    return handle(Near({0: rank}))
+
+
+@pytest.mark.parametrize("where", ["here", "on a rank"])
 @pytest.mark.parametrize("path", BODIES)
-def test_text_comes_while_the_engine_stands(path):
+def test_text_comes_while_the_engine_stands(path, where):
     """Half of the answer is not sampled before the agent has read the first of it."""
-    seen = {}
+    seen, made = {}, Stops()
 
     def agent(task, engine):
         peer = Peer(task, path, BODIES[path])
@@ -114,7 +122,7 @@ def test_text_comes_while_the_engine_stands(path):
         peer.close()
         return "".join(map(text_of, seen["events"]))
 
-    found = play(agent)
+    found = play(agent, made, policy=on_a_rank(made) if where == "on a rank" else None)
     assert seen["ended"] == 0 and set(found.outcome.to_list()) == {"finished"}
     [ids] = found.response_ids.to_list()
     said = tokenizer().decode(
@@ -215,7 +223,6 @@ def test_who_hangs_up_ends_the_sampling_and_may_ask_again(path, stream):
 
 
 def test_who_hangs_up_ends_the_sampling_on_another_rank_too():
-    """There a stream is sent when the answer is complete."""
     engine, said = Stops(after=2), []
 
     def agent(task, engine):
