@@ -13,9 +13,9 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
+from .analysis.chat_templates import template_findings
 from .errors import CheckError, ProgramError, UsageError, WorkerError, did_you_mean, shown
 from .evaluation_options import check_evaluation, check_stop, read_evaluations
-from .analysis.chat_templates import template_findings
 from .graph.check_program import Report, check, unused
 from .graph.compile_paths import compile_graph
 from .graph.ops.allowed import check_values, whole

@@ -79,7 +79,10 @@ def test_a_template_that_keeps_what_was_said_is_fine(environment):
 
 @pytest.mark.parametrize(
     ("template", "environment", "said"),
-    [(REWRITES, Chat, "writes an answer anew once messages follow it"), (REFUSES, WithTools, "refuses messages of tool")],
+    [
+        (REWRITES, Chat, "writes an answer anew once messages follow it"),
+        (REFUSES, WithTools, "refuses messages of tool"),
+    ],
 )
 def test_a_template_by_which_no_turn_goes_on_is_an_error_with_its_line(template, environment, said):
     report = flow_of(built(template), environment).check()

@@ -22,6 +22,7 @@ LOST = object()  # the answer of a rank that is gone
 #: What ranks answer in lanes of their own, while they are at other calls.
 BESIDE = ("poll", "abort_rows", "leave_policy")
 
+
 class Direct:
     """``kill`` is (method, count) or (method, count, rank): that call is not answered, as its rank has died.
 

@@ -74,7 +74,8 @@ class Keep(fl.Worker):
     """Shows the test the rows of each step."""
 
     @fl.op(
-        reads="tokens, response_mask, versions, rollout_logprobs, turn_ids, temperature, response_ids", adds="kept: f32[]"
+        reads="tokens, response_mask, versions, rollout_logprobs, turn_ids, temperature, response_ids",
+        adds="kept: f32[]",
     )
     def keep(self, batch):
         GATE[-1].kept[batch.keys[0][0] // PROMPTS] = batch
@@ -99,7 +100,12 @@ def make_flow() -> fl.Flow:
 
 
 def plan(engine: str = "hf", publish: str = "interrupt", staleness: int = 1, games: int = 1, model: int = 1) -> Plan:
-    pools = {"train": "cpu", "model": Pool("model", processes=model), "games": Pool("games", processes=games), "keep": "cpu"}
+    pools = {
+        "train": "cpu",
+        "model": Pool("model", processes=model),
+        "games": Pool("games", processes=games),
+        "keep": "cpu",
+    }
     place = {"actor": {"train": Place("train", backend=engine), "generate": Place("model", backend=engine)}}
     rest = {"game": Place("games"), "keep": Place("keep")}
     return Plan(pools, {**place, **rest}, pipeline=Pipeline(staleness=staleness, publish=publish))

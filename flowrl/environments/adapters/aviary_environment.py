@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError, near
-from ..opened_once import opened_once
 from ...workers.base import Opening
+from ..opened_once import opened_once
 from ..tool_calls import read_tool_calls
 from ..tools import fits
 from .event_loop import start_loop

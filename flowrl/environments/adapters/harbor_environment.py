@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import WorkerError
-from ..opened_once import opened_once
 from ...workers.base import Opening
 from ..environment import Environment, State
 from ..hooks import reward, stop
+from ..opened_once import opened_once
 from ..verify.commands import Files, Ran, run_command, text_of
 from ..verify.sandbox import Limits
 from .harbor_tasks import HarborTask, places_of, read_tasks

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import DataError, WorkerError
-from ..opened_once import opened_once
 from ...workers.base import Opening
 from ...workers.episodes import GraderFailed
 from ..gateway import responses
 from ..gateway.agents import Task
 from ..gateway.requests import Refused
+from ..opened_once import opened_once
 from .nemo_gym_server import ResourcesServer, offered
 from .package_rollouts import PackageRollouts
 

@@ -10,8 +10,8 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
-from ..opened_once import opened_once
 from ...workers.base import Opening
+from ..opened_once import opened_once
 from .event_loop import start_loop
 from .packages import import_package
 from .stepped_environment import SteppedEnvironment

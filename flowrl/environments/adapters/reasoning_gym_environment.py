@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import WorkerError, near
-from ..opened_once import opened_once
 from ..environment import Environment
 from ..hooks import reward
+from ..opened_once import opened_once
 from .packages import import_package
 
 

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
-from ..opened_once import opened_once
 from ...workers.base import Opening
 from ..gateway.agents import Task
+from ..opened_once import opened_once
 from .packages import import_package
 from .verifiers_rollouts import VerifiersRollouts, failure_named
 

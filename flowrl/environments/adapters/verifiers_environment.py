@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
-from ..opened_once import opened_once
 from ...workers.base import Opening
 from ..gateway.agents import Task
+from ..opened_once import opened_once
 from .verifiers_rollouts import VerifiersRollouts, failure_named
 
 if TYPE_CHECKING:

@@ -136,7 +136,9 @@ class Dispatcher:
         self._since: dict[int, float] = {}  # when what runs was begun
         self._quiet_since = perf_counter()  # the last event
         self.events = 0  # so far
-        self._beside: dict[tuple[int, int], int] = {}  # threads of calls that ask an engine row by row, by call and chunk
+        self._beside: dict[
+            tuple[int, int], int
+        ] = {}  # threads of calls that ask an engine row by row, by call and chunk
         self._free: dict[str, tuple[float, int]] = {}  # by thread: when its last call was through, and which it was
         self._releases = Releases(self._issued, servers)
 

@@ -75,7 +75,9 @@ class Policies:
             if self.specs[self._serving_key(at.name)].serving and is_other:
                 raise WrongAnswer(f"the weights here are version {here}, and the call is for version {at.version}.")
             polled = self._rows_of(at.name).poll(caller, asked, seconds, heard)
-            return replace(polled, version=policy.version, kept_cache=policy.stream.kept_cache) if at.follows else polled
+            return (
+                replace(polled, version=policy.version, kept_cache=policy.stream.kept_cache) if at.follows else polled
+            )
         except Exception as error:
             return Failed.of(error)
 
