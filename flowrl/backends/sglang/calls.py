@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from ...errors import EngineLost, FlowError, RunError
 from ...workers.headway import make_headway
-from ...workers.model_options import Sampling
 from ...workers.streaming import FailedCall, SampledRow
 from .answers import AskedRow, NotFiniteRow, WrongRow
 from .client import Client, Refused, Stream, told
@@ -45,11 +44,11 @@ class Calls:
         self._lock = threading.Lock()
         self._heard = time.monotonic()
 
-    def begin(self, rows: Sequence[AskedRow], sampling: Sampling) -> None:
+    def begin(self, rows: Sequence[AskedRow]) -> None:
         """Send the rows of one call."""
         if not rows:
             return
-        call, said, newest = rows[0].call, asdict(sampling), next(reversed(self.labels))
+        call, said, newest = rows[0].call, asdict(rows[0].sampling), next(reversed(self.labels))
         for row in rows:
             row.label = newest
         body = {
@@ -166,6 +165,16 @@ class Calls:
                 for row in left:
                     row.aborting = True
                     self._tell_abort(row)
+            found += self.take()
+        return found
+
+    def settle(self) -> list[SampledRow | FailedCall]:
+        """Return what still comes, until all that the server was asked for is answered: then it has no rows."""
+        found: list[SampledRow | FailedCall] = []
+        end = time.monotonic() + self.client.patience
+        while self._asked:
+            if time.monotonic() > end:
+                self.lost(TimeoutError(f"call {next(iter(self._asked))} was to end"))
             found += self.take()
         return found
 
