@@ -14,7 +14,8 @@ from ...workers.model_options import Build
 from ...workers.model_worker import SharedWeights
 from ...workers.weights.weight_boxes import Shard
 from . import adapters
-from .engine import HFEngine, open_net, prepared
+from .engine import HFEngine
+from .prepare_model import open_net, prepared
 from .load import pick_dtypes
 from .net import Net
 from .parameters import Parameters, required
