@@ -19,7 +19,7 @@ from sglang_scripted import Scripted, stand_in
 from vllm_tiny import CONFIGS, POSITIONS, PROMPTS, train
 
 from flowrl.backends import open_engine
-from flowrl.backends.sglang.engine import KEY
+from flowrl.backends.sglang.serving import KEY
 from flowrl.batch import Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
 from flowrl.workers.model_options import Build, Lora, Model, Sampling
@@ -536,16 +536,16 @@ def test_a_server_is_started_in_another_python_and_ended(tmp_path):
     ours.take_weights(theirs.plain_weights())
     made = ours.generate(prompts(), 1, seeds(4), Sampling(6)).ids.to_list()
     assert made == theirs.generate(prompts(), 1, seeds(4), Sampling(6)).ids.to_list()
-    said = ours._server["arguments"]
+    said = ours.server.info["arguments"]
     assert said["max-running-requests"] == "8" and said["context-length"] == "72" and "disable-radix-cache" in said
     assert said["host"] == "127.0.0.1" and len(said["api-key"]) == 32
-    line = Path(f"/proc/{ours.process.pid}/cmdline").read_text()
+    line = Path(f"/proc/{ours.server.process.pid}/cmdline").read_text()
     assert said["api-key"] not in line and said["api-key"] not in str(list(os.environ.values()))
-    os.kill(ours.process.pid, signal.SIGKILL)
+    os.kill(ours.server.process.pid, signal.SIGKILL)
     with pytest.raises(RunError, match="(?s)is gone.*ended with status -9.*serving"):
         ours.generate(prompts(), 1, seeds(4), Sampling(6))
     ours.close()
-    assert not os.path.exists(f"/proc/{ours.process.pid}")
+    assert not os.path.exists(f"/proc/{ours.server.process.pid}")
 
 
 def test_a_server_of_its_own_ends_for_a_sleep_and_another_one_goes_on(tmp_path):
@@ -553,7 +553,7 @@ def test_a_server_of_its_own_ends_for_a_sleep_and_another_one_goes_on(tmp_path):
     theirs = open_engine("hf", build())
     train(theirs, 1)
     ours.take_weights(theirs.plain_weights())
-    call, first = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(40, stop=()))), ours.process.pid
+    call, first = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(40, stop=()))), ours.server.process.pid
     until(ours, lambda rows: any(row.ids for row in ours.calls.rows.values()))
     ours.sleep()
     assert not os.path.exists(f"/proc/{first}"), "all of its memory is free"
@@ -561,9 +561,9 @@ def test_a_server_of_its_own_ends_for_a_sleep_and_another_one_goes_on(tmp_path):
     left = {number for _, number in ours.running()}
     found = {row.row: list(row.ids) for row in until(ours, lambda rows: not ours.running()) if row.call == call}
     wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(40, stop=())).ids.to_list()
-    assert found == {row: wanted[row] for row in left} and ours.process.pid != first
+    assert found == {row: wanted[row] for row in left} and ours.server.process.pid != first
     ours.close()
-    assert not os.path.exists(f"/proc/{ours.process.pid}")
+    assert not os.path.exists(f"/proc/{ours.server.process.pid}")
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +26,11 @@ from ..mirror import Mirrored, check_build, open_mirror
 from ..probe import TOLERANCE, expected, probe_rows
 from .answers import AskedRow
 from .calls import Calls
-from .client import Client
-from .process import ServerProcess, free_port, installed
+from .process import installed
 from .proof import check_probe, check_sums, sums
+from .serving import Serving
 from .versions import check_version
 from .weight_file import WeightFile
-
-START_SECONDS = 900.0
-#: The environment variable with the key of a server of ``url:``.
-KEY = "FLOWRL_SGLANG_KEY"
-#: What a server of ``url:`` has to be started with, by its name among the server's arguments.
-NEEDED = {
-    "enable_custom_logit_processor": "--enable-custom-logit-processor",
-    "disable_overlap_schedule": "--disable-overlap-schedule",
-    "skip_tokenizer_init": "--skip-tokenizer-init",
-}
 
 
 def open_engine(build: Build) -> SGLangEngine:
@@ -90,11 +78,19 @@ class SGLangEngine(Mirrored):
         self._probe = probe_rows(self._vocab, self.positions)
         self._folder = tempfile.TemporaryDirectory(prefix="flowrl-sglang-")
         self._write_folder(Path(self._folder.name))
-        self.process: ServerProcess | None = None
+        opened = {
+            "folder": self._folder.name,
+            "dtype": self._dtype,
+            "positions": self.positions,
+            "kv_tokens": self._kv_tokens(),
+            "rows": options["rows"],
+            "prefix_cache": options["prefix_cache"],
+        }
+        self.server = Serving(options, opened, type(mirror.net.model).__name__)
         try:
-            self.calls = Calls(self._start(), self._process_ended, self._vocab, ours=self.process is not None)
+            self.calls = Calls(self.server.start(), self.server.ended, self._vocab, ours=not self.server.url)
             self.calls.not_finite = lambda what: not_finite(what, self.mirror.parameters)
-            self._look()
+            self.server.look(self.calls.client)
         except BaseException:
             self.close()
             raise
@@ -106,67 +102,6 @@ class SGLangEngine(Mirrored):
         config.eos_token_id = sorted(self.mirror.eos_ids) or None  # those that end a row here
         config.save_pretrained(folder)
         (folder / "model.safetensors").symlink_to(self._file.path)
-
-    def _start(self) -> Client:
-        """Start a server, or find that of ``url:``; return what it is asked by."""
-        url, key, patience = self.options["url"], os.environ.get(KEY, ""), float(self.options["patience"])
-        if not url:
-            key, port = secrets.token_hex(16), free_port()
-            url = f"http://127.0.0.1:{port}"
-            self.process = ServerProcess(
-                self.options["python"] or sys.executable,
-                {
-                    "folder": self._folder.name,
-                    "host": "127.0.0.1",
-                    "port": port,
-                    "key": key,
-                    "dtype": self._dtype,
-                    "positions": self.positions,
-                    "kv_tokens": self._kv_tokens(),
-                    "rows": self.options["rows"],
-                    "prefix_cache": self.options["prefix_cache"],
-                },
-            )
-        return Client(url, key, patience)
-
-    def _look(self) -> None:
-        """Wait until the server is there, and see that it does what is needed."""
-        client = self.calls.client
-        if self.process is not None:
-            self._wait(client)
-        url = client.url
-        try:
-            self._server: Mapping[str, Any] = client.ask("/server_info")
-            model = client.ask("/model_info")
-        except (OSError, RunError) as error:
-            how = error.what if isinstance(error, RunError) else str(error)
-            fix = f"Start it, and put its key into {KEY}."
-            raise ModelError(f"The server of SGLang at {url} does not answer: {how}", fix=fix) from error
-        check_version(str(self._server.get("version")))
-        if lacking := [flag for name, flag in NEEDED.items() if not self._server.get(name)]:
-            fix = f"Start it with {' '.join(lacking)}."
-            raise ModelError(f"The server of SGLang at {url} runs without what flowrl needs.", fix=fix)
-        ours = [type(self.mirror.net.model).__name__]
-        if model.get("architectures") != ours:
-            what = f"The server of SGLang at {url} has a model of {model.get('architectures')}; here it is {ours}."
-            raise ModelError(what, fix="Start it with the model of the worker.")
-
-    def _wait(self, client: Client) -> None:
-        """Wait until the server that was started answers. Raises ModelError where it does not."""
-        assert self.process is not None, "a server of url: is there"
-        end = time.monotonic() + START_SECONDS
-        while True:
-            if how := self.process.ended(0.5):
-                raise ModelError(f"SGLang does not start. {how}", fix="See what it says above.")
-            with suppress(OSError, RunError):
-                client.ask("/model_info", seconds=5)
-                return
-            if time.monotonic() > end:
-                what = f"SGLang does not start in {START_SECONDS:g} s.{self.process.written()}"
-                raise ModelError(what, fix="See what it says above.")
-
-    def _process_ended(self, seconds: float) -> str | None:
-        return self.process.ended(seconds) if self.process is not None else None
 
     def _kv_bytes(self) -> int:
         """How many bytes the keys and values of a token take."""
@@ -183,8 +118,7 @@ class SGLangEngine(Mirrored):
         """End its server, where it has started one."""
         if hasattr(self, "calls"):
             self.calls.close()
-        if self.process is not None:
-            self.process.close()
+        self.server.close()
         self._folder.cleanup()
 
     # -- rows ---------------------------------------------------------------------------------------------------------
@@ -328,19 +262,19 @@ class SGLangEngine(Mirrored):
         """
         if self.offloaded is not None:
             return 0
-        if self.process is None and not self._gives_memory_back:
+        if self.server.url and not self.server.gives_memory_back:
             raise RunError(
-                f"The server of SGLang at {self.calls.client.url} keeps its memory, which somebody else needs.",
+                f"The server of SGLang at {self.server.url} keeps its memory, which somebody else needs.",
                 fix="Start it with --enable-memory-saver, or place it in a pool of its own.",
             )
         freed = 0
         if not self._emptied:
             self._rest()
             freed = self._file.size + self._kv_tokens() * self._kv_bytes()
-            if self._gives_memory_back:
+            if self.server.gives_memory_back:
                 self.calls.ask("/release_memory_occupation", {})
-            elif self.process is not None:
-                self.process.close()
+            else:
+                self.server.close()
             self._emptied = True
         offloaded = Offloaded(self.state_shards())
         offloaded.take(self._file.views.values(), self._file.empty)
@@ -357,11 +291,6 @@ class SGLangEngine(Mirrored):
         size = self.offloaded.bring_back()
         self.offloaded = None
         return size
-
-    @property
-    def _gives_memory_back(self) -> bool:
-        """Whether the server can."""
-        return bool(self._server.get("enable_memory_saver"))
 
     def _rest(self) -> None:
         """Take all rows out of the server. Those that have not ended go on later from the tokens that they have."""
@@ -404,11 +333,11 @@ class SGLangEngine(Mirrored):
         In a pause of the server it cannot compute: the probe then comes as it goes on, before any row is handed out.
         """
         if self._emptied:
-            if self._gives_memory_back:
+            if self.server.gives_memory_back:
                 self.calls.ask("/resume_memory_occupation", {})
             else:
-                self.calls.client = self._start()
-                self._look()
+                self.calls.client = self.server.start()
+                self.server.look(self.calls.client)
             self._emptied, self._sums = False, {}
         for row in self.calls.rows.values():
             if row.label and row.sure is None:
@@ -442,7 +371,7 @@ class SGLangEngine(Mirrored):
 
     def _check_sums(self, what: str) -> None:
         """Hold the sums of the server's weights against those here. On a GPU they are others, and are not looked at."""
-        if self._server.get("device") != "cpu":
+        if self.server.info.get("device") != "cpu":
             return
         (rank,) = self.calls.ask("/weights_checker", {"action": "checksum"})["ranks"]
         here = sums(self.mirror.plain_weights(), backend("sglang").layout.fused)
