@@ -178,6 +178,22 @@ class Calls:
             found += self.take()
         return found
 
+    def release_memory(self) -> None:
+        """Have a server that was asked for nothing more give its memory back.
+
+        It dies of that while it is still at its last row, so its cache is emptied first, which it only refuses then.
+        """
+        end = time.monotonic() + self.client.patience
+        while True:
+            try:
+                self.ask("/flush_cache", {})
+                break
+            except Refused:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(LOOK)
+        self.ask("/release_memory_occupation", {})
+
     def give_up(self, row: AskedRow, *, sent: bool) -> SampledRow:
         """Take a row out with the tokens that are known here; the server ends it when it goes on."""
         del self.rows[row.call, row.row]

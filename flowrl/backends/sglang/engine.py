@@ -272,7 +272,7 @@ class SGLangEngine(Mirrored):
             self._rest()
             freed = self._file.size + self._kv_tokens() * self._kv_bytes()
             if self.server.gives_memory_back:
-                self.calls.ask("/release_memory_occupation", {})
+                self.calls.release_memory()
             else:
                 self.server.close()
             self._emptied = True
