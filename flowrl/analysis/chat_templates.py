@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def template_findings(traced: Traced, handles: Sequence[HandleLike]) -> tuple[list[FlowError], list[Lint]]:
-    """Return errors of templates by which no turn can go on from another, and remarks on those that show earlier answers
-    in another way, each with the line of the environment, as a run has them.
+    """Return errors of templates by which no turn can go on from another, and remarks on those that show earlier
+    answers in another way, each with the line of the environment, as a run has them.
 
     Those of tokenizers that are not at hand are looked at when the flow opens.
     """
@@ -43,7 +43,7 @@ def template_findings(traced: Traced, handles: Sequence[HandleLike]) -> tuple[li
 
 
 def _rollouts(traced: Traced, named: Mapping[str, HandleLike]) -> Iterator[tuple[str, str, At]]:
-    """Yield each environment of messages that a program plays with a policy, as their names, and the line of the environment."""
+    """Yield each environment that a program plays with a policy, as their names, and its line."""
     told: set[tuple[str, str]] = set()
     for call in (call for trail in traced.trails for call in trail.calls):
         worker = named.get(call.worker or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..graph.compile_paths import ids_by_site
 from ..graph.may_see_older_weights import main_samplers, relaxed_calls, samples

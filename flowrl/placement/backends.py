@@ -277,7 +277,6 @@ _ROWS = (
         axes=("pp", "dp", "ep", "tp"),
         publishes=("drain",),
         logprobs=("raw", "processed"),
-        sleeps=False,
         layout=LayoutRules(64, longer="last", fused=_fused("experts")),
         options=(
             Option("python", "", "the Python that has SGLang; that of the rank unless it is said"),

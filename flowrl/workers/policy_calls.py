@@ -55,8 +55,8 @@ class Ask:
 class Answer:
     """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended.
 
-    ``support``, where it was asked for: which tokens could be drawn at each place. ``kept_cache``: some tokens come from
-    keys and values that were kept through a publish.
+    ``support``, where it was asked for: which tokens could be drawn at each place. ``kept_cache``: some tokens come
+    from keys and values that were kept through a publish.
     """
 
     ids: list[int]

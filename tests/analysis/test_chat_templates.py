@@ -16,7 +16,7 @@ CONFIG = {"model_type": "qwen2", "hidden_size": 32}
 TEMPLATES = Path(__file__).parents[1] / "environments"
 sys.path.append(str(TEMPLATES))
 
-from chat_templates import CHATML, FORGETS, REFUSES, REWRITES, chat_tokenizer
+from chat_templates import CHATML, FORGETS, REFUSES, REWRITES, chat_tokenizer  # noqa: E402
 
 
 class Chat(fl.environments.Environment):

@@ -25,7 +25,7 @@ from flowrl.batch import Column
 from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.model_options import Build, Model, Sampling
-from flowrl.workers.streaming import FailedCall, SampledRow, streams, tells_tokens, SampleRequest
+from flowrl.workers.streaming import FailedCall, SampledRow, SampleRequest, streams, tells_tokens
 from flowrl.workers.tokens import row_support
 
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20]]
@@ -152,7 +152,7 @@ class OfSGLang(OfNet):
             config = self.alone.net.model.config
             config.architectures = ["LlamaForCausalLM"]
             config.save_pretrained(folder)
-            OfSGLang.server = Scripted(folder, auto=False)
+            OfSGLang.server = Scripted(folder, auto=False, enable_memory_saver=True)
             build = Build(Model(config=T.CONFIGS["llama"]), device="cpu", options={"url": OfSGLang.server.url})
             OfSGLang.engine = engine = T.open_engine("sglang", build)
             engine.step, engine.generate = partial(self.step, engine.step), partial(self.whole, engine.generate)
@@ -181,6 +181,11 @@ class OfSGLang(OfNet):
             return generate(*said)
         finally:
             self.server.auto = False
+
+    def held(self):
+        """Bytes of the memory in which its weights are, and which its server reads."""
+        _, file, _, size = self.engine._file._memory.tell(self.engine._file._bytes)
+        return size if os.fstat(file).st_blocks else 0
 
     def spoil(self, token):
         with torch.no_grad():
@@ -526,9 +531,10 @@ def test_asleep_it_holds_no_memory_and_awake_rows_go_on(it):
     assert held > it.held() == 0 and freed >= held and it.engine.sleep() == 0
     waiting = it.engine.running()
     assert it.engine.step() == [] and it.engine.running() == waiting
-    for begin in (it.engine.submit, it.engine.generate):
-        with pytest.raises(RunError, match="is asleep"):
-            begin(prompts(), 1, seeds(4), Sampling(10))
+    with pytest.raises(RunError, match="is asleep"):
+        it.engine.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(10)))
+    with pytest.raises(RunError, match="is asleep"):
+        it.engine.generate(prompts(), 1, seeds(4), Sampling(10))
     assert held == it.engine.wake() == it.held() and it.engine.wake() == 0
     found += finish(it.engine)
     rows = sorted(found, key=lambda row: row.row)

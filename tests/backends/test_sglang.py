@@ -19,7 +19,7 @@ from sglang_scripted import Scripted, stand_in
 from vllm_tiny import CONFIGS, POSITIONS, PROMPTS, train
 
 from flowrl.backends import open_engine
-from flowrl.backends.sglang.engine import KEY
+from flowrl.backends.sglang.serving import KEY
 from flowrl.batch import Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
 from flowrl.workers.model_options import Build, Lora, Model, Sampling
@@ -374,19 +374,103 @@ def test_what_a_server_would_die_of_does_not_come_to_it(server, engines):
     assert ours.running() == []
 
 
-def test_memory_is_released_without_rows_and_weights_are_published_again(server, engines):
-    ours, theirs = engines
-    ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
-    with pytest.raises(RunError, match="while 4 rows run"):
-        ours.release_memory()
+@pytest.fixture
+def saving(folder):
+    """A server that gives its memory back, SGLang on it, and the reference engine with the same weights."""
+    scripted = Scripted(folder, enable_memory_saver=True)
+    theirs = open_engine("hf", build())
+    train(theirs, 1)
+    ours = open_engine("sglang", build(url=scripted.url, patience=60.0))
+    ours.take_weights(theirs.plain_weights())
+    yield scripted, ours, theirs
+    scripted.fault = ""
+    ours.close()
+    scripted.close()
+
+
+def paths_of(server):
+    return [path for path, _ in server.asked]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_asleep_a_server_has_no_rows_and_no_weights_and_awake_rows_go_on(saving, paused):
+    """Rows that run, and one that came in the pause: they are those of a run without sleep, of the version they had."""
+    server, ours, theirs = saving
+    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(48, stop=())).ids.to_list()
+    server.auto = False
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(48, stop=())))
+    rows_there(server, 4)
+    for _ in range(35):  # it tells of rows after 1 and 33 tokens
+        server.step()
+    until(ours, lambda rows: all(len(row.ids) == 33 for row in ours.calls.rows.values()))
+    if paused:
+        ours.pause()
+        late = ours.submit(SampleRequest(prompts([[20]]), 1, seeds(1), Sampling(3, stop=())))
     server.auto = True
-    until(ours, lambda rows: not ours.running())
-    publishes = ours.publishes
-    ours.release_memory()
-    ours.resume_memory()
-    paths = [path for path, _ in server.asked]
-    assert paths.index("release_memory_occupation") < paths.index("resume_memory_occupation")
-    assert ours.publishes == publishes + 1 and ours.digest() == theirs.digest()
+    ours.sleep()
+    paths = paths_of(server)
+    assert paths[-1] == "release_memory_occupation" and server.released and not server.requests
+    assert ours.step() == [] and len(ours.running()) == (5 if paused else 4)
+    if paused:
+        ours.resume()
+    assert ours.wake() > 0 and paths_of(server) == paths, "it comes back before the next token"
+    found = until(ours, lambda rows: not ours.running())
+    assert [list(r.ids) for r in sorted(found, key=lambda r: (r.call, r.row)) if r.call == call] == wanted
+    assert all(row.versions == ((0, len(row.ids)),) for row in found) and not server.released
+    if paused:
+        (row,) = [row for row in found if row.call == late]
+        assert list(row.ids) == theirs.generate(prompts([[20]]), 1, seeds(1), Sampling(3, stop=())).ids.to_list()[0]
+
+
+def test_a_publish_while_it_was_away_is_what_it_computes_with(saving):
+    server, ours, theirs = saving
+    ours.sleep()
+    with pytest.raises(RunError, match="is asleep"):
+        ours.weights_written()
+    train(theirs, 5)
+    ours.wake()
+    ours.take_weights(theirs.plain_weights())
+    made, publishes = ours.generate(prompts(), 2, seeds(8), Sampling(12)), ours.publishes
+    assert made.ids.equal(theirs.generate(prompts(), 2, seeds(8), Sampling(12)).ids) and ours.published.rows == 4
+    ours.sleep()
+    ours.wake()
+    assert ours.sleep() > 0 and ours.wake() > 0, "also where no server came back between"
+    assert paths_of(server).count("release_memory_occupation") == 2
+    assert ours.generate(prompts(), 2, seeds(8), Sampling(12)).ids.equal(made.ids) and ours.publishes == publishes + 1
+
+
+def test_rows_are_ended_and_kept_ones_told_while_it_sleeps(saving):
+    server, ours, theirs = saving
+    server.auto = False
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(9, stop=())))
+    rows_there(server, 4)
+    server.step()
+    until(ours, lambda rows: all(row.ids for row in ours.calls.rows.values()))
+    ours.sleep()
+    ended = ours.abort(call, [1, 3])
+    assert [(row.row, len(row.ids), row.reason) for row in ended] == [(1, 1, "aborted"), (3, 1, "aborted")]
+    ours.wake()
+    server.auto = True
+    found = until(ours, lambda rows: not ours.running())
+    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(9, stop=())).ids.to_list()
+    assert {row.row: list(row.ids) for row in found} == {0: wanted[0], 2: wanted[2]}
+
+
+def test_a_server_that_keeps_its_memory_is_told_of(engines):
+    ours, _ = engines
+    with pytest.raises(RunError, match=r"(?s)keeps its memory.*--enable-memory-saver"):
+        ours.sleep()
+    assert ours.offloaded is None
+
+
+@pytest.mark.parametrize("path", ["release_memory_occupation", "resume_memory_occupation"])
+def test_a_server_that_does_not_sleep_or_wake_is_an_error(saving, path):
+    server, ours, _ = saving
+    server.fault = f"400 {path}"
+    with pytest.raises(RunError, match=f"refuses /{path} with status 400"):
+        ours.sleep()
+        ours.wake()
+        ours.generate(prompts(), 1, seeds(4), Sampling(6))
 
 
 @pytest.mark.parametrize(
@@ -452,16 +536,34 @@ def test_a_server_is_started_in_another_python_and_ended(tmp_path):
     ours.take_weights(theirs.plain_weights())
     made = ours.generate(prompts(), 1, seeds(4), Sampling(6)).ids.to_list()
     assert made == theirs.generate(prompts(), 1, seeds(4), Sampling(6)).ids.to_list()
-    said = ours._server["arguments"]
+    said = ours.server.info["arguments"]
     assert said["max-running-requests"] == "8" and said["context-length"] == "72" and "disable-radix-cache" in said
     assert said["host"] == "127.0.0.1" and len(said["api-key"]) == 32
-    line = Path(f"/proc/{ours.process.pid}/cmdline").read_text()
+    line = Path(f"/proc/{ours.server.process.pid}/cmdline").read_text()
     assert said["api-key"] not in line and said["api-key"] not in str(list(os.environ.values()))
-    os.kill(ours.process.pid, signal.SIGKILL)
+    os.kill(ours.server.process.pid, signal.SIGKILL)
     with pytest.raises(RunError, match="(?s)is gone.*ended with status -9.*serving"):
         ours.generate(prompts(), 1, seeds(4), Sampling(6))
     ours.close()
-    assert not os.path.exists(f"/proc/{ours.process.pid}")
+    assert not os.path.exists(f"/proc/{ours.server.process.pid}")
+
+
+def test_a_server_of_its_own_ends_for_a_sleep_and_another_one_goes_on(tmp_path):
+    ours = open_engine("sglang", build(python=stand_in(tmp_path), patience=300.0))
+    theirs = open_engine("hf", build())
+    train(theirs, 1)
+    ours.take_weights(theirs.plain_weights())
+    call, first = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(40, stop=()))), ours.server.process.pid
+    until(ours, lambda rows: any(row.ids for row in ours.calls.rows.values()))
+    ours.sleep()
+    assert not os.path.exists(f"/proc/{first}"), "all of its memory is free"
+    assert ours.wake() > 0 and ours.sleep() > 0 and ours.wake() > 0
+    left = {number for _, number in ours.running()}
+    found = {row.row: list(row.ids) for row in until(ours, lambda rows: not ours.running()) if row.call == call}
+    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(40, stop=())).ids.to_list()
+    assert found == {row: wanted[row] for row in left} and ours.server.process.pid != first
+    ours.close()
+    assert not os.path.exists(f"/proc/{ours.server.process.pid}")
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path):

@@ -20,8 +20,8 @@ import flowrl
 from flowrl.backends import open_engine
 from flowrl.backends.probe import TOLERANCE
 from flowrl.backends.sglang.client import Client
-from flowrl.backends.sglang.engine import KEY, NEEDED
 from flowrl.backends.sglang.process import ENVIRONMENT, free_port
+from flowrl.backends.sglang.serving import KEY, NEEDED
 from flowrl.backends.stream import generate_streamed, stream_of
 from flowrl.batch import Batch, Column
 from flowrl.errors import NotFinite, RunError
@@ -253,12 +253,18 @@ def test_a_row_that_is_not_finite_is_named_and_other_calls_go_on(engines):
     assert made.ids.equal(wanted.ids)
 
 
-def test_memory_is_released_and_taken_back(engines):
-    ours, _ = engines
-    ours.release_memory()
-    ours.resume_memory()
-    made, wanted = (e.generate(prompts(), 1, seeds(4), Sampling(8)) for e in engines)
-    assert made.ids.equal(wanted.ids)
+def test_asleep_there_is_no_server_and_awake_rows_go_on(engines):
+    ours, theirs = engines
+    call, first = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(100, stop=()))), ours.server.process.pid
+    while not any(row.ids for row in ours.calls.rows.values()):
+        assert ours.step() == []
+    assert ours.sleep() > 0 and not os.path.exists(f"/proc/{first}")
+    ours.wake()
+    found = {}
+    while ours.running():
+        found |= {row.row: list(row.ids) for row in ours.step() if row.call == call}
+    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(100, stop=())).ids.to_list()
+    assert found == dict(enumerate(wanted)) and ours.server.process.pid != first
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
@@ -330,7 +336,7 @@ def test_a_server_that_is_killed_is_named():
         ours.weights_written()
         slow(ours)
         call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(100)))
-        os.killpg(ours.process.pid, 9)
+        os.killpg(ours.server.process.pid, 9)
         with pytest.raises(RunError, match=rf"is gone.*It had rows \(call.row\) {call}.0"):
             finish(ours)
     finally:

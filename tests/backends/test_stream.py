@@ -94,6 +94,27 @@ def test_calls_begin_together_or_not_at_all():
     assert engine.running() == []
 
 
+def test_tokens_of_rows_that_run_are_told_by_call():
+    engine = FakeEngine(vocab=8, stop=())
+    first, second = submitted(engine, n=2, tokens=3), submitted(engine, n=2, seed=50, tokens=9)
+    stream = engine.stream
+    assert stream.tokens_since({}) == [] == stream.tokens_since({first: {}})
+    stream.step()
+    stream.step()
+    told = {(row.call, row.row): row for row in stream.tokens_since({second: {1: 1}, first: {0: 2}})}
+    whole = {row.row: row for row in second}
+    assert set(told) == {
+        (first.number, 1),
+        (first.number, 2),
+        (first.number, 3),
+        *((second.number, i) for i in range(4)),
+    }
+    for row in range(4):
+        part = told[second.number, row]
+        assert part.ids == whole[row].ids[1 if row == 1 else 0 : 2] and len(part.rollout_logprobs) == len(part.ids)
+    assert stream.tokens_since({second: {}}) == [], "they have left"
+
+
 def test_rows_are_handed_out_once_whoever_makes_the_steps():
     """Threads that wait for the rows of some calls, while others end rows of these: none is lost, none is there twice."""
     engine = FakeEngine(stop=())

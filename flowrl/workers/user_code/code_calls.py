@@ -1,11 +1,11 @@
 """Calls of user code that sessions wait for: plain functions one after another in a thread, async ones in a loop.
 
 Whoever collects the answers waits for calls that are quick, so that what happens next depends on the answers and not on
-who was first. It looks at those under way every other millisecond, which is the tick of the scheduler. One that was there
-at a look, and waits for something at the next one, is slow: it is left to its thread, and the others go on in another
-one. So it holds them up for two ticks at most. A call that computes, or that the machine keeps from computing, is given
-fifty looks, so that how busy the machine is does not tell a quick one from a slow one; and so is an async one while
-anything in this process does, which may be what it waits for.
+who was first. It looks at those under way every other millisecond, which is the tick of the scheduler. One that was
+there at a look, and waits for something at the next one, is slow: it is left to its thread, and the others go on in
+another one. So it holds them up for two ticks at most. A call that computes, or that the machine keeps from computing,
+is given fifty looks, so that how busy the machine is does not tell a quick one from a slow one; and so is an async one
+while anything in this process does, which may be what it waits for.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class PolicyRows:
     ) -> Polled:
         """Have calls of somebody join the batch; return its rows that have ended, which may take ``seconds``.
 
-        ``heard``: by call and row how many tokens are known of rows that somebody listens to. Raises the error of a call
-        that cannot go on, and what the engine raised, which is of no more use.
+        ``heard``: by call and row how many tokens are known of rows that somebody listens to. Raises the error of a
+        call that cannot go on, and what the engine raised, which is of no more use.
         """
         with self._changed:
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))

@@ -313,8 +313,8 @@ class Rank(Weights, Policies):
     def move(self, route: str, source: tuple[str, bool], number: int | None, target: tuple[str, bool] | None) -> Any:
         """Do this rank's part of moves of weights; rows that the target samples stand still from here on.
 
-        Rows that environments have asked for go on where publishes come in between. Else their calls are over: a process
-        that has died had asked for them.
+        Rows that environments have asked for go on where publishes come in between. Else their calls are over: they
+        were asked for by a process that died.
         """
         if target is not None:
             stream = self.stream_of(target)

@@ -130,8 +130,8 @@ class RemoteStream:
         return found
 
     def tokens_since(self, known: Mapping[RemoteCall, Mapping[int, int]]) -> list[SampledRow]:
-        """Return what came of rows that run and have more tokens than are ``known`` of them, by call and row, with these
-        alone. The ranks are asked for more of all these rows from here on, and of no others.
+        """Return what came of rows that run and have more tokens than are ``known`` of them, by call and row, with
+        these alone. The ranks are asked for more of all these rows from here on, and of no others.
         """
         self._listens |= bool(known)
         self._heard = {(call.number, row): count for call, rows in known.items() for row, count in rows.items()}
