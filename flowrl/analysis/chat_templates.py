@@ -47,7 +47,7 @@ def _rollouts(traced: Traced, named: Mapping[str, HandleLike]) -> Iterator[tuple
     told: set[tuple[str, str]] = set()
     for call in (call for trail in traced.trails for call in trail.calls):
         worker = named.get(call.worker or "")
-        if worker is None or not (call.op.joins and is_looked_at(worker.cls)):
+        if worker is None or not (call.op.joins and _is_looked_at(worker.cls)):
             continue
         for policy in call.serves:
             if policy in named and (worker.name, policy) not in told:
@@ -55,13 +55,11 @@ def _rollouts(traced: Traced, named: Mapping[str, HandleLike]) -> Iterator[tuple
                 yield worker.name, policy, worker.at or call.at
 
 
-def is_looked_at(cls: type[Any]) -> bool:
-    """Whether it is known what a worker asks of a chat template, and it can be made without code of the user."""
+def _is_looked_at(cls: type[Any]) -> bool:
+    """Whether it is known what a worker asks of a chat template."""
     from ..workers.player import Player
 
-    made = cls.__init__
-    is_own = made is object.__init__ or str(getattr(made, "__module__", "")).startswith("flowrl.")
-    return is_own and issubclass(cls, Player) and cls.asks_of_template()
+    return issubclass(cls, Player) and cls.asks_of_template()
 
 
 def _environment(handle: HandleLike) -> Player:
@@ -72,7 +70,8 @@ def _environment(handle: HandleLike) -> Player:
 
 def _tokenizer_at_hand(handle: HandleLike, named: Mapping[str, HandleLike]) -> Any:
     """Return the tokenizer of a policy; None where it would have to be fetched, or cannot be made."""
-    model, of = handle.arguments.get("model"), handle.arguments.get("of")
+    model = handle.arguments.get("model")
+    of: Any = handle.arguments.get("of")
     if model is None and is_handle(of) and of.name in named:
         return _tokenizer_at_hand(named[of.name], named)
     trusted = isinstance(model, Model) and model.trust_remote_code

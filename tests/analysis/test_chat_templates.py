@@ -43,17 +43,25 @@ class WithTools(Chat):
 
 
 class Own(Chat):
-    """What its constructor does is the user's."""
+    """Its constructor says which tools it has."""
 
-    def __init__(self):
-        raise AssertionError("a check makes no worker whose constructor is the user's")
+    def __init__(self, *tools):
+        self.tools = tools
 
 
-def flow_of(tokenizer, environment=Chat, name=None, **policy):
+class Asked(WithTools):
+    """As of a package that has to be asked for its tools."""
+
+    @property
+    def schemas(self):
+        raise AssertionError("a check asks nobody for tools")
+
+
+def flow_of(tokenizer, environment=Chat, name=None, tools=()):
     flow = fl.Flow("templates")
     model = fl.Model(name, tokenizer=tokenizer) if name else fl.Model(config=CONFIG, tokenizer=tokenizer)
-    actor = flow.worker(fl.Actor, model, lr=1e-5, name="actor", **policy)
-    game = flow.worker(environment, name="game")
+    actor = flow.worker(fl.Actor, model, lr=1e-5, name="actor")
+    game = flow.worker(environment, *tools, name="game")
 
     @flow.program
     def train(steps: int = 1):
@@ -92,11 +100,16 @@ def test_a_template_by_which_no_turn_goes_on_is_an_error_with_its_line(template,
     assert at is not None and "game = flow.worker(" in Path(at.file).read_text().splitlines()[at.line - 1]
 
 
+def test_tools_that_a_constructor_is_given_are_known():
+    errors, _ = found(flow_of(built(REFUSES), Own, tools=(look_up,)).check())
+    assert len(errors) == 1 and "refuses messages of tool" in errors[0]
+
+
 def test_a_template_that_drops_thoughts_is_a_remark():
     report = flow_of(built(FORGETS)).check()
     errors, lints = found(report)
     assert errors == [] and len(lints) == 1
-    assert "breaks the prefix: once a message of user follows, turn 1 has" in lints[0]
+    assert lints[0].startswith("game: the chat template of") and "breaks the prefix: turn 1 has" in lints[0]
 
 
 def test_a_tokenizer_in_a_folder_is_read(tmp_path):
@@ -117,7 +130,7 @@ def test_user_code_that_fails_or_is_not_needed_is_left_to_the_run(tmp_path):
         raise OSError("no such disk")
 
     assert found(flow_of(fails).check()) == ([], [])
-    assert found(flow_of(built(REWRITES), Own).check()) == ([], [])
+    assert found(flow_of(built(REWRITES), Asked).check()) == ([], [])
     (tmp_path / "empty").mkdir()
     assert found(flow_of(str(tmp_path / "empty")).check()) == ([], [])
 

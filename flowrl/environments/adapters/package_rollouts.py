@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ...workers.sessions import CodeFailed, OutOfTime
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...workers.game import Game
 
 
-class PackageRollouts(AgentEnvironment, ABC):
+class PackageRollouts(AgentEnvironment, metaclass=ABCMeta):
     """Base of adapters whose ``agent`` plays an episode; ``state.result`` is what it leaves behind.
 
     An agent that a limit cuts off is answered with status 410, and gives what it has.

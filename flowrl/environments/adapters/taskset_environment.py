@@ -89,7 +89,7 @@ class TasksetEnvironment(VerifiersRollouts):
         self._served = self._wait_for(_enter(self._made))
 
     def close(self) -> None:
-        served = self.__dict__.pop("_served", None)
+        served = vars(self).pop("_served", None)
         if served is not None:
             self._wait_for(_leave(*served))
         super().close()

@@ -24,7 +24,7 @@ class VerifiersRollouts(PackageRollouts):
         _ = self._loop  # before several threads ask for it
 
     def close(self) -> None:
-        loop = self.__dict__.pop("_loop", None)
+        loop = vars(self).pop("_loop", None)
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
         super().close()

@@ -108,8 +108,7 @@ class LocalExecutor:
 
     def _stream(self, name: str) -> Any:
         """Return by what others ask the engine of a copy that generates row by row; None where they do not."""
-        server = self.servers.get(name)
-        return server.stream if isinstance(server, ModelWorker) and hasattr(server, "stream") else None
+        return getattr(self.servers.get(name), "stream", None)
 
     def _reserve(self, name: str, worker: Worker) -> None:
         """After its first update begin to take memory for a copy of a worker's state, which a checkpoint will need."""
